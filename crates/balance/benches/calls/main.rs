@@ -1,0 +1,143 @@
+//! Calls end to end: three backends in processes of their own, null unary calls over loopback, by tonic's balanced
+//! channel and by ours, while backends are killed, stopped, drained and replaced.
+//!
+//! `cargo bench -p tidegate-balance --features tonic --bench calls -- [--quick] [--json FILE] [--check]`
+
+mod client;
+mod server;
+#[path = "../figures/table.rs"]
+mod table;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use client::{Calls, Client, Peer};
+use server::Server;
+use table::{Bar, Figure, Options, median};
+
+const BACKENDS: usize = 3;
+
+/// What happens to the backends while calls are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Nothing,
+    Killed,
+    Stopped,
+    Drained,
+    Replaced,
+}
+
+const EVENTS: [(Event, &str); 5] = [
+    (Event::Nothing, "nothing happens"),
+    (Event::Killed, "one is killed"),
+    (Event::Stopped, "one is stopped (blackhole)"),
+    (Event::Drained, "one is drained"),
+    (Event::Replaced, "all are replaced"),
+];
+
+fn main() -> ExitCode {
+    if std::env::args().any(|arg| arg == "--serve") {
+        server::serve();
+        return ExitCode::SUCCESS;
+    }
+    let options = Options::read();
+    let (rounds, time) = if options.quick { (1, Duration::from_millis(600)) } else { (5, Duration::from_secs(2)) };
+    let mut figures = Vec::new();
+    for (event, case) in EVENTS {
+        let mut runs: Vec<(Peer, Calls, f64)> = Vec::new();
+        for _ in 0..rounds {
+            for peer in [Peer::Ours, Peer::OursOnce, Peer::Tonic] {
+                let (calls, seconds) = measure(peer, event, time);
+                runs.push((peer, calls, seconds));
+            }
+        }
+        for peer in [Peer::Ours, Peer::OursOnce, Peer::Tonic] {
+            let of_peer: Vec<_> = runs.iter().filter(|run| run.0 == peer).collect();
+            figures.extend(figures_of(peer, event, case, &of_peer));
+        }
+    }
+    options.finish(&figures)
+}
+
+fn figures_of(peer: Peer, event: Event, case: &str, runs: &[&(Peer, Calls, f64)]) -> Vec<Figure> {
+    let figure = |metric: &str, value, unit, bar| Figure {
+        subject: peer.name().to_owned(),
+        case: case.to_owned(),
+        metric: metric.to_owned(),
+        value,
+        unit,
+        bar,
+    };
+    let rates = runs.iter().map(|(_, calls, seconds)| calls.good_us.len() as f64 / seconds).collect();
+    let slowest = runs.iter().map(|(_, calls, _)| percentile(&calls.good_us, 0.99)).collect();
+    let failed: usize = runs.iter().flat_map(|(_, calls, _)| calls.failed.values()).sum();
+    for (told, times) in runs.iter().flat_map(|(_, calls, _)| &calls.failed) {
+        println!("{case}, {}: {times} calls were told {told}", peer.name());
+    }
+    // A stopped server says nothing: what was sent to it fails or waits, and no bar says otherwise.
+    let barred = peer == Peer::Ours && event != Event::Stopped;
+    vec![
+        figure("calls", median(rates), "/s", None),
+        figure("p99", median(slowest), "us", None),
+        figure("failed, all rounds", failed as f64, "calls", barred.then_some(Bar::AtMost(0.0))),
+    ]
+}
+
+fn percentile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN)
+}
+
+fn measure(peer: Peer, event: Event, time: Duration) -> (Calls, f64) {
+    let mut servers: Vec<Server> = (0..BACKENDS).map(|_| Server::start()).collect();
+    let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.address).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime is built").block_on(async {
+        let client = Client::new(peer, &addresses).await;
+        // The same calls, not counted: all connections are there.
+        run(&client, Event::Nothing, &mut Vec::new(), time / 4).await;
+        run(&client, event, &mut servers, time).await
+    })
+}
+
+async fn run(client: &Client, event: Event, servers: &mut Vec<Server>, time: Duration) -> (Calls, f64) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let start = std::time::Instant::now();
+    let tasks = client.load(&stop);
+    tokio::time::sleep(time / 4).await;
+    happen(client, event, servers, time).await;
+    tokio::time::sleep(time.saturating_sub(start.elapsed())).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut all = Calls::default();
+    for calls in tasks.join_all().await {
+        all.good_us.extend(calls.good_us);
+        for (told, times) in calls.failed {
+            *all.failed.entry(told).or_default() += times;
+        }
+    }
+    (all, start.elapsed().as_secs_f64())
+}
+
+async fn happen(client: &Client, event: Event, servers: &mut Vec<Server>, time: Duration) {
+    match event {
+        Event::Nothing => (),
+        Event::Killed => servers[0].kill(),
+        Event::Stopped => servers[0].pause(),
+        Event::Drained => servers[0].drain(),
+        Event::Replaced => {
+            for place in 0..BACKENDS {
+                let new = Server::start();
+                client.change(&[servers[place].address], &[new.address]).await;
+                // As an orchestrator does: first out of the name service, a moment later told to end.
+                tokio::time::sleep(time / 10).await;
+                let mut old = std::mem::replace(&mut servers[place], new);
+                old.drain();
+                servers.push(old);
+            }
+        }
+    }
+}

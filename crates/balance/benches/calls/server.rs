@@ -1,0 +1,127 @@
+//! A gRPC server in a process of its own, so that it can be killed and stopped.
+
+use std::convert::Infallible;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// A server that was started.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let program = std::env::current_exe().expect("this program has a path");
+        let mut child = Command::new(program)
+            .arg("--serve")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program runs again");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it prints its address");
+        let stdin = child.stdin.take();
+        Self { address: line.trim().parse().expect("an address"), child, stdin }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// It says GOAWAY, finishes its calls, and ends.
+    pub(crate) fn drain(&mut self) {
+        if let Some(mut stdin) = self.stdin.take() {
+            let _ = stdin.write_all(b"drain\n");
+        }
+    }
+
+    /// It exists, and does nothing any more: SIGSTOP.
+    pub(crate) fn pause(&self) {
+        let _ = Command::new("kill").args(["-STOP", &self.child.id().to_string()]).status();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server's process: serves until its standard input ends or says to drain.
+pub(crate) fn serve() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime is built");
+    let (drain, drained) = watch::channel(false);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        drain.send_replace(true);
+    });
+    runtime.block_on(accept(drained));
+}
+
+async fn accept(mut drained: watch::Receiver<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    println!("{}", listener.local_addr().expect("it is bound"));
+    let mut serving = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            _ = async { drained.wait_for(|drained| *drained).await.is_ok() } => break,
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else { continue };
+                let _ = stream.set_nodelay(true);
+                let mut drained = drained.clone();
+                serving.spawn(async move {
+                    let builder = http2::Builder::new(TokioExecutor::new());
+                    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service_fn(answer)));
+                    tokio::select! {
+                        _ = connection.as_mut() => (),
+                        _ = async { drained.wait_for(|drained| *drained).await.is_ok() } => {
+                            connection.as_mut().graceful_shutdown();
+                            let _ = connection.await;
+                        }
+                    }
+                });
+            }
+        }
+    }
+    drop(listener);
+    while serving.join_next().await.is_some() {}
+}
+
+async fn answer(request: http::Request<Incoming>) -> Result<http::Response<Reply>, Infallible> {
+    // Read to its end: a server that drops requests unread resets their streams, and soon says GOAWAY to its client.
+    let _ = request.into_body().collect().await;
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let empty = Frame::data(Bytes::from_static(&[0; 5]));
+    let mut response = http::Response::new(Reply(vec![Frame::trailers(trailers), empty]));
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
+    Ok(response)
+}
+
+/// An empty message and the trailers of success.
+pub(crate) struct Reply(Vec<Frame<Bytes>>);
+
+impl http_body::Body for Reply {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop().map(Ok))
+    }
+}

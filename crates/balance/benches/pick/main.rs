@@ -1,0 +1,123 @@
+//! What a pick costs, beside other ways to choose.
+//!
+//! `cargo bench -p tidegate-balance --bench pick -- [--quick] [--json FILE] [--check]`. Figures are nanoseconds that a
+//! thread spends on a pick: medians over batches of 2,048 picks, and over rounds that interleave the subjects. With two
+//! threads only those batches count in which both ran; if there are too few, the figure is named as missing, and its bar
+//! is not held.
+
+mod beam;
+mod subjects;
+#[path = "../figures/table.rs"]
+mod table;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use subjects::{ARC_SWAP, BY_THREAD, Cell, PICK_WITH, SUBJECTS, on_tasks};
+use table::{Bar, Figure, Options, median};
+
+const BACKENDS: [usize; 5] = [1, 3, 10, 100, 1000];
+const OURS: &str = "tidegate-balance";
+
+/// Nanoseconds by subject, backends and threads, round by round.
+type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<f64>>;
+
+fn main() -> ExitCode {
+    let options = Options::read();
+    let (rounds, millis) = if options.quick { (3, 20) } else { (7, 100) };
+    let time = Duration::from_millis(millis);
+    let mut runs = Runs::new();
+    for _ in 0..rounds {
+        for backends in BACKENDS {
+            for threads in [1, 2] {
+                measure(&mut runs, Cell { backends, threads, time, updated: false });
+            }
+        }
+        measure(&mut runs, Cell { backends: 10, threads: 1, time, updated: true });
+    }
+    let mut figures = plain(&runs);
+    figures.extend(ratios(&runs));
+    figures.extend(tasks(time * 5));
+    figures.extend(beam_figures(&runs));
+    options.finish(&figures)
+}
+
+fn measure(runs: &mut Runs, cell: Cell) {
+    for subject in &SUBJECTS {
+        let ns = (subject.measure)(cell);
+        runs.entry((subject.name, cell.backends, cell.threads, cell.updated)).or_default().push(ns);
+    }
+}
+
+fn figure(subject: &str, case: String, metric: &str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
+    Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
+}
+
+fn plain(runs: &Runs) -> Vec<Figure> {
+    let of = |(&(name, backends, threads, updated), ns): (&(&'static str, usize, usize, bool), &Vec<f64>)| {
+        let suffix = if updated { ", replaced every 1 ms" } else { "" };
+        let case = format!("{backends} backends, {threads} thr{suffix}");
+        let bar = (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated).then_some(Bar::AtMost(8.0));
+        figure(name, case, "pick", median(ns.clone()), "ns", bar)
+    };
+    let mut figures: Vec<_> = runs.iter().map(of).collect();
+    figures.sort_by_key(|figure| figure.case.len());
+    figures.sort_by(|one, other| one.case.cmp(&other.case));
+    figures
+}
+
+/// Of the medians over the rounds: a round in which the threads did not meet has no figure for one of the two.
+fn ratio(runs: &Runs, top: (&'static str, usize, usize), bottom: (&'static str, usize, usize)) -> f64 {
+    let of = |(name, backends, threads)| median(runs[&(name, backends, threads, false)].clone());
+    of(top) / of(bottom)
+}
+
+fn ratios(runs: &Runs) -> Vec<Figure> {
+    let flat = ratio(runs, (PICK_WITH, 1000, 1), (PICK_WITH, 3, 1));
+    let mut figures =
+        vec![figure(OURS, "1000 / 3 backends".to_owned(), "pick_with", flat, "x", Some(Bar::AtMost(1.2)))];
+    for backends in BACKENDS {
+        let case = format!("{backends} backends");
+        let scale = 2.0 * ratio(runs, (PICK_WITH, backends, 1), (PICK_WITH, backends, 2));
+        figures.push(figure(OURS, case.clone(), "2 threads / 1", scale, "x", Some(Bar::AtLeast(1.9))));
+        let faster = ratio(runs, (ARC_SWAP, backends, 2), (PICK_WITH, backends, 2));
+        figures.push(figure(OURS, case, "faster than ArcSwap, 2 thr", faster, "x", Some(Bar::AtLeast(3.0))));
+    }
+    figures
+}
+
+fn tasks(time: Duration) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for backends in [3, 100] {
+        let cell = Cell { backends, threads: 2, time, updated: false };
+        let case = format!("{backends} backends, 32 tasks");
+        for (name, tower) in [("pick (lease)", false), ("tower p2c behind Buffer", true)] {
+            figures.push(figure(name, case.clone(), "in all", on_tasks(cell, tower) / 1e6, "M picks/s", None));
+        }
+    }
+    figures
+}
+
+fn beam_figures(runs: &Runs) -> Vec<Figure> {
+    let Some(measured) = beam::run(&[3, 10, 100]) else {
+        println!("missing: erlang is not installed, so the BEAM's pick was not measured");
+        return Vec::new();
+    };
+    let mut figures = Vec::new();
+    for run in &measured {
+        let case = format!("{} backends, {} proc", run.backends, run.processes);
+        figures.push(figure("BEAM ets + atomics", case, "pick", run.ns, "ns", None));
+    }
+    for (backends, least) in [(3, 30.0), (10, 30.0), (100, 300.0)] {
+        // Both are medians of a process, or thread, that is not interrupted. The BEAM's are taken as if two processes did
+        // not slow each other down, which is to its favour.
+        let theirs =
+            measured.iter().filter(|run| run.backends == backends).map(|run| run.ns).fold(f64::INFINITY, f64::min);
+        let ours = median(runs[&(PICK_WITH, backends, 2, false)].clone());
+        let bar = (backends != 10).then_some(Bar::AtLeast(least));
+        let case = format!("{backends} backends");
+        figures.push(figure(OURS, case, "faster than the BEAM, in all", theirs / ours, "x", bar));
+    }
+    figures
+}

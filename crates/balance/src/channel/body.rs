@@ -1,0 +1,74 @@
+//! The answer while it is read: its backend counts it as in flight until its end.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tonic::{Code, Status};
+
+use super::node::Node;
+use super::retry::{health, status_of};
+use crate::lease::{Lease, Outcome};
+
+/// An answer's body.
+pub(super) struct Answer {
+    incoming: Incoming,
+    lease: Option<Lease<Node>>,
+    /// When the answer began: latency does not count how long a stream is.
+    began: Instant,
+}
+
+impl Answer {
+    pub(super) fn new(incoming: Incoming, lease: Lease<Node>, began: Instant) -> Self {
+        Self { incoming, lease: Some(lease), began }
+    }
+
+    /// A body that ends without trailers is no success: their absence is an error to the client.
+    fn end(&mut self, outcome: Outcome) {
+        if let Some(lease) = self.lease.take() {
+            lease.finish(Some(self.began), outcome);
+        }
+    }
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = std::task::ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        let end = match &polled {
+            Some(Ok(frame)) => {
+                frame.trailers_ref().map(|trailers| status_of(trailers).map_or(Outcome::Neutral, health))
+            }
+            Some(Err(_)) => Some(Outcome::Failure),
+            None => Some(Outcome::Neutral),
+        };
+        if let Some(outcome) = end {
+            self.end(outcome);
+        }
+        Poll::Ready(polled.map(|frame| frame.map_err(|error| lost(&error))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+/// What the client of a broken answer is told.
+pub(super) fn lost(error: &hyper::Error) -> Status {
+    let mut text = format!("the connection was lost: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    Status::new(Code::Unavailable, text)
+}

@@ -1,0 +1,124 @@
+//! A backend's connections.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::connect::Sender;
+use super::line::Stop;
+use crate::address::Address;
+
+/// What a [`Channel`](super::Channel) keeps of a backend.
+pub struct Node {
+    address: Address,
+    connections: Mutex<Connections>,
+    turn: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Connections {
+    /// Those that take calls.
+    open: Vec<(u64, Sender)>,
+    /// Those that exist, some only to finish what they began.
+    stops: Vec<Weak<Stop>>,
+    next: u64,
+    /// The backend was given up: no connection may be added.
+    ended: bool,
+}
+
+impl Node {
+    pub(super) fn new(address: Address) -> Self {
+        Self { address, connections: Mutex::default(), turn: AtomicUsize::new(0) }
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// How many connections take calls.
+    pub fn connections(&self) -> usize {
+        self.lock().open.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection, each in turn. If the last one ended a moment ago, `lost` is called before another thread can change
+    /// anything: who runs the connection may learn of its end later than a caller, and until then the backend would be
+    /// chosen again and again.
+    pub(super) fn sender(&self, lost: impl FnOnce()) -> Option<Sender> {
+        let connections = self.lock();
+        let open = &connections.open;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(open.len()).unwrap_or(0);
+        let mut round = open[turn..].iter().chain(&open[..turn]);
+        let found = round.find(|(_, sender)| !sender.is_closed()).map(|(_, sender)| sender.clone());
+        if found.is_none() {
+            lost();
+        }
+        found
+    }
+
+    /// A stop for a connection that is about to be opened.
+    pub(super) fn stop(&self) -> Arc<Stop> {
+        let stop = Arc::new(Stop::default());
+        let mut connections = self.lock();
+        connections.stops.retain(|stop| stop.strong_count() > 0);
+        connections.stops.push(Arc::downgrade(&stop));
+        if connections.ended {
+            stop.cut();
+        }
+        stop
+    }
+
+    /// Adds a connection, and calls `told` before another thread can change anything.
+    pub(super) fn add(&self, sender: Sender, told: impl FnOnce()) -> Option<u64> {
+        let mut connections = self.lock();
+        if connections.ended {
+            return None;
+        }
+        let number = connections.next;
+        connections.next += 1;
+        connections.open.push((number, sender));
+        told();
+        Some(number)
+    }
+
+    /// Removes a connection if there was one, and calls `told` with whether any is left, before another thread can
+    /// change anything.
+    pub(super) fn remove<R>(&self, number: Option<u64>, told: impl FnOnce(bool) -> R) -> R {
+        let mut connections = self.lock();
+        connections.open.retain(|(known, _)| Some(*known) != number);
+        told(!connections.open.is_empty())
+    }
+
+    /// Cuts all connections, those included that only finish what they began.
+    pub(super) fn end(&self) {
+        let mut connections = self.lock();
+        connections.ended = true;
+        connections.open.clear();
+        let stops: Vec<Weak<Stop>> = connections.stops.drain(..).collect();
+        drop(connections);
+        stops.iter().filter_map(Weak::upgrade).for_each(|stop| stop.cut());
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t45_who_finds_no_connection_tells_before_anybody_chooses_again() {
+        let node = Node::new(Address::Unix("/nowhere".into()));
+        let mut told = 0;
+        assert!(node.sender(|| told += 1).is_none());
+        assert_eq!(told, 1);
+    }
+}

@@ -1,0 +1,198 @@
+//! `loadBalancingConfig`: the first policy whose name is known, and nothing else.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::duration::Proto;
+use super::{ServiceConfig, ServiceConfigError};
+use crate::outlier::{FailureShare, Outlier, SuccessRate};
+use crate::policy::{LeastRequest, PeakEwma, PickFirst, RingHash, RoundRobin, WeightedRoundRobin};
+
+type Candidates = Vec<Map<String, Value>>;
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawPickFirst {
+    shuffle_address_list: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawLeastRequest {
+    choice_count: Option<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawRing {
+    min_ring_size: Option<u64>,
+    max_ring_size: Option<u64>,
+    request_hash_header: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawOutlier {
+    interval: Option<Proto>,
+    base_ejection_time: Option<Proto>,
+    max_ejection_time: Option<Proto>,
+    max_ejection_percent: Option<u32>,
+    success_rate_ejection: Option<RawSuccessRate>,
+    failure_percentage_ejection: Option<RawFailures>,
+    child_policy: Option<Candidates>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawSuccessRate {
+    stdev_factor: Option<u32>,
+    enforcement_percentage: Option<u32>,
+    minimum_hosts: Option<usize>,
+    request_volume: Option<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawFailures {
+    threshold: Option<u32>,
+    enforcement_percentage: Option<u32>,
+    minimum_hosts: Option<usize>,
+    request_volume: Option<u32>,
+}
+
+/// Ring sizes beyond this are cut to it, as grpc-go does.
+const RING_MAX: u64 = 8 * 1024 * 1024;
+
+/// Reads the policy; the old single name counts only without a list.
+pub(super) fn choose(
+    config: &mut ServiceConfig,
+    list: Option<Candidates>,
+    name: Option<&str>,
+) -> Result<(), ServiceConfigError> {
+    match (list, name) {
+        (Some(list), _) => from_list(config, &list),
+        (None, Some(name)) => {
+            // An unknown old name is passed over; it was lower case or upper case.
+            let body = Value::Object(Map::new());
+            read(config, &name.to_ascii_lowercase(), &body).map(drop)
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+fn from_list(config: &mut ServiceConfig, list: &Candidates) -> Result<(), ServiceConfigError> {
+    for candidate in list {
+        let mut entries = candidate.iter();
+        let (Some((name, body)), None) = (entries.next(), entries.next()) else {
+            return Err(ServiceConfigError::new("each entry of loadBalancingConfig must have one name"));
+        };
+        if read(config, name, body)? {
+            return Ok(());
+        }
+    }
+    if list.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = list.iter().flat_map(Map::keys).map(String::as_str).collect();
+    Err(ServiceConfigError::new(format!("no policy of {names:?} is known; add round_robin as the last")))
+}
+
+/// False: the name is not known.
+fn read(config: &mut ServiceConfig, name: &str, body: &Value) -> Result<bool, ServiceConfigError> {
+    match name {
+        "pick_first" => {
+            let raw: RawPickFirst = body_of(name, body)?;
+            config.policy = Some(Arc::new(PickFirst { shuffle: raw.shuffle_address_list }));
+        }
+        "round_robin" => config.policy = Some(Arc::new(RoundRobin)),
+        // The reports of load that grpc-go's takes weights from are not read; weights are those of the resolver.
+        "weighted_round_robin" => config.policy = Some(Arc::new(WeightedRoundRobin)),
+        "least_request_experimental" => config.policy = Some(Arc::new(least_request(name, body)?)),
+        "peak_ewma_experimental" => config.policy = Some(Arc::new(PeakEwma)),
+        "ring_hash_experimental" => ring_hash(config, name, body)?,
+        "outlier_detection_experimental" => outlier(config, name, body)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn body_of<B: DeserializeOwned>(name: &str, body: &Value) -> Result<B, ServiceConfigError> {
+    serde_json::from_value(body.clone()).map_err(|error| ServiceConfigError::new(format!("{name}: {error}")))
+}
+
+fn least_request(name: &str, body: &Value) -> Result<LeastRequest, ServiceConfigError> {
+    let raw: RawLeastRequest = body_of(name, body)?;
+    match raw.choice_count.unwrap_or(2) {
+        0 | 1 => Err(ServiceConfigError::new(format!("{name}: choiceCount must be 2 or more"))),
+        count => Ok(LeastRequest::new(count.min(10) as usize)),
+    }
+}
+
+fn ring_hash(config: &mut ServiceConfig, name: &str, body: &Value) -> Result<(), ServiceConfigError> {
+    let raw: RawRing = body_of(name, body)?;
+    let (min, max) = (raw.min_ring_size.unwrap_or(1024), raw.max_ring_size.unwrap_or(4096).min(RING_MAX));
+    if min == 0 || max == 0 || min > max {
+        return Err(ServiceConfigError::new(format!("{name}: minRingSize must be from 1 to maxRingSize")));
+    }
+    // The least size has no effect: an endpoint's points do not depend on how many endpoints there are.
+    config.policy = Some(Arc::new(RingHash::new(max as usize)));
+    config.hash_header =
+        raw.request_hash_header.filter(|header| !header.is_empty()).map(|header| header.to_lowercase());
+    Ok(())
+}
+
+fn outlier(config: &mut ServiceConfig, name: &str, body: &Value) -> Result<(), ServiceConfigError> {
+    let raw: RawOutlier = body_of(name, body)?;
+    let default = Outlier::default();
+    let rules = Outlier {
+        interval: raw.interval.map_or(default.interval, |time| time.0),
+        base: raw.base_ejection_time.map_or(default.base, |time| time.0),
+        most: raw.max_ejection_time.map_or(default.most, |time| time.0),
+        percent_max: raw.max_ejection_percent.unwrap_or(default.percent_max),
+        success_rate: raw.success_rate_ejection.as_ref().map(RawSuccessRate::rule),
+        failure_share: raw.failure_percentage_ejection.as_ref().map(RawFailures::rule),
+        consecutive: 0,
+    };
+    let percents = [
+        Some(rules.percent_max),
+        rules.success_rate.map(|rule| rule.enforced),
+        rules.failure_share.map(|rule| rule.enforced),
+        rules.failure_share.map(|rule| rule.percent),
+    ];
+    if percents.into_iter().flatten().any(|percent| percent > 100) {
+        return Err(ServiceConfigError::new(format!("{name}: a percentage is more than 100")));
+    }
+    let Some(child) = raw.child_policy else {
+        return Err(ServiceConfigError::new(format!("{name}: childPolicy is missing")));
+    };
+    from_list(config, &child)?;
+    config.outlier = Some(rules);
+    Ok(())
+}
+
+impl RawSuccessRate {
+    fn rule(&self) -> SuccessRate {
+        let default = SuccessRate::default();
+        SuccessRate {
+            stdev_factor: self.stdev_factor.unwrap_or(default.stdev_factor),
+            enforced: self.enforcement_percentage.unwrap_or(default.enforced),
+            hosts_min: self.minimum_hosts.unwrap_or(default.hosts_min),
+            volume_min: self.request_volume.unwrap_or(default.volume_min),
+        }
+    }
+}
+
+impl RawFailures {
+    fn rule(&self) -> FailureShare {
+        let default = FailureShare::default();
+        FailureShare {
+            percent: self.threshold.unwrap_or(default.percent),
+            enforced: self.enforcement_percentage.unwrap_or(default.enforced),
+            hosts_min: self.minimum_hosts.unwrap_or(default.hosts_min),
+            volume_min: self.request_volume.unwrap_or(default.volume_min),
+        }
+    }
+}

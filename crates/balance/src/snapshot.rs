@@ -1,0 +1,78 @@
+//! Who can be chosen, and how: what a pick looks at. Immutable, replaced whole.
+
+use std::sync::Arc;
+
+use crate::endpoint::{Cause, Endpoint};
+use crate::error::PickError;
+use crate::load::Load;
+use crate::pick::Pick;
+use crate::policy::{Local, Source, Table, View};
+
+pub(crate) struct Snapshot<T> {
+    /// In the order of their ids. Kept endpoints keep their order, new ones follow.
+    pub(crate) ready: Box<[Arc<Endpoint<T>>]>,
+    pub(crate) table: Arc<dyn Table>,
+    /// How many are known, ready or not.
+    pub(crate) known: usize,
+    /// What happened last to one that is not ready.
+    pub(crate) cause: Option<Cause>,
+    pub(crate) closed: bool,
+}
+
+impl<T> Snapshot<T> {
+    /// Chooses. Whom the call tried already is chosen only if there is no other.
+    #[inline]
+    pub(crate) fn choose(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
+        match self.ask(pick, local) {
+            Some(endpoint) => Ok(endpoint),
+            None => self.choose_again(pick, local),
+        }
+    }
+
+    #[inline]
+    fn ask(&self, pick: &Pick<'_, T>, local: &mut Local) -> Option<&Arc<Endpoint<T>>> {
+        let source = Asked { snapshot: self, pick };
+        let restricted = pick.is_restricted();
+        let view = View { len: self.ready.len(), restricted, hash: pick.hash, now: pick.now, source: &source };
+        self.ready.get(self.table.pick(&view, local)?)
+    }
+
+    #[cold]
+    fn choose_again(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
+        let again = if pick.tried.is_empty() { None } else { self.ask(&pick.retry(), local) };
+        again.ok_or_else(|| self.refusal())
+    }
+
+    fn refusal(&self) -> PickError {
+        match (self.known, self.ready.len(), &self.cause) {
+            _ if self.closed => PickError::Closed,
+            (0, 0, None) => PickError::Empty,
+            (known, 0, cause) => PickError::NotReady { known, cause: cause.clone() },
+            (_, ready, _) => PickError::NoMatch { ready },
+        }
+    }
+
+    /// Where to go on in this snapshot, for a thread that would have taken `cursor` of `before` next: the same endpoint,
+    /// or the next after it that is still there.
+    pub(crate) fn carry(&self, before: &Self, cursor: usize) -> Option<usize> {
+        let count = before.ready.len();
+        let start = if cursor < count { cursor } else { 0 };
+        let mut round = before.ready[start..].iter().chain(&before.ready[..start]);
+        round.find_map(|old| self.ready.binary_search_by_key(&old.id, |endpoint| endpoint.id).ok())
+    }
+}
+
+struct Asked<'a, T> {
+    snapshot: &'a Snapshot<T>,
+    pick: &'a Pick<'a, T>,
+}
+
+impl<T> Source for Asked<'_, T> {
+    fn load(&self, index: usize) -> &Load {
+        &self.snapshot.ready[index].load
+    }
+
+    fn allows(&self, index: usize) -> bool {
+        self.pick.allows(&self.snapshot.ready[index])
+    }
+}

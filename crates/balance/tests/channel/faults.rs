@@ -1,0 +1,283 @@
+//! Backends that vanish, drain, come and go while calls are under way.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate_balance::{
+    Address, Backoff, Channel, MakeResolver, Resolution, Resolve, ResolveRules, Resolved, Resolving, RoundRobin,
+};
+
+use crate::backend::{Backend, backends, call, drive, in_flight, ready, soon, target, until};
+
+/// A resolver whose answer the test changes.
+#[derive(Clone, Default)]
+pub(crate) struct Told(pub(crate) Arc<Mutex<Vec<Address>>>);
+
+impl Told {
+    fn tell(&self, backends: &[&Backend]) {
+        *self.0.lock().expect("not poisoned") =
+            backends.iter().map(|backend| Address::Socket(backend.address)).collect();
+    }
+
+    fn make(&self) -> MakeResolver {
+        let told = self.clone();
+        Box::new(move || Ok(Box::new(told.clone())))
+    }
+}
+
+impl Resolve for Told {
+    fn resolve(&mut self) -> Resolving<'_> {
+        let found = self.0.lock().expect("not poisoned").iter().cloned().map(Resolved::new).collect();
+        Box::pin(async move { Ok(Resolution { found, ttl: None }) })
+    }
+}
+
+fn quickly() -> ResolveRules {
+    let most = Duration::from_millis(5);
+    ResolveRules { interval_min: most, interval: most, interval_max: most, jitter: 0.0, ..ResolveRules::default() }
+}
+
+#[tokio::test]
+async fn t40_a_backend_that_falls_silent_is_evicted_by_its_pings() {
+    let backends = backends(2).await;
+    let pings = (Duration::from_millis(30), Duration::from_millis(30));
+    let builder = Channel::builder(&target(&backends)).policy(RoundRobin).keep_alive(pings.0, pings.1);
+    let driven = drive(builder.connect_timeout(Duration::from_millis(200)).backoff(soon()));
+    until(|| ready(&driven.channel) == 2).await;
+    backends[0].blackhole();
+    until(|| ready(&driven.channel) == 1).await;
+    // It accepts connections still, and says nothing on them: that is not ready.
+    let accepted = backends[0].accepted();
+    until(|| backends[0].accepted() >= accepted + 2).await;
+    for _ in 0..20 {
+        call(&driven.channel, "/t/Echo").await.unwrap();
+    }
+    assert_eq!((backends[0].calls(), backends[1].calls()), (0, 20));
+}
+
+#[tokio::test]
+async fn t41_a_dead_backend_is_tried_with_pauses_and_not_once_per_call() {
+    let backends = backends(2).await;
+    let tries = Arc::new(AtomicUsize::new(0));
+    let (counting, dead) = (Arc::clone(&tries), backends[0].address);
+    let builder = Channel::builder(&target(&backends)).policy(RoundRobin).connector(move |address| {
+        let counting = Arc::clone(&counting);
+        async move {
+            let Address::Socket(address) = address else { return Err(std::io::ErrorKind::Unsupported.into()) };
+            if address == dead {
+                counting.fetch_add(1, Ordering::SeqCst);
+                return Err(std::io::ErrorKind::ConnectionRefused.into());
+            }
+            tokio::net::TcpStream::connect(address).await
+        }
+    });
+    // The first pause is far longer than the test.
+    let driven = drive(builder.backoff(Backoff { first: Duration::from_secs(600), ..Backoff::default() }));
+    until(|| ready(&driven.channel) == 1 && tries.load(Ordering::SeqCst) == 1).await;
+    for _ in 0..200 {
+        call(&driven.channel, "/t/Echo").await.unwrap();
+    }
+    assert_eq!(tries.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn t43_a_removed_backend_finishes_its_calls_and_is_closed() {
+    let backends = backends(2).await;
+    let told = Told::default();
+    told.tell(&[&backends[0]]);
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    let channel = driven.channel.clone();
+    let held = tokio::spawn(async move { call(&channel, "/t/Hold").await });
+    until(|| backends[0].held() == 1).await;
+    told.tell(&[&backends[1]]);
+    until(|| backends[1].open() == 1 && ready(&driven.channel) == 1).await;
+    for _ in 0..10 {
+        call(&driven.channel, "/t/Echo").await.unwrap();
+    }
+    assert_eq!((backends[0].open(), backends[1].calls()), (1, 10));
+    backends[0].release();
+    assert_eq!(held.await.unwrap().unwrap(), "hello");
+    until(|| backends[0].open() == 0).await;
+}
+
+#[tokio::test]
+async fn t43_a_removed_backend_whose_calls_do_not_end_is_closed_by_force() {
+    let backends = backends(2).await;
+    let told = Told::default();
+    told.tell(&[&backends[0]]);
+    let builder = Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly());
+    let driven = drive(builder.drain_timeout(Duration::from_millis(50)));
+    let channel = driven.channel.clone();
+    let held = tokio::spawn(async move { call(&channel, "/t/Hold").await });
+    until(|| backends[0].held() == 1).await;
+    told.tell(&[&backends[1]]);
+    until(|| backends[0].open() == 0).await;
+    assert!(held.await.unwrap().is_err());
+    until(|| in_flight(&driven.channel) == 0).await;
+    call(&driven.channel, "/t/Echo").await.unwrap();
+}
+
+#[tokio::test]
+async fn t44_all_backends_replaced_at_once_and_again_without_a_failed_call() {
+    let told = Told::default();
+    let mut current = backends(3).await;
+    told.tell(&current.iter().collect::<Vec<_>>());
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    driven.channel.connected(Duration::from_secs(5)).await.unwrap();
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let calling: Vec<_> = (0..8)
+        .map(|_| {
+            let (channel, stop) = (driven.channel.clone(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                while !stop.load(Ordering::SeqCst) {
+                    call(&channel, "/t/Echo").await.expect("a replacement costs no call");
+                }
+            })
+        })
+        .collect();
+    for _ in 0..10 {
+        let next = backends(3).await;
+        told.tell(&next.iter().collect::<Vec<_>>());
+        until(|| next.iter().all(|backend| backend.calls() > 0)).await;
+        // The old ones end when nobody is connected to them any more, as an orchestrator does it.
+        until(|| current.iter().all(|backend| backend.open() == 0)).await;
+        current = next;
+    }
+    stop.store(true, Ordering::SeqCst);
+    for calls in calling {
+        calls.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn t44_backends_that_drain_one_by_one_cost_no_call() {
+    let mut backends = backends(3).await;
+    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).backoff(soon()));
+    until(|| ready(&driven.channel) == 3).await;
+    let calling: Vec<_> = (0..8)
+        .map(|_| {
+            let channel = driven.channel.clone();
+            tokio::spawn(async move {
+                for _ in 0..400 {
+                    call(&channel, "/t/Echo").await.expect("a drain costs no call");
+                }
+            })
+        })
+        .collect();
+    for victim in &mut backends {
+        victim.drain();
+        until(|| victim.open() == 0).await;
+        *victim = Backend::at(victim.address).await;
+        until(|| ready(&driven.channel) == 3).await;
+    }
+    for calls in calling {
+        calls.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn t45_calls_race_disconnects_without_a_panic() {
+    let mut backends = backends(2).await;
+    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).backoff(soon()));
+    let calling: Vec<_> = (0..8)
+        .map(|_| {
+            let channel = driven.channel.clone();
+            tokio::spawn(async move {
+                for _ in 0..200 {
+                    // Without a policy for retries some fail; none may panic or hang.
+                    let _ = call(&channel, "/t/Echo").await;
+                }
+            })
+        })
+        .collect();
+    for round in 0..20 {
+        let victim = round % 2;
+        backends[victim].kill();
+        let address = backends[victim].address;
+        tokio::task::yield_now().await;
+        backends[victim] = Backend::at(address).await;
+    }
+    for calls in calling {
+        calls.await.expect("no panic");
+    }
+    until(|| in_flight(&driven.channel) == 0).await;
+}
+
+#[tokio::test]
+async fn t47_removed_and_added_again_quickly_it_keeps_its_connection() {
+    let backends = backends(2).await;
+    let told = Told::default();
+    told.tell(&[&backends[0], &backends[1]]);
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    until(|| ready(&driven.channel) == 2).await;
+    let channel = driven.channel.clone();
+    // A call in flight at each keeps them from being closed in between.
+    let held: Vec<_> = (0..2)
+        .map(|_| {
+            let channel = channel.clone();
+            tokio::spawn(async move { call(&channel, "/t/Hold").await })
+        })
+        .collect();
+    until(|| backends.iter().all(|backend| backend.held() == 1)).await;
+    for _ in 0..10 {
+        told.tell(&[&backends[1]]);
+        until(|| ready(&driven.channel) == 1).await;
+        told.tell(&[&backends[0], &backends[1]]);
+        until(|| ready(&driven.channel) == 2).await;
+    }
+    assert_eq!((backends[0].accepted(), backends[1].accepted()), (1, 1));
+    assert_eq!(driven.channel.balancer().status().len(), 2, "no ghost");
+    backends.iter().for_each(Backend::release);
+    for call in held {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn t51_discovery_goes_on_without_calls() {
+    let backends = backends(2).await;
+    let told = Told::default();
+    told.tell(&[&backends[0]]);
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    until(|| backends[0].open() == 1).await;
+    told.tell(&[&backends[1]]);
+    until(|| backends[0].open() == 0 && backends[1].open() == 1).await;
+    assert_eq!(backends[0].calls() + backends[1].calls(), 0);
+    drop(driven);
+}
+
+#[tokio::test]
+async fn t23_no_answer_and_empty_answers_leave_connections_alone() {
+    let backends = backends(1).await;
+    let told = Told::default();
+    told.tell(&[&backends[0]]);
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    call(&driven.channel, "/t/Echo").await.unwrap();
+    told.tell(&[]);
+    for _ in 0..50 {
+        call(&driven.channel, "/t/Echo").await.unwrap();
+        driven.channel.resolve_now();
+    }
+    assert_eq!((backends[0].accepted(), backends[0].calls()), (1, 51));
+}
+
+#[tokio::test]
+async fn t45_all_connections_lost_at_once_cost_no_call_that_no_server_began() {
+    let backends = backends(2).await;
+    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).backoff(soon()));
+    until(|| ready(&driven.channel) == 2).await;
+    for _ in 0..30 {
+        // Both at once, and calls before the channel's own tasks had a chance to notice.
+        backends.iter().for_each(Backend::say_goaway);
+        let calls: Vec<_> = (0..20)
+            .map(|_| {
+                let channel = driven.channel.clone();
+                tokio::spawn(async move { call(&channel, "/t/Echo").await })
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap().expect("no server began it, so it is sent again");
+        }
+    }
+}

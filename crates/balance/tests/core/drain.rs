@@ -1,0 +1,115 @@
+//! Make before break: removed endpoints serve until they are replaced, and end when nobody uses them.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tidegate_balance::{Balancer, Drained, Endpoint, Pick, PickError, RoundRobin, Settings};
+
+use crate::house::{SECOND, id_of, key, pick_key, policies, ready, set, specs};
+
+fn poll(endpoint: &Endpoint<String>) -> Poll<Drained> {
+    endpoint.poll_drained(&Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn t43_a_removed_endpoint_is_drained_when_its_last_lease_ends() {
+    for policy in policies() {
+        let balancer = ready(Arc::clone(&policy), 1);
+        let leases: Vec<_> = (0..3).map(|_| balancer.pick(&Pick::new()).unwrap()).collect();
+        set(&balancer, Instant::now(), specs(1..2));
+        let [gone] = &balancer.departed()[..] else { panic!("one departs") };
+        assert_eq!((poll(gone), gone.load().in_flight()), (Poll::Pending, 3), "{policy:?}");
+        for lease in leases {
+            assert_eq!(poll(gone), Poll::Pending);
+            drop(lease);
+        }
+        assert_eq!(poll(gone), Poll::Ready(Drained::Empty), "{policy:?}");
+        assert!(balancer.status().iter().all(|status| status.key.as_str() == key(1) || status.leaving));
+    }
+}
+
+#[test]
+fn t43_a_drain_that_takes_too_long_is_ended_by_its_owner() {
+    let balancer = ready(Arc::new(RoundRobin), 1);
+    let lease = balancer.pick(&Pick::new()).unwrap();
+    set(&balancer, Instant::now(), specs(1..2));
+    let gone = balancer.departed().remove(0);
+    gone.abandon();
+    assert_eq!(poll(&gone), Poll::Ready(Drained::Empty));
+    // The same address afterwards is another endpoint.
+    assert_eq!(set(&balancer, Instant::now(), specs(0..2)).added[0].key().as_str(), key(0));
+    drop(lease);
+    assert_eq!(gone.load().in_flight(), 0);
+}
+
+#[test]
+fn t44_all_replaced_at_once_the_old_serve_until_the_new_are_ready() {
+    for policy in policies() {
+        let now = Instant::now();
+        let balancer = Balancer::with_policy(Arc::clone(&policy), Settings::default(), 1, now);
+        for endpoint in set(&balancer, now, specs(0..3)).added {
+            balancer.ready(endpoint.id(), now);
+        }
+        let added = set(&balancer, now, specs(3..6)).added;
+        assert!(balancer.departed().is_empty(), "{policy:?}: nothing to replace them yet");
+        for endpoint in &added {
+            pick_key(&balancer);
+            if endpoint.key().as_str() == key(4) {
+                balancer.failed(endpoint.id(), now, Arc::new(std::io::Error::other("refused")));
+            } else {
+                balancer.ready(endpoint.id(), now);
+            }
+        }
+        assert_eq!(balancer.departed().len(), 3, "{policy:?}");
+        assert!([key(3), key(5)].contains(&pick_key(&balancer)), "{policy:?}");
+    }
+}
+
+#[test]
+fn t44_the_old_do_not_serve_for_ever_when_the_new_never_come() {
+    let now = Instant::now();
+    let settings = Settings { replace_within: 30 * SECOND, ..Settings::default() };
+    let balancer = Balancer::new(RoundRobin, settings, 1, now);
+    let old = set(&balancer, now, specs(0..1)).added.remove(0);
+    balancer.ready(old.id(), now);
+    set(&balancer, now, specs(1..2));
+    assert_eq!(balancer.tick(now + 29 * SECOND), Some(now + 30 * SECOND));
+    assert_eq!(pick_key(&balancer), key(0));
+    balancer.tick(now + 30 * SECOND);
+    assert!(matches!(balancer.pick(&Pick::new()), Err(PickError::NotReady { .. })));
+    assert_eq!(balancer.departed().len(), 1);
+}
+
+#[test]
+fn t47_removed_and_added_again_it_is_the_same_endpoint_until_it_is_closed() {
+    let balancer = ready(Arc::new(RoundRobin), 2);
+    let id = id_of(&balancer, 0);
+    let lease = balancer.pick(&Pick::new().tried(&[id_of(&balancer, 1)])).unwrap();
+    set(&balancer, Instant::now(), specs(1..2));
+    let gone = balancer.departed().remove(0);
+    assert_eq!(poll(&gone), Poll::Pending);
+    let update = set(&balancer, Instant::now(), specs(0..2));
+    assert_eq!((update.added.len(), id_of(&balancer, 0)), (0, id), "no second connection");
+    assert_eq!(poll(&gone), Poll::Ready(Drained::Revived));
+    assert_eq!(lease.endpoint().load().in_flight(), 1);
+    drop(lease);
+    // Removed again, it departs again; once closed, the address is a new endpoint and the old one is forgotten.
+    set(&balancer, Instant::now(), specs(1..2));
+    let gone = balancer.departed().remove(0);
+    assert_eq!(poll(&gone), Poll::Ready(Drained::Empty));
+    let update = set(&balancer, Instant::now(), specs(0..2));
+    assert_ne!(update.added[0].id(), id);
+    assert_eq!(balancer.status().len(), 2, "no ghost");
+}
+
+#[test]
+fn a_closed_balancer_lets_all_go() {
+    for policy in policies() {
+        let balancer = ready(Arc::clone(&policy), 3);
+        balancer.close();
+        assert!(matches!(balancer.pick(&Pick::new()), Err(PickError::Closed)), "{policy:?}");
+        assert_eq!(balancer.departed().len(), 3);
+        assert!(set(&balancer, Instant::now() + Duration::from_secs(1), specs(0..3)).added.is_empty());
+    }
+}

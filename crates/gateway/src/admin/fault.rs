@@ -1,0 +1,41 @@
+//! Why a command was not carried out, for the client.
+
+use std::borrow::Cow;
+
+use tidegate_wire::{
+    backend::{self, ErrorReport, Severity},
+    sqlstate::{self, SqlState},
+};
+
+/// An error of one statement: the conversation goes on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message} ({sqlstate})")]
+pub(super) struct Fault {
+    pub(super) sqlstate: SqlState,
+    pub(super) message: String,
+    pub(super) hint: Option<Cow<'static, str>>,
+}
+
+impl Fault {
+    pub(super) fn new(sqlstate: SqlState, message: impl Into<String>) -> Self {
+        Self { sqlstate, message: message.into(), hint: None }
+    }
+
+    pub(super) fn syntax(message: impl Into<String>) -> Self {
+        Self::new(sqlstate::SYNTAX_ERROR, message)
+    }
+
+    pub(super) fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Appends the ErrorResponse.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        let report = ErrorReport {
+            hint: self.hint.as_deref(),
+            ..ErrorReport::new(Severity::Error, self.sqlstate, &self.message)
+        };
+        backend::error_response(&report, out);
+    }
+}

@@ -1,0 +1,202 @@
+//! Commands that change what the gateway does.
+
+use std::{rc::Rc, sync::Arc, time::Duration};
+
+use tidegate_wire::sqlstate;
+
+use super::fault::Fault;
+use crate::{
+    config::Admin,
+    plane::{Card, Gateway, Phase, SharedPool, Signal, Worker},
+};
+
+/// A change that an operator wants. Without the name of a database it is for all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Pause(Option<String>),
+    Resume(Option<String>),
+    Reconnect(Option<String>),
+    WaitClose(Option<String>),
+    Kill(Option<String>),
+    KillClient(u64),
+    Disable(String),
+    Enable(String),
+    Reload,
+    /// The gateway ends, after what the phase waits for.
+    Shutdown(Phase),
+}
+
+/// How often a command that waits looks whether it is over. The pool tells nobody, and operators are patient.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+impl Order {
+    /// The tag of its CommandComplete.
+    pub(super) const fn tag(&self) -> &'static str {
+        match self {
+            Self::Pause(_) => "PAUSE",
+            Self::Resume(_) => "RESUME",
+            Self::Reconnect(_) => "RECONNECT",
+            Self::WaitClose(_) => "WAIT_CLOSE",
+            Self::Kill(_) => "KILL",
+            Self::KillClient(_) => "KILL_CLIENT",
+            Self::Disable(_) => "DISABLE",
+            Self::Enable(_) => "ENABLE",
+            Self::Reload => "RELOAD",
+            Self::Shutdown(_) => "SHUTDOWN",
+        }
+    }
+
+    /// Does it.
+    ///
+    /// # Errors
+    /// Why it cannot be done, or what kept it from being completed.
+    ///
+    /// # Cancel safety
+    /// Dropped, it takes nothing back: what is paused stays paused.
+    pub(super) async fn carry_out(self, worker: Rc<Worker>, user: String) -> Result<(), Fault> {
+        let gateway = &worker.gateway;
+        tracing::info!(user, order = ?self, "order of the console");
+        match &self {
+            Self::Pause(database) => pause(&worker, database.as_deref()).await,
+            Self::Resume(database) => resume(gateway, database.as_deref()),
+            Self::Reconnect(database) => {
+                pools_of(gateway, database.as_deref())?.iter().for_each(|shared| shared.reconnect());
+                Ok(())
+            }
+            Self::WaitClose(database) => wait_close(&worker, database.as_deref()).await,
+            Self::Kill(database) => kill(gateway, database.as_deref()).await,
+            Self::KillClient(id) => kill_client(gateway, *id).await,
+            Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.disable(database)),
+            Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.enable(database)),
+            Self::Reload => gateway.reload().await.map_err(|reason| bad_configuration(&reason)),
+            Self::Shutdown(phase) => shut_down(gateway, *phase),
+        }
+    }
+}
+
+/// The pools of a database that there is, or all.
+fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, Fault> {
+    let mut pools = gateway.pools();
+    let Some(name) = database else { return Ok(pools) };
+    pools.retain(|shared| *shared.key.database == *name);
+    if pools.is_empty() && gateway.setup().config.database(name).is_none() {
+        let fault = Fault::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));
+        return Err(fault.hint("SHOW DATABASES lists those there are."));
+    }
+    Ok(pools)
+}
+
+fn not_now(message: impl Into<String>) -> Fault {
+    Fault::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+}
+
+/// Nothing is paused that is about to end.
+fn must_not_be_stopping(gateway: &Gateway) -> Result<(), Fault> {
+    match gateway.phase() {
+        Phase::Active | Phase::Paused => Ok(()),
+        _ => Err(not_now("the gateway is shutting down")),
+    }
+}
+
+async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
+    let gateway = &worker.gateway;
+    pools_of(gateway, database)?;
+    must_not_be_stopping(gateway)?;
+    gateway.pause(database);
+    loop {
+        let pools = pools_of(gateway, database)?;
+        if !database.map_or(gateway.phase() == Phase::Paused, |name| gateway.is_paused(name)) {
+            return Err(not_now("resumed before all servers were released"));
+        }
+        // Every pool is looked at, whatever the others say: each may have a server to close.
+        let released = pools.iter().map(|shared| is_released(shared)).filter(|released| *released).count();
+        if released == pools.len() {
+            return Ok(());
+        }
+        worker.reactor.sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Whether no client has a server of a paused pool, and all of them are closed.
+fn is_released(shared: &SharedPool) -> bool {
+    let counts = shared.pool.counts();
+    let quiet = shared.pool.is_quiet();
+    if quiet && counts.idle > 0 {
+        // It was being connected when the pool was paused.
+        shared.reconnect();
+    }
+    quiet && counts.open == 0
+}
+
+fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
+    pools_of(gateway, database)?;
+    if database.is_some() && gateway.phase() == Phase::Paused {
+        return Err(not_now("all databases are paused").hint("RESUME without a name ends that."));
+    }
+    gateway.resume(database);
+    Ok(())
+}
+
+async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
+    let gateway = &worker.gateway;
+    pools_of(gateway, database)?;
+    let is_awaited = |server: &crate::plane::ServerEntry| {
+        server.outdated && database.is_none_or(|name| *server.key.database == *name)
+    };
+    while gateway.servers().iter().any(is_awaited) {
+        worker.reactor.sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// Disconnects everybody, and pauses, so that those who come back wait.
+async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
+    pools_of(gateway, database)?;
+    must_not_be_stopping(gateway)?;
+    gateway.pause(database);
+    let name: Option<Arc<str>> = database.map(Into::into);
+    send_away(gateway, move |card| match &name {
+        Some(name) => card.key.database == *name,
+        None => !Admin::DATABASES.contains(&&*card.key.database),
+    })
+    .await;
+    Ok(())
+}
+
+async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), Fault> {
+    if send_away(gateway, move |card| card.id == id).await == 0 {
+        let fault = Fault::new(sqlstate::UNDEFINED_OBJECT, format!("there is no client {id}"));
+        return Err(fault.hint("SHOW CLIENTS has the ids in its last but one column."));
+    }
+    Ok(())
+}
+
+/// Tells the clients that are meant to leave, and says how many they are.
+async fn send_away(gateway: &Gateway, is_meant: impl Fn(&Card) -> bool + Clone + Send + 'static) -> usize {
+    let told = gateway.ask_all(move |worker| {
+        let mut cards = worker.roster.cards();
+        cards.retain(|card| is_meant(card));
+        cards.iter().for_each(|card| card.signal(Signal::Kill));
+        cards.len()
+    });
+    told.await.iter().sum()
+}
+
+fn bad_configuration(reason: &str) -> Fault {
+    Fault::new(sqlstate::CONFIG_FILE_ERROR, format!("the configuration was not reloaded: {}", reason.trim()))
+        .hint("The old one stays in force.")
+}
+
+fn shut_down(gateway: &Gateway, wanted: Phase) -> Result<(), Fault> {
+    let haste = |phase: Phase| match phase {
+        Phase::Active | Phase::Paused => 0,
+        Phase::WaitingForClients => 1,
+        Phase::WaitingForTransactions => 2,
+        Phase::Stopping => 3,
+    };
+    if haste(gateway.phase()) > haste(wanted) {
+        return Err(not_now("the gateway is shutting down faster than that already"));
+    }
+    gateway.set_phase(wanted);
+    Ok(())
+}

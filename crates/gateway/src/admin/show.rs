@@ -1,0 +1,208 @@
+//! The tables of the console. Names, order and types of columns are PgBouncer's where it has the table, with columns of
+//! our own behind them, because exporters and dashboards read them by name and sometimes by place.
+
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use super::table::{Column, Table};
+use crate::plane::Gateway;
+
+mod clients;
+mod config;
+mod databases;
+mod journal;
+mod lists;
+mod pools;
+mod servers;
+mod state;
+mod stats;
+mod tasks;
+mod users;
+
+/// What can be shown as a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Topic {
+    Clients,
+    Config,
+    Databases,
+    Journal,
+    Lists,
+    Pools,
+    Servers,
+    State,
+    Stats,
+    StatsAverages,
+    StatsTotals,
+    Tasks,
+    Totals,
+    Users,
+    Version,
+}
+
+impl Topic {
+    /// What each is called.
+    pub(super) const NAMES: &'static [(&'static str, Self)] = &[
+        ("clients", Self::Clients),
+        ("config", Self::Config),
+        ("databases", Self::Databases),
+        ("journal", Self::Journal),
+        ("lists", Self::Lists),
+        ("pools", Self::Pools),
+        ("servers", Self::Servers),
+        ("state", Self::State),
+        ("stats", Self::Stats),
+        ("stats_averages", Self::StatsAverages),
+        ("stats_totals", Self::StatsTotals),
+        ("tasks", Self::Tasks),
+        ("totals", Self::Totals),
+        ("users", Self::Users),
+        ("version", Self::Version),
+    ];
+
+    /// The topic of that name, in whatever case.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, topic)| *topic)
+    }
+
+    /// Its columns, which are the same whatever the gateway does.
+    pub(super) fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Clients => clients::COLUMNS,
+            Self::Config => config::COLUMNS,
+            Self::Databases => databases::COLUMNS,
+            Self::Journal => journal::COLUMNS,
+            Self::Lists => lists::COLUMNS,
+            Self::Pools => pools::COLUMNS,
+            Self::Servers => servers::COLUMNS,
+            Self::State => state::COLUMNS,
+            Self::Stats => stats::ALL,
+            Self::StatsAverages => stats::AVERAGES,
+            Self::StatsTotals => stats::TOTALS,
+            Self::Tasks => tasks::COLUMNS,
+            Self::Totals => stats::SUMS,
+            Self::Users => users::COLUMNS,
+            Self::Version => state::VERSION,
+        }
+    }
+
+    /// The rows of this moment.
+    pub(super) async fn table(self, gateway: &Arc<Gateway>) -> Table {
+        let rows = match self {
+            Self::Clients => clients::rows(gateway).await,
+            Self::Config => config::rows(gateway),
+            Self::Databases => databases::rows(gateway).await,
+            Self::Journal => journal::rows(gateway),
+            Self::Lists => lists::rows(gateway).await,
+            Self::Pools => pools::rows(gateway).await,
+            Self::Servers => servers::rows(gateway).await,
+            Self::State => state::rows(gateway),
+            Self::Stats => stats::all(gateway).await,
+            Self::StatsAverages => stats::averages(gateway).await,
+            Self::StatsTotals => stats::totals(gateway).await,
+            Self::Tasks => tasks::rows(gateway),
+            Self::Totals => stats::sums(gateway).await,
+            Self::Users => users::rows(gateway).await,
+            Self::Version => state::version(),
+        };
+        Table::new(self.columns(), rows)
+    }
+}
+
+/// `2026-01-31 12:00:00 UTC`.
+fn timestamp(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = civil(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// Year, month and day of a day since 1970, after Howard Hinnant's `civil_from_days`: years begin in March, so that the
+/// day that comes and goes is the last of a year, and the months before it have a regular length.
+/// <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>
+const fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let months_since_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * months_since_march + 2) / 5 + 1;
+    let month = if months_since_march < 10 { months_since_march + 3 } else { months_since_march - 9 };
+    let year = year_of_era + era * 400 + (month <= 2) as u64;
+    (year, month, day)
+}
+
+/// A moment of the steady clock on the wall's.
+fn on_the_wall(at: Instant) -> SystemTime {
+    let now = SystemTime::now();
+    now.checked_sub(at.elapsed()).unwrap_or(now)
+}
+
+/// Whole seconds since then, and the microseconds besides.
+fn wait(since: Option<Instant>) -> (u64, u32) {
+    let waited = since.map(|since| since.elapsed()).unwrap_or_default();
+    (waited.as_secs(), waited.subsec_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn days_have_their_dates() {
+        for (seconds, shown) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_827_696, "2000-02-29 12:34:56 UTC"),
+            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
+            (1_709_251_200, "2024-03-01 00:00:00 UTC"),
+            (4_102_444_799, "2099-12-31 23:59:59 UTC"),
+        ] {
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), shown);
+        }
+    }
+
+    fn names(topic: Topic) -> Vec<&'static str> {
+        topic.columns().iter().map(|column| column.name).collect()
+    }
+
+    #[test]
+    fn exporters_find_the_columns_of_pgbouncer_in_their_places() {
+        let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
+        let expected = words(
+            "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req \
+             sv_active sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login \
+             maxwait maxwait_us pool_mode load_balance_hosts",
+        );
+        assert_eq!(names(Topic::Pools), expected);
+        let expected = words(
+            "database total_server_assignment_count total_xact_count total_query_count \
+             total_received total_sent total_xact_time total_query_time total_wait_time \
+             total_client_parse_count total_server_parse_count total_bind_count \
+             total_client_login_count avg_server_assignment_count avg_xact_count avg_query_count \
+             avg_recv avg_sent avg_xact_time avg_query_time avg_wait_time avg_client_parse_count \
+             avg_server_parse_count avg_bind_count avg_client_login_count",
+        );
+        assert_eq!(names(Topic::Stats)[..25], expected);
+        let expected = words(
+            "type user database replication state addr port local_addr local_port connect_time \
+             request_time wait wait_us close_needed ptr link remote_pid tls application_name \
+             prepared_statements id",
+        );
+        assert_eq!(names(Topic::Servers), expected);
+        assert_eq!(names(Topic::Clients)[..21], names(Topic::Servers)[..]);
+    }
+
+    #[test]
+    fn every_column_of_a_table_has_a_name_of_its_own() {
+        for (name, topic) in Topic::NAMES {
+            let mut columns = names(*topic);
+            columns.sort_unstable();
+            let count = columns.len();
+            columns.dedup();
+            assert_eq!(columns.len(), count, "{name}");
+        }
+    }
+}

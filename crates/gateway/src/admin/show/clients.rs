@@ -1,0 +1,123 @@
+//! SHOW CLIENTS: who is connected, and what they do.
+
+use std::{
+    rc::Rc,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use tidegate_link::Address;
+
+use super::super::table::{Column, Value, int4, int8, row, text};
+use super::{on_the_wall, timestamp, wait};
+use crate::plane::{Card, ClientState, Gateway, PoolKey, Worker};
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("type"),
+    text("user"),
+    text("database"),
+    text("replication"),
+    text("state"),
+    text("addr"),
+    int4("port"),
+    text("local_addr"),
+    int4("local_port"),
+    text("connect_time"),
+    text("request_time"),
+    int4("wait"),
+    int4("wait_us"),
+    int4("close_needed"),
+    text("ptr"),
+    text("link"),
+    int4("remote_pid"),
+    text("tls"),
+    text("application_name"),
+    int4("prepared_statements"),
+    int8("id"),
+    text("pinned"),
+];
+
+/// A client as its thread saw it.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) id: u64,
+    pub(super) key: PoolKey,
+    pub(super) state: ClientState,
+    peer: Address,
+    connected_at: SystemTime,
+    pub(super) request_at: Option<Instant>,
+    pub(super) server: Option<u64>,
+    tls: Option<String>,
+    pub(super) application_name: Option<String>,
+    prepared: u32,
+    pinned: String,
+}
+
+/// The clients of all threads, in the order they came.
+pub(super) async fn all(gateway: &Gateway) -> Vec<Client> {
+    let mut clients: Vec<_> = gateway.ask_all(of_thread).await.into_iter().flatten().collect();
+    clients.sort_unstable_by_key(|client| client.id);
+    clients
+}
+
+fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
+    worker.roster.cards().iter().map(|card| of_card(card)).collect()
+}
+
+fn of_card(card: &Card) -> Client {
+    Client {
+        id: card.id,
+        key: card.key.clone(),
+        state: card.state.get(),
+        peer: card.peer,
+        connected_at: card.connected_at,
+        request_at: card.request_at.get(),
+        server: card.linked().map(|linked| linked.identity.id),
+        tls: card.tls.as_deref().map(str::to_owned),
+        application_name: card.application_name(),
+        prepared: card.prepared.get(),
+        pinned: card.pins.get().to_string(),
+    }
+}
+
+pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+    all(gateway).await.into_iter().map(row_of).collect()
+}
+
+fn row_of(client: Client) -> Vec<Value> {
+    let (state, waiting) = match client.state {
+        ClientState::Idle => ("idle", None),
+        ClientState::Active => ("active", None),
+        ClientState::Waiting(since) => ("waiting", Some(since)),
+    };
+    let (addr, port) = match client.peer {
+        Address::Tcp(address) => (address.ip().to_string(), address.port()),
+        Address::Unix => ("unix".to_owned(), 0),
+    };
+    let (wait, wait_us) = wait(waiting);
+    row![
+        "C",
+        &client.key.user,
+        &client.key.database,
+        "none",
+        state,
+        addr,
+        port,
+        // Nobody has asked the socket; the addresses that are listened on are in SHOW CONFIG.
+        None::<String>,
+        None::<u16>,
+        timestamp(client.connected_at),
+        client.request_at.map(|at| timestamp(on_the_wall(at))),
+        wait,
+        wait_us,
+        0_u32,
+        format!("c{}", client.id),
+        client.server.map_or_else(String::new, |id| format!("s{id}")),
+        0_u32,
+        client.tls.unwrap_or_default(),
+        client.application_name.unwrap_or_default(),
+        client.prepared,
+        client.id,
+        client.pinned,
+    ]
+}

@@ -1,0 +1,91 @@
+//! SHOW DATABASES: where each database is, and what its limits are.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::{clients, pools::LOAD_BALANCE};
+use crate::{
+    config::{Config, Host, PoolPlan},
+    plane::Gateway,
+};
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("name"),
+    text("host"),
+    int4("port"),
+    text("database"),
+    text("force_user"),
+    int4("pool_size"),
+    int4("min_pool_size"),
+    int4("reserve_pool_size"),
+    int4("server_lifetime"),
+    text("pool_mode"),
+    text("load_balance_hosts"),
+    int4("max_connections"),
+    int4("current_connections"),
+    int4("max_client_connections"),
+    int4("current_client_connections"),
+    int4("paused"),
+    int4("disabled"),
+];
+
+/// The databases of the configuration, and those that clients have found under `*`.
+pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
+    let setup = gateway.setup();
+    let configured = setup.config.databases.keys().cloned();
+    let found = gateway.pools().into_iter().map(|pool| pool.key.database.to_string());
+    configured.chain(found).collect()
+}
+
+pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+    let mut connected: HashMap<Arc<str>, usize> = HashMap::new();
+    for client in clients::all(gateway).await {
+        *connected.entry(client.key.database).or_default() += 1;
+    }
+    let mut open: HashMap<Arc<str>, usize> = HashMap::new();
+    for shared in gateway.pools() {
+        *open.entry(shared.key.database.clone()).or_default() += shared.pool.counts().open;
+    }
+    let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
+    let setup = gateway.setup();
+    let row = |name: &String| row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name));
+    names(gateway).iter().filter_map(row).collect()
+}
+
+fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Value>> {
+    // No user is nameless: what is shown holds for those of whom nothing else is said.
+    let plan = config.pool_for(name, "")?;
+    let (host, port) = place(&plan);
+    Some(row![
+        name.to_owned(),
+        host,
+        port,
+        plan.dbname.clone(),
+        plan.forced_user.then(|| plan.user.clone()),
+        plan.pool.size,
+        plan.pool.min_size,
+        plan.pool.reserve_size,
+        plan.timeouts.server_lifetime.as_secs(),
+        plan.pool.mode.as_str(),
+        LOAD_BALANCE,
+        0_u32,
+        servers,
+        0_u32,
+        clients,
+        gateway.is_paused(name),
+        gateway.is_disabled(name),
+    ])
+}
+
+/// All hosts, as libpq lists them, and the port of the first.
+fn place(plan: &PoolPlan) -> (String, u16) {
+    let name = |host: &Host| match host {
+        Host::Tcp { name, .. } => name.clone(),
+        Host::Unix { dir, .. } => dir.display().to_string(),
+    };
+    let (Host::Tcp { port, .. } | Host::Unix { port, .. }) = &plan.hosts[0];
+    (plan.hosts.iter().map(name).collect::<Vec<_>>().join(","), *port)
+}

@@ -1,0 +1,35 @@
+//! SHOW LISTS: how many there are of what.
+
+use std::sync::Arc;
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::{clients, databases, users};
+use crate::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
+
+pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+    let clients = clients::all(gateway).await.len();
+    let servers: usize = gateway.pools().iter().map(|shared| shared.pool.counts().open).sum();
+    [
+        ("databases", databases::names(gateway).len()),
+        ("users", users::names(gateway).len()),
+        ("peers", 0),
+        ("pools", gateway.pools().len()),
+        ("peer_pools", 0),
+        // PgBouncer keeps the memory of those who left; here it is given back.
+        ("free_clients", 0),
+        ("used_clients", clients),
+        ("login_clients", gateway.client_count().saturating_sub(clients)),
+        ("free_servers", 0),
+        ("used_servers", servers),
+        // Names are resolved at each connect, and not kept.
+        ("dns_names", 0),
+        ("dns_zones", 0),
+        ("dns_queries", 0),
+        ("dns_pending", 0),
+    ]
+    .into_iter()
+    .map(|(list, items)| row![list, items])
+    .collect()
+}

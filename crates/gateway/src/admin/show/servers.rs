@@ -1,0 +1,74 @@
+//! SHOW SERVERS: the connections to Postgres, and who has them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::super::table::{Column, Value, row};
+use super::clients::{self, Client};
+use super::{on_the_wall, timestamp};
+use crate::{
+    config::Host,
+    plane::{Gateway, ServerEntry, Worker},
+    server::Identity,
+};
+
+/// Those of PgBouncer's SHOW CLIENTS, which has the same for servers.
+pub(super) const COLUMNS: &[Column] = clients::COLUMNS.split_at(clients::COLUMNS.len() - 1).0;
+
+pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+    let clients = clients::all(gateway).await;
+    let holders: HashMap<u64, &Client> = clients.iter().filter_map(|client| Some((client.server?, client))).collect();
+    let cleaning: HashSet<u64> =
+        gateway.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
+    let mut servers = gateway.servers();
+    servers.sort_by(|a, b| (&a.key, a.identity.id).cmp(&(&b.key, b.identity.id)));
+    let row = |server: &ServerEntry| {
+        let id = server.identity.id;
+        row_of(server, holders.get(&id).copied(), cleaning.contains(&id))
+    };
+    servers.iter().map(row).collect()
+}
+
+fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool) -> Vec<Value> {
+    let identity = &server.identity;
+    let state = match holder {
+        Some(_) => "active",
+        None if cleaned => "tested",
+        None => "idle",
+    };
+    let (addr, port) = place(identity);
+    row![
+        "S",
+        &server.key.user,
+        &server.key.database,
+        "none",
+        state,
+        addr,
+        port,
+        // Nobody has asked the socket.
+        None::<String>,
+        None::<u16>,
+        timestamp(identity.connected_at),
+        holder.and_then(|client| client.request_at).map(|at| timestamp(on_the_wall(at))),
+        0_u32,
+        0_u32,
+        server.outdated,
+        format!("s{}", identity.id),
+        holder.map_or_else(String::new, |client| format!("c{}", client.id)),
+        identity.pid,
+        identity.tls.clone().unwrap_or_default(),
+        holder.and_then(|client| client.application_name.clone()).unwrap_or_default(),
+        // Kept by the thread that has the server, which may change at any moment.
+        None::<u32>,
+        identity.id,
+    ]
+}
+
+fn place(identity: &Identity) -> (String, u16) {
+    match (identity.address.address.as_socket(), &identity.address.host) {
+        (Some(address), _) => (address.ip().to_string(), address.port()),
+        (None, Host::Unix { port, .. } | Host::Tcp { port, .. }) => ("unix".to_owned(), *port),
+    }
+}

@@ -1,0 +1,58 @@
+//! SHOW USERS: who may log in, and with what limits of their own.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::clients;
+use crate::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("name"),
+    int4("pool_size"),
+    int4("reserve_pool_size"),
+    text("pool_mode"),
+    int4("max_user_connections"),
+    int4("current_connections"),
+    int4("max_user_client_connections"),
+    int4("current_client_connections"),
+];
+
+/// The users of the configuration, and those who came without being in it.
+pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
+    let setup = gateway.setup();
+    let configured = setup.config.users.keys().cloned();
+    let seen = gateway.pools().into_iter().map(|pool| pool.key.user.to_string());
+    configured.chain(seen).collect()
+}
+
+pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+    let mut connected: HashMap<Arc<str>, usize> = HashMap::new();
+    for client in clients::all(gateway).await {
+        *connected.entry(client.key.user).or_default() += 1;
+    }
+    let mut open: HashMap<Arc<str>, usize> = HashMap::new();
+    for shared in gateway.pools() {
+        *open.entry(shared.key.user.clone()).or_default() += shared.pool.counts().open;
+    }
+    let settings: HashMap<_, _> =
+        gateway.setup().config.render().into_iter().map(|setting| (setting.key, setting.value)).collect();
+    let row = |name: String| {
+        // Nothing where the database decides.
+        let own = |key: &str| settings.get(&format!("users.{name}.{key}")).cloned();
+        let number = |key: &str| own(key).and_then(|value| value.parse::<u32>().ok());
+        row![
+            name.clone(),
+            number("size"),
+            number("reserve_size"),
+            own("mode"),
+            0_u32,
+            open.get(name.as_str()).copied().unwrap_or_default(),
+            0_u32,
+            connected.get(name.as_str()).copied().unwrap_or_default(),
+        ]
+    };
+    names(gateway).into_iter().map(row).collect()
+}

@@ -1,0 +1,490 @@
+//! What a statement does to its session, as far as its text tells.
+//!
+//! In transaction mode the next transaction may run on another server, so what a statement leaves behind in the
+//! session must be carried along (settings), keep the client on its server (locks, listeners, temporary tables), or be
+//! refused. The text is looked at once: per simple query, or when a statement is prepared. A query without such words
+//! costs one pass of a string search.
+//!
+//! A function that takes an advisory lock behind the scenes cannot be seen; `docs/limits.md` says so.
+
+use std::{fmt, sync::LazyLock};
+
+use aho_corasick::AhoCorasick;
+
+/// Why a client stays on its server. A set of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pins(u8);
+
+impl Pins {
+    /// LISTEN.
+    pub const LISTEN: Self = Self(1);
+    /// A cursor WITH HOLD.
+    pub const HOLD: Self = Self(2);
+    /// A session advisory lock.
+    pub const ADVISORY: Self = Self(4);
+    /// A temporary table.
+    pub const TEMP: Self = Self(8);
+    /// A statement prepared in SQL.
+    pub const PREPARE: Self = Self(16);
+    /// A setting that cannot be carried along.
+    pub const SETTING: Self = Self(32);
+
+    const NAMES: [(Self, &'static str); 6] = [
+        (Self::LISTEN, "listen"),
+        (Self::HOLD, "hold"),
+        (Self::ADVISORY, "advisory"),
+        (Self::TEMP, "temp"),
+        (Self::PREPARE, "prepare"),
+        (Self::SETTING, "setting"),
+    ];
+
+    /// No reason at all.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Adds reasons.
+    pub fn add(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Display for Pins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (pin, name) in Self::NAMES {
+            if self.0 & pin.0 != 0 {
+                write!(f, "{separator}{name}")?;
+                separator = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A change of the session's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// `SET name = value`, the value as it stands in the statement.
+    Set {
+        /// In lower case, unquoted.
+        name: String,
+        /// Everything after `=` or `TO`.
+        value: String,
+    },
+    /// `RESET name`, in lower case.
+    Reset(String),
+    /// `RESET ALL`.
+    ResetAll,
+    /// `DISCARD ALL`.
+    DiscardAll,
+    /// `DEALLOCATE ALL`, which leaves the settings alone.
+    DeallocateAll,
+}
+
+impl Change {
+    /// The server forgets all prepared statements with it.
+    #[must_use]
+    pub fn forgets(&self) -> bool {
+        matches!(self, Self::DiscardAll | Self::DeallocateAll)
+    }
+}
+
+/// What a statement does to its session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// What it leaves behind that only its server has.
+    pub pins: Pins,
+    /// What it changes in the settings, if it is a single statement that does so.
+    pub change: Option<Box<Change>>,
+}
+
+impl Traits {
+    /// It leaves nothing behind.
+    #[must_use]
+    pub const fn is_plain(&self) -> bool {
+        self.pins.is_empty() && self.change.is_none()
+    }
+}
+
+/// Looks at the text of a simple query or of a statement to be prepared.
+#[must_use]
+pub fn classify(sql: &[u8]) -> Traits {
+    let mut traits = Traits { pins: function_pins(sql), change: None };
+    let statements = Statements::new(sql);
+    let single = statements.is_single();
+    for statement in statements {
+        look_at_statement(statement, single, &mut traits);
+    }
+    traits
+}
+
+/// Calls that leave something behind, wherever they stand.
+fn function_pins(sql: &[u8]) -> Pins {
+    /// In the order of `PATTERNS`.
+    const PATTERNS: [&str; 3] = ["advisory_lock", "set_config", "into temp"];
+    static SEARCH: LazyLock<AhoCorasick> = LazyLock::new(|| {
+        AhoCorasick::builder()
+            .ascii_case_insensitive(true)
+            .build(PATTERNS)
+            .expect("three short patterns make an automaton")
+    });
+    let mut pins = Pins::default();
+    for found in SEARCH.find_iter(sql) {
+        pins.add(match found.pattern().as_usize() {
+            0 if is_transaction_lock(sql, found.start()) => Pins::default(),
+            0 => Pins::ADVISORY,
+            1 => Pins::SETTING,
+            _ => Pins::TEMP,
+        });
+    }
+    pins
+}
+
+/// `pg_advisory_xact_lock` does not contain the pattern; `pg_try_advisory_lock` and `pg_advisory_lock_shared` do.
+fn is_transaction_lock(sql: &[u8], at: usize) -> bool {
+    sql[..at].to_ascii_lowercase().ends_with(b"xact_")
+}
+
+fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
+    let mut words = Words::new(statement);
+    if !words.may_matter() {
+        return;
+    }
+    match words.next().as_deref() {
+        Some("set") => look_at_set(&mut words, single, traits),
+        Some("reset") => match words.next().as_deref() {
+            Some("all") => change(Change::ResetAll, single, traits),
+            Some(name) => change(Change::Reset(name.to_owned()), single, traits),
+            None => {}
+        },
+        Some("discard") if words.next().as_deref() == Some("all") => change(Change::DiscardAll, single, traits),
+        Some("deallocate") => {
+            let all = match words.next().as_deref() {
+                Some("prepare") => words.next().as_deref() == Some("all"),
+                word => word == Some("all"),
+            };
+            if all {
+                change(Change::DeallocateAll, single, traits);
+            }
+        }
+        Some("listen") => traits.pins.add(Pins::LISTEN),
+        Some("load") => traits.pins.add(Pins::SETTING),
+        // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
+        Some("prepare") if words.next().as_deref() != Some("transaction") => traits.pins.add(Pins::PREPARE),
+        Some("declare") if words.any_pair("with", "hold") => traits.pins.add(Pins::HOLD),
+        Some("create") => {
+            let temporary = words.by_ref().take(3).any(|word| word == "temp" || word == "temporary");
+            if temporary {
+                traits.pins.add(Pins::TEMP);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn change(change: Change, single: bool, traits: &mut Traits) {
+    if single {
+        traits.change = Some(Box::new(change));
+    } else {
+        // What DEALLOCATE does is seen from its reply.
+        if change != Change::DeallocateAll {
+            traits.pins.add(Pins::SETTING);
+        }
+    }
+}
+
+fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
+    let Some(mut name) = words.next() else { return };
+    if name == "session" {
+        match words.next() {
+            Some(next) if next == "characteristics" || next == "authorization" => {
+                return traits.pins.add(Pins::SETTING);
+            }
+            Some(next) => name = next,
+            None => return,
+        }
+    }
+    match name.as_str() {
+        // These last for the transaction only.
+        "local" | "transaction" | "constraints" => {}
+        // The server reports both, under other names.
+        "names" | "time" => {}
+        "role" => change(Change::Set { name, value: words.rest() }, single, traits),
+        _ => match words.rest_after_assignment() {
+            Some(value) => change(Change::Set { name, value }, single, traits),
+            None => traits.pins.add(Pins::SETTING),
+        },
+    }
+}
+
+/// The statements of a query text, split at semicolons outside of quotes and comments.
+struct Statements<'a> {
+    rest: Option<&'a [u8]>,
+    /// The rest is the whole text.
+    at_start: bool,
+}
+
+impl<'a> Statements<'a> {
+    fn new(sql: &'a [u8]) -> Self {
+        Self { rest: Some(sql), at_start: true }
+    }
+
+    fn is_single(&self) -> bool {
+        let mut statements = Self { rest: self.rest, at_start: true };
+        statements.next();
+        statements.all(|statement| Words::new(statement).next().is_none())
+    }
+}
+
+impl<'a> Iterator for Statements<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let text = self.rest.take()?;
+        // Most texts have one statement, and most of those no semicolon but at the end.
+        match memchr::memchr(b';', text) {
+            None => return Some(text),
+            Some(at) if at + 1 == text.len() && self.at_start => return Some(&text[..at]),
+            Some(_) => {}
+        }
+        self.at_start = false;
+        let mut at = 0;
+        while at < text.len() {
+            if text[at] == b';' {
+                self.rest = Some(&text[at + 1..]);
+                return Some(&text[..at]);
+            }
+            at = skip_token(text, at);
+        }
+        Some(text)
+    }
+}
+
+/// The byte after the quoted text, the comment or the single character at `at`.
+fn skip_token(text: &[u8], at: usize) -> usize {
+    match text[at] {
+        quote @ (b'\'' | b'"') => skip_quoted(text, at, quote),
+        b'-' if text[at..].starts_with(b"--") => {
+            memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1)
+        }
+        b'/' if text[at..].starts_with(b"/*") => skip_comment(text, at),
+        b'$' => skip_dollar(text, at),
+        _ => at + 1,
+    }
+}
+
+fn skip_quoted(text: &[u8], at: usize, quote: u8) -> usize {
+    let escapes = quote == b'\'' && at > 0 && text[at - 1].eq_ignore_ascii_case(&b'e');
+    let mut next = at + 1;
+    while next < text.len() {
+        match text[next] {
+            b'\\' if escapes => next += 2,
+            byte if byte == quote => return next + 1,
+            _ => next += 1,
+        }
+    }
+    text.len()
+}
+
+fn skip_comment(text: &[u8], at: usize) -> usize {
+    let (mut depth, mut next) = (0, at);
+    while next < text.len() {
+        if text[next..].starts_with(b"/*") {
+            depth += 1;
+            next += 2;
+        } else if text[next..].starts_with(b"*/") {
+            depth -= 1;
+            next += 2;
+            if depth == 0 {
+                return next;
+            }
+        } else {
+            next += 1;
+        }
+    }
+    text.len()
+}
+
+fn skip_dollar(text: &[u8], at: usize) -> usize {
+    let tag_len = text[at + 1..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();
+    let end = at + 1 + tag_len;
+    // `$1` is a parameter, `$tag$` opens a quoted text.
+    if text.get(end) != Some(&b'$') || text[at + 1..end].first().is_some_and(u8::is_ascii_digit) {
+        return at + 1;
+    }
+    let tag = &text[at..=end];
+    memchr::memmem::find(&text[end + 1..], tag).map_or(text.len(), |close| end + 1 + close + tag.len())
+}
+
+/// The words of one statement in lower case; quotes around a name are taken off, comments are left out.
+struct Words<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Words<'a> {
+    fn new(text: &'a [u8]) -> Self {
+        Self { text, at: 0 }
+    }
+
+    fn skip_blank(&mut self) {
+        while let Some(&byte) = self.text.get(self.at) {
+            let rest = &self.text[self.at..];
+            if byte.is_ascii_whitespace() {
+                self.at += 1;
+            } else if rest.starts_with(b"--") || rest.starts_with(b"/*") {
+                self.at = skip_token(self.text, self.at);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether the first word may be one that matters, by its first three letters.
+    fn may_matter(&mut self) -> bool {
+        self.skip_blank();
+        let Some(start) = self.text[self.at..].first_chunk::<3>() else { return false };
+        matches!(
+            &start.map(|byte| byte.to_ascii_lowercase()),
+            b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre"
+        )
+    }
+
+    /// Whether `first` and `second` stand next to each other further on.
+    fn any_pair(&mut self, first: &str, second: &str) -> bool {
+        let mut before = String::new();
+        while let Some(word) = self.next_or_symbol() {
+            if before == first && word == second {
+                return true;
+            }
+            before = word;
+        }
+        false
+    }
+
+    fn next_or_symbol(&mut self) -> Option<String> {
+        if let Some(word) = self.next() {
+            return Some(word);
+        }
+        let symbol = *self.text.get(self.at)?;
+        self.at = skip_token(self.text, self.at);
+        Some(char::from(symbol).to_string())
+    }
+
+    fn rest(&mut self) -> String {
+        self.skip_blank();
+        String::from_utf8_lossy(&self.text[self.at..]).trim().to_owned()
+    }
+
+    fn rest_after_assignment(&mut self) -> Option<String> {
+        self.skip_blank();
+        if self.text.get(self.at) == Some(&b'=') {
+            self.at += 1;
+        } else if self.next().as_deref() != Some("to") {
+            return None;
+        }
+        let value = self.rest();
+        (!value.is_empty()).then_some(value)
+    }
+}
+
+impl Iterator for Words<'_> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        self.skip_blank();
+        let rest = &self.text[self.at..];
+        if rest.first() == Some(&b'"') {
+            let end = skip_quoted(self.text, self.at, b'"');
+            let name = &self.text[self.at + 1..(end - 1).max(self.at + 1)];
+            self.at = end;
+            return Some(String::from_utf8_lossy(name).into_owned());
+        }
+        let len = rest.iter().take_while(|b| b.is_ascii_alphanumeric() || matches!(**b, b'_' | b'.')).count();
+        self.at += len;
+        (len > 0).then(|| String::from_utf8_lossy(&rest[..len]).to_ascii_lowercase())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pins(sql: &str) -> String {
+        classify(sql.as_bytes()).pins.to_string()
+    }
+
+    fn set(sql: &str) -> Option<(String, String)> {
+        match *classify(sql.as_bytes()).change? {
+            Change::Set { name, value } => Some((name, value)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn ordinary_statements_leave_nothing_behind() {
+        for sql in [
+            "",
+            ";",
+            "select 1",
+            "SELECT abalance FROM pgbench_accounts WHERE aid = 123;",
+            "update t set a = 1 where b = 'listen x'",
+            "select 1 offset 3; select 2",
+            "select pg_advisory_xact_lock(1)",
+            "select pg_try_advisory_xact_lock(1)",
+            "set local statement_timeout = 5",
+            "set transaction isolation level serializable",
+            "begin; set constraints all deferred",
+            "prepare transaction 'a'",
+            "declare c cursor for select 1",
+            "create table temp_things (a int)",
+            "/* set a = 1 */ select 1",
+            "select $$; listen x; $$",
+        ] {
+            assert!(classify(sql.as_bytes()).is_plain(), "{sql}: {:?}", classify(sql.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn session_state_is_seen_wherever_it_stands() {
+        assert_eq!(pins("LISTEN jobs"), "listen");
+        assert_eq!(pins("begin; listen jobs; commit"), "listen");
+        assert_eq!(pins("-- hello\n /* a /* b */ */ listen jobs"), "listen");
+        assert_eq!(pins("declare c binary cursor with hold for select 1"), "hold");
+        assert_eq!(pins("select pg_advisory_lock(1)"), "advisory");
+        assert_eq!(pins("select PG_TRY_ADVISORY_LOCK_SHARED(1)"), "advisory");
+        assert_eq!(pins("create temp table t (a int)"), "temp");
+        assert_eq!(pins("create local temporary table t as select 1"), "temp");
+        assert_eq!(pins("select 1 INTO TEMP t"), "temp");
+        assert_eq!(pins("prepare p as select 1"), "prepare");
+        assert_eq!(pins("select set_config('search_path', '', false)"), "setting");
+        assert_eq!(pins("set a.b = 1; select 1"), "setting");
+        assert_eq!(pins("set session characteristics as transaction read only"), "setting");
+        assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
+    }
+
+    #[test]
+    fn a_single_set_is_read() {
+        let read = |name: &str, value: &str| Some((name.to_owned(), value.to_owned()));
+        assert_eq!(set("SET statement_timeout = '5s';"), read("statement_timeout", "'5s'"));
+        assert_eq!(set("set session My.Var to 'x', y ;  "), read("my.var", "'x', y"));
+        assert_eq!(set("set \"Quoted\" to 1"), read("Quoted", "1"));
+        assert_eq!(set("set role alice"), read("role", "alice"));
+        assert_eq!(set("set time zone 'UTC'"), None);
+        assert_eq!(classify(b"reset all").change, Some(Box::new(Change::ResetAll)));
+        assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));
+        assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
+        assert!(classify(b"deallocate p").is_plain());
+        assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_survived(sql in proptest::collection::vec(proptest::sample::select(
+            b"sSeEtT;'\"$-*/\\ \nlistenwithholdab1=".to_vec()), 0..60)) {
+            let _ = classify(&sql);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The command line.
+//!
+//! This room parses, and carries out `check`; `run` and `demo` are carried out by whoever has a gateway to run.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
+
+const EXAMPLES: &str = "\
+One minute:
+  tidegate run --database postgres://app:secret@127.0.0.1:5432/shop
+  psql postgres://app:secret@127.0.0.1:6432/shop     the same login, through the gateway
+  psql postgres://app:secret@127.0.0.1:6432/tidegate the admin console: SHOW HELP, SHOW POOLS
+
+With a file:
+  tidegate check tidegate.toml                       everything that is wrong with it, by line
+  tidegate run -c tidegate.toml
+
+See it at work (fetches a Postgres if none is at hand):
+  tidegate demo
+
+Signals:
+  HUP    read the configuration again; a bad file changes nothing, and the log says why
+  TERM   stop when the last client has left (timeouts.shutdown bounds it)
+  INT    stop when the transactions under way have ended; a second one stops now
+
+Every key is described in docs/configuration.md; tidegate.example.toml is a file to begin with.";
+
+/// A Postgres gateway: many clients on few server connections, and nothing to change in the application.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+#[non_exhaustive]
+pub enum Command {
+    /// Run the gateway until a signal stops it.
+    Run(Run),
+    /// Say everything that is wrong with a configuration file; exit status 1 if it cannot be used.
+    Check(Check),
+    /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
+    Demo(Demo),
+}
+
+/// `tidegate run`.
+#[derive(Debug, Clone, Args, Default)]
+pub struct Run {
+    /// Configuration file [default: tidegate.toml].
+    #[arg(short, long, value_name = "FILE", conflicts_with = "database")]
+    pub config: Option<PathBuf>,
+
+    /// Run without a file, for this Postgres. Clients log in with the URL's user and password; without a password,
+    /// whoever reaches the address is let in.
+    #[arg(short, long, value_name = "URL")]
+    pub database: Option<String>,
+
+    /// Address to listen on instead of the configured ones; may be repeated.
+    #[arg(short, long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
+    pub listen: Vec<SocketAddr>,
+
+    /// Threads of the data plane; 0 is half the cores.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub workers: Option<u16>,
+
+    /// How to talk to the kernel.
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = words::<Io>(Io::WORDS))]
+    pub io: Option<Io>,
+
+    /// Form of log lines; auto is text, with colour on a terminal.
+    #[arg(long, value_name = "FORM", value_parser = words::<LogFormat>(LogFormat::WORDS))]
+    pub log_format: Option<LogFormat>,
+
+    /// Least important event that is logged.
+    #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
+    pub log_level: Option<LogLevel>,
+}
+
+/// `tidegate check`.
+#[derive(Debug, Clone, Args)]
+pub struct Check {
+    /// Configuration file.
+    #[arg(default_value = "tidegate.toml")]
+    pub file: PathBuf,
+
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tidegate demo`.
+#[derive(Debug, Clone, Args)]
+pub struct Demo {
+    /// Leave Postgres and the gateway running, until Ctrl-C.
+    #[arg(long)]
+    pub keep: bool,
+
+    /// Seconds of each measurement.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+
+    /// Clients at a time.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub clients: u32,
+}
+
+/// A parser for the words of a configuration key; the help lists them.
+fn words<T>(words: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: std::str::FromStr<Err = String> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words.iter().copied()).try_map(|word| word.parse::<T>())
+}
+
+impl Run {
+    /// The file that is read, or `None` when a URL stands for it. A reload reads it again.
+    pub fn file(&self) -> Option<&Path> {
+        let named = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
+        self.database.is_none().then(named)
+    }
+
+    /// The configuration: the file's or the URL's, with what the command line says over it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn config(&self) -> Result<Config, ConfigErrors> {
+        let mut config = match (&self.database, self.file()) {
+            (Some(url), _) => Config::from_url(url)?,
+            (None, file) => config::toml::load(file.unwrap_or(Path::new("tidegate.toml")))?,
+        };
+        if !self.listen.is_empty() {
+            config.listen_on(self.listen.clone());
+        }
+        let Config { runtime, log, .. } = &mut config;
+        runtime.workers = self.workers.unwrap_or(runtime.workers);
+        runtime.io = self.io.unwrap_or(runtime.io);
+        log.format = self.log_format.unwrap_or(log.format);
+        log.level = self.log_level.unwrap_or(log.level);
+        Ok(config)
+    }
+}
+
+impl Check {
+    /// Prints what is wrong with the file, or that nothing is; whether it can be used.
+    ///
+    /// # Errors
+    /// If `out` cannot be written.
+    pub fn run(&self, out: &mut impl Write) -> io::Result<bool> {
+        let checked = config::toml::load(&self.file);
+        let findings = match &checked {
+            Ok(config) => &config.warnings,
+            Err(errors) => errors.findings(),
+        };
+        if self.json {
+            let report = serde_json::json!({ "ok": checked.is_ok(), "findings": findings });
+            writeln!(out, "{report}")?;
+            return Ok(checked.is_ok());
+        }
+        for finding in findings {
+            writeln!(out, "{finding}")?;
+        }
+        writeln!(out, "{}: {}", self.file.display(), verdict(&checked, findings))?;
+        Ok(checked.is_ok())
+    }
+}
+
+/// `good: 2 databases, 1 user, 0 warnings`, or how many errors there are.
+fn verdict(checked: &Result<Config, ConfigErrors>, findings: &[Finding]) -> String {
+    let of = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let warnings = counted(of(Severity::Warning), "warning");
+    match checked {
+        Err(_) => format!("cannot be used: {}, {warnings}", counted(of(Severity::Error), "error")),
+        Ok(config) => {
+            let databases = counted(config.databases.len(), "database");
+            format!("good: {databases}, {}, {warnings}", counted(config.users.len(), "user"))
+        }
+    }
+}
+
+fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn run(arguments: &[&str]) -> Run {
+        let all = ["tidegate", "run"].iter().chain(arguments);
+        match Cli::try_parse_from(all).expect("a command line").command {
+            Command::Run(run) => run,
+            other => panic!("not run: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_teaches() {
+        let help = Cli::command().render_help().to_string();
+        for word in ["run", "check", "demo", "One minute", "Signals", "docs/configuration.md", "--version"] {
+            assert!(help.contains(word), "{word} is not in\n{help}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_configuration() {
+        let url = "postgres://app:secret@db/shop";
+        let run = run(&[
+            "-d",
+            url,
+            "-l",
+            "127.0.0.1:0",
+            "-l",
+            "*:7000",
+            "--workers",
+            "3",
+            "--io",
+            "epoll",
+            "--log-level",
+            "debug",
+        ]);
+        let config = run.config().expect("a configuration");
+        let addresses: Vec<_> = config.listen.addresses.iter().map(SocketAddr::to_string).collect();
+        assert_eq!(addresses, ["127.0.0.1:0", "0.0.0.0:7000"]);
+        assert_eq!((config.runtime.workers, config.runtime.io, config.log.level), (3, Io::Epoll, LogLevel::Debug));
+        assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn a_url_without_a_password_on_an_open_address_is_warned_of() {
+        let config = run(&["-d", "postgres://db/shop", "-l", "*:7000"]).config().expect("a configuration");
+        assert_eq!(config.warnings.len(), 1);
+        assert!(config.warnings[0].reason.contains("trust"), "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn a_file_and_a_url_are_one_too_many() {
+        let both = ["tidegate", "run", "-c", "a.toml", "-d", "postgres://db/shop"];
+        assert!(Cli::try_parse_from(both).is_err());
+    }
+
+    fn checked(text: &str, json: bool) -> (bool, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("tidegate.toml");
+        std::fs::write(&file, text).expect("a file");
+        let mut out = Vec::new();
+        let good = Check { file, json }.run(&mut out).expect("memory can be written");
+        (good, String::from_utf8(out).expect("text"))
+    }
+
+    #[test]
+    fn check_tells_good_from_bad() {
+        let (good, text) = checked("[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n", false);
+        assert!(good && text.ends_with("good: 1 database, 1 user, 0 warnings\n"), "{text}");
+        let (good, text) = checked("[databases.shop]\nhos = \"db\"\n", false);
+        assert!(!good && text.contains("tidegate.toml:2:1") && text.contains("did you mean `host`?"), "{text}");
+    }
+
+    #[test]
+    fn check_speaks_json() {
+        let (good, text) = checked("[users.app]\nhos = 1\npassword = \"x\"\n[databases.shop]\nhost = \"db\"\n", true);
+        let report: serde_json::Value = serde_json::from_str(&text).expect("an object");
+        assert!(!good);
+        assert_eq!((&report["ok"], &report["findings"][0]["line"]), (&false.into(), &2.into()));
+        assert_eq!(report["findings"][0]["severity"], "error");
+    }
+}

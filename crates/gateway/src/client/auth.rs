@@ -1,0 +1,186 @@
+//! How a client proves who it is.
+
+use tidegate_link::{Chunk, Link};
+use tidegate_wire::{
+    auth::{
+        md5_answer, md5_password, md5_stored,
+        scram::{self, Binding, Nonce, SaltedKeys, ScramServer, Verifier},
+    },
+    backend,
+    frame::{HEADER, Header},
+    frontend::{self, SaslInitial},
+    sqlstate,
+};
+
+use super::handshake::{LoginError, random};
+use crate::{
+    config::{AuthMethod, UserSecret},
+    error::Refusal,
+    plane::{Gateway, SCRAM_ITERATIONS, lock},
+};
+
+/// One login.
+pub(super) struct Login<'a> {
+    pub(super) gateway: &'a Gateway,
+    pub(super) link: &'a mut Link,
+    pub(super) user: &'a str,
+    pub(super) secret: Option<UserSecret>,
+    /// Received and not yet looked at.
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The longest answer of a client.
+const ANSWER_MAX: usize = 16 * 1024;
+
+impl Login<'_> {
+    /// Asks the client for proof by `method`.
+    ///
+    /// # Errors
+    /// [`LoginError::Refused`] with the words of Postgres if the proof fails.
+    pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
+        let proven = match method {
+            AuthMethod::Trust => true,
+            AuthMethod::Password => self.cleartext().await?,
+            AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
+            AuthMethod::Md5 => self.md5().await?,
+            AuthMethod::ScramSha256 => self.scram().await?,
+        };
+        if proven { Ok(()) } else { Err(self.failed()) }
+    }
+
+    fn failed(&self) -> LoginError {
+        let message = format!("password authentication failed for user \"{}\"", self.user);
+        LoginError::Refused(Refusal::new(sqlstate::INVALID_PASSWORD, message))
+    }
+
+    async fn cleartext(&mut self) -> Result<bool, LoginError> {
+        let mut out = Vec::new();
+        backend::authentication_cleartext(&mut out);
+        let body = self.ask(out).await?;
+        let given = frontend::password_text(&body)?.to_vec();
+        let (user, secret) = (self.user.to_owned(), self.secret.clone());
+        // A verifier takes milliseconds to compare with.
+        let proven = self.gateway.connector.resolver.offload(move || match secret {
+            Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
+            Some(UserSecret::Md5(stored)) => {
+                same(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
+            }
+            Some(UserSecret::Scram(text)) => text.reveal().parse::<Verifier>().is_ok_and(|v| v.matches(&given)),
+            None => false,
+        });
+        Ok(proven.await.unwrap_or(false) && self.has_password())
+    }
+
+    /// An empty password lets nobody in.
+    fn has_password(&self) -> bool {
+        self.secret.as_ref().is_some_and(|secret| !secret.secret().is_empty())
+    }
+
+    async fn md5(&mut self) -> Result<bool, LoginError> {
+        let salt: [u8; 4] = random()?;
+        let mut out = Vec::new();
+        backend::authentication_md5(salt, &mut out);
+        let body = self.ask(out).await?;
+        let given = frontend::password_text(&body)?;
+        let expected = match &self.secret {
+            Some(UserSecret::Plain(password)) => {
+                Some(md5_password(self.user.as_bytes(), password.reveal().as_bytes(), salt))
+            }
+            Some(UserSecret::Md5(stored)) => md5_answer(stored.reveal(), salt),
+            _ => None,
+        };
+        Ok(self.has_password() && expected.is_some_and(|expected| same(expected.as_bytes(), given)))
+    }
+
+    async fn scram(&mut self) -> Result<bool, LoginError> {
+        let (verifier, real) = self.verifier().await;
+        let nonce: [u8; 18] = random()?;
+        let mut out = Vec::new();
+        backend::authentication_sasl(&[scram::MECHANISM], &mut out);
+        let body = self.ask(out).await?;
+        let initial = SaslInitial::decode(&body)?;
+        if initial.mechanism != scram::MECHANISM.as_bytes() {
+            return Err(LoginError::Refused(Refusal::protocol(
+                "client selected an invalid SASL authentication mechanism",
+            )));
+        }
+        let server = ScramServer::new(verifier, Nonce::from_random(&nonce), Binding::None);
+        let malformed = |_| LoginError::Refused(Refusal::protocol("malformed SCRAM message"));
+        let (last, challenge) = server.challenge(initial.data.unwrap_or_default()).map_err(malformed)?;
+        let mut out = Vec::new();
+        backend::authentication_sasl_continue(&challenge, &mut out);
+        let proof = self.ask(out).await?;
+        let accepted = match last.finish(&proof) {
+            Ok(accepted) => accepted,
+            Err(scram::ScramError::WrongProof) => return Ok(false),
+            Err(error) => return Err(malformed(error)),
+        };
+        let mut out = Vec::new();
+        backend::authentication_sasl_final(&accepted.reply, &mut out);
+        self.link.write(out);
+        self.keep_keys(accepted.keys);
+        Ok(real)
+    }
+
+    /// The client's keys open servers that have the same verifier.
+    fn keep_keys(&self, keys: SaltedKeys) {
+        if let Some(UserSecret::Scram(_)) = self.secret {
+            lock(&self.gateway.connector.client_keys).insert(self.user.to_owned(), keys);
+        }
+    }
+
+    /// The user's verifier, or a decoy that no password fits.
+    async fn verifier(&self) -> (Verifier, bool) {
+        let real = match &self.secret {
+            Some(UserSecret::Scram(text)) => text.reveal().parse::<Verifier>().ok(),
+            Some(UserSecret::Plain(password)) if self.has_password() => self.derive(password.reveal()).await,
+            _ => None,
+        };
+        match real {
+            Some(verifier) => (verifier, true),
+            None => (self.gateway.decoy_verifier(self.user), false),
+        }
+    }
+
+    /// Makes a verifier of a configured password, once, on another thread.
+    async fn derive(&self, password: &str) -> Option<Verifier> {
+        if let Some(verifier) = self.gateway.known_verifier(self.user, password) {
+            return Some(verifier);
+        }
+        let salt: [u8; 16] = random().ok()?;
+        let text = password.to_owned();
+        let derive = move || Verifier::derive(text.as_bytes(), &salt, SCRAM_ITERATIONS);
+        let verifier = self.gateway.connector.resolver.offload(derive).await?;
+        self.gateway.keep_verifier(self.user, password, verifier.clone());
+        Some(verifier)
+    }
+
+    /// Sends a question, and reads the client's answer, which is a password message.
+    async fn ask(&mut self, question: Vec<u8>) -> Result<Vec<u8>, LoginError> {
+        self.link.write(question);
+        self.link.flush().await?;
+        loop {
+            if let Some(header) = Header::peek(&self.bytes)? {
+                if header.tag != frontend::PASSWORD || header.total() > ANSWER_MAX {
+                    return Err(LoginError::Refused(Refusal::protocol("expected a password message")));
+                }
+                if self.bytes.len() >= header.total() {
+                    let body = self.bytes[HEADER..header.total()].to_vec();
+                    self.bytes.drain(..header.total());
+                    return Ok(body);
+                }
+            }
+            let chunk: Chunk = self.link.read().await?;
+            if chunk.is_empty() {
+                return Err(LoginError::Gone);
+            }
+            self.bytes.extend_from_slice(&chunk);
+        }
+    }
+}
+
+/// Compares in constant time.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    use subtle::ConstantTimeEq;
+    bool::from(a.ct_eq(b))
+}

@@ -1,0 +1,193 @@
+//! What a client sends while it has no server, up to the first message that needs one.
+//!
+//! A few messages need none: a Sync or a Close outside of any transaction is answered here. After a flight was refused
+//! (its client cancelled while it waited), everything up to its Sync is passed over, as a server would.
+//!
+//! Pure: bytes in, bytes out.
+
+use tidegate_link::Chunk;
+use tidegate_wire::{
+    DecodeError,
+    backend::{self, TxStatus},
+    frame::{HEADER, Header},
+    frontend::{self, Kind, Target},
+};
+
+use crate::statements::ClientStatements;
+
+/// Where an idle client is in its stream of messages.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    /// The beginning of a message that has not arrived whole.
+    beginning: Vec<u8>,
+    /// Bytes of copy data that are still to be passed over.
+    passing_over: usize,
+    /// Everything up to the next Sync is passed over.
+    skipping: bool,
+}
+
+/// What an idle client's bytes amount to.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// These bytes begin with a message that needs a server.
+    Request(Chunk),
+    /// Nothing that needs a server.
+    Nothing,
+    /// The client says farewell.
+    Farewell,
+    /// A message of a kind that has no place here.
+    Unknown(u8),
+}
+
+impl Idle {
+    /// Bytes of an unfinished message that another room has found.
+    pub(super) fn put_back(&mut self, beginning: Option<Chunk>) {
+        if let Some(beginning) = beginning {
+            self.beginning = beginning.to_vec();
+        }
+    }
+
+    /// Takes a chunk. Replies are appended to `out`.
+    pub(super) fn hear(
+        &mut self,
+        chunk: Chunk,
+        statements: Option<&mut Box<ClientStatements>>,
+        out: &mut Vec<u8>,
+    ) -> Result<Heard, DecodeError> {
+        let mut chunk = if self.beginning.is_empty() {
+            chunk
+        } else {
+            let mut whole = std::mem::take(&mut self.beginning);
+            whole.extend_from_slice(&chunk);
+            whole.into()
+        };
+        let mut statements = statements;
+        loop {
+            let passed = self.passing_over.min(chunk.len());
+            self.passing_over -= passed;
+            chunk.advance(passed);
+            let Some(header) = Header::peek(&chunk)? else { return Ok(self.keep(&chunk)) };
+            if header.tag == frontend::COPY_DATA {
+                self.passing_over = header.total();
+                continue;
+            }
+            if chunk.len() < header.total() && header.tag != frontend::FUNCTION_CALL {
+                return Ok(self.keep(&chunk));
+            }
+            let body = &chunk[HEADER..header.total().min(chunk.len())];
+            match header.tag {
+                frontend::TERMINATE => return Ok(Heard::Farewell),
+                frontend::SYNC => {
+                    self.skipping = false;
+                    backend::ready_for_query(TxStatus::Idle, out);
+                }
+                frontend::FLUSH | frontend::COPY_DONE | frontend::COPY_FAIL => {}
+                _ if self.skipping => {}
+                frontend::CLOSE if close(body, statements.as_deref_mut())? => backend::close_complete(out),
+                frontend::QUERY
+                | frontend::PARSE
+                | frontend::BIND
+                | frontend::DESCRIBE
+                | frontend::EXECUTE
+                | frontend::CLOSE
+                | frontend::FUNCTION_CALL => return Ok(Heard::Request(chunk)),
+                tag => return Ok(Heard::Unknown(tag)),
+            }
+            chunk.advance(header.total());
+        }
+    }
+
+    fn keep(&mut self, rest: &[u8]) -> Heard {
+        self.beginning = rest.to_vec();
+        Heard::Nothing
+    }
+
+    /// Refuses the flight at the front of `request` with `error`, as a server would: everything up to its Sync is
+    /// passed over. Returns what is behind it.
+    pub(super) fn refuse(&mut self, mut request: Chunk, error: &[u8], out: &mut Vec<u8>) -> Result<Chunk, DecodeError> {
+        out.extend_from_slice(error);
+        let Some(header) = Header::peek(&request)? else { return Ok(request) };
+        if matches!(header.tag, frontend::QUERY | frontend::FUNCTION_CALL) {
+            backend::ready_for_query(TxStatus::Idle, out);
+            let here = header.total().min(request.len());
+            self.passing_over = header.total() - here;
+            request.advance(here);
+        } else {
+            self.skipping = true;
+        }
+        Ok(request)
+    }
+}
+
+/// Closes a named statement of the client. Whether that needs no server.
+fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<bool, DecodeError> {
+    let target = Target::decode(body)?;
+    if target.kind != Kind::Statement || target.name.is_empty() {
+        return Ok(false);
+    }
+    let Some(statements) = statements else { return Ok(false) };
+    statements.remove(target.name);
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hear(idle: &mut Idle, bytes: &[u8]) -> (Heard, Vec<u8>) {
+        let mut out = Vec::new();
+        let heard = idle.hear(bytes.to_vec().into(), None, &mut out).unwrap();
+        (heard, out)
+    }
+
+    fn message(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        write(&mut out);
+        out
+    }
+
+    #[test]
+    fn a_sync_is_answered_without_a_server() {
+        let (heard, out) = hear(&mut Idle::default(), &message(frontend::sync));
+        assert!(matches!(heard, Heard::Nothing));
+        assert_eq!(out, b"Z\0\0\0\x05I");
+    }
+
+    #[test]
+    fn a_message_in_pieces_asks_for_a_server_when_it_is_whole() {
+        let query = message(|out| frontend::query(b"select 1", out));
+        let mut idle = Idle::default();
+        for at in 0..query.len() - 1 {
+            assert!(matches!(hear(&mut idle, &query[at..=at]).0, Heard::Nothing));
+        }
+        match hear(&mut idle, &query[query.len() - 1..]).0 {
+            Heard::Request(chunk) => assert_eq!(&*chunk, &query[..]),
+            other => panic!("{other:?}"),
+        }
+        assert!(idle.beginning.is_empty());
+    }
+
+    #[test]
+    fn leftovers_of_a_failed_copy_are_passed_over() {
+        let mut bytes = message(|out| frontend::copy_data(&[7; 100], out));
+        bytes.extend(message(frontend::copy_done));
+        bytes.extend(message(frontend::sync));
+        let mut idle = Idle::default();
+        let (_, early) = hear(&mut idle, &bytes[..50]);
+        assert!(early.is_empty());
+        assert_eq!(hear(&mut idle, &bytes[50..]).1, b"Z\0\0\0\x05I");
+    }
+
+    #[test]
+    fn a_refused_flight_is_passed_over_up_to_its_sync() {
+        let mut bytes = message(|out| frontend::parse(b"", b"select 1", &[], out));
+        bytes.extend(message(|out| frontend::execute(b"", 0, out)));
+        bytes.extend(message(frontend::sync));
+        bytes.extend(message(|out| frontend::query(b"select 2", out)));
+        let (mut idle, mut out) = (Idle::default(), Vec::new());
+        let rest = idle.refuse(bytes.into(), b"E", &mut out).unwrap();
+        let heard = idle.hear(rest, None, &mut out).unwrap();
+        assert_eq!(out, b"EZ\0\0\0\x05I");
+        assert!(matches!(heard, Heard::Request(chunk) if chunk[0] == b'Q'));
+    }
+}

@@ -1,0 +1,80 @@
+//! Replication connections: a server of one's own, and bytes passed through unread.
+
+use std::{
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use tidegate_link::Link;
+use tidegate_wire::backend::{self, TxStatus};
+
+use super::handshake::{LoginError, Request};
+use crate::{
+    params::Value,
+    plane::{Worker, WorkerPool, within},
+    server::{ConnectError, Server},
+};
+
+/// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
+pub(super) async fn replicate(
+    worker: &Rc<Worker>,
+    client: &mut Link,
+    pool: &Rc<WorkerPool>,
+    request: &Request,
+) -> Result<(), LoginError> {
+    let mut server = connect(worker, pool, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
+    let mut out = Vec::new();
+    backend::authentication_ok(&mut out);
+    for (name, value) in server.settings.reported.iter() {
+        if let Value::Text(text) = value {
+            backend::parameter_status(name.as_bytes(), text, &mut out);
+        }
+    }
+    // The client's cancel requests would have to name the server's own key, which is not the client's to know.
+    backend::backend_key_data(0, &[0; 4], &mut out);
+    backend::ready_for_query(TxStatus::Idle, &mut out);
+    client.write(out);
+    std::future::poll_fn(|cx| poll_both(client, server.link(), cx)).await?;
+    Ok(())
+}
+
+async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {
+    let plan = pool.plan();
+    let setup = worker.gateway.setup();
+    let mode = request.replication.as_deref().unwrap_or(b"true");
+    let mut extra: Vec<(&[u8], &[u8])> = vec![(b"replication", mode)];
+    extra.extend(request.params.iter().map(|(name, value)| (name.as_bytes(), value.as_slice())));
+    let limit = plan.timeouts.connect;
+    let tls = setup.server_tls.get(&plan.entry);
+    let attempt = worker.gateway.connector.connect_as(&worker.reactor, &plan, tls, &extra);
+    within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)))
+}
+
+/// Passes bytes both ways until one side ends.
+fn poll_both(a: &mut Link, b: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<()>> {
+    loop {
+        let there = poll_one(a, b, cx)?;
+        let back = poll_one(b, a, cx)?;
+        match (there, back) {
+            (Poll::Ready(Passed::End), _) | (_, Poll::Ready(Passed::End)) => return Poll::Ready(Ok(())),
+            (Poll::Pending, Poll::Pending) => return Poll::Pending,
+            _ => {}
+        }
+    }
+}
+
+enum Passed {
+    Some,
+    End,
+}
+
+fn poll_one(from: &mut Link, to: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<Passed>> {
+    std::task::ready!(to.poll_flush(cx))?;
+    let chunk = std::task::ready!(from.poll_read(cx))?;
+    if chunk.is_empty() {
+        return Poll::Ready(Ok(Passed::End));
+    }
+    to.write(chunk);
+    let _ = to.poll_flush(cx)?;
+    Poll::Ready(Ok(Passed::Some))
+}

@@ -1,0 +1,524 @@
+//! A client's session: request, checkout, exchange, release, and again.
+
+use std::{
+    future::Future as _,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use tidegate_link::{Chunk, Deadline};
+use tidegate_pool::{CheckoutError, Fate, Lease};
+use tidegate_supervise::Ctx;
+use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
+
+use super::{
+    idle::{Heard, Idle},
+    part,
+};
+use crate::{
+    config::{Mode, PoolPlan},
+    error::Refusal,
+    exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
+    plane::{ClientState, Entry, Gateway, Linked, Phase, Signal, Worker, WorkerPool},
+    record::{self, Ledger, Upstream, Witness},
+    server::{Cleaning, ConnectError, Server},
+};
+
+/// A client that is logged in.
+pub(super) struct Session {
+    worker: Rc<Worker>,
+    front: Frontend,
+    pool: Rc<WorkerPool>,
+    entry: Entry,
+    deadline: Deadline,
+    idle: Idle,
+    /// Tells the journal of its queries, if there is one.
+    witness: Option<Rc<Witness>>,
+}
+
+/// Why a session ends.
+enum Goodbye {
+    /// The client left, or its link broke: there is nobody to tell.
+    Gone(&'static str),
+    /// The client is told this first.
+    Told(Vec<u8>, &'static str),
+}
+
+impl Goodbye {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Gone(reason) | Self::Told(_, reason) => reason,
+        }
+    }
+
+    fn refusal(refusal: &Refusal, reason: &'static str) -> Self {
+        Self::Told(refusal.fatal(), reason)
+    }
+}
+
+impl Session {
+    pub(super) fn new(worker: Rc<Worker>, front: Frontend, pool: Rc<WorkerPool>, entry: Entry) -> Self {
+        let deadline = worker.reactor.deadline();
+        let witness = worker.witness(&entry.card, Some(&front.settings));
+        Self { worker, front, pool, entry, deadline, idle: Idle::default(), witness }
+    }
+
+    /// Serves the client until it leaves or is sent away.
+    pub(super) async fn run(&mut self, ctx: &Ctx) {
+        std::future::poll_fn(|cx| {
+            self.entry.card.set_waker(cx.waker());
+            Poll::Ready(())
+        })
+        .await;
+        let goodbye = self.serve(ctx).await;
+        self.entry.card.link(None);
+        self.worker.roster.leave(&self.entry);
+        let reason = match goodbye {
+            Goodbye::Gone(reason) => {
+                self.front.link.shutdown();
+                reason
+            }
+            Goodbye::Told(words, reason) => {
+                Box::pin(part(&self.worker, &mut self.front.link, words)).await;
+                reason
+            }
+        };
+        if let Some(witness) = &self.witness {
+            witness.leave(reason, self.worker.reactor.now());
+        }
+        if self.worker.gateway.setup().config.log.connections {
+            tracing::info!(client = self.entry.card.id, reason, "client disconnected");
+        }
+    }
+
+    async fn serve(&mut self, ctx: &Ctx) -> Goodbye {
+        loop {
+            let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
+                Ok(request) => request,
+                Err(goodbye) => return goodbye,
+            };
+            let now = self.worker.reactor.now();
+            self.entry.card.request_at.set(Some(now));
+            let (lease, request) = match self.pool.local.try_checkout(now) {
+                Some(lease) => (lease, request),
+                // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
+                None => match Box::pin(self.wait_for_server(request, ctx)).await {
+                    Ok(Some(got)) => got,
+                    Ok(None) => continue,
+                    Err(goodbye) => return goodbye,
+                },
+            };
+            // So is an exchange; its box costs less than a hundredth of a query.
+            if let Err(goodbye) = Box::pin(self.exchange(lease, request, ctx)).await {
+                return goodbye;
+            }
+        }
+    }
+
+    /// What ends any wait of the client.
+    fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<Goodbye> {
+        if self.entry.card.peek_signal() == Some(Signal::Kill) {
+            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator");
+            return Some(Goodbye::refusal(&refusal, "killed by an operator"));
+        }
+        if ctx.poll_cancelled(cx).is_ready() {
+            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down");
+            return Some(Goodbye::refusal(&refusal, "shutdown"));
+        }
+        None
+    }
+
+    /// Waits for bytes that need a server.
+    fn poll_request(&mut self, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
+        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Err(goodbye));
+        }
+        let now = self.worker.reactor.now();
+        loop {
+            if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
+                return Poll::Ready(Err(Goodbye::Gone("connection lost")));
+            }
+            match self.front.link.poll_read(cx) {
+                Poll::Pending => return self.poll_idle_deadline(now, cx),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Goodbye::Gone("connection lost"))),
+                Poll::Ready(Ok(chunk)) if chunk.is_empty() => {
+                    return Poll::Ready(Err(Goodbye::Gone("client closed the connection")));
+                }
+                Poll::Ready(Ok(chunk)) => {
+                    self.deadline.set(None);
+                    if let Some(request) = self.hear(chunk)? {
+                        return Poll::Ready(Ok(request));
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll_idle_deadline(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
+        let limit = self.pool.plan().timeouts.client_idle;
+        if limit.is_zero() {
+            return Poll::Pending;
+        }
+        if self.deadline.at().is_none() {
+            self.deadline.set(Some(now + limit));
+        }
+        self.deadline.poll(now, cx).map(|()| {
+            let refusal =
+                Refusal::new(sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout");
+            Err(Goodbye::refusal(&refusal, "client_idle timeout"))
+        })
+    }
+
+    /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
+    fn hear(&mut self, chunk: Chunk) -> Result<Option<Chunk>, Goodbye> {
+        let mut out = Vec::new();
+        let heard = self.idle.hear(chunk, self.front.statements.as_mut(), &mut out);
+        if !out.is_empty() {
+            self.front.link.write(out);
+        }
+        match heard {
+            Ok(Heard::Request(request)) => Ok(Some(request)),
+            Ok(Heard::Nothing) => Ok(None),
+            Ok(Heard::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ok(Heard::Unknown(tag)) => Err(unknown_message(tag)),
+            Err(error) => Err(bad_client(&error)),
+        }
+    }
+
+    /// Waits for a server. `None` if the client gave the wait up and stays.
+    async fn wait_for_server(&mut self, request: Chunk, ctx: &Ctx) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
+        let now = self.worker.reactor.now();
+        let mut request = request.park();
+        self.entry.card.state.set(ClientState::Waiting(now));
+        let limit = self.pool.plan().timeouts.checkout;
+        self.deadline.set((!limit.is_zero()).then(|| now + limit));
+        let pool = self.pool.clone();
+        let mut checkout = pin!(pool.local.checkout(now));
+        let mut hears = true;
+        let waited = std::future::poll_fn(|cx| {
+            if let Poll::Ready(outcome) = checkout.as_mut().poll(cx) {
+                return Poll::Ready(Waited::Decided(outcome));
+            }
+            self.poll_waiting(&mut hears, ctx, cx)
+        })
+        .await;
+        self.deadline.set(None);
+        self.entry.card.state.set(ClientState::Idle);
+        self.pool.stats.wait_time.add_time(self.worker.reactor.now() - now);
+        match waited {
+            Waited::Decided(Ok(lease)) => Ok(Some((lease, request))),
+            Waited::Decided(Err(error)) => {
+                let goodbye = Goodbye::Told(checkout_words(&error), "no server");
+                self.record_unserved(&request, &goodbye);
+                Err(goodbye)
+            }
+            Waited::Goodbye(goodbye) => {
+                self.record_unserved(&request, &goodbye);
+                Err(goodbye)
+            }
+            Waited::Cancelled => {
+                self.entry.card.clear_signal();
+                self.record_cancelled(&request);
+                let refusal = Refusal::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+                let mut out = Vec::new();
+                let refused =
+                    self.idle.refuse(std::mem::replace(&mut request, Chunk::empty()), &refusal.error(), &mut out);
+                self.front.link.write(out);
+                let rest = refused.map_err(|error| bad_client(&error))?;
+                // What is behind the refused flight is read again before anything that arrived meanwhile.
+                self.front.link.unread_before(rest);
+                Ok(None)
+            }
+        }
+    }
+
+    /// What a client asked that is sent away before it got a server.
+    fn record_unserved(&self, request: &[u8], goodbye: &Goodbye) {
+        let words = match goodbye {
+            Goodbye::Told(words, _) => words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok()),
+            Goodbye::Gone(_) => None,
+        };
+        self.record_refused(request, words.as_ref().and_then(|fields| fields.get(b'C')), goodbye.reason());
+    }
+
+    fn record_cancelled(&self, request: &[u8]) {
+        let flight = record::first_flight(request);
+        self.record_refused(
+            flight,
+            Some(sqlstate::QUERY_CANCELED.as_str().as_bytes()),
+            "cancelled while it waited for a server",
+        );
+    }
+
+    fn record_refused(&self, request: &[u8], sqlstate: Option<&[u8]>, reason: &str) {
+        let Some(witness) = &self.witness else { return };
+        let now = self.worker.reactor.now();
+        let ledger = Ledger::open(witness, &self.front.settings, self.entry.card.request_at.get(), now);
+        let statements = self.front.statements.as_deref();
+        let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
+        ledger.turn_away(request, known, (sqlstate.unwrap_or_default(), reason), now);
+    }
+
+    fn poll_waiting(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited> {
+        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Waited::Goodbye(goodbye));
+        }
+        if self.entry.card.peek_signal() == Some(Signal::CancelWait) {
+            return Poll::Ready(Waited::Cancelled);
+        }
+        // A client that vanishes leaves the queue at once. One that sends more is heard out later; until then its
+        // leaving is seen no more, which the bound of one unread chunk makes unavoidable.
+        while *hears {
+            match self.front.link.poll_read(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
+                    self.front.link.unread(chunk);
+                    *hears = false;
+                }
+                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone("client left while waiting"))),
+            }
+        }
+        if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
+            return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
+        }
+        let now = self.worker.reactor.now();
+        self.deadline.poll(now, cx).map(|()| {
+            let refusal = checkout_timeout(self.pool.plan().timeouts.checkout);
+            Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout"))
+        })
+    }
+
+    /// Serves requests on one server until it can be given back.
+    async fn exchange(&mut self, mut lease: Lease<Server>, request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
+        if lease.settle(&self.worker.reactor).is_err() {
+            let refusal = Refusal::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
+            return Err(Goodbye::refusal(&refusal, "server not registered"));
+        }
+        let plan = self.pool.plan();
+        let card = self.entry.card.clone();
+        card.state.set(ClientState::Active);
+        card.link(Some(Linked { identity: lease.identity.clone(), gate: lease.cancels.clone() }));
+        self.pool.stats.server_assignment_count.add(1);
+        let around = Surroundings {
+            catalog: &self.worker.catalog,
+            interned: &self.worker.interned,
+            plan: &plan,
+            stats: &self.pool.stats,
+        };
+        let keep = plan.pool.mode == Mode::Session;
+        let reactor = &self.worker.reactor;
+        let ledger = self.witness.as_ref().map(|witness| {
+            let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), reactor.now());
+            let identity = &lease.identity;
+            ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid })
+        });
+        let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
+        exchange.follow(ledger);
+        let mut waiting =
+            Waiting { deadline: &mut self.deadline, entry: &self.entry, plan: &plan, gateway: &self.worker.gateway };
+        let ended = match exchange.begin(request, reactor.now()) {
+            Err(end) => Ended::Exchange(end),
+            Ok(()) => {
+                std::future::poll_fn(|cx| {
+                    let now = reactor.now();
+                    if let Poll::Ready(end) = exchange.poll(now, cx) {
+                        return Poll::Ready(Ended::Exchange(end));
+                    }
+                    waiting.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
+                })
+                .await
+            }
+        };
+        let leftover = exchange.leftover();
+        let ledger = exchange.take_ledger();
+        // Words put into the middle of a message would be read as a part of it.
+        let torn = lease.scanner.is_streaming();
+        self.deadline.set(None);
+        card.state.set(ClientState::Idle);
+        card.link(None);
+        card.pins.set(self.front.pins);
+        card.note_settings(&self.front.settings);
+        card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
+        let outcome = self.part_from(lease, leftover, ended, keep);
+        if let Some(ledger) = ledger {
+            ledger.close(outcome.as_ref().err().map_or("", Goodbye::reason), self.worker.reactor.now());
+        }
+        match outcome {
+            Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Gone(reason)),
+            outcome => outcome,
+        }
+    }
+
+    /// Gives the server back in the state that the exchange left it in.
+    fn part_from(&mut self, lease: Lease<Server>, leftover: Leftover, ended: Ended, keep: bool) -> Result<(), Goodbye> {
+        let now = self.worker.reactor.now();
+        let stays = matches!(ended, Ended::Exchange(End::Over(_)));
+        let reset = keep || !self.front.pins.is_empty();
+        let goodbye = match ended {
+            Ended::Exchange(End::Over(beginning)) => {
+                self.idle.put_back(beginning);
+                Ok(())
+            }
+            Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ended::Exchange(End::Trouble(trouble)) => {
+                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed);
+                if !server_is_sound {
+                    lease.release(Fate::Close, now);
+                    return Err(goodbye);
+                }
+                Err(goodbye)
+            }
+            Ended::Interrupted(goodbye) => Err(goodbye),
+        };
+        self.give_back(lease, leftover, reset && !stays);
+        goodbye
+    }
+
+    fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, reset: bool) {
+        let now = self.worker.reactor.now();
+        let fate = match leftover {
+            _ if lease.doomed || lease.confused || lease.write_failed => Fate::Close,
+            Leftover::Unsynced => Fate::Close,
+            Leftover::Nothing if !reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
+            Leftover::Nothing | Leftover::Transaction => {
+                lease.cleaning = Cleaning { in_transaction: leftover == Leftover::Transaction, reset };
+                Fate::Clean
+            }
+            // The server works on for a client that is gone: that is ended, and its connection with it.
+            Leftover::Busy => {
+                self.worker.cancel(lease.identity.clone(), lease.cancels.begin());
+                Fate::Close
+            }
+        };
+        lease.release(fate, now);
+    }
+}
+
+/// How a wait for a server ends.
+enum Waited {
+    Decided(Result<Lease<Server>, CheckoutError<ConnectError>>),
+    Cancelled,
+    Goodbye(Goodbye),
+}
+
+/// How an exchange ends.
+enum Ended {
+    Exchange(End),
+    Interrupted(Goodbye),
+}
+
+/// What may interrupt an exchange.
+struct Waiting<'a> {
+    deadline: &'a mut Deadline,
+    entry: &'a Entry,
+    plan: &'a PoolPlan,
+    gateway: &'a Gateway,
+}
+
+impl Waiting<'_> {
+    fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Goodbye> {
+        let activity = exchange.activity();
+        self.entry.card.pins.set(exchange.pins());
+        if self.entry.card.peek_signal() == Some(Signal::Kill) {
+            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator");
+            return Poll::Ready(Goodbye::refusal(&refusal, "killed by an operator"));
+        }
+        // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
+        // wait.
+        if ctx.poll_cancelled(cx).is_ready()
+            && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
+        {
+            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down");
+            return Poll::Ready(Goodbye::refusal(&refusal, "shutdown"));
+        }
+        let Some((at, refusal)) = self.next_deadline(activity, exchange.transaction_since()) else {
+            self.deadline.set(None);
+            return Poll::Pending;
+        };
+        self.deadline.set(Some(at));
+        self.deadline.poll(now, cx).map(|()| {
+            let (state, message, reason) = refusal;
+            Goodbye::refusal(&Refusal::new(state, message), reason)
+        })
+    }
+
+    fn next_deadline(
+        &self,
+        activity: Activity,
+        transaction: Option<Instant>,
+    ) -> Option<(Instant, (sqlstate::SqlState, &'static str, &'static str))> {
+        let times = &self.plan.timeouts;
+        let (since, limit, refusal) = match activity {
+            Activity::Query(since) => (since, times.query, QUERY),
+            Activity::IdleInTransaction(since) => (since, times.idle_in_transaction, IDLE_IN_TRANSACTION),
+            Activity::Idle(since) => (since, times.client_idle, CLIENT_IDLE),
+        };
+        let own = (!limit.is_zero()).then(|| (since + limit, refusal));
+        let whole = transaction
+            .filter(|_| !times.transaction.is_zero() && !matches!(activity, Activity::Idle(_)))
+            .map(|since| (since + times.transaction, TRANSACTION));
+        own.into_iter().chain(whole).min_by_key(|(at, _)| *at)
+    }
+}
+
+type Expiry = (sqlstate::SqlState, &'static str, &'static str);
+const QUERY: Expiry = (sqlstate::QUERY_CANCELED, "canceling statement due to query timeout", "query timeout");
+const IDLE_IN_TRANSACTION: Expiry = (
+    sqlstate::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+    "terminating connection due to idle-in-transaction timeout",
+    "idle_in_transaction timeout",
+);
+const CLIENT_IDLE: Expiry =
+    (sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout", "client_idle timeout");
+const TRANSACTION: Expiry =
+    (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout", "transaction timeout");
+
+/// What a client is told of trouble, and whether the server may be used on.
+fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool) {
+    match trouble {
+        Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
+        Trouble::BadClient(error) => (bad_client(error), true),
+        Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
+        Trouble::ServerGone(_) if server_had_last_words => {
+            (Goodbye::Told(Vec::new(), "server ended the connection"), false)
+        }
+        Trouble::ServerGone(_) => {
+            let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection unexpectedly")
+                .hint("It is not known whether the last statement was carried out.");
+            (Goodbye::refusal(&refusal, "server lost"), false)
+        }
+        Trouble::Unasked(tag) => {
+            let message = format!("the server sent message '{}' that nobody asked for", char::from(*tag));
+            (Goodbye::refusal(&Refusal::protocol(message), "server broke the protocol"), false)
+        }
+        Trouble::BadServer(error) => {
+            let refusal = Refusal::protocol(format!("the server sent an invalid message: {error}"));
+            (Goodbye::refusal(&refusal, "server broke the protocol"), false)
+        }
+    }
+}
+
+fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {
+    Goodbye::refusal(&Refusal::protocol(format!("invalid message: {error}")), "client broke the protocol")
+}
+
+fn unknown_message(tag: u8) -> Goodbye {
+    Goodbye::refusal(&Refusal::protocol(format!("invalid frontend message type {tag}")), "client broke the protocol")
+}
+
+/// What a client is told that got no server.
+pub(super) fn checkout_words(error: &CheckoutError<ConnectError>) -> Vec<u8> {
+    match error {
+        CheckoutError::Connect(error) | CheckoutError::Closed(error) => error.client_view(),
+        _ => Refusal::new(sqlstate::TOO_MANY_CONNECTIONS, "too many clients wait for a server already").fatal(),
+    }
+}
+
+/// What a client is told that waited too long.
+pub(super) fn checkout_timeout(limit: Duration) -> Refusal {
+    let message = format!("no server became free within {limit:?} (timeouts.checkout)");
+    Refusal::new(sqlstate::TOO_MANY_CONNECTIONS, message)
+        .hint("All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS.")
+}

@@ -1,0 +1,239 @@
+//! What the operator wants: text to raw to checked.
+//!
+//! [`toml`] reads text into raw tables of keys and values with their places; [`check`](self) turns those into
+//! [`Config`], whose every field holds a value that can be used as it stands. The middle is shared by all formats, so a
+//! further one adds a reader and nothing else. A configuration is a plain value: nothing here is global, and two
+//! gateways can live in one process with two of them.
+//!
+//! ```
+//! let config = tidegate::config::toml::parse("[databases.shop]\nhost = \"10.0.0.7\"\n", "tidegate.toml")?;
+//! let plan = config.pool_for("shop", "app").ok_or("no such database")?;
+//! assert_eq!((plan.dbname.as_str(), plan.user.as_str(), plan.pool.size), ("shop", "app", 20));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+mod check;
+mod finding;
+mod keys;
+mod raw;
+mod rule;
+mod secret;
+mod section;
+mod setting;
+mod show;
+#[cfg(test)]
+mod tests;
+pub mod toml;
+mod url;
+
+pub use finding::{ConfigErrors, Finding, Severity};
+pub use keys::{
+    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Io, Journal, JournalAck, JournalFormat, Listen, Log,
+    LogFormat, LogLevel, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime, SslMode,
+    SslNegotiation, StatementForm, Timeouts, UserKeys,
+};
+pub use rule::{Action, Rule, Rules, Work, Works};
+pub use secret::{Secret, UserSecret};
+pub use section::{Key, Reload, Scope};
+pub use setting::FileMode;
+pub use show::Row;
+pub use url::{Host, PgUrl};
+
+use keys::Overrides;
+
+/// A checked configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Where clients come in.
+    pub listen: Listen,
+    /// How clients prove who they are.
+    pub auth: Auth,
+    /// What holds for pools of which nothing else is said; ask [`Config::pool_for`] for one pool's.
+    pub pool: PoolSettings,
+    /// What holds for pools of which nothing else is said, and for the process.
+    pub timeouts: Timeouts,
+    /// The upstreams by the name that clients say; `*` is any other name.
+    pub databases: BTreeMap<String, Database>,
+    /// Who may log in, by name.
+    pub users: BTreeMap<String, User>,
+    /// Who may use the console.
+    pub admin: Admin,
+    /// What is logged, and how.
+    pub log: Log,
+    /// What is written to the query journal.
+    pub journal: Journal,
+    /// Threads and I/O.
+    pub runtime: Runtime,
+    /// What looked odd but works; for the log and for `tidegate check`.
+    pub warnings: Vec<Finding>,
+}
+
+/// An upstream.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Database {
+    /// The servers, tried in order; never empty.
+    pub hosts: Vec<Host>,
+    /// Name on the server; empty for the name that the client says.
+    pub dbname: String,
+    /// User of every login to the server; empty for the client's own name.
+    pub user: String,
+    /// Password of `user`; empty for the one in `[users]`, if there is one.
+    pub password: Secret,
+    /// TLS to the server.
+    pub tls: ServerTls,
+    /// Parameters of server logins, in the order of the text.
+    pub startup_parameters: Vec<(String, String)>,
+    overrides: Overrides,
+}
+
+/// TLS to a server; an empty path means none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// Whether TLS is used, and how strictly.
+    pub mode: SslMode,
+    /// Trusted authorities; empty for those of the machine.
+    pub root_cert: PathBuf,
+    /// Certificate shown to the server.
+    pub cert: PathBuf,
+    /// Key of `cert`.
+    pub key: PathBuf,
+    /// How TLS begins.
+    pub negotiation: SslNegotiation,
+}
+
+/// A client's user.
+#[derive(Debug, Clone, PartialEq)]
+pub struct User {
+    /// The password in one of its forms. An empty one lets nobody in, except with method trust.
+    pub secret: UserSecret,
+    overrides: Overrides,
+}
+
+/// Everything about one pool: the defaults, the database's settings over them, and the user's over those.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolPlan {
+    /// The `[databases]` entry it comes from; `*` for the fallback.
+    pub entry: String,
+    /// The servers, tried in order; never empty.
+    pub hosts: Vec<Host>,
+    /// Name of the database on the server.
+    pub dbname: String,
+    /// User that logs in to the server.
+    pub user: String,
+    /// What that login can be computed from, if anything is stored; a client's own SCRAM keys go before a verifier.
+    pub secret: Option<UserSecret>,
+    /// Whether every client logs in as `user`, whatever its own name.
+    pub forced_user: bool,
+    /// TLS to the server.
+    pub tls: ServerTls,
+    /// Parameters of server logins.
+    pub startup_parameters: Vec<(String, String)>,
+    /// Mode, sizes and the like.
+    pub pool: PoolSettings,
+    /// Times; those of the process (`login`, `shutdown`, `cancel`) are the same in every plan.
+    pub timeouts: Timeouts,
+}
+
+impl Config {
+    /// A gateway for one Postgres URL, listening on 127.0.0.1:6432.
+    ///
+    /// Clients find it under the name of the URL's database, or under any name if the URL has none. If the URL has a
+    /// user and a password, clients log in with the same two (SCRAM-SHA-256), and that user may use the console.
+    /// Otherwise whoever reaches 127.0.0.1 is let in (`trust`), and the server is asked to believe the URL's user, or
+    /// the client's own name.
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    pub fn from_url(url: &str) -> Result<Self, ConfigErrors> {
+        let source = raw::Source { name: "--database".to_owned(), text: url.to_owned() };
+        check::check(&source, &url::document(url), check::Disk::Untouched)
+    }
+
+    /// Listens on other addresses than the configured ones.
+    pub fn listen_on(&mut self, addresses: Vec<SocketAddr>) {
+        self.listen.addresses = addresses;
+        self.warnings.retain(|warning| warning.key != check::OPEN_TO_ALL);
+        if check::is_open_to_all(&self.auth, &self.listen) {
+            let text = setting::Setting::show(&self.listen.addresses);
+            let source = raw::Source { name: "--listen".to_owned(), text };
+            let finding = Finding::new(&source, &(0..source.text.len()), Severity::Warning, check::OPEN_TO_ALL);
+            self.warnings.push(check::open_to_all(finding));
+        }
+    }
+
+    /// The upstream for the name that a client says: its own entry, else `*`.
+    pub fn database(&self, name: &str) -> Option<(&str, &Database)> {
+        let found = self.databases.get_key_value(name).or_else(|| self.databases.get_key_value("*"));
+        found.map(|(entry, database)| (entry.as_str(), database))
+    }
+
+    /// The settings of the pool for a client of that database and user; `None` if there is no such database.
+    pub fn pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
+        let (entry, found) = self.database(database)?;
+        let person = self.users.get(user);
+        let mut pool = merged(&self.pool, found, person, |overrides, base| overrides.pool.over(base));
+        // A user with a small pool inherits the minimum of a larger one.
+        pool.min_size = pool.min_size.min(pool.size);
+        let forced_user = !found.user.is_empty();
+        let login = if forced_user { found.user.as_str() } else { user };
+        Some(PoolPlan {
+            entry: entry.to_owned(),
+            hosts: found.hosts.clone(),
+            dbname: if found.dbname.is_empty() { database.to_owned() } else { found.dbname.clone() },
+            user: login.to_owned(),
+            secret: self.secret_of(found, login),
+            forced_user,
+            tls: found.tls.clone(),
+            startup_parameters: found.startup_parameters.clone(),
+            pool,
+            timeouts: merged(&self.timeouts, found, person, |overrides, base| overrides.timeouts.over(base)),
+        })
+    }
+
+    /// The secret for logins to a server: the database's password, else that of the user of the same name.
+    fn secret_of(&self, database: &Database, login: &str) -> Option<UserSecret> {
+        if !database.password.is_empty() {
+            return Some(UserSecret::Plain(database.password.clone()));
+        }
+        let stored = self.users.get(login).map(|user| &user.secret);
+        stored.filter(|stored| !stored.secret().is_empty()).cloned()
+    }
+}
+
+/// The user's settings over the database's over the defaults.
+fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&Overrides, &T) -> T) -> T {
+    let settings = over(&database.overrides, base);
+    match user {
+        Some(user) => over(&user.overrides, &settings),
+        None => settings,
+    }
+}
+
+/// Reads an address to listen on: `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432`, `*:6432`.
+///
+/// # Errors
+/// A sentence that says what is wrong and what to write instead.
+pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
+    setting::listen_address(text).map_err(|wrong| format!("{}; {}", wrong.reason, wrong.help))
+}
+
+impl Listen {
+    /// The file of the unix socket, if there is to be one.
+    pub fn unix_socket(&self) -> Option<PathBuf> {
+        let first = self.addresses.first().map_or(DEFAULT_PORT, SocketAddr::port);
+        let port = if self.unix_socket_port == 0 { first } else { self.unix_socket_port };
+        (!self.unix_socket_dir.as_os_str().is_empty()).then(|| url::socket_path(&self.unix_socket_dir, port))
+    }
+}
+
+/// The port clients are told to use.
+pub const DEFAULT_PORT: u16 = 6432;
+
+impl Admin {
+    /// The databases that are the console; no upstream can have such a name.
+    pub const DATABASES: &'static [&'static str] = &["tidegate", "pgbouncer"];
+}

@@ -1,0 +1,326 @@
+//! From what was written to what holds: every key known and in range, every combination possible, or a finding each.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use super::finding::{ConfigErrors, Finding, Severity};
+use super::keys::{
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, PoolSettings, Runtime, Timeouts, UserKeys,
+};
+use super::raw::{Entry, Source, Span, Table, Value};
+use super::section::{Key, Keys, Settings};
+use super::setting::{Wrong, nearest};
+use super::{Config, Database, User};
+
+mod disk;
+mod journal;
+mod upstream;
+mod user;
+
+pub(crate) use disk::Disk;
+
+/// Checks a raw configuration; shared by every format.
+pub(crate) fn check(source: &Source, root: &Table, disk: Disk<'_>) -> Result<Config, ConfigErrors> {
+    let mut checker = Checker { source, disk, findings: Vec::new() };
+    let config = checker.config(root);
+    let refused = checker.findings.iter().any(|finding| finding.severity == Severity::Error);
+    let findings = ConfigErrors::new(checker.findings);
+    if refused {
+        return Err(findings);
+    }
+    Ok(Config { warnings: findings.into_findings(), ..config })
+}
+
+/// The sections and their keys; whoever meets an unknown one looks here for where it belongs.
+pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
+    ("listen", Listen::KEYS),
+    ("auth", Auth::KEYS),
+    ("pool", PoolSettings::KEYS),
+    ("timeouts", Timeouts::KEYS),
+    ("databases.NAME", DatabaseKeys::KEYS),
+    ("users.NAME", UserKeys::KEYS),
+    ("admin", Admin::KEYS),
+    ("log", Log::KEYS),
+    ("journal", Journal::KEYS),
+    ("runtime", Runtime::KEYS),
+];
+
+/// The names of the sections, without what follows a dot.
+fn section_names() -> impl Iterator<Item = &'static str> {
+    SECTIONS.iter().map(|(name, _)| name.split('.').next().unwrap_or(name))
+}
+
+/// One table of the configuration and where it stands.
+struct Section<'t> {
+    path: String,
+    table: &'t Table,
+    at: Span,
+}
+
+/// What a finding is about: a key with its section, and where it is written.
+struct Place {
+    key: String,
+    at: Span,
+}
+
+static NOTHING: Table = Table { entries: Vec::new() };
+
+impl<'t> Section<'t> {
+    /// The section of that name; an empty one if it is not written.
+    fn of(root: &'t Table, name: &str) -> Self {
+        let path = name.to_owned();
+        match root.entry(name) {
+            Some(Entry { key_at, node, .. }) => {
+                let table = if let Value::Table(table) = &node.value { table } else { &NOTHING };
+                Self { path, table, at: key_at.clone() }
+            }
+            None => Self { path, table: &NOTHING, at: 0..0 },
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.table.entry(key).is_some()
+    }
+
+    /// The value of the first of these keys that is written, under the name of the first; the section itself if none
+    /// is.
+    fn place(&self, keys: &[&str]) -> Place {
+        let written = keys.iter().find_map(|key| self.table.entry(key));
+        Place {
+            key: keys.first().map_or(self.path.clone(), |key| self.key(key)),
+            at: written.map_or(self.at.clone(), |entry| entry.node.at.clone()),
+        }
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.path)
+    }
+}
+
+struct Checker<'s> {
+    source: &'s Source,
+    disk: Disk<'s>,
+    findings: Vec<Finding>,
+}
+
+impl Checker<'_> {
+    fn config(&mut self, root: &Table) -> Config {
+        self.sections(root);
+        let pool = self.settings(&Section::of(root, "pool"));
+        self.pool(&Section::of(root, "pool"), &pool);
+        let auth = self.settings(&Section::of(root, "auth"));
+        let config = Config {
+            listen: self.listen(&Section::of(root, "listen")),
+            timeouts: self.settings(&Section::of(root, "timeouts")),
+            databases: self.databases(&Section::of(root, "databases"), &pool),
+            users: self.users(&Section::of(root, "users"), &auth),
+            admin: self.settings(&Section::of(root, "admin")),
+            log: self.settings(&Section::of(root, "log")),
+            journal: self.journal(&Section::of(root, "journal")),
+            runtime: self.settings(&Section::of(root, "runtime")),
+            auth,
+            pool,
+            warnings: Vec::new(),
+        };
+        self.reachability(&Section::of(root, "auth"), &config);
+        config
+    }
+
+    /// Finds the sections that do not exist, and those that are not tables.
+    fn sections(&mut self, root: &Table) {
+        for entry in &root.entries {
+            let is_table = matches!(entry.node.value, Value::Table(_));
+            if !section_names().any(|name| name == entry.key) {
+                let help = help_for_section(&entry.key, is_table);
+                self.unknown(entry, &entry.key, format!("unknown section `{}`", entry.key), help);
+            } else if !is_table {
+                let reason = format!("expected a table, found {}", entry.node.value.kind());
+                let help = format!("begin a section: [{}]", entry.key);
+                self.unknown(entry, &entry.key, reason, help);
+            }
+        }
+    }
+
+    /// Reads a section that has nothing but its own keys.
+    fn settings<S: Settings>(&mut self, section: &Section<'_>) -> S {
+        let mut raw = S::Raw::default();
+        self.fill(section, &mut [&mut raw]);
+        S::from_raw(&raw)
+    }
+
+    /// Sets every key of the section in the first target that has it.
+    fn fill(&mut self, section: &Section<'_>, targets: &mut [&mut dyn Keys]) {
+        for entry in &section.table.entries {
+            let (name, value) = (entry.key.as_str(), &entry.node.value);
+            match targets.iter_mut().find_map(|target| target.set(name, value)) {
+                Some(Ok(())) => {}
+                Some(Err(wrong)) => self.wrong(section.place(&[name]), wrong),
+                None => {
+                    let keys = targets.iter().map(|target| target.keys()).collect::<Vec<_>>();
+                    let help = help_for_key(name, &keys);
+                    let reason = format!("unknown key `{name}` in [{}]", section.path);
+                    self.unknown(entry, &section.key(name), reason, help);
+                }
+            }
+        }
+    }
+
+    /// The table of `[databases.NAME]` or `[users.NAME]`.
+    fn named<'t>(&mut self, parent: &Section<'_>, entry: &'t Entry) -> Option<Section<'t>> {
+        let path = parent.key(&entry.key);
+        if entry.key.is_empty() || entry.key.contains('\0') {
+            let help = format!("write [{}.NAME]", parent.path);
+            self.unknown(entry, &path, "this cannot be a name".to_owned(), help);
+            return None;
+        }
+        if let Value::Table(table) = &entry.node.value {
+            return Some(Section { path, table, at: entry.key_at.clone() });
+        }
+        let reason = format!("expected a table, found {}", entry.node.value.kind());
+        let help = format!("begin a section: [{path}]");
+        self.unknown(entry, &path, reason, help);
+        None
+    }
+
+    fn listen(&mut self, section: &Section<'_>) -> Listen {
+        let mut listen: Listen = self.settings(section);
+        if listen.addresses.is_empty() && listen.unix_socket_dir.as_os_str().is_empty() {
+            let help = "write addresses = [\"127.0.0.1:6432\"], or name a folder in unix_socket_dir";
+            self.error(section.place(&["addresses"]), "no client could come in", help);
+        }
+        self.folder(section, "unix_socket_dir", &mut listen.unix_socket_dir);
+        self.file(section, "tls_cert", &mut listen.tls_cert);
+        self.file(section, "tls_key", &mut listen.tls_key);
+        self.file(section, "tls_client_ca", &mut listen.tls_client_ca);
+        self.listen_tls(section, &listen);
+        listen
+    }
+
+    fn listen_tls(&mut self, section: &Section<'_>, listen: &Listen) {
+        for (key, file) in [("tls_cert", &listen.tls_cert), ("tls_key", &listen.tls_key)] {
+            let missing = file.as_os_str().is_empty();
+            if listen.tls != ClientTls::Off && missing {
+                let help = format!("add {key} = \"/path/to/file.pem\", or write tls = \"off\"");
+                self.error(section.place(&["tls"]), format!("TLS without {key}"), help);
+            } else if listen.tls == ClientTls::Off && !missing {
+                let help = "write tls = \"allow\" or tls = \"require\"";
+                let reason = format!("{key} has no effect: tls is off");
+                self.warning(section.place(&[key]), reason, help);
+            }
+        }
+    }
+
+    /// Warns of a gateway that everybody, or nobody, can log in to.
+    fn reachability(&mut self, auth: &Section<'_>, config: &Config) {
+        let place = auth.place(&["method"]);
+        if is_open_to_all(&config.auth, &config.listen) {
+            let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
+            self.findings.push(open_to_all(finding));
+        } else if config.auth.method != AuthMethod::Trust && config.users.is_empty() {
+            let method = config.auth.method;
+            let reason = format!("there are no users: nobody can log in with method {method}");
+            self.warning(place, reason, "add [users.NAME] with a password");
+        }
+    }
+
+    fn wrong(&mut self, place: Place, wrong: Wrong) {
+        let reason = format!("{}: {}", place.key, wrong.reason);
+        let at = wrong.at.unwrap_or(place.at);
+        self.error(Place { at, ..place }, reason, wrong.help);
+    }
+
+    /// An error about a key itself.
+    fn unknown(&mut self, entry: &Entry, key: &str, reason: String, help: String) {
+        self.error(Place { key: key.to_owned(), at: entry.key_at.clone() }, reason, help);
+    }
+
+    fn error(&mut self, place: Place, reason: impl Into<String>, help: impl Into<String>) {
+        self.find(place, Severity::Error, reason.into(), help.into());
+    }
+
+    fn warning(&mut self, place: Place, reason: impl Into<String>, help: impl Into<String>) {
+        self.find(place, Severity::Warning, reason.into(), help.into());
+    }
+
+    fn find(&mut self, Place { key, at }: Place, severity: Severity, reason: String, help: String) {
+        let finding = Finding::new(self.source, &at, severity, &key);
+        self.findings.push(finding.because(reason).help(help));
+    }
+}
+
+/// The key of the warning that [`open_to_all`] makes.
+pub(crate) const OPEN_TO_ALL: &str = "auth.method";
+
+/// Whether whoever reaches an address of this machine from outside is let in.
+pub(crate) fn is_open_to_all(auth: &Auth, listen: &Listen) -> bool {
+    let outside = |address: &SocketAddr| !address.ip().is_loopback();
+    auth.method == AuthMethod::Trust && listen.addresses.iter().any(outside)
+}
+
+/// Says in the finding that the gateway is open to all.
+pub(crate) fn open_to_all(finding: Finding) -> Finding {
+    let reason = "method trust on an address that other machines reach: anybody is let in under any name";
+    finding.because(reason).help("write method = \"scram-sha-256\" and [users.NAME] with a password")
+}
+
+/// The section in which a key is at home.
+fn home_of(key: &str) -> Option<String> {
+    let has = |keys: &[Key]| keys.iter().any(|known| known.name == key);
+    SECTIONS.iter().find(|(_, keys)| has(keys)).map(|(section, _)| bracketed(section))
+}
+
+fn help_for_section(name: &str, is_table: bool) -> String {
+    let near = home_of(name).or_else(|| nearest(name, section_names()).map(bracketed));
+    match near {
+        Some(near) if is_table => format!("did you mean {near}?"),
+        Some(home) => format!("it belongs below {home}"),
+        None => {
+            let all: Vec<_> = section_names().map(bracketed).collect();
+            format!("the sections are {}", all.join(" "))
+        }
+    }
+}
+
+/// `targets` are the section's own keys, and those of other sections that may stand beside them.
+fn help_for_key(key: &str, targets: &[Vec<&'static Key>]) -> String {
+    if let Some(home) = home_of(key) {
+        return format!("it belongs in {home}");
+    }
+    if let Some(near) = nearest(key, targets.iter().flatten().map(|key| key.name)) {
+        return format!("did you mean `{near}`?");
+    }
+    let own: Vec<_> = targets.iter().take(1).flatten().map(|key| key.name).collect();
+    let others = if targets.len() > 1 { ", and those of [pool] and [timeouts]" } else { "" };
+    format!("the keys here are {}{others}", own.join(", "))
+}
+
+fn bracketed(name: impl std::fmt::Display) -> String {
+    format!("[{name}]")
+}
+
+/// One value per named table.
+type Named<T> = BTreeMap<String, T>;
+
+impl Checker<'_> {
+    fn databases(&mut self, section: &Section<'_>, pool: &PoolSettings) -> Named<Database> {
+        if section.table.entries.is_empty() {
+            let help = "add [databases.\"*\"] with host = \"127.0.0.1\", or [databases.NAME] with a url";
+            self.error(section.place(&[]), "there is no database to send clients to", help);
+        }
+        self.each(section, |checker, section| checker.database(section, pool))
+    }
+
+    fn users(&mut self, section: &Section<'_>, auth: &Auth) -> Named<User> {
+        self.each(section, |checker, section| checker.user(section, auth))
+    }
+
+    fn each<T>(&mut self, section: &Section<'_>, mut read: impl FnMut(&mut Self, &Section<'_>) -> T) -> Named<T> {
+        let mut named = Named::new();
+        for entry in &section.table.entries {
+            if let Some(section) = self.named(section, entry) {
+                named.insert(entry.key.clone(), read(self, &section));
+            }
+        }
+        named
+    }
+}

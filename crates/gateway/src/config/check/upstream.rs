@@ -1,0 +1,143 @@
+//! `[databases.NAME]`: a URL or its keys, and how many connections.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Checker, Section};
+use crate::config::keys::{Admin, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation};
+use crate::config::raw::Value;
+use crate::config::section::{Keys, Settings};
+use crate::config::url::{Host, PORT, PgUrl, host_list};
+use crate::config::{Database, ServerTls};
+
+/// More servers than this per database and user is seldom what Postgres can stand (its own default is 100 in all).
+const TYPICAL_SIZE_MAX: u32 = 200;
+
+impl Checker<'_> {
+    pub(super) fn database(&mut self, section: &Section<'_>, pool: &PoolSettings) -> Database {
+        let (mut raw, mut overrides) = (RawDatabase::default(), Overrides::default());
+        self.fill(section, &mut [&mut raw, &mut overrides]);
+        let hosts = match raw.url.take() {
+            Some(url) => self.spread_url(section, url, &mut raw, &mut overrides),
+            None => self.hosts(section, &raw),
+        };
+        self.pool(section, &overrides.pool.over(pool));
+        let keys = DatabaseKeys::from_raw(&raw);
+        self.upstream(section, &keys);
+        Database {
+            hosts,
+            tls: self.server_tls(section, &keys),
+            dbname: keys.dbname,
+            user: keys.user,
+            password: keys.password,
+            startup_parameters: keys.startup_parameters.0,
+            overrides,
+        }
+    }
+
+    fn hosts(&mut self, section: &Section<'_>, raw: &RawDatabase) -> Vec<Host> {
+        let place = section.place(&["host", "url"]);
+        let listed = match &raw.host {
+            Some(hosts) => host_list(hosts, raw.port.unwrap_or(PORT)),
+            // A host or URL that could not be read was told already.
+            None if section.has("host") || section.has("url") => Ok(Vec::new()),
+            None => {
+                let help = "write host = \"127.0.0.1\" (or a folder with a socket), or a url";
+                self.error(section.place(&[]), format!("[{}] has no host", section.path), help);
+                Ok(Vec::new())
+            }
+        };
+        listed.unwrap_or_else(|wrong| {
+            self.wrong(place, wrong);
+            Vec::new()
+        })
+    }
+
+    /// Writes the parts of the URL into the keys that they stand for; what is said twice is an error.
+    fn spread_url(
+        &mut self,
+        section: &Section<'_>,
+        url: PgUrl,
+        raw: &mut RawDatabase,
+        overrides: &mut Overrides,
+    ) -> Vec<Host> {
+        self.not_beside_url(section, "host");
+        self.not_beside_url(section, "port");
+        for (key, text) in url.keys() {
+            self.not_beside_url(section, key);
+            if let Some(Err(wrong)) = raw.set(key, &Value::Text(text)) {
+                self.wrong(section.place(&["url"]), wrong);
+            }
+        }
+        let connect = url.connect_timeout.map(|secs| Duration::from_secs(u64::from(secs)));
+        overrides.timeouts.connect = overrides.timeouts.connect.or(connect);
+        let parameters = raw.startup_parameters.get_or_insert_default();
+        parameters.0.splice(0..0, url.parameters);
+        for ignored in &url.ignored {
+            let reason = format!("the parameter `{ignored}` of the URL has no effect here");
+            self.warning(section.place(&["url"]), reason, "leave it out");
+        }
+        url.hosts
+    }
+
+    fn not_beside_url(&mut self, section: &Section<'_>, key: &str) {
+        if section.has(key) {
+            let help = format!("leave out either the url or `{key}`");
+            self.error(section.place(&[key]), format!("the url says `{key}` already"), help);
+        }
+    }
+
+    /// What cannot go together in the keys of one upstream.
+    fn upstream(&mut self, section: &Section<'_>, keys: &DatabaseKeys) {
+        if Admin::DATABASES.iter().any(|name| section.path == format!("databases.{name}")) {
+            let help = "name it otherwise, and say the server's name with dbname";
+            self.error(section.place(&[]), "this name is the admin console's", help);
+        }
+        if keys.user.is_empty() && !keys.password.is_empty() {
+            let help = "add user, or move the password to [users.NAME]";
+            self.error(section.place(&["password", "url"]), "a password without its user", help);
+        }
+        let weak = matches!(keys.sslmode, SslMode::Disable | SslMode::Allow | SslMode::Prefer);
+        if keys.sslnegotiation == SslNegotiation::Direct && weak {
+            let reason = format!("direct TLS cannot go with sslmode {}", keys.sslmode);
+            let help = "write sslmode = \"require\" or a stricter one";
+            self.error(section.place(&["sslnegotiation", "url"]), reason, help);
+        }
+    }
+
+    fn server_tls(&mut self, section: &Section<'_>, keys: &DatabaseKeys) -> ServerTls {
+        let system = keys.sslrootcert.as_os_str() == "system";
+        let mut tls = ServerTls {
+            mode: keys.sslmode,
+            root_cert: if system { PathBuf::new() } else { keys.sslrootcert.clone() },
+            cert: keys.sslcert.clone(),
+            key: keys.sslkey.clone(),
+            negotiation: keys.sslnegotiation,
+        };
+        if tls.cert.as_os_str().is_empty() != tls.key.as_os_str().is_empty() {
+            let help = "write both sslcert and sslkey, or neither";
+            let place = section.place(&["sslcert", "sslkey", "url"]);
+            self.error(place, "a certificate and its key go together", help);
+        }
+        self.file(section, "sslrootcert", &mut tls.root_cert);
+        self.file(section, "sslcert", &mut tls.cert);
+        self.file(section, "sslkey", &mut tls.key);
+        tls
+    }
+
+    /// Sizes that contradict each other, or that Postgres will hardly stand.
+    pub(super) fn pool(&mut self, section: &Section<'_>, pool: &PoolSettings) {
+        let written = |keys: [&str; 2]| keys.iter().any(|key| section.has(key));
+        if pool.min_size > pool.size && written(["min_size", "size"]) {
+            let reason = format!("min_size {} is larger than size {}", pool.min_size, pool.size);
+            let help = format!("write at most {} for min_size, or a larger size", pool.size);
+            self.error(section.place(&["min_size", "size"]), reason, help);
+        }
+        let servers = pool.size.saturating_add(pool.reserve_size);
+        if servers > TYPICAL_SIZE_MAX && written(["size", "reserve_size"]) {
+            let reason = format!("up to {servers} servers per database and user");
+            let help = "a few per core of the server is typical; see that its max_connections allows so many";
+            self.warning(section.place(&["size", "reserve_size"]), reason, help);
+        }
+    }
+}

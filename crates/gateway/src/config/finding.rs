@@ -1,0 +1,200 @@
+//! What is wrong with a configuration, said the way a compiler says it: where, why, and what to write instead.
+
+use std::fmt;
+
+use super::raw::{Source, Span};
+
+/// Whether a finding keeps the configuration from being used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Severity {
+    /// The configuration is refused.
+    Error,
+    /// The configuration works, and may not do what was meant.
+    Warning,
+}
+
+/// One finding. Its `Display` is several lines: message, place, the line itself, and help.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// Error or warning.
+    pub severity: Severity,
+    /// The file, or `--database` for a URL on the command line.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+    /// The key with its section (`pool.size`); empty when the text could not be read as far as a key.
+    pub key: String,
+    /// What is wrong.
+    pub reason: String,
+    /// What to write instead; empty when there is nothing to say.
+    pub help: String,
+    /// The line, with whatever may be a secret replaced by `***`.
+    pub excerpt: String,
+    /// How many characters of the line the finding is about.
+    pub width: usize,
+}
+
+impl Finding {
+    /// A finding about `span` of the source; an empty span is about something that is not written.
+    pub(crate) fn new(source: &Source, span: &Span, severity: Severity, key: &str) -> Self {
+        let start = floor_boundary(&source.text, span.start);
+        let line_start = source.text[..start].rfind('\n').map_or(0, |at| at + 1);
+        let line = source.text[line_start..].lines().next().unwrap_or("");
+        let from = (start - line_start).min(line.len());
+        let to = floor_boundary(line, span.end.saturating_sub(line_start)).max(from);
+        let finding = Self {
+            severity,
+            file: source.name.clone(),
+            line: source.text[..start].matches('\n').count() + 1,
+            column: line[..from].chars().count() + 1,
+            key: key.to_owned(),
+            reason: String::new(),
+            help: String::new(),
+            excerpt: String::new(),
+            width: line[from..to].chars().count().max(1),
+        };
+        if span.is_empty() { finding } else { finding.show(line, visible(line, from, to)) }
+    }
+
+    /// A finding about text that could not be read, so that nobody knows what of it is a secret: shows no more than
+    /// the key.
+    pub(crate) fn of_syntax(source: &Source, span: &Span) -> Self {
+        let finding = Self::new(source, span, Severity::Error, "");
+        let line = source.text.lines().nth(finding.line - 1).unwrap_or("");
+        let end = match line.find('=') {
+            Some(at) => at + 1,
+            None if line.trim_start().starts_with('[') => line.len(),
+            None => 0,
+        };
+        finding.show(line, end)
+    }
+
+    pub(crate) fn because(mut self, reason: impl Into<String>) -> Self {
+        self.reason = reason.into();
+        self
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = help.into();
+        self
+    }
+
+    /// Shows the line up to that byte, and `***` for the rest of it.
+    fn show(mut self, line: &str, end: usize) -> Self {
+        self.excerpt = printable(line[..end].trim_end());
+        if !line[end..].trim().is_empty() {
+            self.excerpt.push_str(" ***");
+        }
+        self
+    }
+
+    /// Where the mark begins in the excerpt, and how wide it is; inside of what is shown.
+    fn mark(&self) -> (usize, usize) {
+        let length = self.excerpt.chars().count();
+        let hidden = length.saturating_sub("***".len());
+        let start = if self.column > length { hidden } else { self.column - 1 };
+        (start, self.width.min(length.saturating_sub(start)).max(1))
+    }
+}
+
+/// How much of a line may be shown in a finding about `from..to`: nothing that speaks of a password or a URL, nothing
+/// else in an inline table, and of what follows only what cannot be a value.
+fn visible(line: &str, from: usize, to: usize) -> usize {
+    let rest = line[to..].trim_start();
+    let harmless = rest.is_empty() || rest.starts_with(['#', ']', ',']);
+    let end = if harmless { line.len() } else { to };
+    let inline = line[..from].find('{').map_or(end, |at| at + 1);
+    secret_from(line).unwrap_or(end).min(inline).min(end)
+}
+
+/// Where a secret may begin in a line that speaks of a password or has a URL: behind the first `=`, or `://`.
+fn secret_from(line: &str) -> Option<usize> {
+    let lower = line.to_ascii_lowercase();
+    let url = lower.find("://").map(|at| at + "://".len());
+    let words = ["pass", "secret", "scram-sha-256", "md5"];
+    let word = words.iter().filter_map(|word| lower.find(word).map(|at| at + word.len())).min();
+    let equals = line.find('=').map(|at| at + 1);
+    let told = url.into_iter().chain(word).min()?;
+    Some(equals.map_or(told, |equals| equals.min(url.unwrap_or(equals))))
+}
+
+fn printable(line: &str) -> String {
+    line.chars()
+        .map(|c| {
+            if c == '\t' {
+                ' '
+            } else if c.is_control() {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+fn floor_boundary(text: &str, at: usize) -> usize {
+    let at = at.min(text.len());
+    (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        let number = self.line.to_string();
+        let gutter = " ".repeat(number.len());
+        writeln!(f, "{severity}: {}", self.reason)?;
+        writeln!(f, "{gutter}--> {}:{}:{}", self.file, self.line, self.column)?;
+        if !self.excerpt.is_empty() {
+            writeln!(f, "{gutter} |\n{number} | {}", self.excerpt)?;
+            let (start, width) = self.mark();
+            writeln!(f, "{gutter} | {}{}", " ".repeat(start), "^".repeat(width))?;
+        }
+        if !self.help.is_empty() {
+            writeln!(f, "{gutter} = help: {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+/// Every finding about a configuration that cannot be used: the errors, and the warnings beside them, in the order of
+/// the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors {
+    findings: Vec<Finding>,
+}
+
+impl ConfigErrors {
+    pub(crate) fn new(mut findings: Vec<Finding>) -> Self {
+        findings.sort_by_key(|finding| (finding.line, finding.column));
+        Self { findings }
+    }
+
+    pub(crate) fn into_findings(self) -> Vec<Finding> {
+        self.findings
+    }
+
+    /// All findings, errors and warnings, in the order of the text.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        let errors = self.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+        write!(f, "{errors} error{} in the configuration", if errors == 1 { "" } else { "s" })
+    }
+}

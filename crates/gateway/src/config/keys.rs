@@ -1,0 +1,439 @@
+//! Every key of every section.
+//!
+//! A time of zero is [`Duration::ZERO`] and means off, unless the key says otherwise; an empty path or text means none.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::raw::{Entry, Value};
+use super::rule::Rules;
+use super::secret::Secret;
+use super::section::{Key, Keys, Scope, section};
+use super::setting::{FileMode, Setting, Wrong, words};
+use super::url::PgUrl;
+
+words! {
+    /// Whether clients may, must, or cannot use TLS.
+    pub enum ClientTls {
+        /// A client that asks is told no.
+        Off = "off",
+        /// A client that asks gets TLS; others stay in clear text.
+        Allow = "allow",
+        /// A client without TLS is refused.
+        Require = "require",
+    }
+
+    /// How clients prove who they are.
+    pub enum AuthMethod {
+        /// They do not: any name is believed.
+        Trust = "trust",
+        /// The password in clear text.
+        Password = "password",
+        /// The md5 challenge; a user with a SCRAM verifier is asked for SCRAM instead.
+        Md5 = "md5",
+        /// SCRAM-SHA-256.
+        ScramSha256 = "scram-sha-256",
+    }
+
+    /// How long a client keeps its server connection.
+    pub enum Mode {
+        /// From its first query until it leaves.
+        Session = "session",
+        /// For a transaction.
+        Transaction = "transaction",
+        /// For a statement; transaction blocks are refused.
+        Statement = "statement",
+    }
+
+    /// libpq's `sslmode`, towards servers.
+    pub enum SslMode {
+        /// Never TLS.
+        Disable = "disable",
+        /// TLS only if the server insists.
+        Allow = "allow",
+        /// TLS if the server has it.
+        Prefer = "prefer",
+        /// TLS; the certificate is not looked at.
+        Require = "require",
+        /// TLS with a certificate of a trusted authority.
+        VerifyCa = "verify-ca",
+        /// TLS with a certificate of a trusted authority for that very host name.
+        VerifyFull = "verify-full",
+    }
+
+    /// How TLS to a server begins.
+    pub enum SslNegotiation {
+        /// With a request in clear text, which every server understands.
+        Postgres = "postgres",
+        /// At once (Postgres 17 and newer): a round trip less.
+        Direct = "direct",
+    }
+
+    /// The form of log lines.
+    pub enum LogFormat {
+        /// Text, with colour if standard error is a terminal.
+        Auto = "auto",
+        /// Text without colour.
+        Text = "text",
+        /// A JSON object per line.
+        Json = "json",
+    }
+
+    /// The least important event that is logged.
+    pub enum LogLevel {
+        /// What somebody must look at.
+        Error = "error",
+        /// What somebody should look at.
+        Warn = "warn",
+        /// What happened: start, stop, reload, connections.
+        Info = "info",
+        /// Why it happened.
+        Debug = "debug",
+        /// Every message; slow.
+        Trace = "trace",
+    }
+
+    /// What one record of the query journal tells of.
+    pub enum Per {
+        /// One query.
+        Query = "query",
+        /// One transaction with all its queries.
+        Transaction = "transaction",
+    }
+
+    /// How records stand on the disk.
+    pub enum JournalFormat {
+        /// In frames with length, time and checksum: every kind of damage is found.
+        Framed = "framed",
+        /// A JSON object per line, for other programs.
+        Json = "json",
+    }
+
+    /// What of a statement is written down.
+    pub enum StatementForm {
+        /// Its text as the client sent it, and its fingerprint.
+        Text = "text",
+        /// Its text with literals replaced, and its fingerprint.
+        Normalised = "normalised",
+        /// Its fingerprint only.
+        Fingerprint = "fingerprint",
+        /// Nothing.
+        Off = "off",
+    }
+
+    /// What of bound parameters is written down.
+    pub enum ParameterForm {
+        /// Nothing.
+        Off = "off",
+        /// Their values.
+        On = "on",
+        /// How many there are, and which are NULL.
+        Redacted = "redacted",
+    }
+
+    /// What happens to a record when the journal's memory is full, or filling.
+    pub enum Overflow {
+        /// It is lost.
+        DropNewest = "drop_newest",
+        /// Older records that are not yet written are lost.
+        DropOldest = "drop_oldest",
+        /// From half full on, one in `sample_one_in` is kept.
+        Sample = "sample",
+    }
+
+    /// How soon records are on the disk.
+    pub enum JournalAck {
+        /// When a batch is full, or after 20 ms.
+        Accepted = "accepted",
+        /// At once, in the system's cache: they survive the process.
+        Written = "written",
+        /// At once, and synced: they survive a loss of power.
+        Durable = "durable",
+    }
+
+    /// Whether segments that are full are compressed.
+    pub enum Compress {
+        /// They stay as they are.
+        Off = "off",
+        /// With zstd, by a thread of its own.
+        Zstd = "zstd",
+    }
+
+    /// How the data plane talks to the kernel.
+    pub enum Io {
+        /// io_uring where the kernel allows it, else epoll.
+        Auto = "auto",
+        /// io_uring, or no start.
+        IoUring = "io_uring",
+        /// epoll.
+        Epoll = "epoll",
+    }
+}
+
+section! {
+    /// `[listen]`: where clients come in.
+    pub struct Listen, raw RawListen {
+        /// TCP addresses, `IP:port` each; `*:6432` is every interface, `[]` none.
+        addresses: Vec<SocketAddr> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 6432))] => Restart Process;
+        /// Folder of the unix socket, whose file is `.s.PGSQL.<port>`; empty for none.
+        unix_socket_dir: PathBuf = PathBuf::new() => Restart Process;
+        /// Port in the name of the socket's file; 0 for the port of the first address (6432 without one).
+        unix_socket_port: u16 = 0 => Restart Process;
+        /// Permissions of the socket's file, in octal.
+        unix_socket_mode: FileMode = FileMode(0o777) => Restart Process;
+        /// Connections the kernel holds until they are accepted; more are refused or must try again.
+        backlog: u32 = 4096, in 1..=1_000_000 => Restart Process;
+        /// TLS for clients: `off`, `allow`, `require`; needs `tls_cert` and `tls_key` unless off.
+        tls: ClientTls = ClientTls::Off => Live Process;
+        /// PEM file with the certificate and its chain.
+        tls_cert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the certificate's key.
+        tls_key: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with authorities; with it, a client must present a certificate of one of them.
+        tls_client_ca: PathBuf = PathBuf::new() => Live Process;
+        /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
+        max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
+    }
+}
+
+section! {
+    /// `[auth]`: how clients prove who they are.
+    pub struct Auth, raw RawAuth {
+        /// `trust`, `password` (clear text), `md5` or `scram-sha-256`; holds for logins from the reload on.
+        method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
+    }
+}
+
+section! {
+    /// `[pool]`: how many server connections there are, and who gets one for how long.
+    pub struct PoolSettings, raw RawPool {
+        /// `session`, `transaction` or `statement`: how long a client keeps its server.
+        mode: Mode = Mode::Transaction => Live Pool;
+        /// Server connections per database and user. Each costs Postgres a process.
+        size: u32 = 20, in 1..=100_000 => Live Pool;
+        /// Server connections that are kept open although nobody uses them.
+        min_size: u32 = 0, in 0..=100_000 => Live Pool;
+        /// Further server connections once a client has waited for `reserve_after`.
+        reserve_size: u32 = 0, in 0..=100_000 => Live Pool;
+        /// Wait of a client that opens the reserve; 0 opens it at once.
+        reserve_after: Duration = Duration::from_secs(5) => Live Pool;
+        /// Logins to the server under way at a time.
+        connects_in_flight: u32 = 4, in 1..=1000 => Live Pool;
+        /// Prepared statements kept on each server, the least used leaving first; each costs memory in Postgres.
+        /// 0 does not track them: named statements then work in session mode only.
+        prepared_statements_per_server: u32 = 500, in 0..=1_000_000 => Live Pool;
+        /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE keep the
+        /// client on its server; false refuses them with SQLSTATE 0A000 and a hint.
+        pin: bool = true => Live Pool;
+        /// SQL that a server runs when a client of session mode, or a pinned one, leaves; empty for none.
+        server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
+    }
+}
+
+section! {
+    /// `[timeouts]`: how long anything may take.
+    pub struct Timeouts, raw RawTimeouts {
+        /// Waiting for a server; then the client gets an error.
+        checkout: Duration = Duration::from_secs(120) => Live Pool;
+        /// Connecting and logging in to a server.
+        connect: Duration = Duration::from_secs(15) => Live Pool;
+        /// Pause after a failed connect; doubles up to 15 s, with jitter. 0 tries again at once.
+        connect_retry: Duration = Duration::from_secs(1) => Live Pool;
+        /// Login of a client, from accept to the first ReadyForQuery.
+        login: Duration = Duration::from_secs(60) => Live Process;
+        /// A server connection without use is closed after that, down to `min_size`.
+        server_idle: Duration = Duration::from_secs(600) => Live Pool;
+        /// Age at which a server connection is closed once it is free, 10 % of jitter included.
+        server_lifetime: Duration = Duration::from_secs(3600) => Live Pool;
+        /// A client that asks nothing for that long, outside of a transaction, is disconnected.
+        client_idle: Duration = Duration::ZERO => Live Pool;
+        /// A query that runs longer is cancelled, and its client disconnected.
+        query: Duration = Duration::ZERO => Live Pool;
+        /// A transaction that is open longer is ended with its client.
+        transaction: Duration = Duration::ZERO => Live Pool;
+        /// A client that asks nothing for that long inside of a transaction is disconnected.
+        idle_in_transaction: Duration = Duration::ZERO => Live Pool;
+        /// How long clients may stay after SIGTERM; 0 is without limit.
+        shutdown: Duration = Duration::ZERO => Live Process;
+        /// Delivering a cancel request to a server.
+        cancel: Duration = Duration::from_secs(10) => Live Process;
+    }
+}
+
+section! {
+    /// `[databases.NAME]`: one upstream; NAME is what clients say, `*` any other name. All keys of `[pool]` and most of
+    /// `[timeouts]` may stand beside these.
+    pub struct DatabaseKeys, raw RawDatabase {
+        /// `postgres://user:password@host:port/dbname?sslmode=...` instead of the keys below.
+        url: PgUrl = PgUrl::default() => Live Process;
+        /// Host name, address, or folder of a unix socket; several, separated by commas, are tried in order.
+        host: String = String::new() => Live Process;
+        /// Port, for every host.
+        port: u16 = 5432, in 1..=65535 => Live Process;
+        /// Name of the database on the server; empty for the name that the client says.
+        dbname: String = String::new() => Live Process;
+        /// User that logs in to the server whoever the client is; empty for the client's own name.
+        user: String = String::new() => Live Process;
+        /// Password of `user`.
+        password: Secret = Secret::default() => Live Process;
+        /// `disable`, `allow`, `prefer`, `require`, `verify-ca` or `verify-full`, as in libpq.
+        sslmode: SslMode = SslMode::Prefer => Live Process;
+        /// PEM file with trusted authorities; empty, or `system`, for those of the machine.
+        sslrootcert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the certificate shown to the server.
+        sslcert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with that certificate's key.
+        sslkey: PathBuf = PathBuf::new() => Live Process;
+        /// `postgres` asks before TLS begins; `direct` begins at once (Postgres 17, sslmode `require` or stricter).
+        sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
+        /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
+        startup_parameters: Parameters = Parameters::default() => Live Process;
+    }
+}
+
+section! {
+    /// `[users.NAME]`: who may log in. All keys of `[pool]` and most of `[timeouts]` may stand beside these, and go
+    /// before those of the database.
+    pub struct UserKeys, raw RawUser {
+        /// The password, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
+        password: Secret = Secret::default() => Live Process;
+        /// File whose first line is the password, instead of `password`.
+        password_file: PathBuf = PathBuf::new() => Live Process;
+    }
+}
+
+section! {
+    /// `[admin]`: who may use the console, which is the database `tidegate` (or `pgbouncer`).
+    pub struct Admin, raw RawAdmin {
+        /// Users that may use every command of the console.
+        users: Vec<String> = vec!["postgres".to_owned()] => Live Process;
+        /// Users that may use `SHOW` only.
+        stats_users: Vec<String> = Vec::new() => Live Process;
+    }
+}
+
+section! {
+    /// `[log]`: what is logged to standard error, and how.
+    pub struct Log, raw RawLog {
+        /// `auto` (text, colour on a terminal), `text` or `json`.
+        format: LogFormat = LogFormat::Auto => Restart Process;
+        /// `error`, `warn`, `info`, `debug` or `trace`.
+        level: LogLevel = LogLevel::Info => Live Process;
+        /// Whether a line tells of each client that comes and goes.
+        connections: bool = true => Live Process;
+    }
+}
+
+section! {
+    /// `[journal]`: who ran what, when, for how long and with what result, written to a folder. Clients never wait for it.
+    pub struct Journal, raw RawJournal {
+        /// Folder of the journal, made if it is missing; empty for no journal. One gateway at a time owns it.
+        folder: PathBuf = PathBuf::new() => Restart Process;
+        /// `framed` (checksums; read it with `tidegate journal`) or `json` (a JSON object per line).
+        format: JournalFormat = JournalFormat::Framed => Restart Process;
+        /// `query` or `transaction`: what one record tells of.
+        per: Per = Per::Query => Live Process;
+        /// `text`, `normalised` (literals as `?`), `fingerprint` or `off`. A text may hold personal data in its literals.
+        statement: StatementForm = StatementForm::Text => Live Process;
+        /// Bytes of a statement, and of its parameters, that are written down at most.
+        statement_bytes: u32 = 16_384, in 64..=65_536 => Live Process;
+        /// `off`, `on`, or `redacted` (how many there are, and which are NULL). A rule may say otherwise.
+        parameters: ParameterForm = ParameterForm::Off => Live Process;
+        /// Whether logins, refused logins and disconnects are written down.
+        connections: bool = true => Live Process;
+        /// Tables that say which queries are written down; the first that matches decides, and without a match they are.
+        rules: Rules = Rules::default() => Live Process;
+        /// Memory for records that are not yet written, in bytes; what exceeds it is answered as `queries_overload` says.
+        queue_bytes: u32 = 8 << 20, in 4_194_304..=2_147_483_648 => Restart Process;
+        /// `drop_newest`, `drop_oldest` or `sample`, for queries when the disk does not keep up; losses are counted.
+        queries_overload: Overflow = Overflow::DropNewest => Restart Process;
+        /// The same for logins, refused logins and disconnects.
+        connections_overload: Overflow = Overflow::DropNewest => Restart Process;
+        /// Of how many records `sample` keeps one.
+        sample_one_in: u32 = 10, in 1..=1_000_000 => Restart Process;
+        /// `accepted` (written within 20 ms), `written` (at once) or `durable` (at once and synced; costs writes).
+        ack: JournalAck = JournalAck::Accepted => Restart Process;
+        /// Files that are written side by side, for more than one thread can write; `json` has one.
+        stripes: u16 = 1, in 1..=16 => Restart Process;
+        /// Size at which a file is ended and the next begun, in bytes.
+        segment_bytes: u32 = 64 << 20, in 4_194_304..=4_294_967_295 => Restart Process;
+        /// Age at which a file is ended with the next record; 0 for no such limit.
+        segment_age: Duration = Duration::ZERO => Restart Process;
+        /// Bytes of all files above which the oldest is removed; 0 keeps all.
+        retain_bytes: u64 = 0, in 0..=9_223_372_036_854_775_807 => Restart Process;
+        /// Age above which a file is removed; 0 keeps all.
+        retain_age: Duration = Duration::ZERO => Restart Process;
+        /// Number of files above which the oldest is removed; 0 keeps all.
+        retain_segments: u32 = 0, in 0..=1_000_000 => Restart Process;
+        /// `off` or `zstd`: whether ended files are compressed, by a thread of its own.
+        compress: Compress = Compress::Off => Restart Process;
+        /// How long a stopping gateway waits for the disk.
+        close_timeout: Duration = Duration::from_secs(5) => Live Process;
+    }
+}
+
+section! {
+    /// `[runtime]`: threads and I/O.
+    pub struct Runtime, raw RawRuntime {
+        /// Threads of the data plane; 0 for half the cores: few busy threads cost less per query than many idle ones.
+        workers: u16 = 0, in 0..=1024 => Restart Process;
+        /// `auto`, `io_uring` or `epoll`.
+        io: Io = Io::Auto => Restart Process;
+    }
+}
+
+/// Parameters of a server login, by name, in the order of the text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Parameters(pub Vec<(String, String)>);
+
+/// What the login itself says; a parameter of that name would contradict it.
+const NO_PARAMETERS: &[&str] = &["user", "database", "replication"];
+
+impl Setting for Parameters {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        let Value::Table(table) = value else {
+            return Err(Wrong::new(
+                format!("expected a table, found {}", value.kind()),
+                "write names and texts in braces: { search_path = \"app\" }",
+            ));
+        };
+        table.entries.iter().map(parameter).collect::<Result<_, _>>().map(Self)
+    }
+
+    fn show(&self) -> String {
+        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn parameter(entry: &Entry) -> Result<(String, String), Wrong> {
+    let name = entry.key.as_str();
+    if name.is_empty() || name.contains('\0') || NO_PARAMETERS.contains(&name) {
+        let wrong = Wrong::new(format!("`{name}` cannot be a startup parameter"), "leave it out");
+        return Err(Wrong { at: Some(entry.key_at.clone()), ..wrong });
+    }
+    let value = match &entry.node.value {
+        Value::Integer(number) => number.to_string(),
+        Value::Boolean(value) => value.to_string(),
+        other => String::read(other).map_err(|wrong| Wrong { at: Some(entry.node.at.clone()), ..wrong })?,
+    };
+    Ok((name.to_owned(), value))
+}
+
+/// The keys of `[pool]` and `[timeouts]` that were written for one database or user.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Overrides {
+    pub(crate) pool: RawPool,
+    pub(crate) timeouts: RawTimeouts,
+}
+
+impl Keys for Overrides {
+    fn keys(&self) -> Vec<&'static Key> {
+        PoolSettings::KEYS.iter().chain(Timeouts::KEYS).filter(|key| key.scope == Scope::Pool).collect()
+    }
+
+    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), Wrong>> {
+        self.keys().iter().find(|known| known.name == key)?;
+        self.pool.set(key, value).or_else(|| self.timeouts.set(key, value))
+    }
+}

@@ -1,0 +1,114 @@
+//! A password that cannot slip into a log.
+
+use std::fmt;
+
+/// A password, a hash, or a verifier. `Debug` prints `***`, and there is no `Display`.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself; for the code that computes a login with it, and for nothing that prints.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether there is no secret at all.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// How a user's password is kept in the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UserSecret {
+    /// The password itself; serves every method, and logs in to servers.
+    Plain(Secret),
+    /// `md5` and 32 hexadecimal digits: md5(password + user name), as in `pg_authid`.
+    Md5(Secret),
+    /// `SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>`, as in `pg_authid`.
+    Scram(Secret),
+}
+
+impl UserSecret {
+    /// Tells the three forms apart as Postgres does, except that a damaged verifier is refused instead of taken for a
+    /// password that nobody could type.
+    ///
+    /// # Errors
+    /// What is wrong with a text that begins as a SCRAM verifier and is none.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let secret = Secret::new(text);
+        if let Some(rest) = text.strip_prefix("SCRAM-SHA-256$") {
+            return if is_scram_verifier(rest) { Ok(Self::Scram(secret)) } else { Err(DAMAGED_VERIFIER) };
+        }
+        Ok(if is_md5(text) { Self::Md5(secret) } else { Self::Plain(secret) })
+    }
+
+    /// The text as it was written.
+    pub fn secret(&self) -> &Secret {
+        match self {
+            Self::Plain(secret) | Self::Md5(secret) | Self::Scram(secret) => secret,
+        }
+    }
+}
+
+const DAMAGED_VERIFIER: &str = "the password begins as a SCRAM verifier, but is not a whole one";
+
+fn is_md5(text: &str) -> bool {
+    text.strip_prefix("md5").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// The part after `SCRAM-SHA-256$`: `<iterations>:<salt>$<stored key>:<server key>`, the last three in base64.
+fn is_scram_verifier(rest: &str) -> bool {
+    let Some((head, keys)) = rest.split_once('$') else {
+        return false;
+    };
+    let (Some((rounds, salt)), Some((stored, server))) = (head.split_once(':'), keys.split_once(':')) else {
+        return false;
+    };
+    let rounds = rounds.parse::<u32>().is_ok_and(|rounds| rounds > 0);
+    // A SHA-256 key is 32 bytes: 44 characters of base64 with one `=`.
+    rounds
+        && !salt.is_empty()
+        && [salt, stored, server].iter().all(|part| is_base64(part))
+        && stored.len() == 44
+        && server.len() == 44
+}
+
+fn is_base64(text: &str) -> bool {
+    let digits = text.trim_end_matches('=');
+    let padding = text.len() - digits.len();
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
+    text.len().is_multiple_of(4) && padding <= 2 && digits.bytes().all(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_never_shows_in_debug() {
+        let secret = UserSecret::parse("hunter2").expect("a password");
+        assert_eq!(format!("{secret:?}"), "Plain(***)");
+    }
+
+    #[test]
+    fn the_three_forms_are_told_apart() {
+        let verifier = format!("SCRAM-SHA-256$4096:c2FsdHNhbHQ=${0}:{0}", "A".repeat(43) + "=");
+        assert!(matches!(UserSecret::parse(&verifier), Ok(UserSecret::Scram(_))));
+        assert!(matches!(UserSecret::parse(&format!("md5{}", "0f".repeat(16))), Ok(UserSecret::Md5(_))));
+        assert!(matches!(UserSecret::parse("md5 is old"), Ok(UserSecret::Plain(_))));
+        assert!(UserSecret::parse("SCRAM-SHA-256$4096:c2FsdA==$short:keys").is_err());
+    }
+}

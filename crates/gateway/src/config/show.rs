@@ -1,0 +1,103 @@
+//! A configuration as rows: for `SHOW CONFIG`, and to tell what a reload cannot change.
+
+use super::check::SECTIONS;
+use super::keys::{Admin, Auth, Journal, Listen, Log, Overrides, PoolSettings, Runtime, Timeouts};
+use super::section::{Key, Reload};
+use super::setting::Setting;
+use super::{Config, Database, Host, UserSecret};
+
+/// A setting as `SHOW CONFIG` prints it; secrets are `***`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Section and key: `pool.size`, `databases.shop.host`.
+    pub key: String,
+    /// What holds.
+    pub value: String,
+    /// What would hold if the key were not written.
+    pub default: String,
+    /// Whether a reload changes it.
+    pub reloadable: bool,
+}
+
+impl Config {
+    /// Every setting of the process, then what is written for each database and user, in the order of the
+    /// documentation and of names.
+    pub fn render(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        section(&mut rows, "listen", Listen::KEYS, self.listen.shown(), Listen::default().shown());
+        section(&mut rows, "auth", Auth::KEYS, self.auth.shown(), Auth::default().shown());
+        section(&mut rows, "pool", PoolSettings::KEYS, self.pool.shown(), PoolSettings::default().shown());
+        section(&mut rows, "timeouts", Timeouts::KEYS, self.timeouts.shown(), Timeouts::default().shown());
+        section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
+        section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
+        section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
+        section(&mut rows, "runtime", Runtime::KEYS, self.runtime.shown(), Runtime::default().shown());
+        for (name, database) in &self.databases {
+            rows.extend(database.rows(&format!("databases.{name}")));
+            rows.extend(self.overrides(&format!("databases.{name}"), &database.overrides));
+        }
+        for (name, user) in &self.users {
+            let secret = UserSecret::secret(&user.secret).show();
+            rows.push(row(&format!("users.{name}"), "password", secret, String::new()));
+            rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
+        }
+        rows
+    }
+
+    /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
+    pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
+        let fixed = |config: &Self| config.render().into_iter().filter(|row| !row.reloadable).collect::<Vec<_>>();
+        let pairs = fixed(old).into_iter().zip(fixed(new));
+        pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
+    }
+
+    /// Overrides, with what holds for the others as the default.
+    fn overrides(&self, path: &str, overrides: &Overrides) -> Vec<Row> {
+        let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
+        let general = |key: &str| {
+            let pool = PoolSettings::KEYS.iter().zip(self.pool.shown());
+            let all = pool.chain(Timeouts::KEYS.iter().zip(self.timeouts.shown()));
+            all.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
+        };
+        written.map(|(key, value)| row(path, key, value, general(key))).collect()
+    }
+}
+
+impl Database {
+    fn rows(&self, path: &str) -> Vec<Row> {
+        let hosts = self.hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(", ");
+        let parameters = super::Parameters(self.startup_parameters.clone());
+        [
+            ("host", hosts),
+            ("dbname", self.dbname.clone()),
+            ("user", self.user.clone()),
+            ("password", self.password.show()),
+            ("sslmode", self.tls.mode.show()),
+            ("sslrootcert", self.tls.root_cert.show()),
+            ("sslcert", self.tls.cert.show()),
+            ("sslkey", self.tls.key.show()),
+            ("sslnegotiation", self.tls.negotiation.show()),
+            ("startup_parameters", parameters.show()),
+        ]
+        .into_iter()
+        .map(|(key, value)| row(path, key, value, database_default(key)))
+        .collect()
+    }
+}
+
+fn database_default(key: &str) -> String {
+    let keys = super::DatabaseKeys::KEYS.iter().zip(super::DatabaseKeys::default().shown());
+    keys.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
+}
+
+fn row(path: &str, key: &str, value: String, default: String) -> Row {
+    Row { key: format!("{path}.{key}"), value, default, reloadable: true }
+}
+
+fn section(rows: &mut Vec<Row>, name: &str, keys: &[Key], values: Vec<String>, defaults: Vec<String>) {
+    debug_assert!(SECTIONS.iter().any(|(known, _)| *known == name), "every section is listed");
+    for ((key, value), default) in keys.iter().zip(values).zip(defaults) {
+        let reloadable = key.reload == Reload::Live;
+        rows.push(Row { key: format!("{name}.{}", key.name), value, default, reloadable });
+    }
+}

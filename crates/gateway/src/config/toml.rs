@@ -1,0 +1,95 @@
+//! `tidegate.toml`: TOML text to a raw table, then through the common check.
+
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeInteger, DeTable, DeValue};
+
+use super::Config;
+use super::check::{Disk, check};
+use super::finding::{ConfigErrors, Finding, Severity};
+use super::raw::{Entry, Node, Source, Table, Value};
+
+/// Files larger than this are no configuration.
+const LARGEST_BYTES: u64 = 16 << 20;
+
+/// Reads and checks a file. Relative paths in it are relative to its folder; password files are read, and the files of
+/// certificates must be readable.
+///
+/// # Errors
+/// Everything that is wrong with the file, at once.
+pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+    let name = path.display().to_string();
+    let text = read_text(path).map_err(|reason| unreadable(&name, &reason))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    read(text, name, Disk::Folder(folder))
+}
+
+/// Checks a text without touching the disk: password files stay unread (their users have empty passwords), and files
+/// of certificates are not looked for. Never panics, whatever the text. `name` is the file's name in findings.
+///
+/// # Errors
+/// Everything that is wrong with the text, at once.
+pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
+    read(text.to_owned(), name.to_owned(), Disk::Untouched)
+}
+
+fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErrors> {
+    let source = Source { name, text };
+    let (parsed, errors) = DeTable::parse_recoverable(&source.text);
+    if !errors.is_empty() {
+        return Err(ConfigErrors::new(errors.iter().map(|error| syntax(&source, error)).collect()));
+    }
+    check(&source, &table(parsed.get_ref()), disk)
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if metadata.len() > LARGEST_BYTES {
+        return Err(format!("it is larger than {} MiB", LARGEST_BYTES >> 20));
+    }
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
+
+fn unreadable(name: &str, reason: &str) -> ConfigErrors {
+    let source = Source { name: name.to_owned(), text: String::new() };
+    let finding = Finding::new(&source, &(0..0), Severity::Error, "")
+        .because(format!("cannot read {name}: {reason}"))
+        .help("begin with a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`");
+    ConfigErrors::new(vec![finding])
+}
+
+fn syntax(source: &Source, error: &toml::de::Error) -> Finding {
+    Finding::of_syntax(source, &error.span().unwrap_or(0..0)).because(error.message().replace('\n', ", "))
+}
+
+fn table(parsed: &DeTable<'_>) -> Table {
+    let entry = |(key, value): (&Spanned<_>, _)| Entry { key: key_name(key), key_at: key.span(), node: node(value) };
+    let mut entries: Vec<Entry> = parsed.iter().map(entry).collect();
+    entries.sort_by_key(|entry| entry.key_at.start);
+    Table { entries }
+}
+
+fn key_name(key: &Spanned<toml::de::DeString<'_>>) -> String {
+    key.get_ref().to_string()
+}
+
+fn node(parsed: &Spanned<DeValue<'_>>) -> Node {
+    Node { value: value(parsed.get_ref()), at: parsed.span() }
+}
+
+fn value(parsed: &DeValue<'_>) -> Value {
+    match parsed {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Integer(number) => integer(number),
+        DeValue::Boolean(value) => Value::Boolean(*value),
+        DeValue::Array(nodes) => Value::List(nodes.iter().map(node).collect()),
+        DeValue::Table(parsed) => Value::Table(table(parsed)),
+        DeValue::Float(_) => Value::Other("a number with a fraction"),
+        DeValue::Datetime(_) => Value::Other("a date"),
+    }
+}
+
+fn integer(number: &DeInteger<'_>) -> Value {
+    i64::from_str_radix(number.as_str(), number.radix()).map_or(Value::Other("a number too large"), Value::Integer)
+}

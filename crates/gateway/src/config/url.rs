@@ -1,0 +1,370 @@
+//! Postgres URLs: `postgres://user:password@host:port,host:port/dbname?sslmode=require`.
+//!
+//! The grammar is libpq's (PostgreSQL documentation, "Connection URIs"). A parser of web URLs would refuse host lists
+//! and sockets, so this is a small one of its own. No error repeats a part of the URL that could be a password.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use super::raw::{Node, Table, Value};
+use super::secret::Secret;
+use super::setting::{Setting, Wrong, nearest, text};
+
+/// The port of Postgres.
+pub(crate) const PORT: u16 = 5432;
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Host {
+    /// A name or an address.
+    Tcp {
+        /// Name or IP address, without brackets.
+        name: String,
+        /// Port.
+        port: u16,
+    },
+    /// A unix socket.
+    Unix {
+        /// Folder of the socket.
+        dir: PathBuf,
+        /// Port, which is part of the socket's file name.
+        port: u16,
+    },
+}
+
+impl Host {
+    /// A host as libpq tells the two apart: what begins with `/` is a folder.
+    pub fn new(name: &str, port: u16) -> Self {
+        if name.starts_with('/') {
+            Self::Unix { dir: PathBuf::from(name), port }
+        } else {
+            Self::Tcp { name: name.to_owned(), port }
+        }
+    }
+
+    /// The socket's file, for [`Host::Unix`].
+    pub fn socket_path(&self) -> Option<PathBuf> {
+        match self {
+            Self::Unix { dir, port } => Some(socket_path(dir, *port)),
+            Self::Tcp { .. } => None,
+        }
+    }
+}
+
+pub(crate) fn socket_path(dir: &Path, port: u16) -> PathBuf {
+    dir.join(format!(".s.PGSQL.{port}"))
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { name, port } if name.contains(':') => write!(f, "[{name}]:{port}"),
+            Self::Tcp { name, port } => write!(f, "{name}:{port}"),
+            Self::Unix { dir, port } => write!(f, "{}", socket_path(dir, *port).display()),
+        }
+    }
+}
+
+/// The parts of a Postgres URL; those that it leaves out are empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PgUrl {
+    /// The servers, in order.
+    pub hosts: Vec<Host>,
+    /// Name of the database.
+    pub dbname: String,
+    /// User of the login.
+    pub user: String,
+    /// Password of the login.
+    pub password: Secret,
+    /// `sslmode` and the like, by the key of `[databases.NAME]` that they stand for.
+    pub ssl: Vec<(&'static str, String)>,
+    /// `connect_timeout` in seconds, as written.
+    pub connect_timeout: Option<u32>,
+    /// Parameters that the server is told when logging in.
+    pub parameters: Vec<(String, String)>,
+    /// Parameters of libpq that mean nothing to a gateway.
+    pub ignored: Vec<String>,
+}
+
+const ENCODE: &str = "in names and passwords, write : / ? # [ ] @ % as %3A %2F %3F %23 %5B %5D %40 %25: postgres://user:pass%40word@host:5432/db";
+const SSL: &[&str] = &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation"];
+const LOGIN: &[&str] = &["host", "port", "user", "password", "dbname", "connect_timeout"];
+const PARAMETERS: &[&str] = &["application_name", "client_encoding", "options"];
+const IGNORED: &[&str] = &[
+    "hostaddr",
+    "passfile",
+    "require_auth",
+    "channel_binding",
+    "fallback_application_name",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+    "gssencmode",
+    "krbsrvname",
+    "gsslib",
+    "gssdelegation",
+    "sslcompression",
+    "sslcertmode",
+    "sslpassword",
+    "sslcrl",
+    "sslcrldir",
+    "sslsni",
+    "requirepeer",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "target_session_attrs",
+    "load_balance_hosts",
+    "min_protocol_version",
+    "max_protocol_version",
+];
+
+impl PgUrl {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong, and what to write instead.
+    pub(crate) fn parse(url: &str) -> Result<Self, Wrong> {
+        let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or_else(|| {
+            let help = "it begins with postgres://, as in postgres://user:password@host:5432/dbname";
+            Wrong::new("this is not a Postgres URL", help)
+        })?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if query.contains('@') {
+            return Err(Wrong::new("there is an `@` after the `?` of the URL", ENCODE));
+        }
+        let (authority, dbname) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let (user, password) = login.split_once(':').unwrap_or((login, ""));
+        let mut parsed = Self {
+            hosts: hosts.split(',').filter(|_| !hosts.is_empty()).map(host).collect::<Result<_, _>>()?,
+            dbname: decode(dbname)?,
+            user: decode(user)?,
+            password: Secret::new(decode(password)?),
+            ..Self::default()
+        };
+        let (mut host, mut port) = (None, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or_else(|| {
+                Wrong::new("a parameter of the URL has no value", "write name=value, joined by &: ?sslmode=require")
+            })?;
+            match (decode(name)?, decode(value)?) {
+                (name, value) if name == "host" => host = Some(value),
+                (name, value) if name == "port" => port = Some(port_number(&value)?),
+                (name, value) => parsed.parameter(&name, value)?,
+            }
+        }
+        parsed.place(host.as_deref(), port)
+    }
+
+    /// The parts that keys of `[databases.NAME]` stand for, without those that the URL leaves out.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let login = [
+            ("dbname", self.dbname.clone()),
+            ("user", self.user.clone()),
+            ("password", self.password.reveal().to_owned()),
+        ];
+        self.ssl.clone().into_iter().chain(login).filter(|(_, text)| !text.is_empty())
+    }
+
+    /// Sets the hosts from the parameters `host` and `port`, or to this machine if the URL names none.
+    fn place(mut self, host: Option<&str>, port: Option<u16>) -> Result<Self, Wrong> {
+        if self.hosts.is_empty() {
+            self.hosts = host_list(host.unwrap_or("localhost"), port.unwrap_or(PORT))?;
+        } else if host.is_some() || port.is_some() {
+            return Err(Wrong::new("the URL names its host twice", "leave out the parameters host and port"));
+        }
+        Ok(self)
+    }
+
+    fn parameter(&mut self, name: &str, value: String) -> Result<(), Wrong> {
+        if let Some(key) = SSL.iter().find(|key| **key == name) {
+            self.ssl.push((key, value));
+        } else if PARAMETERS.contains(&name) {
+            self.parameters.push((name.to_owned(), value));
+        } else if IGNORED.contains(&name) {
+            self.ignored.push(name.to_owned());
+        } else {
+            match name {
+                "user" => self.user = value,
+                "password" => self.password = Secret::new(value),
+                "dbname" => self.dbname = value,
+                "connect_timeout" => self.connect_timeout = Some(seconds(&value)?),
+                _ => return Err(unknown_parameter(name)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unknown_parameter(name: &str) -> Wrong {
+    let known = [SSL, LOGIN, PARAMETERS, IGNORED].concat();
+    let help = match nearest(name, known.into_iter()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => "other settings of the server go into startup_parameters".to_owned(),
+    };
+    Wrong::new(format!("the URL has an unknown parameter `{name}`"), help)
+}
+
+fn seconds(text: &str) -> Result<u32, Wrong> {
+    text.parse()
+        .map_err(|_| Wrong::new("connect_timeout of the URL is not a number", "write seconds: connect_timeout=5"))
+}
+
+/// `host`, `host:port`, `[::1]:port`, `%2Ffolder`.
+fn host(spec: &str) -> Result<Host, Wrong> {
+    let broken =
+        || Wrong::new("the URL has an IPv6 address without its closing bracket", "write postgres://[::1]:5432/");
+    let (name, port) = match spec.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').ok_or_else(broken)?,
+        None => spec.split_at(spec.find(':').unwrap_or(spec.len())),
+    };
+    let port = match (port, port.strip_prefix(':')) {
+        ("", _) | (_, Some("")) => PORT,
+        (_, Some(port)) => port_number(port)?,
+        _ => {
+            return Err(Wrong::new("the URL has something between `]` and the port", "write postgres://[::1]:5432/"));
+        }
+    };
+    let name = decode(name)?;
+    if spec.starts_with('[') && name.parse::<IpAddr>().is_err() {
+        return Err(Wrong::new("the URL has no IPv6 address inside of its brackets", "write postgres://[::1]:5432/"));
+    }
+    Ok(Host::new(if name.is_empty() { "localhost" } else { &name }, port))
+}
+
+fn port_number(text: &str) -> Result<u16, Wrong> {
+    text.parse()
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(|| Wrong::new("the URL has a port that is not a number from 1 to 65535", ENCODE))
+}
+
+/// A comma-separated list of hosts, each at `port`.
+pub(crate) fn host_list(hosts: &str, port: u16) -> Result<Vec<Host>, Wrong> {
+    let one = |name: &str| match name.trim() {
+        "" => Err(Wrong::new("the list of hosts has an empty place", "write host = \"first,second\"")),
+        name => Ok(Host::new(name, port)),
+    };
+    hosts.split(',').map(one).collect()
+}
+
+/// Undoes percent-encoding.
+fn decode(text: &str) -> Result<String, Wrong> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'%' { hex(rest.next(), rest.next())? } else { byte });
+    }
+    let decoded = String::from_utf8(bytes).map_err(|_| Wrong::new("the URL is not UTF-8 once decoded", ENCODE))?;
+    if decoded.contains('\0') {
+        return Err(Wrong::new("the URL has a zero byte (%00)", "Postgres ends its strings with it; leave it out"));
+    }
+    Ok(decoded)
+}
+
+fn hex(high: Option<u8>, low: Option<u8>) -> Result<u8, Wrong> {
+    let digit = |byte: Option<u8>| char::from(byte?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    digit(high).zip(digit(low)).map(|(high, low)| high * 16 + low).ok_or_else(not_encoded)
+}
+
+fn not_encoded() -> Wrong {
+    Wrong::new("the URL has a `%` that is not followed by two hexadecimal digits", ENCODE)
+}
+
+/// The configuration that a URL alone stands for; see [`Config::from_url`](super::Config::from_url).
+pub(crate) fn document(url: &str) -> Table {
+    let at = 0..url.len();
+    let section = |name: &str, table: Table| {
+        let mut outer = Table::default();
+        outer.push(name, Value::Table(table), at.clone());
+        outer
+    };
+    // A URL that cannot be read is told by the check, as in a file.
+    let parsed = PgUrl::parse(url).unwrap_or_default();
+    let (mut database, mut auth, mut root) = (Table::default(), Table::default(), Table::default());
+    database.push_text("url", url, at.clone());
+    let name = if parsed.dbname.is_empty() { "*" } else { &parsed.dbname };
+    root.push("databases", Value::Table(section(name, database)), at.clone());
+    if parsed.user.is_empty() || parsed.password.is_empty() {
+        auth.push_text("method", "trust", at.clone());
+        root.push("auth", Value::Table(auth), at.clone());
+    } else {
+        let mut user = Table::default();
+        user.push_text("password", parsed.password.reveal(), at.clone());
+        root.push("users", Value::Table(section(&parsed.user, user)), at.clone());
+        let name = Node { value: Value::Text(parsed.user.clone()), at: at.clone() };
+        let mut admin = Table::default();
+        admin.push("users", Value::List(vec![name]), at.clone());
+        root.push("admin", Value::Table(admin), at.clone());
+    }
+    root
+}
+
+impl Setting for PgUrl {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        Self::parse(text(value, "\"postgres://user:password@host:5432/dbname\"")?)
+    }
+
+    fn show(&self) -> String {
+        if *self == Self::default() { String::new() } else { "***".to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(url: &str) -> String {
+        let parsed = PgUrl::parse(url).expect(url);
+        parsed.hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_form_of_host_is_read() {
+        assert_eq!(hosts("postgres://"), "localhost:5432");
+        assert_eq!(hosts("postgres:///shop"), "localhost:5432");
+        assert_eq!(hosts("postgresql://db:7000/shop"), "db:7000");
+        assert_eq!(hosts("postgres://u@a:1,b,[::1]:3/shop"), "a:1 b:5432 [::1]:3");
+        assert_eq!(hosts("postgres://%2Frun%2Fpg/shop"), "/run/pg/.s.PGSQL.5432");
+        assert_eq!(hosts("postgres:///shop?host=/run/pg&port=6000"), "/run/pg/.s.PGSQL.6000");
+    }
+
+    #[test]
+    fn login_and_parameters_are_decoded() {
+        let url = "postgres://us%65r:p%40ss%3aword@h/my%20db?sslmode=require&application_name=a%26b&connect_timeout=7&sslsni=1";
+        let parsed = PgUrl::parse(url).expect("a URL");
+        assert_eq!(
+            (parsed.user.as_str(), parsed.password.reveal(), parsed.dbname.as_str()),
+            ("user", "p@ss:word", "my db")
+        );
+        assert_eq!(parsed.ssl, [("sslmode", "require".to_owned())]);
+        assert_eq!(parsed.parameters, [("application_name".to_owned(), "a&b".to_owned())]);
+        assert_eq!((parsed.connect_timeout, parsed.ignored), (Some(7), vec!["sslsni".to_owned()]));
+    }
+
+    #[test]
+    fn errors_do_not_repeat_a_password() {
+        for url in [
+            "mysql://app:hunter2@h/db",
+            "postgres://app:hunter2/x@h/db",
+            "postgres://app:hunter2?x@h/db",
+            "postgres://app:hunter2%@h/db",
+            "postgres://app:hunter2@h:70000/db",
+            "postgres://app:hunter2@[::1/db",
+            "postgres://app:hunter2@[::1]x/db",
+            "postgres://app:hunter2@[nonsense]/db",
+            "postgres://app:hunter2@h/db?sslmod=require",
+            "postgres://app:hunter2@h/db?sslmode",
+            "postgres://app:hunter2@h/db?host=other",
+            "postgres://app:hunter2%00@h/db",
+            "postgres://app:hunter2%ff@h/db",
+        ] {
+            let wrong = PgUrl::parse(url).expect_err(url);
+            assert!(!format!("{wrong:?}").contains("hunter2"), "{wrong:?}");
+        }
+    }
+}

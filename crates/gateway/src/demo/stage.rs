@@ -1,0 +1,201 @@
+//! The Postgres and the gateway of the demo: made, asked, and taken down.
+
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::ProgressBar;
+use rustix::process::{Pid, Signal, kill_process};
+use tidegate_sandbox::{Postgres, Progress};
+
+use super::protocol::ROWS;
+
+/// User and database of the demo.
+pub(super) const USER: &str = "demo";
+
+/// Server connections of the gateway.
+pub(super) const GATEWAY_POOL: u32 = 20;
+
+/// Where a gateway is expected; the next free port when it is taken.
+const PORT: u16 = 6432;
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(10);
+
+/// Both, running.
+pub(super) struct Stage {
+    // In this order: the gateway goes before its server.
+    gateway: Gateway,
+    pub(super) postgres: Postgres,
+}
+
+impl Stage {
+    /// Starts both; `servers` is how many connections Postgres must bear.
+    pub(super) fn set(servers: u32) -> Result<Self> {
+        let postgres = start_postgres(servers)?;
+        let gateway = Gateway::start(&postgres)?;
+        Ok(Self { gateway, postgres })
+    }
+
+    /// Stops both, the gateway first.
+    pub(super) fn strike(self) -> Result<()> {
+        self.gateway.stop()?;
+        self.postgres.stop().context("stop Postgres")
+    }
+
+    /// Where the gateway listens.
+    pub(super) fn port(&self) -> u16 {
+        self.gateway.port
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("postgres://{USER}@127.0.0.1:{}/{USER}", self.gateway.port)
+    }
+
+    pub(super) fn console_url(&self) -> String {
+        format!("postgres://{USER}@127.0.0.1:{}/tidegate", self.gateway.port)
+    }
+
+    pub(super) fn version(&self) -> Result<String> {
+        self.ask("SHOW server_version")
+    }
+
+    /// How many connections clients or the gateway hold now.
+    pub(super) fn server_connections(&self) -> Result<u64> {
+        let count = self.ask(&format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'"))?;
+        count.parse().context("a count is a number")
+    }
+
+    fn ask(&self, sql: &str) -> Result<String> {
+        let rows = self.postgres.simple_query(sql).context("ask Postgres")?;
+        rows.into_iter().next().and_then(|row| row.into_iter().next()?).context("Postgres answers with a value")
+    }
+}
+
+/// A Postgres with the table of the demo.
+pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
+    let bar = ProgressBar::new_spinner();
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let postgres = Postgres::builder()
+        // The superuser, the gateway, and those who connect by hand while it runs.
+        .setting("max_connections", &(servers + 50).to_string())
+        .start_with_progress(&mut |progress| bar.set_message(describe(&progress)))
+        .context("start Postgres")?;
+    bar.set_message("filling a table");
+    postgres.ensure_role(USER, USER).context("create the role of the demo")?;
+    postgres.ensure_database(USER, USER).context("create the database of the demo")?;
+    let fill = format!(
+        "CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL);
+         INSERT INTO account SELECT id, id * 7 FROM generate_series(1, {ROWS}) id;
+         GRANT ALL ON account TO {USER};
+         VACUUM ANALYZE account;"
+    );
+    for statement in fill.split_inclusive(';').filter(|statement| !statement.trim().is_empty()) {
+        postgres.simple_query_in(USER, statement).context("fill the table of the demo")?;
+    }
+    bar.finish_and_clear();
+    Ok(postgres)
+}
+
+fn describe(progress: &Progress) -> String {
+    match progress {
+        Progress::Downloading { major } => format!("fetching Postgres {major}, once for all demos"),
+        Progress::Unpacking { version, bytes } => format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000),
+        Progress::Initialising => "making a database cluster".to_owned(),
+        Progress::Starting => "starting Postgres".to_owned(),
+        _ => "preparing Postgres".to_owned(),
+    }
+}
+
+/// This very program as `tidegate run`.
+struct Gateway {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Gateway {
+    /// Its configuration and its log lie in the folder of Postgres, which is removed even if we are killed.
+    fn start(postgres: &Postgres) -> Result<Self> {
+        let port = free_port()?;
+        let config = postgres.socket_dir().join("tidegate.toml");
+        let log = postgres.socket_dir().join("tidegate.log");
+        fs::write(&config, configuration(port, postgres.port())).context("write a configuration")?;
+        let out = File::create(&log).context("create a log")?;
+        let mut command = Command::new(std::env::current_exe().context("find this program")?);
+        command.arg("run").arg("-c").arg(config).stdin(Stdio::null());
+        // Ctrl-C reaches the whole group of the terminal, but the order of the end is ours.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.stdout(out.try_clone().context("share a log")?).stderr(out);
+        let child = command.spawn().context("start the gateway")?;
+        let mut gateway = Self { child, port, log };
+        postgres.adopt(gateway.child.id()).context("guard the gateway")?;
+        gateway.wait_until_listening()?;
+        Ok(gateway)
+    }
+
+    fn wait_until_listening(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            if self.child.try_wait().context("look after the gateway")?.is_some() || Instant::now() > deadline {
+                bail!("the gateway does not listen:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Asks it to end (SIGINT waits for transactions only) and waits.
+    fn stop(mut self) -> Result<()> {
+        self.signal(Signal::INT);
+        let deadline = Instant::now() + STOP_LIMIT;
+        while self.child.try_wait().context("wait for the gateway")?.is_none() {
+            ensure!(Instant::now() < deadline, "the gateway does not stop and is killed");
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It may be gone already; the wait that follows finds out.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // Not reaped yet, so the process id is still its own.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn configuration(port: u16, postgres: u16) -> String {
+    format!(
+        "[listen]\naddresses = [\"127.0.0.1:{port}\"]\nmax_clients = 100000\n\n\
+         [auth]\nmethod = \"trust\"\n\n\
+         [pool]\nmode = \"transaction\"\nsize = {GATEWAY_POOL}\n\n\
+         [databases.{USER}]\nhost = \"127.0.0.1\"\nport = {postgres}\nsslmode = \"disable\"\n\n\
+         [users.{USER}]\npassword = \"{USER}\"\n\n\
+         [admin]\nusers = [\"{USER}\"]\n\n\
+         [log]\nconnections = false\n"
+    )
+}
+
+fn free_port() -> Result<u16> {
+    let mut ports = PORT..PORT + 100;
+    let port = ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok());
+    let port = port.with_context(|| format!("find a free port from {PORT} on"))?;
+    if port != PORT {
+        println!("Port {PORT} is taken; the gateway listens on {port}");
+    }
+    Ok(port)
+}

@@ -1,0 +1,404 @@
+//! A client and a server, from the client's first message until the server may go to another client.
+//!
+//! Bytes flow both ways at once, so that neither side can block the other by sending without reading. Each direction
+//! stops reading while the other side's queue is full; nothing else bounds a message's size.
+
+use std::{
+    io,
+    rc::Rc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use tidegate_link::{Chunk, Link};
+use tidegate_wire::{DecodeError, scan::Scanner};
+
+use crate::{
+    classify::{Change, Pins},
+    config::PoolPlan,
+    params::{Interned, Settings},
+    record::Ledger,
+    server::Server,
+    statements::{Catalog, ClientStatements},
+    stats::PoolStats,
+};
+
+mod flight;
+mod forward;
+mod reply;
+mod splice;
+
+use flight::Flight;
+pub use forward::Unnamed;
+
+/// A client as an exchange sees it: its link and what it has set up in its session.
+pub struct Frontend {
+    /// The connection.
+    pub link: Link,
+    /// Tells this client from all others of its thread.
+    pub id: u64,
+    /// What the client has set.
+    pub settings: Rc<Settings>,
+    /// What it had set when it logged in, to which RESET goes back.
+    pub startup_settings: Rc<Settings>,
+    /// Its named statements; none as long as it has none.
+    pub statements: Option<Box<ClientStatements>>,
+    /// Its unnamed statement, as long as one is alive.
+    pub unnamed: Option<Box<Unnamed>>,
+    /// Why it stays on its server.
+    pub pins: Pins,
+    /// What the statement bound last will change in the settings.
+    pub portal_change: Option<Box<Change>>,
+    stamps: u64,
+}
+
+impl Frontend {
+    /// A client that has just logged in.
+    #[must_use]
+    pub fn new(link: Link, id: u64, settings: Rc<Settings>) -> Self {
+        Self {
+            link,
+            id,
+            startup_settings: settings.clone(),
+            settings,
+            statements: None,
+            unnamed: None,
+            pins: Pins::default(),
+            portal_change: None,
+            stamps: 0,
+        }
+    }
+
+    fn next_stamp(&mut self) -> u64 {
+        self.stamps += 1;
+        self.stamps
+    }
+}
+
+/// What goes wrong between a client and a server.
+#[derive(Debug)]
+pub enum Trouble {
+    /// The client's link is gone; `None` if it ended without an error.
+    ClientGone(Option<io::Error>),
+    /// The server's link is gone; `None` if it ended without an error.
+    ServerGone(Option<io::Error>),
+    /// The client sent what is no message.
+    BadClient(DecodeError),
+    /// The client sent a message of a kind that has no place in a session.
+    UnknownMessage(u8),
+    /// The server sent what is no message.
+    BadServer(DecodeError),
+    /// The server sent a message that nobody had asked for.
+    Unasked(u8),
+}
+
+/// How an exchange ends.
+#[derive(Debug)]
+pub enum End {
+    /// Nothing is owed and no transaction is open. What the client had sent of its next message goes with it.
+    Over(Option<Chunk>),
+    /// The client said farewell.
+    Farewell,
+    /// Something went wrong.
+    Trouble(Trouble),
+}
+
+/// What an exchange is doing, for deadlines and for `SHOW CLIENTS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// The server owes a reply, since this moment.
+    Query(Instant),
+    /// A transaction is open and the client silent, since this moment.
+    IdleInTransaction(Instant),
+    /// The client keeps the server without a transaction.
+    Idle(Instant),
+}
+
+/// What a server is left with when its client goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftover {
+    /// Nothing: no transaction is open.
+    Nothing,
+    /// An open transaction; nothing is owed.
+    Transaction,
+    /// Messages without a Sync, which a Sync of ours would carry out and commit; nothing is owed.
+    Unsynced,
+    /// It owes a reply, or has got a part of a message.
+    Busy,
+}
+
+/// What all exchanges of a pool on one thread share.
+pub struct Surroundings<'a> {
+    /// The statements of this thread.
+    pub catalog: &'a Catalog,
+    /// The settings of this thread.
+    pub interned: &'a Interned,
+    /// The pool's settings.
+    pub plan: &'a PoolPlan,
+    /// The pool's counters on this thread.
+    pub stats: &'a PoolStats,
+}
+
+/// One exchange. See the [module](self).
+pub struct Exchange<'a> {
+    front: &'a mut Frontend,
+    server: &'a mut Server,
+    catalog: &'a Catalog,
+    interned: &'a Interned,
+    plan: &'a PoolPlan,
+    stats: &'a PoolStats,
+    /// Of the client's messages.
+    scanner: Scanner,
+    /// Messages of the client that wait for the server's answers to those before them.
+    held: Option<Chunk>,
+    flight: Flight,
+    clock: Clock,
+    /// The server stays with the client whatever the state of the transaction.
+    keep: bool,
+    /// The settings of the client are on their way to the server.
+    adopting: bool,
+    /// They were refused; empty once the client has been told.
+    adoption_error: Option<Box<[u8]>>,
+    /// Changes of settings that wait for their transaction to end.
+    pending: Vec<Change>,
+    /// The transaction has seen a rollback or an error.
+    rolled_back: bool,
+    /// The message now streamed from the server goes to the client.
+    streams_for_client: bool,
+    /// Follows the queries for the journal, if there is one.
+    ledger: Option<Ledger>,
+}
+
+/// When the transaction and the query at hand began.
+#[derive(Clone, Copy)]
+struct Clock {
+    transaction: Option<Instant>,
+    query: Option<Instant>,
+    quiet: Instant,
+}
+
+/// A direction stops reading while so much waits to be sent.
+const QUEUE_BYTES_MAX: usize = 64 * 1024;
+
+impl<'a> Exchange<'a> {
+    /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.
+    pub fn new(
+        front: &'a mut Frontend,
+        server: &'a mut Server,
+        around: &Surroundings<'a>,
+        keep: bool,
+        now: Instant,
+    ) -> Self {
+        Self {
+            front,
+            server,
+            catalog: around.catalog,
+            interned: around.interned,
+            plan: around.plan,
+            stats: around.stats,
+            scanner: Scanner::new(forward::MESSAGE_MAX),
+            held: None,
+            flight: Flight::new(),
+            clock: Clock { transaction: None, query: None, quiet: now },
+            keep,
+            adopting: false,
+            adoption_error: None,
+            pending: Vec::new(),
+            rolled_back: false,
+            streams_for_client: false,
+            ledger: None,
+        }
+    }
+
+    /// Lets a ledger follow the client's queries.
+    pub fn follow(&mut self, ledger: Option<Ledger>) {
+        self.ledger = ledger;
+    }
+
+    /// The ledger, to be closed.
+    pub fn take_ledger(&mut self) -> Option<Ledger> {
+        self.ledger.take()
+    }
+
+    /// Takes the client's first messages.
+    ///
+    /// # Errors
+    /// When they are none, or when the client leaves with them.
+    pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
+        self.adopt_settings();
+        self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
+        self.take_from_client(first, now)
+    }
+
+    fn take_from_client(&mut self, chunk: Chunk, now: Instant) -> Result<(), End> {
+        self.stats.received_bytes.add(chunk.len() as u64);
+        self.take_messages(chunk, now)
+    }
+
+    fn take_messages(&mut self, chunk: Chunk, now: Instant) -> Result<(), End> {
+        if self.flight.is_over() {
+            self.clock.transaction = Some(now);
+        }
+        if let Some(ledger) = &mut self.ledger {
+            ledger.turn(now);
+        }
+        let owed_nothing = self.flight.owes_nothing();
+        match self.forward(chunk) {
+            Ok(true) => {}
+            Ok(false) => return Err(End::Farewell),
+            Err(trouble) => return Err(End::Trouble(trouble)),
+        }
+        if owed_nothing && !self.flight.owes_nothing() {
+            self.clock.query = Some(now);
+        }
+        Ok(())
+    }
+
+    fn take_from_server(&mut self, chunk: Chunk, now: Instant) -> Result<(), Trouble> {
+        self.stats.sent_bytes.add(chunk.len() as u64);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.turn(now);
+        }
+        self.reply(chunk)?;
+        if self.flight.owes_nothing() {
+            if let Some(began) = self.clock.query.take() {
+                self.stats.query_time.add_time(now - began);
+                self.clock.quiet = now;
+            }
+            if self.flight.is_over()
+                && let Some(began) = self.clock.transaction.take()
+            {
+                self.stats.xact_count.add(1);
+                self.stats.xact_time.add_time(now - began);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves bytes both ways until the exchange ends.
+    pub fn poll(&mut self, now: Instant, cx: &Context<'_>) -> Poll<End> {
+        loop {
+            let from_client = self.poll_client(now, cx);
+            if let Poll::Ready(Err(end)) = from_client {
+                return Poll::Ready(end);
+            }
+            let from_server = self.poll_server(now, cx);
+            if let Poll::Ready(Err(trouble)) = from_server {
+                return Poll::Ready(End::Trouble(trouble));
+            }
+            if self.flight.is_over() && from_server.is_ready() && self.may_part() {
+                return Poll::Ready(End::Over(self.take_beginning()));
+            }
+            if from_client.is_pending() && from_server.is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {
+        self.flush_to_server(cx)?;
+        let mut progress = Poll::Pending;
+        if let Some(held) = self.held.take() {
+            self.take_messages(held, now)?;
+        }
+        if self.held.is_none()
+            && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
+            && let Poll::Ready(read) = self.front.link.poll_read(cx)
+        {
+            let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));
+            match read {
+                Ok(chunk) if chunk.is_empty() => return Poll::Ready(gone(None)),
+                Ok(chunk) => self.take_from_client(chunk, now)?,
+                Err(error) => return Poll::Ready(gone(Some(error))),
+            }
+            progress = Poll::Ready(Ok(()));
+        }
+        self.flush_to_server(cx)?;
+        progress
+    }
+
+    fn flush_to_server(&mut self, cx: &Context<'_>) -> Result<(), End> {
+        if let Poll::Ready(Err(error)) = self.server.link().poll_flush(cx) {
+            // The server may have said why before it went: its last words are read first.
+            self.server.write_failed = true;
+            if !self.server.has_last_words(cx) {
+                return Err(End::Trouble(Trouble::ServerGone(Some(error))));
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_server(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), Trouble>> {
+        self.flush_to_client(cx)?;
+        let mut progress = Poll::Pending;
+        if self.front.link.queued_bytes() < QUEUE_BYTES_MAX
+            && let Poll::Ready(read) = self.server.link().poll_read(cx)
+        {
+            match read {
+                Ok(chunk) if chunk.is_empty() => return Poll::Ready(Err(Trouble::ServerGone(None))),
+                Ok(chunk) => self.take_from_server(chunk, now)?,
+                Err(error) => return Poll::Ready(Err(Trouble::ServerGone(Some(error)))),
+            }
+            progress = Poll::Ready(Ok(()));
+        }
+        self.flush_to_client(cx)?;
+        progress
+    }
+
+    fn flush_to_client(&mut self, cx: &Context<'_>) -> Result<(), Trouble> {
+        match self.front.link.poll_flush(cx) {
+            Poll::Ready(Err(error)) => Err(Trouble::ClientGone(Some(error))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the server may go to another client, as far as this client is concerned.
+    fn may_part(&self) -> bool {
+        !self.keep
+            && self.held.is_none()
+            && (self.front.pins.is_empty() || !self.keeps_state_apart())
+            && !self.scanner.is_streaming()
+    }
+
+    /// What the client has sent of its next message, none of which the server has got.
+    fn take_beginning(&mut self) -> Option<Chunk> {
+        let beginning = self.scanner.take_unfinished();
+        (!beginning.is_empty()).then(|| beginning.into())
+    }
+
+    /// What the exchange is doing.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        match self.clock.query {
+            Some(since) => Activity::Query(since),
+            None if self.flight.is_over() => Activity::Idle(self.clock.quiet),
+            None => Activity::IdleInTransaction(self.clock.quiet),
+        }
+    }
+
+    /// Since when the transaction at hand is open.
+    #[must_use]
+    pub fn transaction_since(&self) -> Option<Instant> {
+        self.clock.transaction
+    }
+
+    /// Why the client stays on its server.
+    #[must_use]
+    pub fn pins(&self) -> Pins {
+        self.front.pins
+    }
+
+    /// What the server is left with.
+    #[must_use]
+    pub fn leftover(&self) -> Leftover {
+        if self.scanner.is_streaming() || !self.flight.owes_nothing() {
+            Leftover::Busy
+        } else if !self.flight.is_quiet() {
+            Leftover::Unsynced
+        } else if self.flight.is_over() {
+            Leftover::Nothing
+        } else {
+            Leftover::Transaction
+        }
+    }
+}

@@ -1,0 +1,618 @@
+//! The replies that a server still owes, in order, and who gets them.
+//!
+//! Every message that makes the server answer leaves an entry. An entry may belong to the client, to the gateway (its
+//! reply is swallowed), or be answered already (the gateway gives the reply itself when its turn comes). An error takes
+//! back everything up to the next Sync, as the server does, and what the gateway had noted on account of it.
+//!
+//! Pure: bytes in, decisions out.
+
+use std::{collections::VecDeque, rc::Rc};
+
+use tidegate_wire::backend::TxStatus;
+
+use super::forward::Unnamed;
+use crate::{
+    classify::Change,
+    statements::{ClientStatements, Digest, Known, Statement},
+};
+
+/// Who gets a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// The client asked.
+    Client,
+    /// The gateway asked; the client must not see it.
+    Gateway,
+    /// The gateway answers in the server's place.
+    Answered,
+}
+
+/// What the server was asked.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// What it changes in the settings, and what it makes the client forget.
+    Query(Option<Box<Change>>, Undo),
+    FunctionCall,
+    Sync,
+    /// The statement, and the client's name for it, which is taken back if the Parse fails.
+    Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
+    /// The client's unnamed statement before this one, which is put back if the Parse is skipped.
+    ParseUnnamed(Option<Box<Unnamed>>),
+    /// A Parse under a name that the client has already: it fails, unless the one before it did.
+    ParseAgain(Box<Again>),
+    Bind(Option<Known>),
+    /// A Bind that the server is made to refuse: the statement gives other columns than the client knows of.
+    BindChanged,
+    Describe(Option<Known>),
+    Execute(Option<Box<Change>>, Undo),
+    /// The client's statement that the Close is for, which is put back if the Close is skipped.
+    Close(Option<Box<Named>>),
+    /// The gateway closes a statement on the server to make room.
+    Evict(Digest, Box<[u8]>),
+    /// CopyData, once for any number of them: no reply of its own, but a Sync behind it is answered if the data was
+    /// refused, and ignored as a part of the copy if not.
+    CopyData,
+    /// CopyDone or CopyFail: no reply of its own, but it parts the Syncs before it from those behind.
+    CopyEnd,
+}
+
+/// A statement and the client's name for it.
+pub(crate) type Named = (Box<[u8]>, Rc<Statement>);
+
+/// What a client forgets on account of a statement, to be put back if the statement fails or is skipped.
+pub(crate) type Undo = Option<Box<Forgotten>>;
+
+/// See [`Undo`].
+#[derive(Debug, Default)]
+pub(crate) struct Forgotten {
+    pub(crate) unnamed: Option<Box<Unnamed>>,
+    pub(crate) statements: Option<Box<ClientStatements>>,
+}
+
+/// A name that is prepared a second time.
+#[derive(Debug)]
+pub(crate) struct Again {
+    pub(crate) name: Box<[u8]>,
+    /// What the name stands for, under whose server name the second text was sent.
+    pub(crate) first: Rc<Statement>,
+    /// What it will stand for, should the server take the second text.
+    pub(crate) second: Rc<Statement>,
+}
+
+/// One owed reply.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    pub(crate) asked: Asked,
+    pub(crate) to: For,
+}
+
+impl Owed {
+    fn is_query(&self) -> bool {
+        self.to == For::Client && matches!(self.asked, Asked::Query(..) | Asked::Execute(..) | Asked::FunctionCall)
+    }
+}
+
+/// The replies that a server still owes. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Flight {
+    owed: VecDeque<Owed>,
+    pub(crate) status: TxStatus,
+    /// Extended messages were sent since the last Sync or Query.
+    unsynced: bool,
+    /// An error came before its Sync was sent: the server skips everything up to it.
+    pub(crate) skipping: bool,
+    /// The server waits for copy data.
+    pub(crate) copy_in: bool,
+    /// What is at the front has begun a copy.
+    copied: bool,
+    /// The query at the front has failed.
+    query_failed: bool,
+    /// How many of what is owed decide what a statement's name means, or what the server knows.
+    naming: usize,
+    /// How many of what is owed prepare the unnamed statement.
+    unnamed: usize,
+    /// How many of what is owed are queries of the client.
+    queries: usize,
+}
+
+/// What is to be known of a statement before a message that uses it may be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Use<'a> {
+    /// The client's name for it.
+    pub(crate) name: &'a [u8],
+    /// What the name stands for, if anything.
+    pub(crate) digest: Option<Digest>,
+}
+
+impl Asked {
+    /// Decides what a name means, or what the server knows.
+    fn names(&self) -> bool {
+        match self {
+            Self::Parse(Some(_), _) | Self::ParseAgain(_) | Self::Close(Some(_)) | Self::Evict(..) => true,
+            Self::Query(_, undo) | Self::Execute(_, undo) => {
+                undo.as_ref().is_some_and(|undo| undo.statements.is_some())
+            }
+            _ => false,
+        }
+    }
+
+    /// Decides what `usage` will find.
+    fn concerns(&self, usage: Use<'_>) -> bool {
+        let is = |digest| usage.digest == Some(digest);
+        match self {
+            Self::Parse(Some(statement), name) => name.as_deref() == Some(usage.name) || is(statement.digest()),
+            Self::ParseAgain(again) => *again.name == *usage.name || is(again.first.digest()),
+            Self::Close(Some(named)) => *named.0 == *usage.name,
+            Self::Evict(digest, _) => is(*digest),
+            Self::Query(..) | Self::Execute(..) => self.names(),
+            _ => false,
+        }
+    }
+}
+
+/// A reply that completes an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completes {
+    Parse,
+    Bind,
+    Describe,
+    Execute,
+    Close,
+}
+
+impl Flight {
+    pub(crate) const fn new() -> Self {
+        Self {
+            owed: VecDeque::new(),
+            status: TxStatus::Idle,
+            unsynced: false,
+            skipping: false,
+            copy_in: false,
+            copied: false,
+            query_failed: false,
+            naming: 0,
+            unnamed: 0,
+            queries: 0,
+        }
+    }
+
+    fn enqueue(&mut self, owed: Owed) {
+        self.naming += usize::from(owed.asked.names());
+        self.unnamed += usize::from(matches!(owed.asked, Asked::ParseUnnamed(_)));
+        self.queries += usize::from(owed.is_query());
+        self.owed.push_back(owed);
+    }
+
+    #[inline]
+    fn dequeue(&mut self) -> Option<Owed> {
+        let owed = self.owed.pop_front()?;
+        self.forget(&owed);
+        Some(owed)
+    }
+
+    #[inline]
+    fn forget(&mut self, owed: &Owed) {
+        self.naming -= usize::from(owed.asked.names());
+        self.unnamed -= usize::from(matches!(owed.asked, Asked::ParseUnnamed(_)));
+        self.queries -= usize::from(owed.is_query());
+    }
+
+    /// How many queries of the client are owed a reply.
+    #[inline]
+    pub(crate) fn queries(&self) -> usize {
+        self.queries
+    }
+
+    /// Something is owed that decides what a name means.
+    #[inline]
+    pub(crate) fn is_naming(&self) -> bool {
+        self.naming > 0
+    }
+
+    /// An earlier flight of the same pipeline may still fail and so change what `usage` finds.
+    pub(crate) fn is_undecided(&self, usage: Use<'_>) -> bool {
+        self.earlier_any(|asked| asked.concerns(usage))
+    }
+
+    /// An earlier flight of the same pipeline may still fail and so change what some name stands for.
+    pub(crate) fn is_any_undecided(&self) -> bool {
+        self.earlier_any(Asked::names)
+    }
+
+    /// What comes before a message in its own flight does not count: an error there skips the message too.
+    fn earlier_any(&self, mut is: impl FnMut(&Asked) -> bool) -> bool {
+        let mut earlier = false;
+        self.naming > 0
+            && self.owed.iter().rev().any(|owed| {
+                earlier |= matches!(owed.asked, Asked::Sync);
+                (earlier || matches!(owed.asked, Asked::Query(..))) && is(&owed.asked)
+            })
+    }
+
+    /// An earlier flight of the same pipeline prepares the unnamed statement, and this one has not.
+    pub(crate) fn is_unnamed_undecided(&self) -> bool {
+        if self.unnamed == 0 {
+            return false;
+        }
+        let since = self.owed.iter().rev().take_while(|owed| !matches!(owed.asked, Asked::ParseUnnamed(_)));
+        since.into_iter().any(|owed| matches!(owed.asked, Asked::Sync))
+    }
+
+    /// A flight that was sent before is not yet answered, so that this one may find the transaction failed.
+    pub(crate) fn is_pipelined(&self) -> bool {
+        self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..) | Asked::FunctionCall))
+    }
+
+    /// What takes the place of the client's unnamed statement next keeps `previous` as the one before it; `previous`
+    /// comes back if nothing does.
+    pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
+        for owed in &mut self.owed {
+            match &mut owed.asked {
+                Asked::ParseUnnamed(before) => *before = previous,
+                Asked::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
+                Asked::Query(_, Some(undo)) => undo.unnamed = None,
+                Asked::Query(..) => {}
+                _ => continue,
+            }
+            return Ok(());
+        }
+        Err(previous)
+    }
+
+    /// Nothing is owed and no transaction is open: the server may go to another client.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.status == TxStatus::Idle && self.is_quiet()
+    }
+
+    /// Nothing is owed, though a transaction may be open.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.owed.is_empty() && !self.unsynced && !self.copy_in
+    }
+
+    /// Extended messages were sent since the last Sync or Query.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.unsynced
+    }
+
+    /// Nobody waits for a reply.
+    #[inline]
+    pub(crate) fn owes_nothing(&self) -> bool {
+        self.owed.is_empty() && !self.copy_in
+    }
+
+    pub(crate) fn front(&self) -> Option<&Owed> {
+        self.owed.front()
+    }
+
+    /// What the query at the front makes the client forget: its turn has come to be undone.
+    pub(crate) fn take_undo(&mut self) -> Undo {
+        let asked = &mut self.owed.front_mut()?.asked;
+        let naming = asked.names();
+        match asked {
+            Asked::Query(_, undo) => {
+                self.naming -= usize::from(naming);
+                undo.take()
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes what was sent. Returns whether an answered entry is due at once.
+    #[inline]
+    pub(crate) fn push(&mut self, asked: Asked, to: For) -> bool {
+        match asked {
+            Asked::Sync => {
+                self.unsynced = false;
+                // What comes behind it is heard again.
+                self.skipping = false;
+            }
+            Asked::Query(..) | Asked::FunctionCall => self.unsynced = false,
+            Asked::CopyData | Asked::CopyEnd => {}
+            _ => self.unsynced |= to != For::Answered,
+        }
+        if to == For::Answered && self.owed.is_empty() {
+            return true;
+        }
+        self.enqueue(Owed { asked, to });
+        false
+    }
+
+    /// A Sync in the middle of a copy: ignored, unless data before it is refused.
+    pub(crate) fn sync_in_copy(&mut self) {
+        if self.owed.iter().any(|owed| matches!(owed.asked, Asked::CopyData)) {
+            self.push(Asked::Sync, For::Client);
+        }
+    }
+
+    /// Copy data from the client.
+    pub(crate) fn note_copy_data(&mut self) {
+        let known = matches!(self.owed.back(), None | Some(Owed { asked: Asked::CopyData, .. }));
+        if !known {
+            self.owed.push_back(Owed { asked: Asked::CopyData, to: For::Client });
+        }
+    }
+
+    /// A reply that no Sync gives: a Sync that stands before whoever asked for it was ignored in a copy.
+    pub(crate) fn pass_ignored_syncs(&mut self) {
+        while self.owed.len() > 1 && matches!(self.owed.front(), Some(Owed { asked: Asked::Sync, .. })) {
+            self.owed.pop_front();
+        }
+    }
+
+    /// What was at the front is done. If it was a copy that went well, what was sent in its course was a part of it.
+    fn end_copy(&mut self, well: bool) {
+        self.copy_in = false;
+        if std::mem::take(&mut self.copied) && well {
+            self.pass_copy(0);
+        }
+        self.pass_strays();
+    }
+
+    /// The copy before `from` was heard to its end: what was sent in its course up to there was a part of it.
+    fn pass_copy(&mut self, from: usize) {
+        let is_part = |owed: &&Owed| matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd);
+        let mut course = self.owed.iter().skip(from).take_while(is_part);
+        if let Some(end) = course.position(|owed| matches!(owed.asked, Asked::CopyEnd)) {
+            self.owed.drain(from..=from + end);
+        }
+    }
+
+    /// The server refuses a copy because the client said so: it has heard all that was sent in its course.
+    pub(crate) fn copy_given_up(&mut self) {
+        if std::mem::take(&mut self.copied) {
+            self.pass_copy(1);
+        }
+    }
+
+    /// There is no copy, or it has failed: of what was sent in its course, Syncs are answered and nothing else.
+    fn pass_strays(&mut self) {
+        let mut at = 0;
+        while let Some(owed) = self.owed.get(at) {
+            match owed.asked {
+                Asked::Sync => at += 1,
+                Asked::CopyData | Asked::CopyEnd => drop(self.owed.remove(at)),
+                _ => return,
+            }
+        }
+    }
+
+    /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to nothing.
+    #[inline]
+    pub(crate) fn complete(&mut self, reply: Completes) -> Option<Owed> {
+        let fits = match (&self.owed.front()?.asked, reply) {
+            (Asked::Parse(..) | Asked::ParseUnnamed(_) | Asked::ParseAgain(_), Completes::Parse)
+            | (Asked::Bind(_) | Asked::BindChanged, Completes::Bind)
+            | (Asked::Describe(_), Completes::Describe)
+            | (Asked::Execute(..), Completes::Execute)
+            | (Asked::Close(_) | Asked::Evict(..), Completes::Close) => true,
+            _ => return None,
+        };
+        debug_assert!(fits);
+        let owed = self.dequeue();
+        if reply == Completes::Execute {
+            self.end_copy(true);
+        } else {
+            self.pass_strays();
+        }
+        owed
+    }
+
+    /// The next entry, if the gateway answers it and its turn has come.
+    #[inline]
+    pub(crate) fn next_answered(&mut self) -> Option<Owed> {
+        if self.owed.front()?.to != For::Answered {
+            return None;
+        }
+        let owed = self.dequeue();
+        self.pass_strays();
+        owed
+    }
+
+    /// ReadyForQuery. Returns the entry it completes.
+    #[inline]
+    pub(crate) fn ready(&mut self, status: TxStatus) -> Option<Owed> {
+        self.status = status;
+        self.skipping = false;
+        self.copy_in = false;
+        let failed = std::mem::take(&mut self.query_failed);
+        while let Some(owed) = self.dequeue() {
+            if matches!(owed.asked, Asked::Query(..) | Asked::Sync | Asked::FunctionCall) {
+                self.end_copy(matches!(owed.asked, Asked::Query(..)) && !failed);
+                return Some(owed);
+            }
+        }
+        None
+    }
+
+    /// ErrorResponse. Returns what the server will now skip, in order, beginning with what failed.
+    pub(crate) fn fail(&mut self) -> Vec<Owed> {
+        match self.owed.front().map(|owed| &owed.asked) {
+            // A simple query or a function call ends with its own ReadyForQuery; a Sync fails when its commit does.
+            None | Some(Asked::Query(..) | Asked::FunctionCall | Asked::Sync) => {
+                self.copy_in = false;
+                self.copied = false;
+                self.query_failed = true;
+                return Vec::new();
+            }
+            _ => {}
+        }
+        self.copy_in = false;
+        self.copied = false;
+        let end = self.owed.iter().position(|owed| matches!(owed.asked, Asked::Sync));
+        self.skipping = end.is_none();
+        self.unsynced |= self.skipping;
+        (0..end.unwrap_or(self.owed.len())).map_while(|_| self.dequeue()).collect()
+    }
+
+    /// CopyInResponse: the server ignores Sync until the copy ends, so those already sent are not answered.
+    pub(crate) fn begin_copy_in(&mut self) {
+        while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
+            self.owed.remove(1);
+            self.unsynced = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..)));
+        }
+        self.copied = true;
+        // The end of this copy may have been sent already.
+        self.copy_in = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::CopyEnd));
+    }
+
+    /// CopyDone or CopyFail from the client.
+    pub(crate) fn end_copy_in(&mut self) {
+        self.copy_in = false;
+        if !self.owed.is_empty() {
+            self.owed.push_back(Owed { asked: Asked::CopyEnd, to: For::Client });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(flight: &mut Flight, asked: Asked) {
+        assert!(!flight.push(asked, For::Client));
+    }
+
+    fn pipeline(flight: &mut Flight) {
+        push(flight, Asked::Parse(None, None));
+        push(flight, Asked::Bind(None));
+        push(flight, Asked::Execute(None, None));
+    }
+
+    #[test]
+    fn a_flight_is_over_when_every_sync_is_answered() {
+        let mut flight = Flight::new();
+        for _ in 0..2 {
+            pipeline(&mut flight);
+            push(&mut flight, Asked::Sync);
+        }
+        for round in 0..2 {
+            for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
+                assert!(flight.complete(reply).is_some());
+            }
+            assert!(!flight.is_over());
+            flight.ready(TxStatus::Idle);
+            assert_eq!(flight.is_over(), round == 1);
+        }
+    }
+
+    #[test]
+    fn flush_without_sync_keeps_the_server() {
+        let mut flight = Flight::new();
+        pipeline(&mut flight);
+        for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
+            flight.complete(reply);
+        }
+        assert!(flight.owes_nothing() && !flight.is_over());
+        push(&mut flight, Asked::Sync);
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    #[test]
+    fn an_error_skips_to_the_sync_even_if_that_comes_later() {
+        let mut flight = Flight::new();
+        pipeline(&mut flight);
+        assert!(flight.complete(Completes::Parse).is_some());
+        assert_eq!(flight.fail().len(), 2);
+        assert!(flight.skipping && !flight.is_over());
+        push(&mut flight, Asked::Sync);
+        flight.ready(TxStatus::Idle);
+        assert!(!flight.skipping && flight.is_over());
+    }
+
+    #[test]
+    fn an_error_leaves_what_is_behind_the_sync() {
+        let mut flight = Flight::new();
+        pipeline(&mut flight);
+        push(&mut flight, Asked::Sync);
+        push(&mut flight, Asked::Query(None, None));
+        assert_eq!(flight.fail().len(), 3);
+        assert!(!flight.skipping);
+        flight.ready(TxStatus::Idle);
+        assert!(!flight.is_over());
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    #[test]
+    fn a_sync_during_copy_in_is_not_answered() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Execute(None, None));
+        push(&mut flight, Asked::Sync);
+        flight.begin_copy_in();
+        assert!(flight.copy_in);
+        flight.end_copy_in();
+        push(&mut flight, Asked::Sync);
+        flight.complete(Completes::Execute);
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    #[test]
+    fn a_copy_sent_whole_before_the_server_asked_is_understood() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Execute(None, None));
+        push(&mut flight, Asked::Sync);
+        flight.end_copy_in();
+        push(&mut flight, Asked::Sync);
+        flight.begin_copy_in();
+        assert!(!flight.copy_in);
+        assert!(flight.complete(Completes::Execute).is_some());
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    #[test]
+    fn a_sync_in_a_copy_that_the_client_gives_up_is_not_answered() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Query(None, None));
+        flight.begin_copy_in();
+        flight.note_copy_data();
+        flight.sync_in_copy();
+        flight.end_copy_in();
+        push(&mut flight, Asked::Sync);
+        flight.copy_given_up();
+        assert!(flight.fail().is_empty());
+        flight.ready(TxStatus::Idle);
+        assert!(!flight.is_over());
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    fn parse(name: &str, text: &str) -> (Rc<Statement>, Asked) {
+        let mut message = Vec::new();
+        tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
+        let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
+        let statement = crate::statements::Catalog::default().intern(&parse, None);
+        (statement.clone(), Asked::Parse(Some(statement), Some(name.as_bytes().into())))
+    }
+
+    #[test]
+    fn a_name_is_undecided_while_an_earlier_flight_that_prepares_it_may_fail() {
+        let mut flight = Flight::new();
+        let (statement, asked) = parse("a", "select 1");
+        let by_name = Use { name: b"a", digest: None };
+        let by_text = Use { name: b"b", digest: Some(statement.digest()) };
+        push(&mut flight, Asked::Bind(None));
+        push(&mut flight, asked);
+        assert!(!flight.is_undecided(by_name), "an error before it skips whatever is in the same flight");
+        push(&mut flight, Asked::Sync);
+        assert!(flight.is_undecided(by_name) && flight.is_undecided(by_text));
+        assert!(!flight.is_undecided(Use { name: b"b", digest: None }));
+        assert_eq!(flight.fail().len(), 2);
+        assert!(!flight.is_undecided(by_name) && !flight.is_naming());
+    }
+
+    #[test]
+    fn an_answered_entry_waits_for_its_turn() {
+        let mut flight = Flight::new();
+        assert!(flight.push(Asked::Close(None), For::Answered), "nothing is owed before it");
+        push(&mut flight, Asked::Bind(None));
+        assert!(!flight.push(Asked::Parse(None, None), For::Answered));
+        assert!(flight.next_answered().is_none());
+        flight.complete(Completes::Bind);
+        assert!(flight.next_answered().is_some());
+    }
+}

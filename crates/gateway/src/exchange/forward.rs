@@ -1,0 +1,556 @@
+//! From the client to the server: which messages pass as they are, and which are put in other words.
+//!
+//! Only messages that name a prepared statement are rewritten. What a server must know first (settings, a statement)
+//! is put in front, into the same write.
+
+use std::rc::Rc;
+
+use tidegate_link::Chunk;
+use tidegate_wire::{
+    backend::{self, TxStatus},
+    frame::HEADER,
+    frontend::{self, Bind, Execute, Kind, Parse, Query, Target},
+    scan::{Scanner, Step, Want},
+};
+
+use super::{
+    Exchange, Trouble,
+    flight::{Again, Asked, For, Forgotten, Undo, Use},
+    splice::Splice,
+};
+use crate::{
+    classify::{Change, Pins, Traits, classify},
+    record::Ledger,
+    statements::{Digest, Known, Moment, Statement, Teach},
+};
+
+/// A client's unnamed statement, which outlives the flight that prepared it.
+#[derive(Debug)]
+pub struct Unnamed {
+    /// The Parse message.
+    message: Box<[u8]>,
+    traits: Traits,
+    /// Tells this statement from the client's earlier ones.
+    stamp: u64,
+}
+
+/// Which messages of a client have to be seen whole.
+fn want(tag: u8) -> Want {
+    match tag {
+        frontend::COPY_DATA | frontend::FUNCTION_CALL => Want::Stream,
+        _ => Want::Whole,
+    }
+}
+
+impl Exchange<'_> {
+    /// Puts the client's settings in front of its first message, if this server has others.
+    pub(super) fn adopt_settings(&mut self) {
+        let wanted = &self.front.settings;
+        if self.server.adopted.as_ref().is_some_and(|adopted| Rc::ptr_eq(adopted, wanted)) {
+            return;
+        }
+        match self.server.settings.adoption(wanted) {
+            None => self.server.adopted = Some(wanted.clone()),
+            Some(sql) => {
+                let mut message = Vec::with_capacity(sql.len() + 6);
+                frontend::query(&sql, &mut message);
+                self.server.link().write(message);
+                self.flight.push(Asked::Query(None, None), For::Gateway);
+                self.adopting = true;
+                self.server.unnamed = None;
+            }
+        }
+    }
+
+    /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
+    pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, Trouble> {
+        let mut splice = Splice::default();
+        let mut at = 0;
+        let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(MESSAGE_MAX));
+        let stays = loop {
+            match scanner.step(&chunk, at, want).map_err(Trouble::BadClient)? {
+                Step::Message { tag: frontend::TERMINATE, .. } | Step::Carried { tag: frontend::TERMINATE, .. } => {
+                    break false;
+                }
+                Step::Message { tag, end } => {
+                    if self.must_wait(tag, &chunk[at..end]) {
+                        self.held = Some(chunk[at..].to_vec().into());
+                        break true;
+                    }
+                    let words = self.translate(tag, &chunk[at..end])?;
+                    put(words, &mut splice, &chunk, at, end);
+                    at = end;
+                }
+                Step::Carried { tag, end } => {
+                    let mut message = scanner.take_carry();
+                    if self.must_wait(tag, &message) {
+                        message.extend_from_slice(&chunk[end..]);
+                        self.held = Some(message.into());
+                        break true;
+                    }
+                    match self.translate(tag, &message)? {
+                        Words::Same => splice.put_vec(&chunk, message),
+                        Words::Other(bytes) => splice.put_vec(&chunk, bytes),
+                    }
+                    at = end;
+                }
+                Step::StreamHead { tag, end } => {
+                    self.note_streamed(tag);
+                    self.hear(scanner.carry().len());
+                    splice.put_vec(&chunk, scanner.carry().to_vec());
+                    at = end;
+                }
+                Step::Stream { tag, end, first, .. } => {
+                    if first {
+                        self.note_streamed(tag);
+                    }
+                    self.hear(end - at);
+                    splice.pass(&chunk, at, end);
+                    at = end;
+                }
+                Step::NeedMore => break true,
+            }
+        };
+        self.scanner = scanner;
+        self.server.link().write(splice.finish(chunk));
+        Ok(stays)
+    }
+
+    fn note_streamed(&mut self, tag: u8) {
+        match tag {
+            _ if self.flight.skipping => {}
+            frontend::FUNCTION_CALL => {
+                self.flight.push(Asked::FunctionCall, For::Client);
+                self.ledger.iter_mut().for_each(Ledger::call);
+            }
+            _ => self.flight.note_copy_data(),
+        }
+    }
+
+    /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
+    /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
+    fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
+        if self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
+            return false;
+        }
+        let body = &message[HEADER..];
+        match tag {
+            frontend::BIND => Bind::decode(body).is_ok_and(|bind| self.is_undecided(bind.statement)),
+            frontend::DESCRIBE | frontend::CLOSE => Target::decode(body)
+                .is_ok_and(|target| target.kind == Kind::Statement && self.is_undecided(target.name)),
+            _ if !self.flight.is_naming() => false,
+            frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
+                let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
+                let usage = Use { name: parse.name, digest: Some(statement.digest()) };
+                !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
+            }),
+            frontend::EXECUTE => self.forgets_undecided(self.front.portal_change.as_deref()),
+            frontend::QUERY => {
+                Query::decode(body).is_ok_and(|query| self.forgets_undecided(classify(query.text).change.as_deref()))
+            }
+            _ => false,
+        }
+    }
+
+    fn forgets_undecided(&self, change: Option<&Change>) -> bool {
+        change.is_some_and(Change::forgets) && self.flight.is_any_undecided()
+    }
+
+    fn is_undecided(&self, name: &[u8]) -> bool {
+        if name.is_empty() {
+            return self.flight.is_unnamed_undecided();
+        }
+        self.flight.is_naming() && {
+            let digest = self.known(name).map(|known| known.statement.digest());
+            self.flight.is_undecided(Use { name, digest })
+        }
+    }
+
+    /// Notes what the server will answer to a message, and says in which words the server gets it.
+    fn translate(&mut self, tag: u8, message: &[u8]) -> Result<Words, Trouble> {
+        let body = &message[HEADER..];
+        if self.flight.skipping && tag != frontend::SYNC {
+            return Ok(Words::Same);
+        }
+        self.hear(message.len());
+        match tag {
+            frontend::QUERY => return self.query(body),
+            frontend::PARSE => return self.parse(message),
+            frontend::BIND => return self.bind(message),
+            frontend::DESCRIBE => return self.describe(message),
+            frontend::CLOSE => return self.close(body),
+            frontend::EXECUTE => self.execute(body),
+            frontend::SYNC if self.flight.copy_in => self.flight.sync_in_copy(),
+            frontend::SYNC => self.owe(Asked::Sync),
+            frontend::FUNCTION_CALL => self.note_streamed(tag),
+            frontend::COPY_DONE | frontend::COPY_FAIL => self.flight.end_copy_in(),
+            frontend::COPY_DATA => self.flight.note_copy_data(),
+            frontend::FLUSH => {}
+            _ => return Err(Trouble::UnknownMessage(tag)),
+        }
+        Ok(Words::Same)
+    }
+
+    fn owe(&mut self, asked: Asked) {
+        self.flight.push(asked, For::Client);
+    }
+
+    fn query(&mut self, body: &[u8]) -> Result<Words, Trouble> {
+        let text = Query::decode(body).map_err(Trouble::BadClient)?.text;
+        let traits = classify(text);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.query(text);
+        }
+        // Postgres 18 is confused by a simple query in the middle of a pipeline, and stays so for its next client.
+        self.server.confused |= self.flight.is_unsynced();
+        let unnamed = self.front.unnamed.take();
+        self.server.unnamed = None;
+        self.stats.query_count.add(1);
+        let undo = self.forget_for(traits.change.as_deref(), unnamed);
+        if let Some(refusal) = self.pin(&traits) {
+            self.owe(Asked::Query(None, undo));
+            let mut out = Vec::new();
+            frontend::query(refusal.as_bytes(), &mut out);
+            return Ok(Words::Other(out));
+        }
+        self.owe(Asked::Query(traits.change, undo));
+        Ok(Words::Same)
+    }
+
+    /// Forgets the client's statements if the statement that is now sent makes the server forget them: what the client
+    /// prepares behind it in the same flight is new. Should it fail, the server has them still, so that each is closed
+    /// before it is taught again.
+    fn forget_for(&mut self, change: Option<&Change>, unnamed: Option<Box<Unnamed>>) -> Undo {
+        let forgets = change.is_some_and(Change::forgets);
+        let statements = if forgets { self.front.statements.take() } else { None };
+        if forgets {
+            self.server.statements.mark_all_stale();
+        }
+        (unnamed.is_some() || statements.is_some()).then(|| Box::new(Forgotten { unnamed, statements }))
+    }
+
+    /// Keeps the client on this server for what a statement leaves behind, or gives the statement that refuses it.
+    fn pin(&mut self, traits: &Traits) -> Option<String> {
+        if traits.pins.is_empty() || !self.keeps_state_apart() {
+            return None;
+        }
+        if self.plan.pool.pin {
+            self.front.pins.add(traits.pins);
+            return None;
+        }
+        Some(refusal(traits.pins))
+    }
+
+    fn parse(&mut self, message: &[u8]) -> Result<Words, Trouble> {
+        self.stats.client_parse_count.add(1);
+        let parse = Parse::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+        let is_kept = !self.tracks_statements();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.parse(&parse, is_kept);
+        }
+        if parse.name.is_empty() {
+            return Ok(self.parse_unnamed(&parse, message));
+        }
+        if !self.tracks_statements() {
+            self.owe(Asked::Parse(None, None));
+            self.stats.server_parse_count.add(1);
+            return Ok(Words::Same);
+        }
+        let known = self.front.statements.as_ref().and_then(|statements| statements.get(parse.name));
+        let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
+        if let Some(known) = known {
+            return self.parse_again(known.statement, statement, parse.name, message);
+        }
+        let now = self.catalog.changes().now();
+        self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), now);
+        let mut out = Vec::new();
+        if self.teach(&statement, For::Client, Some(parse.name), &mut out) {
+            let asked = Asked::Parse(Some(statement), Some(parse.name.into()));
+            if self.flight.status == TxStatus::Failed || self.flight.is_pipelined() {
+                // In a failed transaction the server takes few statements: it is asked under the unnamed one.
+                self.server.unnamed = None;
+                frontend::rename_statement(message, b"", &mut out).map_err(Trouble::BadClient)?;
+                self.owe(asked);
+            } else {
+                self.answer(asked, backend::parse_complete);
+            }
+        }
+        Ok(Words::Other(out))
+    }
+
+    fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Words {
+        self.stats.server_parse_count.add(1);
+        let traits = classify(parse.query);
+        let previous = self.front.unnamed.take();
+        self.owe(Asked::ParseUnnamed(previous));
+        let refusal = if self.plan.pool.pin { None } else { self.pin(&traits) };
+        let (message, words) = match refusal {
+            None => (Box::from(message), Words::Same),
+            Some(refusal) => {
+                let mut out = Vec::new();
+                frontend::parse(b"", refusal.as_bytes(), &[], &mut out);
+                (Box::from(&out[..]), Words::Other(out))
+            }
+        };
+        if !self.keeps_state_apart() {
+            return words;
+        }
+        let stamp = self.front.next_stamp();
+        self.front.unnamed = Some(Box::new(Unnamed { message, traits, stamp }));
+        self.server.unnamed = Some((self.front.id, stamp));
+        words
+    }
+
+    /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
+    /// something else is wrong with the text. If the first Parse is still under way and fails, the second one succeeds.
+    fn parse_again(
+        &mut self,
+        first: Rc<Statement>,
+        second: Rc<Statement>,
+        name: &[u8],
+        message: &[u8],
+    ) -> Result<Words, Trouble> {
+        let mut out = Vec::new();
+        self.teach(&first, For::Gateway, None, &mut out);
+        frontend::rename_statement(message, first.server_name(), &mut out).map_err(Trouble::BadClient)?;
+        self.owe(Asked::ParseAgain(Box::new(Again { name: name.into(), first, second })));
+        Ok(Words::Other(out))
+    }
+
+    /// Appends what the server needs to know `statement`; true if it knows it already.
+    fn teach(&mut self, statement: &Rc<Statement>, to: For, name: Option<&[u8]>, out: &mut Vec<u8>) -> bool {
+        let limit = self.plan.pool.prepared_statements_per_server;
+        self.server.statements.catch_up(self.catalog.changes());
+        let Teach::Send { evict } = self.server.statements.use_or_teach(statement, limit as usize) else {
+            return true;
+        };
+        for (digest, evicted) in evict {
+            frontend::close(Kind::Statement, &evicted, out);
+            self.flight.push(Asked::Evict(digest, evicted), For::Gateway);
+        }
+        out.extend_from_slice(statement.parse_message());
+        self.flight.push(Asked::Parse(Some(statement.clone()), name.map(Into::into)), to);
+        self.stats.server_parse_count.add(1);
+        false
+    }
+
+    fn bind(&mut self, message: &[u8]) -> Result<Words, Trouble> {
+        self.stats.bind_count.add(1);
+        let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+        self.record_bind(&bind);
+        if bind.statement.is_empty() {
+            let out = self.bind_unnamed(message);
+            self.owe(Asked::Bind(None));
+            return Ok(out);
+        }
+        let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
+        let Some((known, since)) = known else {
+            self.front.portal_change = None;
+            self.owe(Asked::Bind(None));
+            return Ok(Words::Same);
+        };
+        if since != self.catalog.changes().now() && self.learns_of_change(&known, since) {
+            self.owe(Asked::BindChanged);
+            let mut out = Vec::with_capacity(message.len() + 32);
+            frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(Trouble::BadClient)?;
+            return Ok(Words::Other(out));
+        }
+        let statement = known.statement.clone();
+        self.front.portal_change = statement.traits().change.clone();
+        let mut out = Vec::with_capacity(message.len() + 32);
+        if let Some(refusal) = self.pin(statement.traits()) {
+            return Ok(self.bind_refusal(&refusal, bind.portal));
+        }
+        self.teach(&statement, For::Gateway, None, &mut out);
+        self.owe(Asked::Bind(Some(known)));
+        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
+        Ok(Words::Other(out))
+    }
+
+    /// Whether the client has yet to be told that a statement has changed, which it then is. What it keeps of the columns
+    /// is from before, so it must not get rows of the new ones unawares.
+    fn learns_of_change(&mut self, known: &Known, since: Moment) -> bool {
+        let changes = self.catalog.changes();
+        if let Some(statements) = &mut self.front.statements {
+            statements.acquaint(&known.name, changes.now());
+        }
+        changes.is_newer(known.statement.digest(), since)
+    }
+
+    /// A statement that is refused is bound to one that raises the refusal.
+    fn bind_refusal(&mut self, refusal: &str, portal: &[u8]) -> Words {
+        let mut out = Vec::new();
+        frontend::parse(b"", refusal.as_bytes(), &[], &mut out);
+        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        self.server.unnamed = None;
+        frontend::bind(&frontend::BindMessage { portal, ..frontend::BindMessage::default() }, &mut out);
+        self.owe(Asked::Bind(None));
+        Words::Other(out)
+    }
+
+    /// The unnamed statement is the client's own: if another client has used this server since, it is prepared again.
+    fn bind_unnamed(&mut self, message: &[u8]) -> Words {
+        let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
+        else {
+            self.front.portal_change = None;
+            return Words::Same;
+        };
+        if !traits.pins.is_empty() && self.plan.pool.pin && self.keeps_state_apart() {
+            self.front.pins.add(traits.pins);
+        }
+        self.front.portal_change = traits.change;
+        match self.prepare_unnamed_again(stamp) {
+            None => Words::Same,
+            Some(mut out) => {
+                out.extend_from_slice(message);
+                Words::Other(out)
+            }
+        }
+    }
+
+    fn prepare_unnamed_again(&mut self, stamp: u64) -> Option<Vec<u8>> {
+        if self.server.unnamed == Some((self.front.id, stamp)) {
+            return None;
+        }
+        self.server.unnamed = Some((self.front.id, stamp));
+        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        self.stats.server_parse_count.add(1);
+        self.front.unnamed.as_ref().map(|unnamed| unnamed.message.to_vec())
+    }
+
+    fn describe(&mut self, message: &[u8]) -> Result<Words, Trouble> {
+        let target = Target::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+        if target.kind != Kind::Statement {
+            self.owe(Asked::Describe(None));
+            return Ok(Words::Same);
+        }
+        if target.name.is_empty() {
+            let again = self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp);
+            let prepared = again.and_then(|stamp| self.prepare_unnamed_again(stamp));
+            self.owe(Asked::Describe(None));
+            return Ok(prepared.map_or(Words::Same, |mut out| {
+                out.extend_from_slice(message);
+                Words::Other(out)
+            }));
+        }
+        let Some(known) = self.known(target.name) else {
+            self.owe(Asked::Describe(None));
+            return Ok(Words::Same);
+        };
+        let statement = known.statement.clone();
+        let now = self.catalog.changes().now();
+        if let Some(statements) = &mut self.front.statements {
+            statements.acquaint(target.name, now);
+        }
+        let mut out = Vec::new();
+        self.teach(&statement, For::Gateway, None, &mut out);
+        self.owe(Asked::Describe(Some(known)));
+        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
+        Ok(Words::Other(out))
+    }
+
+    fn close(&mut self, body: &[u8]) -> Result<Words, Trouble> {
+        let target = Target::decode(body).map_err(Trouble::BadClient)?;
+        if let (Some(ledger), Kind::Statement) = (&mut self.ledger, target.kind) {
+            ledger.close_statement(target.name);
+        }
+        if target.kind == Kind::Statement && target.name.is_empty() {
+            self.front.unnamed = None;
+            self.server.unnamed = None;
+        }
+        if target.kind != Kind::Statement || target.name.is_empty() || !self.tracks_statements() {
+            self.owe(Asked::Close(None));
+            return Ok(Words::Same);
+        }
+        // The server keeps the statement for other clients; only this client's name for it goes.
+        let closed = self.front.statements.as_mut().and_then(|statements| statements.remove(target.name));
+        let undo = closed.map(|statement| Box::new((Box::from(target.name), statement)));
+        self.answer(Asked::Close(undo), backend::close_complete);
+        Ok(Words::Other(Vec::new()))
+    }
+
+    fn record_bind(&mut self, bind: &Bind<'_>) {
+        let Some(ledger) = &mut self.ledger else { return };
+        let known = self.front.statements.as_ref().and_then(|statements| statements.get(bind.statement));
+        let unnamed = self.front.unnamed.as_ref().filter(|_| bind.statement.is_empty());
+        let text = unnamed.and_then(|unnamed| Parse::decode(&unnamed.message[HEADER..]).ok());
+        ledger.bind(bind, known.as_ref().map(|known| &known.statement), text.as_ref().map(|parse| parse.query));
+    }
+
+    #[inline]
+    fn hear(&mut self, bytes: usize) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.hear(bytes);
+        }
+    }
+
+    fn execute(&mut self, body: &[u8]) {
+        if let (Some(ledger), Ok(execute)) = (&mut self.ledger, Execute::decode(body)) {
+            ledger.execute(execute.portal);
+        }
+        self.stats.query_count.add(1);
+        let change = self.front.portal_change.clone();
+        let undo = self.forget_for(change.as_deref(), None);
+        self.owe(Asked::Execute(change, undo));
+    }
+
+    fn known(&self, name: &[u8]) -> Option<Known> {
+        self.front.statements.as_ref()?.get(name)
+    }
+
+    /// The gateway answers: at once if nothing is owed before it, else when its turn comes.
+    fn answer(&mut self, asked: Asked, write: impl Fn(&mut Vec<u8>)) {
+        if self.flight.push(asked, For::Answered) {
+            let mut out = Vec::with_capacity(HEADER);
+            write(&mut out);
+            self.front.link.write(out);
+        }
+    }
+
+    fn tracks_statements(&self) -> bool {
+        self.plan.pool.prepared_statements_per_server > 0 && self.keeps_state_apart()
+    }
+
+    /// Whether servers change hands between transactions.
+    pub(super) fn keeps_state_apart(&self) -> bool {
+        self.plan.pool.mode != crate::config::Mode::Session
+    }
+}
+
+/// A statement that no server knows.
+const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
+
+/// The largest message that Postgres takes.
+pub(super) const MESSAGE_MAX: usize = 1 << 30;
+
+/// In which words the server gets a message.
+enum Words {
+    Same,
+    Other(Vec<u8>),
+}
+
+fn put(words: Words, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
+    match words {
+        Words::Same => splice.pass(chunk, at, end),
+        Words::Other(bytes) if bytes.is_empty() => {}
+        Words::Other(bytes) => splice.put(chunk, &bytes),
+    }
+}
+
+/// What the server forgets with a statement whose Parse it skipped.
+pub(super) fn taken_back(asked: &Asked) -> Option<Digest> {
+    match asked {
+        Asked::Parse(Some(statement), _) => Some(statement.digest()),
+        _ => None,
+    }
+}
+
+/// A statement that raises the refusal where the client's statement would have run, so that the transaction fails as
+/// it would for any other error.
+fn refusal(pins: Pins) -> String {
+    format!(
+        "DO $tidegate$BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', \
+         MESSAGE = 'this statement leaves session state behind ({pins}), which the pool does not keep', \
+         HINT = 'Set pin = true for this database, or use session mode.'; END$tidegate$"
+    )
+}

@@ -1,0 +1,569 @@
+//! From the server to the client: replies pass as they are, but for those that the gateway asked for.
+
+use tidegate_link::Chunk;
+use tidegate_wire::{
+    backend::{self, CommandComplete, ErrorFields, ParameterStatus, TxStatus},
+    frame::HEADER,
+    frontend,
+    scan::{Step, Want},
+    sqlstate,
+};
+
+use super::{
+    Exchange, Trouble,
+    flight::{Again, Asked, Completes, For, Owed},
+    forward::taken_back,
+    splice::Splice,
+};
+use crate::{
+    classify::Change,
+    config::Mode,
+    error::Refusal,
+    params::{Value, is_settable},
+    record::Front,
+    statements::{ClientStatements, NAME_PREFIX},
+};
+
+/// Which messages of a server have to be seen whole: those that change what the gateway knows.
+#[inline]
+fn want(tag: u8) -> Want {
+    match tag {
+        backend::READY_FOR_QUERY
+        | backend::PARAMETER_STATUS
+        | backend::COMMAND_COMPLETE
+        | backend::ERROR_RESPONSE
+        | backend::NEGOTIATE_PROTOCOL_VERSION => Want::Whole,
+        _ => Want::Stream,
+    }
+}
+
+/// What becomes of a reply.
+enum Fate {
+    Pass,
+    Swallow,
+    Replace(Vec<u8>),
+}
+
+impl Exchange<'_> {
+    /// Takes a chunk of the server's replies.
+    pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), Trouble> {
+        let mut splice = Splice::default();
+        let mut at = 0;
+        loop {
+            match self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)? {
+                Step::Message { tag: backend::DATA_ROW, end } if self.rows_pass() => {
+                    splice.pass(&chunk, at, end);
+                    at = end;
+                }
+                Step::Message { tag, end } => {
+                    self.advance(end);
+                    let fate = self.look_at(tag, &chunk[at + HEADER..end])?;
+                    match fate {
+                        Fate::Pass => splice.pass(&chunk, at, end),
+                        Fate::Swallow => self.swallow(end - at),
+                        Fate::Replace(bytes) => splice.put(&chunk, &bytes),
+                    }
+                    self.put_answers(&mut splice, &chunk);
+                    at = end;
+                }
+                Step::Carried { tag, end } => {
+                    let message = self.server.scanner.take_carry();
+                    self.advance(end);
+                    match self.look_at(tag, &message[HEADER..])? {
+                        Fate::Pass => splice.put_vec(&chunk, message),
+                        Fate::Swallow => self.swallow(message.len()),
+                        Fate::Replace(bytes) => splice.put_vec(&chunk, bytes),
+                    }
+                    self.put_answers(&mut splice, &chunk);
+                    at = end;
+                }
+                Step::StreamHead { tag, end } => {
+                    let head = self.server.scanner.carry().to_vec();
+                    self.streams_for_client = self.begin_stream(tag)?;
+                    if self.streams_for_client {
+                        splice.put_vec(&chunk, head);
+                    }
+                    at = end;
+                }
+                Step::Stream { tag, end, first, .. } => {
+                    if first {
+                        self.streams_for_client = self.begin_stream(tag)?;
+                    }
+                    if self.streams_for_client {
+                        splice.pass(&chunk, at, end);
+                    }
+                    at = end;
+                }
+                Step::NeedMore => break,
+            }
+        }
+        self.advance(chunk.len());
+        self.front.link.write(splice.finish(chunk));
+        Ok(())
+    }
+
+    #[inline]
+    fn advance(&mut self, to: usize) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.advance(to);
+        }
+    }
+
+    fn swallow(&mut self, bytes: usize) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.swallow(bytes);
+        }
+    }
+
+    /// Queries that are owed no reply any more are over.
+    #[inline]
+    fn settle_ledger(&mut self) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.settle(self.flight.queries());
+        }
+    }
+
+    /// Whether rows go to the client: the most frequent question, with the shortest answer.
+    #[inline]
+    fn rows_pass(&self) -> bool {
+        !self.adopting && self.flight.front().is_some()
+    }
+
+    /// The beginning of a message that is not seen whole. Says whether the client gets it.
+    fn begin_stream(&mut self, tag: u8) -> Result<bool, Trouble> {
+        Ok(matches!(self.look_at(tag, &[])?, Fate::Pass))
+    }
+
+    /// Gives the replies whose turn has come and which the gateway gives itself.
+    fn put_answers(&mut self, splice: &mut Splice, chunk: &[u8]) {
+        while let Some(answered) = self.flight.next_answered() {
+            let out = splice.change(chunk);
+            match answered.asked {
+                Asked::Parse(..) => backend::parse_complete(out),
+                _ => backend::close_complete(out),
+            }
+        }
+    }
+
+    fn look_at(&mut self, tag: u8, body: &[u8]) -> Result<Fate, Trouble> {
+        if self.flight.is_over()
+            && self.may_part()
+            && !matches!(tag, backend::PARAMETER_STATUS | backend::NOTICE_RESPONSE)
+        {
+            return Ok(self.set_aside(tag));
+        }
+        match tag {
+            backend::READY_FOR_QUERY => return self.ready(body),
+            backend::ERROR_RESPONSE => return self.error(body),
+            backend::PARAMETER_STATUS => return self.parameter(body),
+            backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(Fate::Pass),
+            _ => {}
+        }
+        self.flight.pass_ignored_syncs();
+        let completes = match tag {
+            backend::COMMAND_COMPLETE => return self.command_complete(body),
+            backend::COPY_IN_RESPONSE => {
+                self.flight.begin_copy_in();
+                return Ok(Fate::Pass);
+            }
+            backend::PARSE_COMPLETE => Completes::Parse,
+            backend::BIND_COMPLETE => Completes::Bind,
+            backend::CLOSE_COMPLETE => Completes::Close,
+            backend::ROW_DESCRIPTION | backend::NO_DATA => Completes::Describe,
+            backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => Completes::Execute,
+            _ => return self.pass_unless_ours(tag),
+        };
+        let completed = self.flight.complete(completes);
+        self.settle_ledger();
+        Ok(match completed {
+            Some(Owed { to: For::Gateway, .. }) => Fate::Swallow,
+            Some(Owed { asked: Asked::ParseAgain(again), .. }) => {
+                self.take_second(*again);
+                Fate::Pass
+            }
+            Some(_) => Fate::Pass,
+            None => return self.pass_unless_ours(tag),
+        })
+    }
+
+    /// The server speaks though it owes nothing: its client has had all it asked for and need not know.
+    fn set_aside(&mut self, tag: u8) -> Fate {
+        self.server.confused |= tag != backend::NOTIFICATION_RESPONSE;
+        Fate::Swallow
+    }
+
+    /// Rows and the like belong to whoever asked first; if nobody has asked, they are nobody's.
+    fn pass_unless_ours(&self, tag: u8) -> Result<Fate, Trouble> {
+        match self.flight.front() {
+            Some(Owed { to: For::Gateway, .. }) => Ok(Fate::Swallow),
+            Some(_) => Ok(Fate::Pass),
+            None => Err(Trouble::Unasked(tag)),
+        }
+    }
+
+    /// The second Parse of a name has succeeded, since the first had failed: the server knows the second text by the
+    /// server name of the first.
+    fn take_second(&mut self, again: Again) {
+        let Again { name, first, second } = again;
+        let now = self.catalog.changes().now();
+        self.front.statements.get_or_insert_default().insert(&name, second, now);
+        self.server.statements.not_evicted(first.digest(), first.server_name().into());
+        self.server.statements.mark_stale(first.digest());
+    }
+
+    fn ready(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        let status = backend::ready_for_query_status(body).map_err(Trouble::BadServer)?;
+        let owed = self.flight.ready(status);
+        if owed.is_none() {
+            return Err(Trouble::Unasked(backend::READY_FOR_QUERY));
+        }
+        self.settle_pending(status);
+        if let (Some(ledger), Some(Owed { to: For::Client, .. })) = (&mut self.ledger, &owed) {
+            ledger.ready(status, self.flight.queries());
+        }
+        if matches!(owed, Some(Owed { to: For::Gateway, .. })) {
+            self.gateway_query_done(status);
+            return Ok(Fate::Swallow);
+        }
+        if self.adoption_error.is_some() && status == TxStatus::Failed {
+            return Ok(self.end_failed_adoption());
+        }
+        if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
+            return Ok(self.refuse_transaction());
+        }
+        Ok(Fate::Pass)
+    }
+
+    /// A query of the gateway's own is done: the adoption of settings, or the ROLLBACK after a failed one.
+    fn gateway_query_done(&mut self, status: TxStatus) {
+        if !std::mem::take(&mut self.adopting) {
+            return;
+        }
+        if status != TxStatus::Idle {
+            return;
+        }
+        let wanted = self.front.settings.clone();
+        self.server.settings.adopted(&wanted);
+        let settled = self.interned.intern(self.server.settings.as_reported(&wanted));
+        self.server.adopted = Some(settled.clone());
+        self.front.settings = settled;
+    }
+
+    /// The client's flight was refused because its settings could not be adopted: it gets that error (which stood in
+    /// for the refusal) and a session that is idle, and the server's failed transaction is rolled back.
+    fn end_failed_adoption(&mut self) -> Fate {
+        if !self.flight.owes_nothing() {
+            return Fate::Pass;
+        }
+        self.adoption_error = None;
+        self.server.adopted = None;
+        self.roll_back();
+        let mut out = Vec::new();
+        backend::ready_for_query(TxStatus::Idle, &mut out);
+        Fate::Replace(out)
+    }
+
+    fn roll_back(&mut self) {
+        let mut rollback = Vec::new();
+        frontend::query(b"ROLLBACK", &mut rollback);
+        self.server.link().write(rollback);
+        self.flight.push(Asked::Query(None, None), For::Gateway);
+    }
+
+    /// In statement mode a transaction block is ended as soon as it has begun.
+    fn refuse_transaction(&mut self) -> Fate {
+        self.roll_back();
+        let refusal =
+            Refusal::new(sqlstate::FEATURE_NOT_SUPPORTED, "transaction blocks are not allowed in statement mode")
+                .hint("Use transaction mode for this database or user.");
+        let mut out = refusal.error();
+        backend::ready_for_query(TxStatus::Idle, &mut out);
+        Fate::Replace(out)
+    }
+
+    fn command_complete(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        // A simple query is not completed by its commands, of which it may have several.
+        let change = match self.flight.complete(Completes::Execute) {
+            Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
+            Some(Owed { asked: Asked::Execute(change, _), .. }) => change,
+            _ => match self.flight.front() {
+                Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
+                Some(Owed { asked: Asked::Query(change, _), .. }) => change.clone(),
+                _ => None,
+            },
+        };
+        if let Some(ledger) = &mut self.ledger {
+            ledger.tag(body);
+            ledger.settle(self.flight.queries());
+        }
+        // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
+        if body.first() == Some(&b'D') {
+            let tag = CommandComplete::decode(body).map_err(Trouble::BadServer)?.tag;
+            if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
+                self.forget_statements(change.as_deref());
+            }
+        } else if body.starts_with(b"ROLLBACK") {
+            self.rolled_back = true;
+        }
+        if let Some(change) = change {
+            self.note_change(*change);
+        }
+        Ok(Fate::Pass)
+    }
+
+    /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
+    fn forget_statements(&mut self, change: Option<&Change>) {
+        if change.is_some_and(Change::forgets) {
+            self.server.statements.drop_stale();
+        } else {
+            self.server.statements.mark_all_stale();
+            self.front.statements = None;
+        }
+        self.server.unnamed = None;
+    }
+
+    /// A SET or RESET was executed. What the server reports is known from there; the rest is noted when its
+    /// transaction commits, which for a statement outside of one is at the next ReadyForQuery.
+    fn note_change(&mut self, change: Change) {
+        if self.keeps_state_apart() {
+            self.pending.push(change);
+        }
+    }
+
+    fn settle_pending(&mut self, status: TxStatus) {
+        if status != TxStatus::Idle {
+            return;
+        }
+        let rolled_back = std::mem::take(&mut self.rolled_back);
+        let changes = std::mem::take(&mut self.pending);
+        if changes.is_empty() {
+            return;
+        }
+        self.server.adopted = None;
+        if rolled_back {
+            // What was set is undone, though a savepoint may have kept a part of it: the server is cleaned before it
+            // goes to another client, and the client's settings stay as they were.
+            self.server.tainted = true;
+            return;
+        }
+        for change in changes {
+            self.apply_change(change);
+        }
+    }
+
+    fn apply_change(&mut self, change: Change) {
+        let (front, server) = (&mut *self.front, &mut *self.server);
+        match change {
+            Change::Set { name, value } if server.settings.reported.get(&name).is_none() => {
+                let value = Value::Sql(value.into());
+                server.settings.silent.set(&name, value.clone());
+                front.settings = self.interned.with(&front.settings, &name, Some(value));
+            }
+            Change::Set { .. } => {}
+            Change::Reset(name) => {
+                server.settings.silent.remove(&name);
+                let original = front.startup_settings.get(&name).cloned();
+                front.settings = self.interned.with(&front.settings, &name, original);
+            }
+            Change::DeallocateAll => {}
+            Change::ResetAll | Change::DiscardAll => {
+                server.settings.silent = crate::params::Settings::default();
+                front.settings = front.startup_settings.clone();
+                if change == Change::DiscardAll {
+                    front.pins = crate::classify::Pins::default();
+                }
+            }
+        }
+    }
+
+    fn parameter(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        let status = ParameterStatus::decode(body).map_err(Trouble::BadServer)?;
+        let Ok(name) = str::from_utf8(status.name) else { return Ok(Fate::Pass) };
+        self.server.settings.report(name, status.value);
+        let ours = matches!(self.flight.front(), Some(Owed { to: For::Gateway, .. }));
+        let value = Value::text(status.value);
+        if ours && self.front.settings.get(name) == Some(&value) {
+            return Ok(Fate::Swallow);
+        }
+        if is_settable(name) && !ours {
+            self.front.settings = self.interned.with(&self.front.settings, name, Some(value));
+            self.server.adopted = Some(self.front.settings.clone());
+        }
+        Ok(Fate::Pass)
+    }
+
+    fn error(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        let fields = ErrorFields::decode(body).map_err(Trouble::BadServer)?;
+        let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
+        self.server.doomed |= fatal;
+        if self.adopting && !fatal {
+            self.adoption_error = Some(body.into());
+            return Ok(Fate::Swallow);
+        }
+        self.rolled_back = true;
+        if let Some(undo) = self.flight.take_undo() {
+            // A simple query that fails has still made an end of the unnamed statement.
+            self.remember(undo.statements);
+        }
+        if is_copy_given_up(&fields) {
+            self.flight.copy_given_up();
+        }
+        let front = front_of(self.flight.front());
+        let skipped = self.flight.fail();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.fail(&fields, front, self.flight.queries());
+        }
+        let invalid = fields.code().is_some_and(|code| {
+            code == sqlstate::FEATURE_NOT_SUPPORTED || code == sqlstate::INVALID_SQL_STATEMENT_NAME
+        });
+        let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| Self::name_in_error(body, &skipped));
+        self.take_back(skipped, invalid);
+        if let Some(error) = self.adoption_error.take() {
+            let fate = Fate::Replace(message(backend::ERROR_RESPONSE, &error));
+            // Kept empty, so that the coming ReadyForQuery is known to end the failed adoption.
+            self.adoption_error = Some(Box::default());
+            return Ok(if error.is_empty() { Fate::Pass } else { fate });
+        }
+        Ok(worded.map_or(Fate::Pass, Fate::Replace))
+    }
+
+    /// A statement that gives other columns than before: the one who hears it first from a server has all servers and
+    /// clients learn of it; the others hear it from here.
+    fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[Owed]) -> Option<Vec<u8>> {
+        match &skipped.first()?.asked {
+            Asked::BindChanged if fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME) => {
+                return Some(columns_changed());
+            }
+            Asked::Bind(Some(known)) if fields.get(b'R') == Some(COLUMNS_CHANGED) => {
+                let now = self.catalog.changes().note(known.statement.digest());
+                if let Some(statements) = &mut self.front.statements {
+                    statements.acquaint(&known.name, now);
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The server skips these: what was noted on their account is undone, the latest first.
+    fn take_back(&mut self, skipped: Vec<Owed>, invalid: bool) {
+        let mut unnamed = None;
+        for (at, owed) in skipped.into_iter().enumerate().rev() {
+            let failed = at == 0;
+            if let Some(digest) = taken_back(&owed.asked) {
+                // Whether the server has it depends on what was skipped before; a Close settles that.
+                self.server.statements.mark_stale(digest);
+            }
+            match owed.asked {
+                Asked::Parse(_, Some(name)) => {
+                    if let Some(statements) = &mut self.front.statements {
+                        statements.remove(&name);
+                    }
+                }
+                Asked::Parse(None, None) => self.server.unnamed = None,
+                Asked::ParseUnnamed(previous) => {
+                    // The one that fails has made an end of the statement before it; one that is skipped has not.
+                    unnamed = Some(if failed { None } else { previous });
+                    self.server.unnamed = None;
+                }
+                Asked::Query(_, Some(undo)) => {
+                    unnamed = Some(undo.unnamed);
+                    self.remember(undo.statements);
+                }
+                Asked::Execute(_, Some(undo)) => self.remember(undo.statements),
+                Asked::Close(Some(undo)) => {
+                    let (name, statement) = *undo;
+                    let now = self.catalog.changes().now();
+                    self.front.statements.get_or_insert_default().insert(&name, statement, now);
+                }
+                Asked::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
+                // "cached plan must not change result type": the next use gets a fresh plan.
+                Asked::Bind(Some(known)) | Asked::Describe(Some(known)) if failed && invalid => {
+                    self.server.statements.mark_stale(known.statement.digest());
+                }
+                _ => {}
+            }
+        }
+        if let Some(unnamed) = unnamed
+            && let Err(unnamed) = self.flight.put_unnamed_back(unnamed)
+        {
+            self.front.unnamed = unnamed;
+        }
+    }
+
+    /// Puts statements back that the client has not replaced meanwhile.
+    fn remember(&mut self, statements: Option<Box<ClientStatements>>) {
+        let Some(mut before) = statements else { return };
+        if let Some(since) = self.front.statements.take() {
+            before.replace_from(*since);
+        }
+        self.front.statements = Some(before);
+    }
+
+    /// The error in the client's words, if it speaks of a statement by the server's name.
+    fn name_in_error(body: &[u8], skipped: &[Owed]) -> Option<Vec<u8>> {
+        memchr::memmem::find(body, NAME_PREFIX.as_bytes())?;
+        let (statement, name) = match &skipped.first()?.asked {
+            Asked::Bind(Some(known)) | Asked::Describe(Some(known)) => (&known.statement, &*known.name),
+            Asked::Parse(Some(statement), Some(name)) => (statement, &**name),
+            Asked::ParseAgain(again) => (&again.first, &*again.name),
+            _ => return None,
+        };
+        Some(renamed(body, statement.server_name(), name))
+    }
+}
+
+/// The routine of Postgres that refuses a statement whose columns have changed: drivers look for it too.
+const COLUMNS_CHANGED: &[u8] = b"RevalidateCachedQuery";
+
+/// That refusal in the words of Postgres.
+fn columns_changed() -> Vec<u8> {
+    let code = sqlstate::FEATURE_NOT_SUPPORTED.as_str();
+    let text = "cached plan must not change result type";
+    let mut body = Vec::new();
+    for (field, value) in [(b'S', "ERROR"), (b'V', "ERROR"), (b'C', code), (b'M', text)] {
+        body.push(field);
+        body.extend_from_slice(value.as_bytes());
+        body.push(0);
+    }
+    body.push(b'R');
+    body.extend_from_slice(COLUMNS_CHANGED);
+    body.extend_from_slice(&[0, 0]);
+    message(backend::ERROR_RESPONSE, &body)
+}
+
+/// What the journal is to make of an error.
+fn front_of(owed: Option<&Owed>) -> Front {
+    match owed.map(|owed| &owed.asked) {
+        None | Some(Asked::Query(..) | Asked::FunctionCall) => Front::Query,
+        Some(Asked::Sync) => Front::Sync,
+        Some(_) => Front::Extended,
+    }
+}
+
+/// The answer to CopyFail, which has the code of a cancelled query. Only the routine tells them apart in every language.
+fn is_copy_given_up(fields: &ErrorFields<'_>) -> bool {
+    fields.code() == Some(sqlstate::QUERY_CANCELED) && fields.get(b'R') == Some(b"CopyGetData")
+}
+
+/// An error with the client's name in place of the server's.
+fn renamed(body: &[u8], server_name: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(body.len());
+    let mut rest = body;
+    while let Some(at) = memchr::memmem::find(rest, server_name) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(name);
+        rest = &rest[at + server_name.len()..];
+    }
+    out.extend_from_slice(rest);
+    message(backend::ERROR_RESPONSE, &out)
+}
+
+fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len() + 4).expect("a message has at most 1 GiB");
+    let mut out = Vec::with_capacity(body.len() + HEADER);
+    out.push(tag);
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend_from_slice(body);
+    out
+}

@@ -1,0 +1,90 @@
+//! A chunk on its way through, with pieces left out, replaced or put in.
+//!
+//! Almost every chunk passes unchanged and is then sent as it is, without a copy. The first change turns it into a
+//! vector.
+
+use tidegate_link::Chunk;
+
+/// What has been decided about the beginning of a chunk.
+#[derive(Default)]
+pub(crate) struct Splice {
+    /// So many bytes pass unchanged; meaningless once `changed` is there.
+    kept: usize,
+    changed: Option<Vec<u8>>,
+}
+
+impl Splice {
+    /// Lets `chunk[from..to]` pass.
+    #[inline]
+    pub(crate) fn pass(&mut self, chunk: &[u8], from: usize, to: usize) {
+        match &mut self.changed {
+            None if from == self.kept => self.kept = to,
+            _ => self.change(chunk).extend_from_slice(&chunk[from..to]),
+        }
+    }
+
+    /// Puts bytes in.
+    pub(crate) fn put(&mut self, chunk: &[u8], bytes: &[u8]) {
+        self.change(chunk).extend_from_slice(bytes);
+    }
+
+    /// Puts a message in that began in an earlier chunk.
+    pub(crate) fn put_vec(&mut self, chunk: &[u8], bytes: Vec<u8>) {
+        if self.kept == 0 && self.changed.is_none() {
+            self.changed = Some(bytes);
+        } else {
+            self.put(chunk, &bytes);
+        }
+    }
+
+    /// The vector that the chunk has become, for writing messages into.
+    pub(crate) fn change(&mut self, chunk: &[u8]) -> &mut Vec<u8> {
+        self.changed.get_or_insert_with(|| chunk[..self.kept].to_vec())
+    }
+
+    /// What is to be sent.
+    pub(crate) fn finish(self, mut chunk: Chunk) -> Chunk {
+        match self.changed {
+            Some(bytes) => bytes.into(),
+            None => {
+                chunk.truncate(self.kept);
+                chunk
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk() -> Chunk {
+        b"abcdef".to_vec().into()
+    }
+
+    #[test]
+    fn an_unchanged_prefix_is_not_copied() {
+        let mut splice = Splice::default();
+        splice.pass(&chunk(), 0, 2);
+        splice.pass(&chunk(), 2, 5);
+        assert!(splice.changed.is_none());
+        assert_eq!(&*splice.finish(chunk()), b"abcde");
+    }
+
+    #[test]
+    fn pieces_are_left_out_and_put_in_where_they_belong() {
+        let mut splice = Splice::default();
+        splice.pass(&chunk(), 0, 1);
+        splice.put(&chunk(), b"X");
+        splice.pass(&chunk(), 1, 2);
+        splice.pass(&chunk(), 4, 6);
+        assert_eq!(&*splice.finish(chunk()), b"aXbef");
+        let mut gap = Splice::default();
+        gap.pass(&chunk(), 3, 6);
+        assert_eq!(&*gap.finish(chunk()), b"def");
+        let mut whole = Splice::default();
+        whole.put_vec(&chunk(), b"carried".to_vec());
+        whole.pass(&chunk(), 2, 3);
+        assert_eq!(&*whole.finish(chunk()), b"carriedc");
+    }
+}

@@ -1,0 +1,63 @@
+//! Accepts clients and spreads them over the threads.
+
+use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
+
+use tidegate_link::{Accepted, Acceptor, Listener};
+use tidegate_supervise::Ctx;
+
+use crate::{
+    client::{self, Console},
+    plane::Worker,
+};
+
+/// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// A client goes to another thread if this one has more clients than that by so many.
+const UNEVENNESS_MAX: usize = 1;
+
+/// Accepts on `listener` for as long as the scope of listeners lives.
+///
+/// # Errors
+/// When the listener cannot be registered with this thread.
+pub fn start(worker: &Rc<Worker>, listener: &Listener, console: Console) -> std::io::Result<()> {
+    let acceptor = listener.accept_on(&worker.reactor)?;
+    let scope = &worker.gateway.listen_scope;
+    let owner = worker.clone();
+    if let Ok(task) = scope.wrap(move |ctx| accept(owner, acceptor, console, ctx)) {
+        worker.reactor.spawn(task);
+    }
+    Ok(())
+}
+
+async fn accept(worker: Rc<Worker>, acceptor: Acceptor, console: Console, ctx: Ctx) {
+    loop {
+        let accepted = std::future::poll_fn(|cx| {
+            if ctx.poll_cancelled(cx).is_ready() {
+                return std::task::Poll::Ready(None);
+            }
+            acceptor.poll_accept(cx).map(Some)
+        });
+        match accepted.await {
+            None => return,
+            Some(Ok(accepted)) => place(&worker, accepted, console),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
+                worker.reactor.sleep(BACK_OFF).await;
+            }
+        }
+    }
+}
+
+/// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.
+fn place(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
+    let counts = &worker.gateway.clients;
+    let own = counts[worker.index].load(Ordering::Relaxed);
+    let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();
+    match emptiest {
+        Some((fewest, index)) if own > fewest + UNEVENNESS_MAX - 1 && index != worker.index => {
+            worker.gateway.workers()[index].client(accepted);
+        }
+        _ => client::start(worker, accepted, console),
+    }
+}

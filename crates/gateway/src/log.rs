@@ -1,0 +1,247 @@
+//! What happened, a line each, on standard error.
+//!
+//! Text is for people: time, level, message, then `key=value`. Whatever a client sent is quoted, so that no name can
+//! forge a line or move the cursor. JSON is for machines: one object per line with the same fields at the top level.
+
+use std::fmt::{self, Write as _};
+use std::io::IsTerminal;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Registry, reload};
+
+use crate::config::{Log, LogFormat, LogLevel};
+
+/// Changes the level of a running log.
+#[derive(Debug, Clone)]
+pub struct Handle(reload::Handle<LevelFilter, Registry>);
+
+/// The process has a log already.
+#[derive(Debug, thiserror::Error)]
+#[error("the log of this process is set up already")]
+#[non_exhaustive]
+pub struct AlreadySet;
+
+impl Handle {
+    /// Logs from now on what is as important as `level`, or more.
+    pub fn set_level(&self, level: LogLevel) {
+        // It fails only when the log is gone, and then there is nothing to set.
+        let _ = self.0.reload(filter(level));
+    }
+}
+
+/// Begins to log to standard error; once in a process.
+///
+/// # Errors
+/// If the process has a log already.
+pub fn init(log: &Log) -> Result<Handle, AlreadySet> {
+    let style = Style::choose(log.format, std::io::stderr().is_terminal(), std::env::var("NO_COLOR").ok().as_deref());
+    let (subscriber, handle) = subscriber(style, log.level, std::io::stderr);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| AlreadySet)?;
+    Ok(handle)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Plain,
+    Colour,
+    Json,
+}
+
+impl Style {
+    /// `no_color` is the variable of that name; any text but the empty one forbids colour (<https://no-color.org>).
+    fn choose(format: LogFormat, terminal: bool, no_color: Option<&str>) -> Self {
+        match format {
+            LogFormat::Json => Self::Json,
+            LogFormat::Auto if terminal && no_color.is_none_or(str::is_empty) => Self::Colour,
+            LogFormat::Auto | LogFormat::Text => Self::Plain,
+        }
+    }
+}
+
+fn subscriber<W>(style: Style, level: LogLevel, writer: W) -> (impl Subscriber + Send + Sync, Handle)
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (level, handle) = reload::Layer::new(filter(level));
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(style == Style::Colour);
+    let lines = match style {
+        Style::Json => {
+            let json = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+            json.with_target(false).boxed()
+        }
+        Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
+    };
+    (Registry::default().with(level).with(lines), Handle(handle))
+}
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
+}
+
+/// The text form.
+struct Text;
+
+impl<S, N> FormatEvent<S, N> for Text
+where
+    S: Subscriber + for<'s> LookupSpan<'s>,
+    N: for<'w> FormatFields<'w> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let (dim, colour, plain) = match to.has_ansi_escapes() {
+            true => ("\x1b[2m", colour(*event.metadata().level()), "\x1b[0m"),
+            false => ("", "", ""),
+        };
+        write!(to, "{dim}")?;
+        SystemTime.format_time(&mut to)?;
+        write!(to, "{plain} {colour}{:>5}{plain} ", event.metadata().level().as_str())?;
+        let mut line = Line::default();
+        event.record(&mut line);
+        writeln!(to, "{}{}", line.message, line.fields)
+    }
+}
+
+fn colour(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "\x1b[1;31m",
+        Level::WARN => "\x1b[33m",
+        Level::INFO => "\x1b[32m",
+        Level::DEBUG => "\x1b[34m",
+        Level::TRACE => "\x1b[35m",
+    }
+}
+
+/// The message and the fields of an event.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn record(&mut self, field: &Field, text: &str) {
+        if field.name() == "message" {
+            escape(&mut self.message, text);
+            return;
+        }
+        let _ = write!(self.fields, " {}=", field.name());
+        if text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"=\\".contains(c)) {
+            self.fields.push('"');
+            escape(&mut self.fields, &text.replace('\\', "\\\\").replace('"', "\\\""));
+            self.fields.push('"');
+        } else {
+            self.fields.push_str(text);
+        }
+    }
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record(field, value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.record(field, &format!("{value:?}"));
+    }
+}
+
+/// Appends the text with its control characters spelled out, so that it stays on its line.
+fn escape(to: &mut String, text: &str) {
+    for c in text.chars() {
+        if c.is_control() {
+            to.extend(c.escape_default());
+        } else {
+            to.push(c);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no writer panics").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is logged in that style by `events`.
+    fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let (subscriber, handle) = subscriber(style, level, move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || events(&handle));
+        let bytes = sink.0.lock().expect("no writer panics").clone();
+        String::from_utf8(bytes).expect("lines are UTF-8")
+    }
+
+    #[test]
+    fn a_line_is_time_level_message_and_fields() {
+        let line = logged(Style::Plain, LogLevel::Info, |_| {
+            tracing::info!(user = "app", clients = 3, "client came in");
+        });
+        let (time, rest) = line.split_once(' ').expect("a time");
+        assert!(time.ends_with('Z') && time.contains('T'), "{time}");
+        assert_eq!(rest, " INFO client came in user=app clients=3\n");
+    }
+
+    #[test]
+    fn a_client_cannot_forge_a_line() {
+        let line = logged(Style::Plain, LogLevel::Info, |_| {
+            tracing::info!(user = %"a\nERROR b\x1b[2J\"", "client {} came in", "x\ny");
+        });
+        assert_eq!(line.lines().count(), 1);
+        assert!(line.ends_with("client x\\ny came in user=\"a\\nERROR b\\u{1b}[2J\\\"\"\n"), "{line}");
+    }
+
+    #[test]
+    fn json_is_an_object_with_its_fields_on_top() {
+        let line = logged(Style::Json, LogLevel::Info, |_| tracing::warn!(port = 6432, "listening"));
+        let object: serde_json::Value = serde_json::from_str(&line).expect("an object");
+        assert_eq!((&object["level"], &object["message"]), (&"WARN".into(), &"listening".into()));
+        assert_eq!(object["port"], 6432);
+    }
+
+    #[test]
+    fn the_level_can_be_changed_while_running() {
+        let lines = logged(Style::Plain, LogLevel::Warn, |handle| {
+            tracing::info!("before");
+            handle.set_level(LogLevel::Info);
+            tracing::info!("after");
+        });
+        assert!(lines.ends_with("INFO after\n") && !lines.contains("before"), "{lines}");
+    }
+
+    #[test]
+    fn colour_needs_a_terminal_and_nobody_against_it() {
+        assert_eq!(Style::choose(LogFormat::Auto, true, None), Style::Colour);
+        assert_eq!(Style::choose(LogFormat::Auto, true, Some("")), Style::Colour);
+        assert_eq!(Style::choose(LogFormat::Auto, true, Some("1")), Style::Plain);
+        assert_eq!(Style::choose(LogFormat::Auto, false, None), Style::Plain);
+        assert_eq!(Style::choose(LogFormat::Text, true, None), Style::Plain);
+        assert_eq!(Style::choose(LogFormat::Json, true, None), Style::Json);
+    }
+}

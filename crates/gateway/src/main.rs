@@ -1,0 +1,30 @@
+//! The `tidegate` binary.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tidegate::cli::{Cli, Command};
+
+/// Small short-lived objects, one per I/O operation: what this allocator is best at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(run) => tidegate::run::main(&run),
+        Command::Check(check) => match check.run(&mut std::io::stdout()) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error.into()),
+        },
+        Command::Demo(demo) => tidegate::run::demo(&demo),
+        _ => return ExitCode::from(2),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

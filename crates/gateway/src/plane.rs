@@ -1,0 +1,13 @@
+//! The data plane: what all its threads share, and each of the threads.
+//!
+//! Nothing shared is touched while a query is under way. A thread owns its clients, its servers, its counters; others
+//! ask it questions by its mailbox.
+
+mod gateway;
+mod roster;
+mod worker;
+
+pub(crate) use gateway::lock;
+pub use gateway::{Gateway, Phase, PoolKey, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SharedPool};
+pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
+pub use worker::{Mailbox, Worker, WorkerPool, within};

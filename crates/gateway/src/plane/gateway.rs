@@ -1,0 +1,361 @@
+//! What all threads of one gateway share. Nothing here is touched while a query is under way.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Instant, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+use rustls::{ClientConfig, ServerConfig};
+use tidegate_pool::{Limits, Pool};
+use tidegate_supervise::Scope;
+use tidegate_wire::auth::scram::Verifier;
+use tokio::sync::mpsc;
+
+use crate::{
+    config::{Config, PoolPlan},
+    params::ServerSettings,
+    plane::Mailbox,
+    record::Archive,
+    resolve::Resolver,
+    server::{ConnectError, Connector, Server},
+    statements::Changes,
+    stats::History,
+    tls::{self, TlsError},
+};
+
+mod census;
+mod operator;
+mod register;
+
+use operator::{Orders, RELOADS_MAX};
+use register::Register;
+
+pub use operator::ReloadReply;
+pub use register::ServerEntry;
+
+/// Which pool: what the client said.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolKey {
+    /// The database, as clients name it.
+    pub database: Arc<str>,
+    /// The client's user.
+    pub user: Arc<str>,
+}
+
+/// One configuration with what was made of its files; swapped whole.
+pub struct Setup {
+    /// The configuration.
+    pub config: Config,
+    /// TLS for clients.
+    pub client_tls: Option<Arc<ServerConfig>>,
+    /// TLS towards servers, by entry of `[databases]`.
+    pub server_tls: HashMap<String, Arc<ClientConfig>>,
+}
+
+impl Setup {
+    /// Reads the files that a configuration names.
+    ///
+    /// # Errors
+    /// Which of them cannot be used, and why.
+    pub fn new(config: Config) -> Result<Self, TlsError> {
+        let client_tls = tls::for_clients(&config.listen)?;
+        let mut server_tls = HashMap::new();
+        for (entry, database) in &config.databases {
+            if let Some(tls) = tls::for_servers(&database.tls)? {
+                server_tls.insert(entry.clone(), tls);
+            }
+        }
+        Ok(Self { config, client_tls, server_tls })
+    }
+}
+
+/// A pool as seen from all threads.
+pub struct SharedPool {
+    /// Which one.
+    pub key: PoolKey,
+    /// Its number, for messages between threads.
+    pub id: usize,
+    /// The connections.
+    pub pool: Arc<Pool<Server>>,
+    /// What a fresh server reported last: the settings of a client that asks for nothing.
+    welcome: Mutex<Option<Arc<ServerSettings>>>,
+    plan: ArcSwap<PoolPlan>,
+    reconnected_at: Mutex<Option<SystemTime>>,
+}
+
+impl SharedPool {
+    /// What a fresh server reported, if one was connected since the start.
+    #[must_use]
+    pub fn welcome(&self) -> Option<Arc<ServerSettings>> {
+        lock(&self.welcome).clone()
+    }
+
+    /// Notes what a fresh server reported.
+    pub fn set_welcome(&self, settings: &ServerSettings) {
+        let mut welcome = lock(&self.welcome);
+        if welcome.as_ref().is_none_or(|known| known.reported != settings.reported) {
+            *welcome = Some(Arc::new(settings.clone()));
+        }
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn plan(&self) -> Arc<PoolPlan> {
+        self.plan.load_full()
+    }
+}
+
+/// What the operator wants of the whole gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// It works.
+    #[default]
+    Active,
+    /// No server is given out.
+    Paused,
+    /// No new client is let in; it ends when the last one has left.
+    WaitingForClients,
+    /// Clients are sent away as soon as they have no transaction open.
+    WaitingForTransactions,
+    /// It ends now.
+    Stopping,
+}
+
+/// What all threads of one gateway share.
+pub struct Gateway {
+    setup: ArcSwap<Setup>,
+    workers: OnceLock<Vec<Arc<Mailbox>>>,
+    pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
+    /// Statements that have come to give other columns.
+    pub plan_changes: Arc<Changes>,
+    /// Opens server connections.
+    pub connector: Connector,
+    /// Verifiers made of configured passwords, each once: by user, with the password it was made of.
+    verifiers: Mutex<HashMap<String, (String, Verifier)>>,
+    /// Decoy salts for users that do not exist come from this.
+    decoy_secret: [u8; 32],
+    phase: Mutex<Phase>,
+    /// Woken when the phase changes.
+    pub phase_changed: tokio::sync::Notify,
+    /// The tree of tasks.
+    pub scope: Scope,
+    /// The tasks of clients, of all threads.
+    pub client_scope: Scope,
+    /// The tasks that accept.
+    pub listen_scope: Scope,
+    /// Clients per thread, for an even spread and for the limit.
+    pub clients: Vec<AtomicUsize>,
+    /// The query journal, if one is kept.
+    pub archive: Option<Archive>,
+    /// When it was started.
+    pub started_at: SystemTime,
+    next_client: AtomicU64,
+    /// Clients of the console among [`Gateway::clients`].
+    pub consoles: AtomicUsize,
+    orders: Mutex<Orders>,
+    register: Mutex<Register>,
+    history: Mutex<History>,
+    reloads: mpsc::Sender<ReloadReply>,
+    reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+}
+
+/// A lock whose holder panicked still guards sound data here: every section replaces whole values.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gateway {
+    /// A gateway for `workers` threads, which are yet to be started.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
+        let mut decoy_secret = [0; 32];
+        getrandom::fill(&mut decoy_secret).map_err(std::io::Error::other)?;
+        let scope: Scope = Scope::root("tidegate");
+        let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        Ok(Self {
+            client_scope: scope.child("clients"),
+            listen_scope: scope.child("listen"),
+            scope,
+            setup: ArcSwap::from_pointee(setup),
+            workers: OnceLock::new(),
+            pools: Mutex::default(),
+            plan_changes: Arc::default(),
+            connector: Connector::new(resolver),
+            verifiers: Mutex::default(),
+            decoy_secret,
+            phase: Mutex::default(),
+            phase_changed: tokio::sync::Notify::new(),
+            clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            archive: None,
+            started_at: SystemTime::now(),
+            next_client: AtomicU64::new(1),
+            consoles: AtomicUsize::new(0),
+            orders: Mutex::default(),
+            register: Mutex::default(),
+            history: Mutex::new(History::new(Instant::now())),
+            reloads,
+            reload_requests: Mutex::new(Some(reload_requests)),
+        })
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn setup(&self) -> Arc<Setup> {
+        self.setup.load_full()
+    }
+
+    /// Puts another configuration in force, for logins and pools from now on.
+    pub fn replace_setup(&self, setup: Setup) {
+        self.setup.store(Arc::new(setup));
+        self.connector.forget_derived_keys();
+        let setup = self.setup();
+        for pool in self.pools() {
+            let Some(plan) = setup.config.pool_for(&pool.key.database, &pool.key.user) else {
+                pool.pool.close(ConnectError::Closed("the database was taken out of the configuration"));
+                lock(&self.pools).remove(&pool.key);
+                continue;
+            };
+            let old = pool.plan();
+            pool.pool.set_limits(limits(&plan));
+            if needs_reconnect(&old, &plan) {
+                pool.reconnect();
+            }
+            pool.plan.store(Arc::new(plan));
+        }
+    }
+
+    /// The threads.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<Mailbox>] {
+        self.workers.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Names the threads, once.
+    pub fn set_workers(&self, workers: Vec<Arc<Mailbox>>) {
+        // A second call would mean two sets of threads for one gateway.
+        assert!(self.workers.set(workers).is_ok(), "the workers of a gateway are set once");
+    }
+
+    /// All pools, in order of database and user.
+    #[must_use]
+    pub fn pools(&self) -> Vec<Arc<SharedPool>> {
+        lock(&self.pools).values().cloned().collect()
+    }
+
+    /// The pool for a client's database and user; `None` if there is no such database, or if it is disabled.
+    #[must_use]
+    pub fn pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
+        if self.is_disabled(database) {
+            return None;
+        }
+        let key = PoolKey { database: database.into(), user: user.into() };
+        let mut pools = lock(&self.pools);
+        if let Some(pool) = pools.get(&key) {
+            return Some(pool.clone());
+        }
+        let plan = self.setup.load().config.pool_for(database, user)?;
+        let id = pools.values().map(|pool| pool.id + 1).max().unwrap_or(0);
+        let pool = Arc::new(SharedPool {
+            key: key.clone(),
+            id,
+            pool: self.open_pool(&plan, &key),
+            welcome: Mutex::default(),
+            plan: ArcSwap::from_pointee(plan),
+            reconnected_at: Mutex::default(),
+        });
+        if self.is_paused(database) {
+            pool.pool.pause();
+        }
+        pools.insert(key, pool.clone());
+        Some(pool)
+    }
+
+    fn open_pool(self: &Arc<Self>, plan: &PoolPlan, key: &PoolKey) -> Arc<Pool<Server>> {
+        let gateway = Arc::downgrade(self);
+        let key = key.clone();
+        let wake = move |core: usize| {
+            if let Some(mailbox) = gateway.upgrade().and_then(|gateway| gateway.workers().get(core).cloned()) {
+                mailbox.pool_mail(key.clone());
+            }
+        };
+        Pool::new(self.clients.len(), limits(plan), fastrand::u64(..), Instant::now(), wake)
+    }
+
+    /// What the operator wants of the gateway.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Changes what the operator wants.
+    pub fn set_phase(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
+        self.phase_changed.notify_one();
+    }
+
+    /// Clients connected.
+    #[must_use]
+    pub fn client_count(&self) -> usize {
+        self.clients.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// A number that tells clients apart.
+    pub fn next_client_id(&self) -> u64 {
+        self.next_client.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
+    #[must_use]
+    pub fn known_verifier(&self, user: &str, password: &str) -> Option<Verifier> {
+        let known = lock(&self.verifiers);
+        known.get(user).filter(|(made_of, _)| made_of == password).map(|(_, verifier)| verifier.clone())
+    }
+
+    /// Keeps a verifier for the user's next login.
+    pub fn keep_verifier(&self, user: &str, password: &str, verifier: Verifier) {
+        lock(&self.verifiers).insert(user.to_owned(), (password.to_owned(), verifier));
+    }
+
+    /// A verifier that nobody's password fits, so that a login as an unknown user looks like any other that fails.
+    #[must_use]
+    pub fn decoy_verifier(&self, user: &str) -> Verifier {
+        Verifier::fake(user.as_bytes(), &self.decoy_secret, SCRAM_ITERATIONS)
+    }
+}
+
+/// As Postgres' `scram_iterations`.
+pub const SCRAM_ITERATIONS: u32 = 4096;
+
+/// The pool's bounds, from its settings.
+fn limits(plan: &PoolPlan) -> Limits {
+    let or_none = |time: std::time::Duration| (!time.is_zero()).then_some(time);
+    let (pool, timeouts) = (&plan.pool, &plan.timeouts);
+    Limits {
+        size: pool.size as usize,
+        min: pool.min_size as usize,
+        reserve: pool.reserve_size as usize,
+        reserve_after: pool.reserve_after,
+        connecting_max: pool.connects_in_flight as usize,
+        lifetime: or_none(timeouts.server_lifetime),
+        lifetime_jitter: timeouts.server_lifetime / 10,
+        idle_timeout: or_none(timeouts.server_idle),
+        retry_start: timeouts.connect_retry,
+        ..Limits::default()
+    }
+}
+
+/// Whether servers connected under the old settings are of no use under the new ones.
+fn needs_reconnect(old: &PoolPlan, new: &PoolPlan) -> bool {
+    old.hosts != new.hosts
+        || old.dbname != new.dbname
+        || old.user != new.user
+        || old.tls != new.tls
+        || old.startup_parameters != new.startup_parameters
+}

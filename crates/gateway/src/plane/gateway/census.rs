@@ -1,0 +1,54 @@
+//! Questions to all threads at once.
+
+use std::{rc::Rc, time::Instant};
+
+use super::{Gateway, lock};
+use crate::{
+    plane::Worker,
+    stats::{PoolTotals, Sample, Totals},
+};
+
+impl Gateway {
+    /// Asks every thread the same question, between two of its tasks. Threads that have ended do not answer.
+    ///
+    /// # Cancel safety
+    /// Safe: the answers are dropped.
+    pub async fn ask_all<T: Send + 'static>(
+        &self,
+        question: impl Fn(&Rc<Worker>) -> T + Clone + Send + 'static,
+    ) -> Vec<T> {
+        let asked: Vec<_> = self.workers().iter().map(|worker| worker.ask(question.clone())).collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for answer in asked {
+            answers.extend(answer.await);
+        }
+        answers
+    }
+
+    /// What was counted since the start, by database.
+    pub async fn totals(&self) -> Totals {
+        let mut totals = Totals::new();
+        for (database, counted) in self.ask_all(Worker::totals).await.into_iter().flatten() {
+            totals.entry(database).or_default().add(&counted);
+        }
+        totals
+    }
+
+    /// Keeps the totals of this moment, for averages.
+    pub async fn sample(&self) {
+        let sample = Sample { at: Instant::now(), totals: self.totals().await };
+        lock(&self.history).push(sample);
+    }
+
+    /// The averages of the last full period, or since the start before there is one; `now` is the present moment.
+    #[must_use]
+    pub fn averages(&self, now: &Sample) -> Totals {
+        lock(&self.history).averages(now)
+    }
+
+    /// The same for all databases together.
+    #[must_use]
+    pub fn averages_of_all(&self, now: &Sample) -> PoolTotals {
+        lock(&self.history).averages_of_all(now)
+    }
+}

@@ -1,0 +1,67 @@
+//! The server connections of all threads, for the console.
+
+use std::{
+    sync::{Arc, Weak},
+    time::SystemTime,
+};
+
+use super::{Gateway, PoolKey, lock};
+use crate::server::Identity;
+
+/// A server connection as the console sees it.
+#[derive(Clone, Debug)]
+pub struct ServerEntry {
+    /// Which pool it belongs to.
+    pub key: PoolKey,
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// It is of an age that `RECONNECT` wants gone.
+    pub outdated: bool,
+}
+
+/// Who is connected. Nobody signs off: an entry whose server is gone is found dead.
+#[derive(Debug, Default)]
+pub(super) struct Register(Vec<(PoolKey, Weak<Identity>)>);
+
+impl Register {
+    fn add(&mut self, key: PoolKey, identity: &Arc<Identity>) {
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|(_, known)| known.strong_count() > 0);
+        }
+        self.0.push((key, Arc::downgrade(identity)));
+    }
+}
+
+impl Gateway {
+    /// Notes a server that was just connected.
+    pub fn note_server(&self, key: &PoolKey, identity: &Arc<Identity>) {
+        lock(&self.register).add(key.clone(), identity);
+    }
+
+    /// The servers that are connected, in the order they came.
+    #[must_use]
+    pub fn servers(&self) -> Vec<ServerEntry> {
+        let known = lock(&self.register).0.clone();
+        let alive = known.into_iter().filter_map(|(key, identity)| Some((key, identity.upgrade()?)));
+        alive.map(|(key, identity)| self.entry(key, identity)).collect()
+    }
+
+    fn entry(&self, key: PoolKey, identity: Arc<Identity>) -> ServerEntry {
+        let pool = lock(&self.pools).get(&key).cloned();
+        // A server without a pool was left behind by a reload.
+        let outdated = pool.is_none_or(|pool| pool.is_outdated(identity.connected_at));
+        ServerEntry { key, identity, outdated }
+    }
+}
+
+impl super::SharedPool {
+    /// Has every connection replaced that is open now, each when it is free.
+    pub fn reconnect(&self) {
+        *lock(&self.reconnected_at) = Some(SystemTime::now());
+        self.pool.reconnect();
+    }
+
+    fn is_outdated(&self, connected_at: SystemTime) -> bool {
+        lock(&self.reconnected_at).is_some_and(|since| connected_at < since)
+    }
+}

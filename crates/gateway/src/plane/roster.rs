@@ -1,0 +1,275 @@
+//! The clients of one thread, for the console and for cancel requests.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+    task::Waker,
+    time::{Instant, SystemTime},
+};
+
+use subtle::ConstantTimeEq;
+use tidegate_link::Address;
+
+use crate::{
+    classify::Pins,
+    params::Settings,
+    plane::PoolKey,
+    server::{CancelGate, Identity},
+};
+
+/// What a client is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientState {
+    /// Nothing: it has no server.
+    Idle,
+    /// It waits for a server, since this moment.
+    Waiting(Instant),
+    /// It has a server.
+    Active,
+}
+
+/// What another party wants of a client's task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// An operator sends it away.
+    Kill,
+    /// It asked to cancel its wait for a server.
+    CancelWait,
+}
+
+/// The server that a client has.
+#[derive(Clone, Debug)]
+pub struct Linked {
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// Keeps it from going to another client while a cancel request is under way.
+    pub gate: CancelGate,
+}
+
+/// One client, as others see it.
+#[derive(Debug)]
+pub struct Card {
+    /// Tells it from all other clients of the gateway.
+    pub id: u64,
+    /// Which pool it uses; the console's for the console.
+    pub key: PoolKey,
+    /// Where it comes from.
+    pub peer: Address,
+    /// Its TLS, as "TLSv1.3/...".
+    pub tls: Option<Box<str>>,
+    /// When it was let in.
+    pub connected_at: SystemTime,
+    /// What it has to name to cancel.
+    secret: Box<[u8]>,
+    /// What it is doing.
+    pub state: Cell<ClientState>,
+    /// When it last asked for something.
+    pub request_at: Cell<Option<Instant>>,
+    /// Why it stays on its server.
+    pub pins: Cell<Pins>,
+    /// What it has set, its application name among it.
+    pub settings: RefCell<Option<Rc<Settings>>>,
+    /// The statements it has prepared.
+    pub prepared: Cell<u32>,
+    linked: RefCell<Option<Linked>>,
+    signal: Cell<Option<Signal>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// What a card is made of.
+pub struct NewCard {
+    /// See [`Card::id`].
+    pub id: u64,
+    /// See [`Card::key`].
+    pub key: PoolKey,
+    /// See [`Card::peer`].
+    pub peer: Address,
+    /// See [`Card::tls`].
+    pub tls: Option<Box<str>>,
+    /// What the client has to name to cancel.
+    pub secret: Box<[u8]>,
+}
+
+impl Card {
+    /// Sends a signal to the client's task.
+    pub fn signal(&self, signal: Signal) {
+        self.signal.set(Some(signal));
+        if let Some(waker) = &*self.waker.borrow() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// The signal that was sent, if there is one.
+    #[inline]
+    pub fn peek_signal(&self) -> Option<Signal> {
+        self.signal.get()
+    }
+
+    /// Takes the signal away.
+    pub fn clear_signal(&self) {
+        self.signal.set(None);
+    }
+
+    /// The task to be woken by signals.
+    pub fn set_waker(&self, waker: &Waker) {
+        *self.waker.borrow_mut() = Some(waker.clone());
+    }
+
+    /// The client has got a server, or has given it back.
+    pub fn link(&self, linked: Option<Linked>) {
+        *self.linked.borrow_mut() = linked;
+    }
+
+    /// The client's settings as they are now.
+    pub fn note_settings(&self, settings: &Rc<Settings>) {
+        let mut known = self.settings.borrow_mut();
+        if known.as_ref().is_none_or(|known| !Rc::ptr_eq(known, settings)) {
+            *known = Some(settings.clone());
+        }
+    }
+
+    /// What it calls itself.
+    #[must_use]
+    pub fn application_name(&self) -> Option<String> {
+        let settings = self.settings.borrow();
+        let name = settings.as_ref()?.text("application_name")?;
+        (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// What the client has to name to cancel.
+    #[must_use]
+    pub fn secret(&self) -> &[u8] {
+        &self.secret
+    }
+
+    /// The server that the client has.
+    #[must_use]
+    pub fn linked(&self) -> Option<Linked> {
+        self.linked.borrow().clone()
+    }
+}
+
+/// The clients of one thread.
+#[derive(Debug, Default)]
+pub struct Roster {
+    slots: RefCell<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    cards: Vec<Option<Rc<Card>>>,
+    free: Vec<u32>,
+}
+
+/// Keeps a client on the roster as long as it lives.
+#[derive(Debug)]
+pub struct Entry {
+    /// The client.
+    pub card: Rc<Card>,
+    slot: u32,
+}
+
+impl Roster {
+    /// Puts a client on the roster.
+    pub fn enter(&self, new: NewCard) -> Entry {
+        let NewCard { id, key, peer, tls, secret } = new;
+        let card = Rc::new(Card {
+            id,
+            key,
+            peer,
+            tls,
+            secret,
+            connected_at: SystemTime::now(),
+            state: Cell::new(ClientState::Idle),
+            request_at: Cell::new(None),
+            pins: Cell::new(Pins::default()),
+            settings: RefCell::new(None),
+            prepared: Cell::new(0),
+            linked: RefCell::new(None),
+            signal: Cell::new(None),
+            waker: RefCell::new(None),
+        });
+        let mut slots = self.slots.borrow_mut();
+        let slot = match slots.free.pop() {
+            Some(slot) => slot,
+            None => {
+                slots.cards.push(None);
+                u32::try_from(slots.cards.len() - 1).expect("fewer than 4 billion clients")
+            }
+        };
+        slots.cards[slot as usize] = Some(card.clone());
+        Entry { card, slot }
+    }
+
+    /// Takes a client off the roster.
+    pub fn leave(&self, entry: &Entry) {
+        let mut slots = self.slots.borrow_mut();
+        slots.cards[entry.slot as usize] = None;
+        slots.free.push(entry.slot);
+    }
+
+    /// All clients.
+    #[must_use]
+    pub fn cards(&self) -> Vec<Rc<Card>> {
+        self.slots.borrow().cards.iter().flatten().cloned().collect()
+    }
+
+    /// Lets every client look at what has changed around it.
+    pub fn wake_all(&self) {
+        for card in self.cards() {
+            if let Some(waker) = &*card.waker.borrow() {
+                waker.wake_by_ref();
+            }
+        }
+    }
+
+    /// The client at `slot`, if `secret` is its secret. Takes the same time whatever the secret is.
+    #[must_use]
+    pub fn find(&self, slot: u32, secret: &[u8]) -> Option<Rc<Card>> {
+        let slots = self.slots.borrow();
+        let card = slots.cards.get(slot as usize)?.as_ref()?;
+        bool::from(card.secret.ct_eq(secret)).then(|| card.clone())
+    }
+}
+
+impl Entry {
+    /// The process id that the client is told: the thread's number and the slot.
+    #[must_use]
+    pub fn pid(&self, worker: usize) -> u32 {
+        pid_of(worker, self.slot)
+    }
+}
+
+/// Bits of a process id that name the slot; those above name the thread. The highest bit stays zero, because drivers
+/// read a signed number.
+const SLOT_BITS: u32 = 22;
+
+/// The process id of a client: thread and slot. Beyond four million clients of one thread it no longer tells them
+/// apart, and cancelling fails for those.
+#[must_use]
+fn pid_of(worker: usize, slot: u32) -> u32 {
+    let worker = u32::try_from(worker).unwrap_or(u32::MAX) & 0x1ff;
+    ((worker << SLOT_BITS) | (slot & ((1 << SLOT_BITS) - 1))) + 1
+}
+
+/// The thread and the slot that a process id names.
+#[must_use]
+pub fn place_of(pid: u32) -> (usize, u32) {
+    let pid = pid.wrapping_sub(1);
+    ((pid >> SLOT_BITS) as usize, pid & ((1 << SLOT_BITS) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_id_names_its_place_and_is_positive() {
+        for (worker, slot) in [(0, 0), (0, 1), (7, 123_456), (511, (1 << SLOT_BITS) - 2)] {
+            let pid = pid_of(worker, slot);
+            assert_eq!(place_of(pid), (worker, slot));
+            assert!(pid > 0 && i32::try_from(pid).is_ok());
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! One thread of the data plane: its clients, its share of each pool, its counters.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    ops::ControlFlow,
+    rc::{Rc, Weak},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use tidegate_link::{Accepted, Reactor, Remote};
+use tidegate_pool::{Courier, Fate, Lease, Local, Slot};
+use tidegate_supervise::Scope;
+
+use crate::{
+    config::PoolPlan,
+    params::{Interned, Settings},
+    plane::{Card, Gateway, PoolKey, Roster, SharedPool, lock},
+    record::{Recorder, Stranger, Witness},
+    server::{ConnectError, Identity, Server, cancel, clean},
+    statements::Catalog,
+    stats::{PoolStats, PoolTotals},
+};
+
+/// What a thread does for another, between two of its tasks.
+type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
+
+/// A request to another thread.
+enum Mail {
+    Client(Accepted),
+    Pool(PoolKey),
+    Visit(Visit),
+}
+
+/// Where a thread gets requests from others.
+pub struct Mailbox {
+    /// Nothing once the thread has ended.
+    queue: Mutex<Option<VecDeque<Mail>>>,
+    any: AtomicBool,
+    remote: Remote,
+}
+
+impl Mailbox {
+    /// For the thread of `remote`.
+    #[must_use]
+    pub fn new(remote: Remote) -> Self {
+        Self { queue: Mutex::new(Some(VecDeque::new())), any: AtomicBool::new(false), remote }
+    }
+
+    fn post(&self, mail: Mail) {
+        // Bounded by what it carries: sockets that were accepted, pools, and questions of the control plane.
+        match &mut *lock(&self.queue) {
+            Some(queue) => queue.push_back(mail),
+            None => return,
+        }
+        if !self.any.swap(true, Ordering::AcqRel) {
+            self.remote.wake();
+        }
+    }
+
+    /// Hands a client over to the thread.
+    pub fn client(&self, accepted: Accepted) {
+        self.post(Mail::Client(accepted));
+    }
+
+    /// Lets the thread look at the mail of a pool.
+    pub fn pool_mail(&self, key: PoolKey) {
+        self.post(Mail::Pool(key));
+    }
+
+    /// Runs a function on the thread, between two tasks. It must not wait.
+    pub fn visit(&self, call: impl FnOnce(&Rc<Worker>) + Send + 'static) {
+        self.post(Mail::Visit(Box::new(call)));
+    }
+
+    /// Asks the thread a question, at once. The answer is `None` if the thread has ended.
+    pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
+    where
+        T: Send + 'static,
+        Q: FnOnce(&Rc<Worker>) -> T + Send + 'static,
+    {
+        let (send, receive) = tokio::sync::oneshot::channel();
+        self.visit(move |worker| {
+            let _ = send.send(question(worker));
+        });
+        async { receive.await.ok() }
+    }
+
+    fn close(&self) {
+        let unread = lock(&self.queue).take();
+        // Outside of the lock: what is dropped here may wake anybody.
+        drop(unread);
+    }
+}
+
+/// A pool on one thread.
+pub struct WorkerPool {
+    /// The pool.
+    pub shared: Arc<SharedPool>,
+    /// This thread's share of it.
+    pub local: Local<Server>,
+    /// What was counted on this thread.
+    pub stats: PoolStats,
+    plan: RefCell<Rc<PoolPlan>>,
+}
+
+impl WorkerPool {
+    /// Its settings.
+    #[must_use]
+    pub fn plan(&self) -> Rc<PoolPlan> {
+        self.plan.borrow().clone()
+    }
+}
+
+/// One thread of the data plane.
+pub struct Worker {
+    /// Its number.
+    pub index: usize,
+    /// Its event loop.
+    pub reactor: Reactor,
+    /// What all threads share.
+    pub gateway: Arc<Gateway>,
+    /// The statements its clients have prepared.
+    pub catalog: Catalog,
+    /// The settings its clients have.
+    pub interned: Interned,
+    /// Its clients.
+    pub roster: Roster,
+    /// Tasks of clients.
+    pub client_scope: Scope,
+    /// Tasks of server connections.
+    pub server_scope: Scope,
+    /// Its way into the journal, if there is one.
+    pub recorder: Option<Rc<Recorder>>,
+    mailbox: Arc<Mailbox>,
+    pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
+    /// Servers being cleaned, by id.
+    cleaning: RefCell<FxHashSet<u64>>,
+    stopped: Cell<bool>,
+    swept_at: Cell<Instant>,
+}
+
+/// How often pools are swept.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// A worker for the calling thread.
+    #[must_use]
+    pub fn new(index: usize, reactor: Reactor, gateway: Arc<Gateway>, mailbox: Arc<Mailbox>) -> Rc<Self> {
+        let client_scope = gateway.client_scope.child(&index.to_string());
+        let server_scope = gateway.scope.child(&format!("servers-{index}"));
+        let settings = &gateway.setup().config.journal;
+        let archive = gateway.archive.as_ref();
+        let recorder = archive.and_then(|archive| Recorder::new(archive, index, settings, reactor.now()));
+        Rc::new(Self {
+            index,
+            swept_at: Cell::new(reactor.now()),
+            reactor,
+            catalog: Catalog::new(gateway.plan_changes.clone()),
+            gateway,
+            interned: Interned::default(),
+            roster: Roster::default(),
+            client_scope,
+            server_scope,
+            recorder,
+            mailbox,
+            pools: RefCell::default(),
+            cleaning: RefCell::default(),
+            stopped: Cell::new(false),
+        })
+    }
+
+    /// Ends the thread's loop at its next turn.
+    pub fn stop(&self) {
+        self.stopped.set(true);
+    }
+
+    /// Runs the thread until it is stopped. `client` starts the task of a client.
+    ///
+    /// # Errors
+    /// When the event loop fails.
+    pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
+        let worker = self.clone();
+        self.reactor.spawn(async move {
+            // The timer only ends the wait; the sweep itself happens in `turn`.
+            loop {
+                worker.reactor.sleep(SWEEP_EVERY).await;
+            }
+        });
+        let ran = self.reactor.run(|| {
+            if self.mailbox.any.swap(false, Ordering::AcqRel) {
+                self.read_mail(&client);
+            }
+            let now = self.reactor.now();
+            if now - self.swept_at.get() >= SWEEP_EVERY {
+                self.swept_at.set(now);
+                self.sweep(now);
+            }
+            if self.stopped.get() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        self.mailbox.close();
+        self.pools.borrow_mut().clear();
+        ran
+    }
+
+    fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, Accepted)) {
+        let mail = lock(&self.mailbox.queue).as_mut().map(std::mem::take).unwrap_or_default();
+        for mail in mail {
+            match mail {
+                Mail::Client(accepted) => client(self, accepted),
+                Mail::Pool(key) => {
+                    let pool = self.pools.borrow().get(&key).cloned();
+                    if let Some(pool) = pool {
+                        pool.local.process_mail(self.reactor.now());
+                    }
+                }
+                Mail::Visit(call) => call(self),
+            }
+        }
+    }
+
+    fn sweep(&self, now: Instant) {
+        if let Some(recorder) = &self.recorder {
+            recorder.set_clock(now);
+        }
+        for pool in self.pools() {
+            pool.local.sweep(now);
+        }
+    }
+
+    /// The pools that this thread has used.
+    #[must_use]
+    pub fn pools(&self) -> Vec<Rc<WorkerPool>> {
+        self.pools.borrow().values().cloned().collect()
+    }
+
+    /// What was counted on this thread, by pool; the same database may come more than once.
+    pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
+        let pools = self.pools.borrow();
+        pools.values().map(|pool| (pool.shared.key.database.clone(), pool.stats.totals())).collect()
+    }
+
+    /// The servers that this thread is cleaning, by id.
+    #[must_use]
+    pub fn cleaning(&self) -> Vec<u64> {
+        self.cleaning.borrow().iter().copied().collect()
+    }
+
+    /// This thread's part of a pool.
+    pub fn pool(self: &Rc<Self>, shared: &Arc<SharedPool>) -> Rc<WorkerPool> {
+        let known = self.pools.borrow().get(&shared.key).cloned();
+        if let Some(pool) = known.filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
+            return pool;
+        }
+        let pool = Rc::new_cyclic(|this| WorkerPool {
+            shared: shared.clone(),
+            local: shared.pool.local(
+                self.index,
+                self.reactor.now(),
+                PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
+            ),
+            stats: PoolStats::default(),
+            plan: RefCell::new(Rc::new((*shared.plan()).clone())),
+        });
+        self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
+        pool
+    }
+
+    /// Who tells the journal of a client, if there is one.
+    pub fn witness(&self, card: &Card, settings: Option<&Rc<Settings>>) -> Option<Rc<Witness>> {
+        let recorder = self.recorder.as_ref()?;
+        let stranger = Stranger {
+            client: card.peer.to_string(),
+            user: card.key.user.to_string(),
+            database: card.key.database.to_string(),
+        };
+        Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
+    }
+
+    /// Takes the settings of a reload over.
+    pub fn refresh_plans(&self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.adopt(&self.gateway.setup().config.journal);
+        }
+        self.pools.borrow_mut().retain(|_, pool| {
+            *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());
+            true
+        });
+        for pool in self.pools() {
+            pool.local.process_mail(self.reactor.now());
+        }
+    }
+
+    /// Starts a task that belongs to server connections.
+    pub fn spawn_server_task(&self, task: impl Future<Output = ()> + 'static) {
+        if let Ok(task) = self.server_scope.wrap(|_| task) {
+            self.reactor.spawn(task);
+        }
+    }
+
+    /// Asks a server to cancel what it does for the client that has it now. No other client gets the server before the
+    /// request is through.
+    pub fn cancel(self: &Rc<Self>, identity: Arc<Identity>, under_way: cancel::UnderWay) {
+        let worker = self.clone();
+        let limit = self.gateway.setup().config.timeouts.cancel;
+        self.spawn_server_task(async move {
+            let delivery = cancel::deliver(&worker.reactor, &identity);
+            match within(&worker.reactor, limit, delivery).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    tracing::warn!(server = %identity.address.host, %error, "cancel request not delivered");
+                }
+                None => tracing::warn!(server = %identity.address.host, "cancel request not delivered in time"),
+            }
+            drop(under_way);
+        });
+    }
+}
+
+/// The output of `future`, or `None` after `limit`; no limit if it is zero.
+pub async fn within<T>(reactor: &Reactor, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    if limit.is_zero() {
+        return Some(future.await);
+    }
+    let mut future = std::pin::pin!(future);
+    let mut sleep = std::pin::pin!(reactor.sleep(limit));
+    std::future::poll_fn(|cx| {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(cx) {
+            return std::task::Poll::Ready(Some(output));
+        }
+        sleep.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+/// What a pool asks of a thread.
+struct PoolHost {
+    worker: Weak<Worker>,
+    pool: Weak<WorkerPool>,
+}
+
+impl PoolHost {
+    fn upgrade(&self) -> Option<(Rc<Worker>, Rc<WorkerPool>)> {
+        Some((self.worker.upgrade()?, self.pool.upgrade()?))
+    }
+}
+
+impl tidegate_pool::Host<Server> for PoolHost {
+    fn connect(&self, slot: Slot<Server>) {
+        let Some((worker, pool)) = self.upgrade() else { return };
+        let task = connect(worker.clone(), pool, slot);
+        worker.spawn_server_task(task);
+    }
+
+    fn clean(&self, lease: Lease<Server>) {
+        let Some((worker, pool)) = self.upgrade() else { return };
+        let task = clean_lease(worker.clone(), pool, lease);
+        worker.spawn_server_task(task);
+    }
+
+    fn send(&self, courier: Courier<Server>) {
+        if let Some(worker) = self.worker.upgrade() {
+            worker.spawn_server_task(courier);
+        }
+    }
+}
+
+async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
+    let plan = pool.plan();
+    let setup = worker.gateway.setup();
+    let limit = plan.timeouts.connect;
+    let tls = setup.server_tls.get(&plan.entry);
+    let attempt = worker.gateway.connector.connect(&worker.reactor, &plan, tls);
+    let outcome = within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)));
+    let now = worker.reactor.now();
+    match outcome {
+        Ok(server) => {
+            pool.shared.set_welcome(&server.settings);
+            let identity = server.identity.clone();
+            worker.gateway.note_server(&pool.shared.key, &identity);
+            tracing::debug!(database = %pool.shared.key.database, user = %pool.shared.key.user,
+                server = %identity.address.host, pid = identity.pid, "server connected");
+            slot.fulfil(server, now);
+        }
+        Err(error) => {
+            pool.stats.server_login_error_count.add(1);
+            tracing::warn!(database = %pool.shared.key.database, user = %pool.shared.key.user, %error,
+                "server connection failed");
+            slot.fail(error, now);
+        }
+    }
+}
+
+/// A server that is cleaned for longer than this is closed.
+const CLEAN_LIMIT: Duration = Duration::from_secs(15);
+
+async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<Server>) {
+    let plan = pool.plan();
+    let cleaning = std::mem::take(&mut lease.cleaning);
+    let reset = if cleaning.reset { plan.pool.server_reset.as_str() } else { "" };
+    let reset = if lease.tainted && reset.is_empty() { "DISCARD ALL" } else { reset };
+    worker.cleaning.borrow_mut().insert(lease.identity.id);
+    let cleaned = match lease.settle(&worker.reactor) {
+        Ok(()) => within(&worker.reactor, CLEAN_LIMIT, clean::clean(&mut lease, cleaning.in_transaction, reset)).await,
+        Err(error) => Some(Err(error.into())),
+    };
+    worker.cleaning.borrow_mut().remove(&lease.identity.id);
+    let fate = match cleaned {
+        Some(Ok(())) => Fate::Reuse,
+        Some(Err(error)) => {
+            tracing::info!(server = %lease.identity.address.host, pid = lease.identity.pid, %error, "server closed");
+            Fate::Close
+        }
+        None => Fate::Close,
+    };
+    lease.release(fate, worker.reactor.now());
+}

@@ -1,0 +1,328 @@
+//! One query under way: what was said, and what has come of it so far.
+
+use std::{rc::Rc, time::Instant};
+
+use tidegate_wire::{
+    backend::{CommandComplete, ErrorFields},
+    frontend::Bind,
+};
+
+use super::{
+    decision::work_of,
+    entry::{Parameter, write_parameter},
+};
+use crate::{config::Works, statements::Statement};
+
+/// What a client has said: a statement, perhaps under a name, perhaps with parameters.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Cut to `statement_bytes`; empty if the statement is shared.
+    pub(super) text: Vec<u8>,
+    pub(super) is_cut: bool,
+    pub(super) statement: Option<Rc<Statement>>,
+    /// The client's name for it.
+    pub(super) prepared: Vec<u8>,
+    /// A JSON array, if parameters may be written down.
+    pub(super) parameters: Vec<u8>,
+    /// The same with nothing but which are NULL.
+    pub(super) redacted: Vec<u8>,
+    /// It has parameters, written down or not.
+    pub(super) has_parameters: bool,
+}
+
+/// A buffer that has grown larger is given back when its query is over.
+const BYTES_KEPT: usize = 1024;
+
+impl Said {
+    pub(super) fn clear(&mut self) {
+        self.statement = None;
+        self.is_cut = false;
+        self.has_parameters = false;
+        for buffer in [&mut self.text, &mut self.prepared, &mut self.parameters, &mut self.redacted] {
+            clear(buffer);
+        }
+    }
+
+    pub(super) fn set_text(&mut self, text: &[u8], bytes_max: usize) {
+        self.clear();
+        let (text, is_cut) = cut(text, bytes_max);
+        self.text.extend_from_slice(text);
+        self.is_cut = is_cut;
+    }
+
+    pub(super) fn set_statement(&mut self, statement: &Rc<Statement>, bytes_max: usize) {
+        self.clear();
+        self.is_cut = statement.text().len() > bytes_max;
+        self.statement = Some(statement.clone());
+    }
+
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        self.clear();
+        self.statement.clone_from(&other.statement);
+        (self.is_cut, self.has_parameters) = (other.is_cut, other.has_parameters);
+        self.text.extend_from_slice(&other.text);
+        self.prepared.extend_from_slice(&other.prepared);
+        self.parameters.extend_from_slice(&other.parameters);
+        self.redacted.extend_from_slice(&other.redacted);
+    }
+
+    pub(super) fn whole_text(&self) -> &[u8] {
+        self.statement.as_ref().map_or(&self.text, |statement| statement.text())
+    }
+
+    /// Takes the values of a Bind, as far as they are wanted and fit.
+    pub(super) fn set_parameters(&mut self, bind: &Bind<'_>, wants: Wants, bytes_max: usize) {
+        let Ok(mut values) = bind.values() else { return };
+        if !wants.values && !wants.redacted {
+            self.has_parameters = values.next().is_some();
+            return;
+        }
+        // No format is text for all, one is for all, else each has its own.
+        let binary: Vec<bool> = values.formats().map(|code| code == 1).collect();
+        let of_all = if binary.len() == 1 { binary[0] } else { false };
+        for (at, value) in values.enumerate() {
+            self.has_parameters = true;
+            let is_binary = if binary.len() > 1 { binary.get(at) == Some(&true) } else { of_all };
+            let parameter = match value {
+                None => Parameter::Null,
+                Some(bytes) if is_binary => Parameter::Binary(cut(bytes, bytes_max).0),
+                Some(bytes) => Parameter::Text(cut(bytes, bytes_max).0),
+            };
+            let hidden = if value.is_none() { Parameter::Null } else { Parameter::Redacted };
+            if wants.values {
+                add_parameter(&mut self.parameters, parameter, bytes_max);
+            }
+            if wants.redacted {
+                add_parameter(&mut self.redacted, hidden, bytes_max);
+            }
+        }
+        for out in [&mut self.parameters, &mut self.redacted] {
+            if !out.is_empty() {
+                out.push(b']');
+            }
+        }
+    }
+}
+
+/// Appends an element of an array that is not closed yet; beyond the bound there is one that says so, then none.
+fn add_parameter(out: &mut Vec<u8>, parameter: Parameter<'_>, bytes_max: usize) {
+    if out.len() > bytes_max {
+        return;
+    }
+    out.push(if out.is_empty() { b'[' } else { b',' });
+    write_parameter(parameter, out);
+    if out.len() > bytes_max {
+        out.push(b',');
+        write_parameter(Parameter::Text("…".as_bytes()), out);
+    }
+}
+
+/// In which forms parameters may be written down, should a rule say so.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wants {
+    pub(super) values: bool,
+    pub(super) redacted: bool,
+}
+
+/// The first bytes of a text, not in the middle of a character.
+pub(super) fn cut(text: &[u8], bytes_max: usize) -> (&[u8], bool) {
+    if text.len() <= bytes_max {
+        return (text, false);
+    }
+    let is_inside = |at: usize| text[at] & 0xc0 == 0x80;
+    let end = (bytes_max.saturating_sub(3)..=bytes_max).rev().find(|at| !is_inside(*at)).unwrap_or(bytes_max);
+    (&text[..end], true)
+}
+
+fn clear(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    if buffer.capacity() > BYTES_KEPT {
+        *buffer = Vec::new();
+    }
+}
+
+/// One query under way.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) said: Said,
+    /// A call by FunctionCall, which has no text.
+    pub(super) works: Works,
+    pub(super) began: Instant,
+    ended: Instant,
+    pub(super) wait_us: u64,
+    pub(super) bytes_in: u64,
+    pub(super) bytes_out: u64,
+    pub(super) rows: Option<u64>,
+    pub(super) tag: Vec<u8>,
+    pub(super) sqlstate: Vec<u8>,
+    pub(super) message: Vec<u8>,
+}
+
+/// Tags of a query with many statements are cut here.
+const TAG_BYTES_MAX: usize = 256;
+/// And errors here.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+impl Item {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            said: Said::default(),
+            works: Works::default(),
+            began: now,
+            ended: now,
+            wait_us: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+            rows: None,
+            tag: Vec::new(),
+            sqlstate: Vec::new(),
+            message: Vec::new(),
+        }
+    }
+
+    pub(super) fn reset(&mut self, now: Instant) {
+        self.said.clear();
+        self.works = Works::default();
+        (self.began, self.ended) = (now, now);
+        (self.wait_us, self.bytes_in, self.bytes_out, self.rows) = (0, 0, 0, None);
+        self.tag.clear();
+        self.sqlstate.clear();
+        self.message.clear();
+    }
+
+    pub(super) fn text(&self) -> &[u8] {
+        self.said.whole_text()
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.said.is_cut
+    }
+
+    pub(super) fn ended(&self) -> Instant {
+        self.ended
+    }
+
+    pub(super) fn end(&mut self, now: Instant) {
+        self.ended = now;
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        !self.sqlstate.is_empty()
+    }
+
+    pub(super) fn server_us(&self) -> u64 {
+        u64::try_from((self.ended - self.began).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// A command of the query is done.
+    pub(super) fn note_tag(&mut self, body: &[u8]) {
+        let Ok(complete) = CommandComplete::decode(body) else { return };
+        if let Some(rows) = complete.rows() {
+            *self.rows.get_or_insert(0) += rows;
+        }
+        self.works = self.works.with(work_of(complete.tag));
+        join(&mut self.tag, complete.tag, TAG_BYTES_MAX);
+    }
+
+    /// The query has failed; the first error counts.
+    pub(super) fn note_error(&mut self, error: &Failure<'_>, hides: Hides) {
+        if self.failed() {
+            return;
+        }
+        self.sqlstate.extend_from_slice(error.sqlstate);
+        let message = cut(error.message, MESSAGE_BYTES_MAX).0;
+        if hides.literals || (hides.parameters && self.said.has_parameters) {
+            hide_values(error.sqlstate, message, &mut self.message);
+        } else {
+            self.message.extend_from_slice(message);
+        }
+    }
+}
+
+/// What an error's text must not give away.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hides {
+    pub(super) literals: bool,
+    pub(super) parameters: bool,
+}
+
+/// An error, as far as it is written down.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure<'a> {
+    pub(super) sqlstate: &'a [u8],
+    pub(super) message: &'a [u8],
+}
+
+impl<'a> Failure<'a> {
+    pub(super) fn of(fields: &ErrorFields<'a>) -> Self {
+        Self { sqlstate: fields.get(b'C').unwrap_or(b"XX000"), message: fields.get(b'M').unwrap_or_default() }
+    }
+}
+
+/// Appends to a list that is joined by `; `, as long as it fits.
+pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
+    if out.len() + part.len() + 2 > bytes_max {
+        if !out.ends_with("…".as_bytes()) && out.len() <= bytes_max {
+            out.extend_from_slice("; …".as_bytes());
+        }
+        return;
+    }
+    if !out.is_empty() {
+        out.extend_from_slice(b"; ");
+    }
+    out.extend_from_slice(part);
+}
+
+/// Messages of class 22 (data exception) quote the value that is at fault; those of P0 (PL/pgSQL) and of other people's
+/// classes say whatever their author wanted. The rest name objects only.
+fn hide_values(sqlstate: &[u8], message: &[u8], out: &mut Vec<u8>) {
+    match sqlstate {
+        [b'P', b'0', ..] | [b'I'..=b'O' | b'Q'..=b'W' | b'Y' | b'Z', ..] => out.extend_from_slice(b"***"),
+        [b'2', b'2', ..] => {
+            for (at, part) in message.split(|byte| *byte == b'"').enumerate() {
+                if at > 0 {
+                    out.push(b'"');
+                }
+                out.extend_from_slice(if at % 2 == 1 { b"***" } else { part });
+            }
+        }
+        _ => out.extend_from_slice(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        for (text, bytes_max, expected) in [("abc", 3, "abc"), ("abc", 2, "ab"), ("aé", 2, "a"), ("a💧b", 4, "a")] {
+            let (cut, is_cut) = cut(text.as_bytes(), bytes_max);
+            assert_eq!((cut, is_cut), (expected.as_bytes(), cut.len() < text.len()));
+        }
+    }
+
+    #[test]
+    fn an_error_gives_no_value_away() {
+        let hidden = |sqlstate: &str, message: &str| {
+            let mut out = Vec::new();
+            hide_values(sqlstate.as_bytes(), message.as_bytes(), &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(
+            hidden("22P02", "invalid input syntax for type integer: \"secret\""),
+            "invalid input syntax for type integer: \"***\""
+        );
+        assert_eq!(hidden("P0001", "no such customer: ann"), "***");
+        assert_eq!(hidden("42P01", "relation \"t\" does not exist"), "relation \"t\" does not exist");
+    }
+
+    #[test]
+    fn a_list_of_tags_stays_short() {
+        let mut out = Vec::new();
+        for _ in 0..1000 {
+            join(&mut out, b"SELECT 1", 32);
+        }
+        assert_eq!(String::from_utf8(out).unwrap(), "SELECT 1; SELECT 1; SELECT 1; …");
+    }
+}

@@ -1,0 +1,430 @@
+//! What stays of a statement when its literals, blanks and comments are taken away, and a number for it.
+//!
+//! It is not a parser: words, quoted things, numbers and operators are told apart, which is enough to find literals in
+//! whatever Postgres accepts. Literals and parameters become `?`, and a list of them becomes one, so that
+//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. Words are lower-cased; quoted identifiers stay as they are.
+
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use crate::statements::Digest;
+
+/// The shape of a statement.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Its text without literals.
+    pub text: Box<[u8]>,
+    /// A hash of that text, the same in every process and version of the gateway. Not for security.
+    pub fingerprint: u64,
+}
+
+/// Writes the shape of a statement to an empty buffer.
+pub fn reduce(text: &[u8], out: &mut Vec<u8>) {
+    let mut last = None;
+    for token in (Tokens { text, at: 0 }) {
+        if matches!(token, Token::Literal) && ends_list(out) {
+            // One more of a list of literals: the comma goes too.
+            out.pop();
+            last = Some(Token::Literal);
+            continue;
+        }
+        if last.is_some_and(|last| is_apart(last, token)) {
+            out.push(b' ');
+        }
+        put(token, out);
+        last = Some(token);
+    }
+    while let Some(b';' | b' ') = out.last() {
+        out.pop();
+    }
+}
+
+/// The hash of a shape: as FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>), but over words of eight bytes, and with the
+/// high bits of each product folded into the low ones.
+#[must_use]
+pub fn fingerprint(shape: &[u8]) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    let (words, rest) = shape.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let words = words.iter().chain(std::iter::once(&last));
+    let hash = words.fold(BASIS ^ shape.len() as u64, |hash, word| {
+        let mixed = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(PRIME);
+        mixed ^ (mixed >> 29)
+    });
+    let hash = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ (hash >> 32)
+}
+
+/// The first word of a statement, which says what it does.
+pub(super) fn first_word(text: &[u8]) -> &[u8] {
+    let word = |token| match token {
+        Token::Word(word) => Some(word),
+        _ => None,
+    };
+    Tokens { text, at: 0 }.take(8).find_map(word).unwrap_or_default()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Token<'a> {
+    /// A keyword or an identifier.
+    Word(&'a [u8]),
+    /// A quoted identifier, with its quotes.
+    Quoted(&'a [u8]),
+    /// A string, a number or a parameter.
+    Literal,
+    /// Any run of the characters that operators are made of.
+    Operator(&'a [u8]),
+    /// One of `( ) [ ] , ; .` and whatever else.
+    Mark(u8),
+}
+
+fn ends_list(out: &[u8]) -> bool {
+    out.ends_with(b"?,")
+}
+
+fn is_apart(last: Token<'_>, next: Token<'_>) -> bool {
+    let opens = matches!(last, Token::Mark(b'(' | b'.' | b'[') | Token::Operator(b"::"));
+    let clings = matches!(next, Token::Mark(b')' | b',' | b'.' | b'[' | b']' | b';') | Token::Operator(b"::"));
+    let is_call = matches!((last, next), (Token::Word(_), Token::Mark(b'(')));
+    !opens && !clings && !is_call
+}
+
+fn put(token: Token<'_>, out: &mut Vec<u8>) {
+    match token {
+        Token::Word(word) => {
+            let from = out.len();
+            out.extend_from_slice(word);
+            out[from..].make_ascii_lowercase();
+        }
+        Token::Quoted(text) | Token::Operator(text) => out.extend_from_slice(text),
+        Token::Literal => out.push(b'?'),
+        Token::Mark(mark) => out.push(mark),
+    }
+}
+
+struct Tokens<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = Token<'a>;
+
+    fn next(&mut self) -> Option<Token<'a>> {
+        self.skip_blanks();
+        let from = self.at;
+        let first = *self.text.get(from)?;
+        Some(match first {
+            b'\'' => self.string(false),
+            b'"' => {
+                self.at = self.end_of_quoted(from + 1, b'"', false);
+                Token::Quoted(&self.text[from..self.at])
+            }
+            b'0'..=b'9' => self.number(),
+            b'.' if self.peek(1).is_some_and(|byte| byte.is_ascii_digit()) => self.number(),
+            b'$' => self.dollar(),
+            _ if is_word(first) => self.word(),
+            _ if is_operator(first) => self.operator(),
+            _ => {
+                self.at += 1;
+                Token::Mark(first)
+            }
+        })
+    }
+}
+
+impl<'a> Tokens<'a> {
+    fn peek(&self, ahead: usize) -> Option<u8> {
+        self.text.get(self.at + ahead).copied()
+    }
+
+    fn run(&self, from: usize, is: impl Fn(u8) -> bool) -> usize {
+        let rest = self.text.get(from..).unwrap_or_default();
+        from + rest.iter().position(|byte| !is(*byte)).unwrap_or(rest.len())
+    }
+
+    fn skip_blanks(&mut self) {
+        loop {
+            self.at = self.run(self.at, |byte| byte.is_ascii_whitespace() || byte == 0x0b);
+            match (self.peek(0), self.peek(1)) {
+                (Some(b'-'), Some(b'-')) => self.at = self.run(self.at, |byte| byte != b'\n' && byte != b'\r'),
+                (Some(b'/'), Some(b'*')) => self.skip_comment(),
+                _ => return,
+            }
+        }
+    }
+
+    /// Comments of Postgres nest.
+    fn skip_comment(&mut self) {
+        let mut depth = 0_usize;
+        loop {
+            match (self.peek(0), self.peek(1)) {
+                (Some(b'/'), Some(b'*')) => (depth, self.at) = (depth + 1, self.at + 2),
+                (Some(b'*'), Some(b'/')) => {
+                    (depth, self.at) = (depth - 1, self.at + 2);
+                    if depth == 0 {
+                        return;
+                    }
+                }
+                (Some(_), _) => self.at += 1,
+                (None, _) => return,
+            }
+        }
+    }
+
+    /// The place behind the closing quote; a doubled quote does not close.
+    fn end_of_quoted(&self, mut at: usize, quote: u8, escapes: bool) -> usize {
+        while let Some(&byte) = self.text.get(at) {
+            match byte {
+                b'\\' if escapes => at += 2,
+                _ if byte == quote && self.text.get(at + 1) == Some(&quote) => at += 2,
+                _ if byte == quote => return at + 1,
+                _ => at += 1,
+            }
+        }
+        self.text.len()
+    }
+
+    /// The cursor stands on the opening quote.
+    fn string(&mut self, escapes: bool) -> Token<'a> {
+        self.at = self.end_of_quoted(self.at + 1, b'\'', escapes);
+        Token::Literal
+    }
+
+    fn number(&mut self) -> Token<'a> {
+        let mut end = self.run(self.at, |byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_');
+        let has_exponent = matches!(self.text[end - 1], b'e' | b'E') && !self.text[self.at..].starts_with(b"0x");
+        if has_exponent && matches!(self.text.get(end), Some(b'+' | b'-')) {
+            end = self.run(end + 1, |byte| byte.is_ascii_digit());
+        }
+        self.at = end;
+        Token::Literal
+    }
+
+    /// A parameter, a string between `$tag$`s, or a sign on its own.
+    fn dollar(&mut self) -> Token<'a> {
+        let from = self.at;
+        if self.peek(1).is_some_and(|byte| byte.is_ascii_digit()) {
+            self.at = self.run(from + 1, |byte| byte.is_ascii_digit());
+            return Token::Literal;
+        }
+        let end = self.run(from + 1, |byte| is_word(byte) && byte != b'$');
+        if self.text.get(end) != Some(&b'$') {
+            self.at += 1;
+            return Token::Mark(b'$');
+        }
+        let tag = &self.text[from..=end];
+        let close = memchr::memmem::find(&self.text[end + 1..], tag);
+        self.at = close.map_or(self.text.len(), |close| end + 1 + close + tag.len());
+        Token::Literal
+    }
+
+    fn word(&mut self) -> Token<'a> {
+        let from = self.at;
+        self.at = self.run(from, |byte| is_word(byte) || byte.is_ascii_digit() || byte == b'$');
+        let word = &self.text[from..self.at];
+        match (word, self.peek(0), self.peek(1)) {
+            ([b'e' | b'E'], Some(b'\''), _) => self.string(true),
+            ([b'b' | b'B' | b'x' | b'X' | b'n' | b'N'], Some(b'\''), _) => self.string(false),
+            ([b'u' | b'U'], Some(b'&'), Some(b'\'')) => {
+                self.at += 1;
+                self.string(false)
+            }
+            _ => Token::Word(word),
+        }
+    }
+
+    fn operator(&mut self) -> Token<'a> {
+        let from = self.at;
+        self.at += 1;
+        while self.peek(0).is_some_and(is_operator) && !self.begins_comment() {
+            self.at += 1;
+        }
+        Token::Operator(&self.text[from..self.at])
+    }
+
+    fn begins_comment(&self) -> bool {
+        matches!((self.peek(0), self.peek(1)), (Some(b'-'), Some(b'-')) | (Some(b'/'), Some(b'*')))
+    }
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80
+}
+
+fn is_operator(byte: u8) -> bool {
+    b"+-*/<>=~!@#%^&|`?:".contains(&byte)
+}
+
+/// Shapes that were worked out before, so that a hot statement costs a look-up.
+#[derive(Default)]
+pub(super) struct Shapes {
+    prepared: FxHashMap<Digest, Rc<Shape>>,
+    simple: Vec<Slot>,
+    scratch: Vec<u8>,
+}
+
+/// A place of the cache for simple statements. A text is kept only when it comes a second time: statements with literals
+/// in them rarely do, and would cost an allocation each.
+#[derive(Clone, Default)]
+struct Slot {
+    hash: u64,
+    kept: Option<(Box<[u8]>, Rc<Shape>)>,
+}
+
+/// More prepared statements than a thread has hot; beyond it the cache begins anew.
+const PREPARED_MAX: usize = 4096;
+const SIMPLE_SLOTS: usize = 256;
+/// Texts longer than this are reduced each time.
+const SIMPLE_BYTES_MAX: usize = 2048;
+
+/// A shape that is kept, or one that lies in the scratch buffer until the next.
+pub(super) enum Found<'a> {
+    Kept(Rc<Shape>),
+    Fresh(&'a [u8], u64),
+}
+
+impl Found<'_> {
+    pub(super) fn text(&self) -> &[u8] {
+        match self {
+            Self::Kept(shape) => &shape.text,
+            Self::Fresh(text, _) => text,
+        }
+    }
+
+    pub(super) fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Kept(shape) => shape.fingerprint,
+            Self::Fresh(_, fingerprint) => *fingerprint,
+        }
+    }
+}
+
+impl Shapes {
+    /// The shape of a prepared statement.
+    pub(super) fn of_prepared(&mut self, digest: Digest, text: &[u8]) -> Found<'_> {
+        if let Some(shape) = self.prepared.get(&digest) {
+            return Found::Kept(shape.clone());
+        }
+        let shape = self.reduced(text);
+        if self.prepared.len() >= PREPARED_MAX {
+            self.prepared.clear();
+        }
+        self.prepared.insert(digest, shape.clone());
+        Found::Kept(shape)
+    }
+
+    /// The shape of a text.
+    pub(super) fn of_text(&mut self, text: &[u8]) -> Found<'_> {
+        if text.len() > SIMPLE_BYTES_MAX {
+            return self.fresh(text);
+        }
+        if self.simple.is_empty() {
+            self.simple.resize(SIMPLE_SLOTS, Slot::default());
+        }
+        let hash = fingerprint(text);
+        let at = hash as usize % SIMPLE_SLOTS;
+        let slot = &mut self.simple[at];
+        match &slot.kept {
+            Some((known, shape)) if slot.hash == hash && **known == *text => return Found::Kept(shape.clone()),
+            _ => {}
+        }
+        if slot.hash != hash {
+            *slot = Slot { hash, kept: None };
+            return self.fresh(text);
+        }
+        let shape = self.reduced(text);
+        self.simple[at].kept = Some((text.into(), shape.clone()));
+        Found::Kept(shape)
+    }
+
+    fn fresh(&mut self, text: &[u8]) -> Found<'_> {
+        self.scratch.clear();
+        reduce(text, &mut self.scratch);
+        Found::Fresh(&self.scratch, fingerprint(&self.scratch))
+    }
+
+    fn reduced(&mut self, text: &[u8]) -> Rc<Shape> {
+        let found = self.fresh(text);
+        Rc::new(Shape { text: found.text().into(), fingerprint: found.fingerprint() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shape(text: &str) -> String {
+        let mut out = Vec::new();
+        reduce(text.as_bytes(), &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn literals_blanks_and_comments_go() {
+        for (text, expected) in [
+            (
+                "SELECT abalance FROM pgbench_accounts WHERE aid = 4711;",
+                "select abalance from pgbench_accounts where aid = ?",
+            ),
+            (
+                "select  *\n\tfrom \"T\"  -- all\n where a='it''s' and b = $1",
+                "select * from \"T\" where a = ? and b = ?",
+            ),
+            ("select /* a /* b */ c */ 1.5e-3, E'a\\'b', $x$ '; $x$, x'ff', .5, 0xFF", "select ?"),
+            (
+                "select a.b::int, count(*) from c where d in (1, 2,3) and e[1] > -5",
+                "select a.b::int, count(*) from c where d in(?) and e[?] > - ?",
+            ),
+            ("insert into t values (1, 'a'), ($1, null)", "insert into t values(?), (?, null)"),
+            ("select t1.a2 from t1 where a->>'k' @> U&'x'", "select t1.a2 from t1 where a ->> ? @> ?"),
+            ("select 'open", "select ?"),
+            ("  ;; ", ""),
+            ("select 1; select 2", "select ?; select ?"),
+        ] {
+            assert_eq!(shape(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_differs_in_literals_only_has_one_fingerprint() {
+        let print = |text: &str| fingerprint(shape(text).as_bytes());
+        assert_eq!(print("select * from t where id = 5"), print("SELECT * FROM t\nWHERE id=$1"));
+        assert_ne!(print("select * from t where id = 5"), print("select * from t where di = 5"));
+        assert_eq!(fingerprint(b"select ?"), 0x73f8_9198_7385_bffc, "fingerprints of old journals stay comparable");
+    }
+
+    #[test]
+    fn a_cache_gives_what_it_would_have_worked_out() {
+        let mut shapes = Shapes::default();
+        for round in 0..4 {
+            for text in ["select 1", "select 'b' from c", &"x, ".repeat(2000)] {
+                let found = shapes.of_text(text.as_bytes());
+                assert_eq!(found.text(), shape(text).as_bytes(), "round {round}");
+                assert_eq!(found.fingerprint(), fingerprint(shape(text).as_bytes()));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_a_shape_that_is_its_own(text in any::<Vec<u8>>()) {
+            let (mut once, mut twice) = (Vec::new(), Vec::new());
+            reduce(&text, &mut once);
+            reduce(&once, &mut twice);
+            prop_assert!(once.len() <= 2 * text.len());
+        }
+
+        #[test]
+        fn no_literal_shows(secret in "[a-z]{6}", number in 100_000_u64..) {
+            let text = format!("select '{secret}', $q${secret}$q$, {number} from t where E'\\'{secret}' = '{secret}''{number}'");
+            let shape = shape(&text);
+            prop_assert!(!shape.contains(&secret) && !shape.contains(&number.to_string()), "{}", shape);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A transaction, added up from its queries.
+
+use super::{
+    item::{Item, join},
+    recorder::shape_of,
+    shape::{Shapes, fingerprint},
+};
+use crate::config::{self, StatementForm};
+
+/// The queries of a transaction so far.
+#[derive(Debug, Default)]
+pub(super) struct Sum {
+    total: Option<Item>,
+    spare: Option<Item>,
+    queries: u64,
+    fingerprint: Option<u64>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Total {
+    pub(super) total: Item,
+    pub(super) queries: u64,
+    pub(super) fingerprint: Option<u64>,
+}
+
+const TAG_BYTES_MAX: usize = 256;
+
+impl Sum {
+    pub(super) fn is_empty(&self) -> bool {
+        self.total.is_none()
+    }
+
+    pub(super) fn add(&mut self, item: &Item, shapes: &mut Shapes, settings: &config::Journal) {
+        let spare = &mut self.spare;
+        let total = self.total.get_or_insert_with(|| {
+            let mut total = spare.take().unwrap_or_else(|| Item::new(item.began));
+            total.reset(item.began);
+            total.wait_us = item.wait_us;
+            total
+        });
+        self.queries += 1;
+        total.end(item.ended());
+        total.bytes_in += item.bytes_in;
+        total.bytes_out += item.bytes_out;
+        total.works = total.works.and(item.works);
+        if let Some(rows) = item.rows {
+            *total.rows.get_or_insert(0) += rows;
+        }
+        if !item.tag.is_empty() {
+            join(&mut total.tag, &item.tag, TAG_BYTES_MAX);
+        }
+        if !total.failed() && item.failed() {
+            total.sqlstate.extend_from_slice(&item.sqlstate);
+            total.message.extend_from_slice(&item.message);
+        }
+        if settings.statement == StatementForm::Off || item.text().is_empty() {
+            return;
+        }
+        let found = shape_of(shapes, item);
+        // The fingerprint of the first query as it is, so that a transaction of one query has the query's.
+        self.fingerprint = Some(match self.fingerprint {
+            None => found.fingerprint(),
+            Some(before) => fingerprint(&[before.to_le_bytes(), found.fingerprint().to_le_bytes()].concat()),
+        });
+        let text = match settings.statement {
+            StatementForm::Text => item.text(),
+            StatementForm::Normalised => found.text(),
+            _ => return,
+        };
+        join(&mut total.said.text, text, settings.statement_bytes as usize);
+    }
+
+    pub(super) fn take(&mut self) -> Option<Total> {
+        let total = self.total.take()?;
+        Some(Total { total, queries: std::mem::take(&mut self.queries), fingerprint: self.fingerprint.take() })
+    }
+
+    /// The buffers are used again.
+    pub(super) fn put_back(&mut self, total: Item) {
+        self.spare = Some(total);
+    }
+}

@@ -1,0 +1,381 @@
+//! A whole gateway: threads, listeners, signals, reload, shutdown.
+
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tidegate_link::{Listener, Mode, Reactor, Settings};
+use tidegate_supervise::{Report, Scope, Tokio};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::{
+    admin::console,
+    cli, client,
+    config::{Config, Io},
+    listen, log,
+    plane::{Gateway, Mailbox, Phase, Setup, Worker},
+    record::Archive,
+    resolve::Resolver,
+};
+
+/// A gateway that runs, for the binary and for tests.
+pub struct Running {
+    gateway: Arc<Gateway>,
+    threads: Vec<JoinHandle<()>>,
+    listeners: Vec<Listener>,
+    /// The command line, for reading the configuration again.
+    source: cli::Run,
+    log: log::Handle,
+}
+
+/// `tidegate run`.
+///
+/// # Errors
+/// When the configuration cannot be used, or the gateway cannot start.
+pub fn main(run: &cli::Run) -> anyhow::Result<()> {
+    let config = run.config().map_err(|errors| anyhow::anyhow!("the configuration cannot be used\n\n{errors}"))?;
+    let log = log::init(&config.log)?;
+    for warning in &config.warnings {
+        tracing::warn!(%warning, "configuration");
+    }
+    let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    control.block_on(async {
+        // Before anybody can see that the process is there: a SIGHUP that nobody hears would end it.
+        let signals = Signals::hear()?;
+        let running = start(config, run.clone(), log)?;
+        running.until_stopped(signals).await
+    })
+}
+
+/// `tidegate demo`.
+///
+/// # Errors
+/// What the demo says.
+pub fn demo(demo: &cli::Demo) -> anyhow::Result<()> {
+    crate::demo::run(demo)
+}
+
+/// The signals that the gateway follows.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn hear() -> std::io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+}
+
+fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<Running> {
+    raise_descriptor_limit();
+    let listeners = bind(&config)?;
+    let workers = match config.runtime.workers {
+        // Few busy threads take more messages per system call than many idle ones: see docs/performance.md.
+        0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
+        workers => usize::from(workers),
+    };
+    let mode = match config.runtime.io {
+        Io::Auto => Mode::Auto,
+        Io::IoUring => Mode::IoUring,
+        Io::Epoll => Mode::Epoll,
+    };
+    let setup = Setup::new(config)?;
+    let resolver = Resolver::new(tokio::runtime::Handle::current());
+    let mut gateway = Gateway::new(setup, workers, resolver)?;
+    gateway.archive = Archive::open(&gateway.setup().config.journal)?;
+    let gateway = Arc::new(gateway);
+    let threads = spawn_workers(&gateway, workers, mode, &listeners)?;
+    for listener in &listeners {
+        if let Some(address) = listener.local_addr() {
+            tracing::info!(%address, "listening");
+        }
+    }
+    Ok(Running { gateway, threads, listeners, source, log })
+}
+
+fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
+    let backlog = i32::try_from(config.listen.backlog).unwrap_or(i32::MAX);
+    let mut listeners = Vec::new();
+    for address in &config.listen.addresses {
+        let listener = Listener::tcp(*address, backlog)
+            .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))?;
+        listeners.push(listener);
+    }
+    if let Some(path) = config.listen.unix_socket() {
+        let listener = Listener::unix(&path, config.listen.unix_socket_mode.0, backlog)
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
+        tracing::info!(path = %path.display(), "listening");
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+/// Starts the threads of the data plane, and waits until all have their event loop.
+fn spawn_workers(
+    gateway: &Arc<Gateway>,
+    workers: usize,
+    mode: Mode,
+    listeners: &[Listener],
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let (ready, arrivals) = mpsc::channel();
+    let mut threads = Vec::new();
+    let mut starts = Vec::new();
+    for index in 0..workers {
+        let (start, started) = mpsc::channel::<()>();
+        let (gateway, ready, listeners) = (gateway.clone(), ready.clone(), listeners.to_vec());
+        let body = move || work(index, mode, &gateway, &listeners, &ready, &started);
+        threads.push(std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?);
+        starts.push(start);
+    }
+    drop(ready);
+    let mut mailboxes: Vec<Option<Arc<Mailbox>>> = (0..workers).map(|_| None).collect();
+    for _ in 0..workers {
+        let (index, mailbox) = arrivals.recv().context("a worker thread ended while it started")?;
+        let (mailbox, mode) = mailbox.context("cannot start a worker thread")?;
+        tracing::debug!(worker = index, io = ?mode, "worker started");
+        mailboxes[index] = Some(mailbox);
+    }
+    gateway.set_workers(mailboxes.into_iter().flatten().collect());
+    for start in starts {
+        // A thread that has ended meanwhile has said so.
+        let _ = start.send(());
+    }
+    Ok(threads)
+}
+
+type Arrival = (usize, std::io::Result<(Arc<Mailbox>, Mode)>);
+
+/// The body of a worker thread.
+fn work(
+    index: usize,
+    mode: Mode,
+    gateway: &Arc<Gateway>,
+    listeners: &[Listener],
+    ready: &mpsc::Sender<Arrival>,
+    started: &mpsc::Receiver<()>,
+) {
+    let settings = Settings { mode, ..Settings::default() };
+    let reactor = match Reactor::new(&settings) {
+        Ok(reactor) => reactor,
+        Err(error) => {
+            let _ = ready.send((index, Err(error)));
+            return;
+        }
+    };
+    let mailbox = Arc::new(Mailbox::new(reactor.remote()));
+    let _ = ready.send((index, Ok((mailbox.clone(), reactor.mode()))));
+    if started.recv().is_err() {
+        return;
+    }
+    let worker = Worker::new(index, reactor, gateway.clone(), mailbox);
+    for listener in listeners {
+        if let Err(error) = listen::start(&worker, listener, console::serve) {
+            tracing::error!(worker = index, %error, "cannot accept on this thread");
+        }
+    }
+    if let Err(error) = worker.run(|worker, accepted| client::start(worker, accepted, console::serve)) {
+        tracing::error!(worker = index, %error, "the event loop failed");
+    }
+}
+
+/// Every client and every server costs a descriptor: takes as many as the system lets us have.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+}
+
+impl Running {
+    /// What its threads share.
+    #[must_use]
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// Follows signals and the console until the gateway is to end; then ends it.
+    async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
+        let Signals { mut hangup, mut terminate, mut interrupt } = signals;
+        let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
+        sample(&self.gateway);
+        loop {
+            let gateway = self.gateway.clone();
+            let phase = gateway.phase();
+            if !matches!(phase, Phase::Active | Phase::Paused) {
+                self.close_listeners().await;
+            }
+            tokio::select! {
+                _ = hangup.recv() => self.hang_up(),
+                Some(reply) = reloads.recv() => drop(reply.send(self.reload())),
+                _ = terminate.recv() => self.escalate(Phase::WaitingForClients),
+                _ = interrupt.recv() => self.escalate(Phase::WaitingForTransactions),
+                () = drained(&gateway, phase) => break,
+                () = gateway.phase_changed.notified() => {}
+            }
+        }
+        self.stop().await
+    }
+
+    /// The first signal says what to wait for, the second ends the wait.
+    fn escalate(&self, wanted: Phase) {
+        let phase = match self.gateway.phase() {
+            Phase::Active | Phase::Paused => wanted,
+            Phase::WaitingForClients if wanted == Phase::WaitingForTransactions => wanted,
+            _ => Phase::Stopping,
+        };
+        tracing::info!(?phase, clients = self.gateway.client_count(), "shutting down");
+        self.gateway.set_phase(phase);
+    }
+
+    /// From here on the kernel refuses connections, so that clients turn to another gateway at once.
+    async fn close_listeners(&mut self) {
+        if self.listeners.is_empty() {
+            return;
+        }
+        self.listeners.clear();
+        self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        tracing::info!("no longer listening");
+    }
+
+    /// SIGHUP: a log rotation has renamed files, or the configuration has changed.
+    fn hang_up(&self) {
+        if let Some(archive) = &self.gateway.archive {
+            archive.reopen();
+        }
+        // The reason of a failure is logged.
+        drop(self.reload());
+    }
+
+    /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
+    fn reload(&self) -> Result<(), String> {
+        reload(&self.gateway, &self.source, &self.log).map_err(|error| {
+            tracing::error!("reload failed, the old configuration stays in force: {error:#}");
+            format!("{error:#}")
+        })
+    }
+
+    async fn stop(mut self) -> anyhow::Result<()> {
+        self.gateway.set_phase(Phase::Stopping);
+        self.close_listeners().await;
+        for worker in self.gateway.workers() {
+            worker.visit(|worker| worker.roster.wake_all());
+        }
+        let report = self.gateway.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        log_report(&report);
+        for worker in self.gateway.workers() {
+            worker.visit(|worker| worker.stop());
+        }
+        let threads = Mutex::new(self.threads);
+        let gateway = self.gateway.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            for thread in threads.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+                let _ = thread.join();
+            }
+            // Last: no thread hands anything in any more.
+            let deadline = gateway.setup().config.journal.close_timeout;
+            if let Some(archive) = &gateway.archive {
+                archive.close(deadline);
+            }
+        });
+        joined.await.context("waiting for the worker threads")?;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+/// Completes when the gateway may end, given what the operator wants.
+async fn drained(gateway: &Arc<Gateway>, phase: Phase) {
+    match phase {
+        Phase::Active | Phase::Paused => std::future::pending().await,
+        Phase::Stopping => {}
+        Phase::WaitingForClients => {
+            let limit = gateway.setup().config.timeouts.shutdown;
+            if limit.is_zero() {
+                no_clients(gateway).await;
+            } else if tokio::time::timeout(limit, no_clients(gateway)).await.is_err() {
+                tracing::warn!(clients = gateway.client_count(), "timeouts.shutdown is over");
+            }
+        }
+        Phase::WaitingForTransactions => {
+            // Each client is told to leave, and does so when it has no transaction open.
+            gateway.client_scope.stop(Tokio::current(), TRANSACTIONS_GRACE, STOP_ABORT).await;
+        }
+    }
+}
+
+/// Averages are of periods of this length, as PgBouncer's `stats_period` is by default.
+const SAMPLE_EVERY: Duration = Duration::from_secs(60);
+
+/// Starts the task that reads the counters once per period.
+fn sample(gateway: &Arc<Gateway>) {
+    let scope: Scope = gateway.scope.child("averages");
+    let owner = gateway.clone();
+    let task = scope.wrap(move |ctx| async move {
+        let start = tokio::time::Instant::now() + SAMPLE_EVERY;
+        let mut period = tokio::time::interval_at(start, SAMPLE_EVERY);
+        loop {
+            tokio::select! {
+                () = ctx.cancelled() => return,
+                _ = period.tick() => owner.sample().await,
+            }
+        }
+    });
+    if let Ok(task) = task {
+        tokio::spawn(task);
+    }
+}
+
+/// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:
+/// somebody may want to watch.
+async fn no_clients(gateway: &Gateway) {
+    while gateway.client_count() > gateway.consoles.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Transactions may take as long as they like; a second signal ends the wait.
+const TRANSACTIONS_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Clients and servers get so long for their last words,
+const STOP_GRACE: Duration = Duration::from_secs(2);
+/// and so long until they are given up.
+const STOP_ABORT: Duration = Duration::from_secs(1);
+
+fn log_report(report: &Report) {
+    tracing::info!(
+        clean = report.clean(),
+        aborted = report.aborted(),
+        panicked = report.panicked(),
+        stuck = report.stuck.len(),
+        "tasks ended"
+    );
+    for stuck in &report.stuck {
+        tracing::error!(?stuck, "a task did not end");
+    }
+}
+
+/// Puts the configuration of `source` in force, as far as it can be without a restart.
+fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
+    let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    let setup = Setup::new(config)?;
+    let old = gateway.setup();
+    for key in Config::diff_needs_restart(&old.config, &setup.config) {
+        tracing::warn!(key, "this change needs a restart");
+    }
+    log.set_level(setup.config.log.level);
+    gateway.replace_setup(setup);
+    for worker in gateway.workers() {
+        worker.visit(|worker| worker.refresh_plans());
+    }
+    tracing::info!(file = source.file().map(|file| tracing::field::display(file.display())), "configuration reloaded");
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! One connection to Postgres, as the pool keeps it and an exchange uses it.
+
+use std::{
+    io,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::SystemTime,
+};
+
+use tidegate_link::{Link, ParkedLink, Reactor};
+use tidegate_wire::{
+    backend::{self, ParameterStatus, TxStatus},
+    frame::HEADER,
+    scan::{Scanner, Step, Want},
+};
+
+use crate::{
+    params::{ServerSettings, Settings},
+    statements::ServerStatements,
+};
+
+pub mod cancel;
+pub mod clean;
+pub mod connect;
+mod login;
+
+pub use cancel::CancelGate;
+pub use connect::{ConnectError, Connector};
+
+/// What tells one server connection from another.
+#[derive(Debug)]
+pub struct Identity {
+    /// Unique in this process.
+    pub id: u64,
+    /// Where it was connected to.
+    pub address: connect::ServerAddress,
+    /// The server process.
+    pub pid: u32,
+    /// The secret that a cancel request must name; 4 to 256 bytes.
+    pub cancel_key: Box<[u8]>,
+    /// When it was connected.
+    pub connected_at: SystemTime,
+    /// "TLSv1.3/..." if the connection is under TLS.
+    pub tls: Option<String>,
+}
+
+/// One connection to Postgres.
+pub struct Server {
+    place: Place,
+    /// Of the server's messages.
+    pub scanner: Scanner,
+    /// What the session has set.
+    pub settings: ServerSettings,
+    /// The client settings that the server is known to have.
+    pub adopted: Option<Rc<Settings>>,
+    /// The statements it was taught.
+    pub statements: ServerStatements,
+    /// Whose unnamed statement it has: the client and its stamp.
+    pub unnamed: Option<(u64, u64)>,
+    /// The session may hold something that nobody has noted: it is cleaned before its next client.
+    pub tainted: bool,
+    /// The server has said that it ends the connection.
+    pub doomed: bool,
+    /// Postgres may have lost track of its own state: it goes to nobody else.
+    pub confused: bool,
+    /// A send failed: the server reads no more.
+    pub write_failed: bool,
+    /// Holds the server back while a cancel request for it is under way.
+    pub cancels: CancelGate,
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// The transaction, as far as a cleaning has seen it.
+    pub status: TxStatus,
+    /// What is to be done before its next client, should it be released for cleaning.
+    pub cleaning: Cleaning,
+}
+
+enum Place {
+    /// On this thread.
+    Here(Link),
+    /// Brought from another thread, not yet registered with this one.
+    Away(ParkedLink),
+    /// Only while it changes from one to the other, or when that failed.
+    Nowhere,
+}
+
+/// What has to be done before a server's next client.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cleaning {
+    /// A transaction is open and has to be rolled back.
+    pub in_transaction: bool,
+    /// The session has to be reset as the pool is told to.
+    pub reset: bool,
+}
+
+/// The largest message of a server that the gateway has to see whole; rows are not among them.
+const MESSAGE_MAX: usize = 1 << 30;
+
+impl Server {
+    fn new(link: Link, settings: ServerSettings, identity: Identity) -> Self {
+        Self::at(Place::Here(link), settings, ServerStatements::default(), Arc::new(identity))
+    }
+
+    /// A server at rest: nothing is under way on it.
+    fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<Identity>) -> Self {
+        Self {
+            place,
+            scanner: Scanner::new(MESSAGE_MAX),
+            settings,
+            adopted: None,
+            statements,
+            unnamed: None,
+            tainted: false,
+            doomed: false,
+            confused: false,
+            write_failed: false,
+            cancels: CancelGate::default(),
+            identity,
+            status: TxStatus::Idle,
+            cleaning: Cleaning::default(),
+        }
+    }
+
+    /// Its connection.
+    ///
+    /// # Panics
+    /// Before [`Server::settle`].
+    #[inline]
+    pub fn link(&mut self) -> &mut Link {
+        match &mut self.place {
+            Place::Here(link) => link,
+            _ => panic!("a leased server is settled before it is used"),
+        }
+    }
+
+    /// Registers a server that came from another thread with this one. To be called after every checkout.
+    ///
+    /// # Errors
+    /// When it cannot be registered; the server is then to be closed.
+    #[inline]
+    pub fn settle(&mut self, reactor: &Reactor) -> io::Result<()> {
+        if let Place::Here(_) = self.place {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.place, Place::Nowhere) {
+            Place::Away(parked) => self.place = Place::Here(parked.unpark(reactor)?),
+            _ => return Err(io::Error::other("the link was lost between threads")),
+        }
+        Ok(())
+    }
+
+    /// After a failed send: reads what the server had said before it went, so that the client gets to know.
+    pub fn has_last_words(&mut self, cx: &Context<'_>) -> bool {
+        match self.link().poll_read(cx) {
+            Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
+                self.link().unread(chunk);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes in what an idle server has said. Whether it may still be used.
+    fn hear_idle(&mut self) -> bool {
+        let Place::Here(link) = &mut self.place else { return !matches!(self.place, Place::Nowhere) };
+        let cx = Context::from_waker(Waker::noop());
+        loop {
+            match link.poll_read(&cx) {
+                Poll::Pending => return self.scanner.is_between_messages(),
+                Poll::Ready(Err(_)) => return false,
+                Poll::Ready(Ok(chunk)) if chunk.is_empty() => return false,
+                Poll::Ready(Ok(chunk)) => {
+                    if !hear(&mut self.scanner, &mut self.settings, &mut self.adopted, &chunk) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An idle server may report a parameter, a notice, or a notification that nobody waits for. Anything else means that
+/// it and the gateway disagree about whose turn it is.
+fn hear(
+    scanner: &mut Scanner,
+    settings: &mut ServerSettings,
+    adopted: &mut Option<Rc<Settings>>,
+    chunk: &[u8],
+) -> bool {
+    let mut at = 0;
+    loop {
+        let (tag, body, end) = match scanner.step(chunk, at, |_| Want::Whole) {
+            Ok(Step::Message { tag, end }) => (tag, chunk[at + HEADER..end].to_vec(), end),
+            Ok(Step::Carried { tag, end }) => (tag, scanner.take_carry()[HEADER..].to_vec(), end),
+            Ok(Step::NeedMore) => return true,
+            Ok(_) | Err(_) => return false,
+        };
+        match tag {
+            backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => {}
+            backend::PARAMETER_STATUS => {
+                let Ok(status) = ParameterStatus::decode(&body) else { return false };
+                let Ok(name) = str::from_utf8(status.name) else { return false };
+                settings.report(name, status.value);
+                *adopted = None;
+            }
+            _ => return false,
+        }
+        at = end;
+    }
+}
+
+/// A server between two threads.
+pub struct ParkedServer {
+    link: Option<ParkedLink>,
+    settings: ServerSettings,
+    statements: ServerStatements,
+    identity: Arc<Identity>,
+}
+
+impl tidegate_pool::Connection for Server {
+    type Parked = ParkedServer;
+    type Error = ConnectError;
+
+    fn is_usable(&mut self) -> bool {
+        !self.doomed && self.hear_idle()
+    }
+
+    fn rest(&mut self) {
+        // A receive is put under way, so that the end of an idle connection is known before its next client comes.
+        self.doomed |= !self.hear_idle();
+    }
+
+    fn poll_park(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.place {
+            Place::Here(link) => link.poll_quiesce(cx),
+            _ => Poll::Ready(()),
+        }
+    }
+
+    fn park(self) -> ParkedServer {
+        let link = match self.place {
+            // A server that has said something on the way out may have said farewell: it is not handed over.
+            Place::Here(link) => link.park().filter(|parked| !parked.has_unread()),
+            Place::Away(parked) => Some(parked),
+            Place::Nowhere => None,
+        };
+        ParkedServer { link, settings: self.settings, statements: self.statements, identity: self.identity }
+    }
+
+    fn unpark(parked: ParkedServer) -> Self {
+        let place = parked.link.map_or(Place::Nowhere, Place::Away);
+        Self::at(place, parked.settings, parked.statements, parked.identity)
+    }
+}

@@ -1,0 +1,84 @@
+//! Cancel requests: one connection each, and never at the expense of another client.
+//!
+//! A request names a server process, not a query. Should the query end while the request is under way, the signal
+//! would hit whatever that process does next. So a server with requests under way goes to no other client before they
+//! are through.
+
+use std::{cell::RefCell, rc::Rc, task::Waker};
+
+use tidegate_link::{Link, Reactor};
+use tidegate_wire::startup;
+
+use super::{Identity, connect::ServerAddress};
+
+/// Counts the cancel requests under way for one server.
+#[derive(Clone, Debug, Default)]
+pub struct CancelGate(Rc<RefCell<Gate>>);
+
+#[derive(Debug, Default)]
+struct Gate {
+    under_way: usize,
+    waiter: Option<Waker>,
+}
+
+/// A request under way; ends when dropped.
+#[derive(Debug)]
+pub struct UnderWay(CancelGate);
+
+impl CancelGate {
+    /// A request begins.
+    #[must_use]
+    pub fn begin(&self) -> UnderWay {
+        self.0.borrow_mut().under_way += 1;
+        UnderWay(self.clone())
+    }
+
+    /// No request is under way.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.0.borrow().under_way == 0
+    }
+
+    /// Waits until no request is under way.
+    pub async fn opened(&self) {
+        std::future::poll_fn(|cx| {
+            let mut gate = self.0.borrow_mut();
+            if gate.under_way == 0 {
+                return std::task::Poll::Ready(());
+            }
+            gate.waiter = Some(cx.waker().clone());
+            std::task::Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut gate = self.0.0.borrow_mut();
+        gate.under_way -= 1;
+        if let Some(waker) = gate.waiter.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Asks Postgres to cancel what a server process does. Returns when Postgres has sent the signal.
+///
+/// # Errors
+/// When the server cannot be reached.
+pub async fn deliver(reactor: &Reactor, identity: &Identity) -> std::io::Result<()> {
+    let ServerAddress { address, tls, .. } = &identity.address;
+    let fd = reactor.connect(address.clone()).await?;
+    let mut link = Link::new(reactor, fd)?;
+    if let Some(tls) = tls {
+        super::connect::begin_tls(reactor, &mut link, tls).await.map_err(std::io::Error::other)?;
+    }
+    let mut request = Vec::new();
+    startup::cancel_request(identity.pid, &identity.cancel_key, &mut request);
+    link.write(request);
+    link.flush().await?;
+    // Postgres answers by closing, after it has sent the signal.
+    while !link.read().await.map_or(true, |chunk| chunk.is_empty()) {}
+    Ok(())
+}

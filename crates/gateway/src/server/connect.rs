@@ -1,0 +1,291 @@
+//! Opens a connection to Postgres: name look-up, socket, TLS, login.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use rustls::{ClientConfig, pki_types::ServerName};
+use socket2::SockAddr;
+use tidegate_link::{Chunk, Link, Reactor, TlsSide};
+use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, startup};
+
+use super::{Identity, Server, login};
+use crate::{
+    config::{Host, PoolPlan, SslMode, SslNegotiation},
+    error::Refusal,
+    resolve::Resolver,
+};
+
+/// Why no connection could be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The name is not known.
+    #[error("the host name \"{0}\" could not be resolved: {1}")]
+    Resolve(String, String),
+    /// The server could not be reached.
+    #[error("could not connect to {0}: {1}")]
+    Socket(String, #[source] io::Error),
+    /// The connection broke during login.
+    #[error("{0} closed the connection during login: {1}")]
+    Broken(String, #[source] io::Error),
+    /// TLS failed.
+    #[error("TLS with {0} failed: {1}")]
+    Tls(String, String),
+    /// The server refused the login, with this ErrorResponse.
+    #[error("the server refused the login: {}", message_of(.0))]
+    Refused(Box<[u8]>),
+    /// The server asks for what the configuration does not give.
+    #[error("{0}")]
+    Secret(&'static str),
+    /// The server does not speak the protocol.
+    #[error("{0} sent an invalid message during login: {1}")]
+    Protocol(String, String),
+    /// It took too long.
+    #[error("connecting to the server took longer than {0:?}")]
+    Timeout(Duration),
+    /// The pool is closed.
+    #[error("{0}")]
+    Closed(&'static str),
+}
+
+fn message_of(body: &[u8]) -> String {
+    let fields = ErrorFields::decode(body).ok();
+    fields.and_then(|fields| fields.message().map(|text| text.into_owned())).unwrap_or_else(|| "no reason given".into())
+}
+
+impl ConnectError {
+    /// What a client that waits for the connection is told: the server's own words where there are any.
+    #[must_use]
+    pub fn client_view(&self) -> Vec<u8> {
+        match self {
+            Self::Refused(body) => {
+                let mut out = vec![tidegate_wire::backend::ERROR_RESPONSE];
+                let len = u32::try_from(body.len() + 4).unwrap_or(u32::MAX);
+                out.extend_from_slice(&len.to_be_bytes());
+                out.extend_from_slice(body);
+                out
+            }
+            Self::Secret(_) => Refusal::new(sqlstate::INVALID_PASSWORD, self.to_string()).fatal(),
+            Self::Closed(_) => Refusal::new(sqlstate::ADMIN_SHUTDOWN, self.to_string()).fatal(),
+            _ => Refusal::new(sqlstate::CONNECTION_FAILURE, self.to_string()).fatal(),
+        }
+    }
+}
+
+/// Where a server was reached, for cancel requests and for the console.
+#[derive(Clone, Debug)]
+pub struct ServerAddress {
+    /// As it was configured.
+    pub host: Host,
+    /// The socket address.
+    pub address: SockAddr,
+    /// How TLS was begun, if it was.
+    pub tls: Option<TlsPlan>,
+}
+
+/// How to begin TLS with a server.
+#[derive(Clone, Debug)]
+pub struct TlsPlan {
+    /// rustls' configuration.
+    pub config: Arc<ClientConfig>,
+    /// The name that the server must prove.
+    pub name: ServerName<'static>,
+    /// Without asking first.
+    pub direct: bool,
+}
+
+/// What connecting needs beside the pool's settings; shared by all threads.
+pub struct Connector {
+    /// Names to addresses.
+    pub resolver: Resolver,
+    /// Keys of clients that have logged in by SCRAM, by user: good for logins to servers with the same verifier.
+    pub client_keys: Mutex<std::collections::HashMap<String, SaltedKeys>>,
+    /// Keys derived from configured passwords, so that each is derived once: by user and host.
+    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), SaltedKeys>>,
+    ids: AtomicU64,
+}
+
+impl Connector {
+    /// Without any keys yet.
+    #[must_use]
+    pub fn new(resolver: Resolver) -> Self {
+        Self { resolver, client_keys: Mutex::default(), derived_keys: Mutex::default(), ids: AtomicU64::new(1) }
+    }
+
+    /// Passwords may have changed: keys are derived anew.
+    pub fn forget_derived_keys(&self) {
+        self.derived_keys.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+    }
+
+    /// A number that tells connections apart.
+    pub fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Connects to the first of the pool's hosts that lets us in.
+    ///
+    /// # Errors
+    /// Why the last host did not.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub async fn connect(
+        &self,
+        reactor: &Reactor,
+        plan: &PoolPlan,
+        tls: Option<&Arc<ClientConfig>>,
+    ) -> Result<Server, ConnectError> {
+        let extra: &[(&[u8], &[u8])] = &[];
+        self.connect_as(reactor, plan, tls, extra).await
+    }
+
+    /// As [`Connector::connect`], with further startup parameters.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`].
+    pub async fn connect_as(
+        &self,
+        reactor: &Reactor,
+        plan: &PoolPlan,
+        tls: Option<&Arc<ClientConfig>>,
+        extra: &[(&[u8], &[u8])],
+    ) -> Result<Server, ConnectError> {
+        let mut last = None;
+        for host in &plan.hosts {
+            let addresses = match self.addresses(host).await {
+                Ok(addresses) => addresses,
+                Err(error) => {
+                    last = Some(error);
+                    continue;
+                }
+            };
+            for address in addresses {
+                let target = Target { host, address, plan, tls, extra };
+                match self.connect_to(reactor, &target).await {
+                    Ok(server) => return Ok(server),
+                    // A server that has looked at the login and refused it speaks for all.
+                    Err(error @ (ConnectError::Refused(_) | ConnectError::Secret(_))) if !is_starting(&error) => {
+                        return Err(error);
+                    }
+                    Err(error) => last = Some(error),
+                }
+            }
+        }
+        Err(last.unwrap_or(ConnectError::Secret("the database has no host")))
+    }
+
+    async fn addresses(&self, host: &Host) -> Result<Vec<SockAddr>, ConnectError> {
+        let (name, port) = match host {
+            Host::Tcp { name, port } => (name, *port),
+            Host::Unix { .. } => {
+                let path = host.socket_path().unwrap_or_default();
+                let address = SockAddr::unix(&path).map_err(|error| ConnectError::Socket(host.to_string(), error))?;
+                return Ok(vec![address]);
+            }
+        };
+        if let Ok(ip) = name.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(ip, port).into()]);
+        }
+        let found = self.resolver.resolve(name, port).await;
+        let found = found.map_err(|error| ConnectError::Resolve(name.clone(), error))?;
+        Ok(found.into_iter().map(SockAddr::from).collect())
+    }
+
+    async fn connect_to(&self, reactor: &Reactor, target: &Target<'_>) -> Result<Server, ConnectError> {
+        let mode = if matches!(target.host, Host::Unix { .. }) { SslMode::Disable } else { target.plan.tls.mode };
+        let first_with_tls = !matches!(mode, SslMode::Disable | SslMode::Allow);
+        match self.attempt(reactor, target, first_with_tls).await {
+            // libpq's "prefer" and "allow": the other way round if the first is refused.
+            Err(ConnectError::Refused(_) | ConnectError::Tls(..)) if mode == SslMode::Prefer => {
+                self.attempt(reactor, target, false).await
+            }
+            Err(ConnectError::Refused(_)) if mode == SslMode::Allow => self.attempt(reactor, target, true).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn attempt(&self, reactor: &Reactor, target: &Target<'_>, with_tls: bool) -> Result<Server, ConnectError> {
+        let label = target.host.to_string();
+        let socket_error = |error| ConnectError::Socket(label.clone(), error);
+        let fd = reactor.connect(target.address.clone()).await.map_err(socket_error)?;
+        let mut link = Link::new(reactor, fd).map_err(socket_error)?;
+        let tls = if with_tls { target.begin_tls(reactor, &mut link).await? } else { None };
+        let login = login::login(self, &mut link, target).await?;
+        let identity = Identity {
+            id: self.next_id(),
+            address: ServerAddress { host: target.host.clone(), address: target.address.clone(), tls },
+            pid: login.pid,
+            cancel_key: login.cancel_key,
+            connected_at: SystemTime::now(),
+            tls: link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher)),
+        };
+        if let Some(rest) = login.rest {
+            link.unread(rest);
+        }
+        Ok(Server::new(link, login.settings, identity))
+    }
+}
+
+/// The server is up but not ready to let anybody in: another one may be.
+fn is_starting(error: &ConnectError) -> bool {
+    let ConnectError::Refused(body) = error else { return false };
+    ErrorFields::decode(body).ok().and_then(|fields| fields.code()) == Some(sqlstate::CANNOT_CONNECT_NOW)
+}
+
+/// One address to be tried.
+pub(super) struct Target<'a> {
+    pub(super) host: &'a Host,
+    address: SockAddr,
+    pub(super) plan: &'a PoolPlan,
+    tls: Option<&'a Arc<ClientConfig>>,
+    pub(super) extra: &'a [(&'a [u8], &'a [u8])],
+}
+
+impl Target<'_> {
+    /// Begins TLS; `None` if the server has none and the mode lets that pass.
+    async fn begin_tls(&self, reactor: &Reactor, link: &mut Link) -> Result<Option<TlsPlan>, ConnectError> {
+        let label = self.host.to_string();
+        let Some(config) = self.tls else { return Ok(None) };
+        let Host::Tcp { name, .. } = self.host else { return Ok(None) };
+        let name = ServerName::try_from(name.clone())
+            .map_err(|_| ConnectError::Tls(label.clone(), format!("\"{name}\" is no name for a certificate")))?;
+        let direct = self.plan.tls.negotiation == SslNegotiation::Direct;
+        let plan = TlsPlan { config: config.clone(), name, direct };
+        match begin_tls(reactor, link, &plan).await {
+            Ok(true) => Ok(Some(plan)),
+            Ok(false) if matches!(self.plan.tls.mode, SslMode::Prefer | SslMode::Allow) => Ok(None),
+            Ok(false) => Err(ConnectError::Tls(label, "the server does not support it".into())),
+            Err(error) => Err(ConnectError::Tls(label, error.to_string())),
+        }
+    }
+}
+
+/// Begins TLS on a fresh connection to Postgres. False if the server has none.
+///
+/// # Errors
+/// Those of the socket and of TLS.
+pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io::Result<bool> {
+    if !plan.direct {
+        let mut request = Vec::new();
+        startup::ssl_request(&mut request);
+        link.write(request);
+        link.flush().await?;
+        let answer = link.read().await?;
+        match &answer[..] {
+            b"S" => {}
+            b"N" => return Ok(false),
+            // More than one byte before TLS begins was not sent by the server that we will have verified.
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected answer to the request for TLS")),
+        }
+    }
+    link.start_tls(reactor, TlsSide::Client(plan.config.clone(), plan.name.clone()), Chunk::empty())?;
+    link.handshake().await?;
+    Ok(true)
+}

@@ -1,0 +1,201 @@
+//! TLS configurations, made from files once per start or reload.
+
+use std::{fs, path::Path, sync::Arc};
+
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+
+use crate::config::{ClientTls, Listen, ServerTls, SslMode, SslNegotiation};
+
+/// The protocol name that Postgres 17 and newer want to see when TLS begins without being asked for.
+pub const ALPN: &[u8] = b"postgresql";
+
+/// Records are kept below what libpq reads at once: an asynchronous client that waits for its socket while a part of a
+/// record lies in its buffer would wait for ever.
+const FRAGMENT_MAX: usize = 8 * 1024;
+
+/// What is wrong with the files.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} {path}: {reason}")]
+pub struct TlsError {
+    what: &'static str,
+    path: String,
+    reason: String,
+}
+
+fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {
+    TlsError { what, path: path.display().to_string(), reason: format!("{reason}") }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// TLS for clients; `None` if it is off.
+///
+/// # Errors
+/// Which file cannot be used, and why.
+pub fn for_clients(listen: &Listen) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+    if listen.tls == ClientTls::Off {
+        return Ok(None);
+    }
+    let (chain, key) = identity(&listen.tls_cert, &listen.tls_key)?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", &listen.tls_cert, error))?;
+    let builder = if listen.tls_client_ca.as_os_str().is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let roots = Arc::new(roots(&listen.tls_client_ca)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+            .build()
+            .map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
+        builder.with_client_cert_verifier(verifier)
+    };
+    let mut config =
+        builder.with_single_cert(chain, key).map_err(|error| wrong("certificate", &listen.tls_cert, error))?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.max_fragment_size = Some(FRAGMENT_MAX);
+    Ok(Some(Arc::new(config)))
+}
+
+/// TLS towards the servers of a database; `None` if its mode never uses it.
+///
+/// # Errors
+/// Which file cannot be used, and why.
+pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsError> {
+    if tls.mode == SslMode::Disable {
+        return Ok(None);
+    }
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", &tls.cert, error))?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier(tls)?);
+    let mut config = if tls.cert.as_os_str().is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let (chain, key) = identity(&tls.cert, &tls.key)?;
+        builder.with_client_auth_cert(chain, key).map_err(|error| wrong("certificate", &tls.cert, error))?
+    };
+    if tls.negotiation == SslNegotiation::Direct {
+        config.alpn_protocols = vec![ALPN.to_vec()];
+    }
+    Ok(Some(Arc::new(config)))
+}
+
+fn verifier(tls: &ServerTls) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+    let explicit = !tls.root_cert.as_os_str().is_empty();
+    let wanted = match tls.mode {
+        SslMode::VerifyFull => Names::Checked,
+        SslMode::VerifyCa => Names::Ignored,
+        // As libpq: a root certificate makes "require" behave as "verify-ca".
+        SslMode::Require if explicit => Names::Ignored,
+        _ => return Ok(Arc::new(Lenient { inner: None, provider: provider() })),
+    };
+    let roots = if explicit { roots(&tls.root_cert)? } else { machine_roots() };
+    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+        .build()
+        .map_err(|error| wrong("authorities in", &tls.root_cert, error))?;
+    Ok(match wanted {
+        Names::Checked => inner,
+        Names::Ignored => Arc::new(Lenient { inner: Some(inner), provider: provider() }),
+    })
+}
+
+enum Names {
+    Checked,
+    Ignored,
+}
+
+fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+    let text = fs::read(cert).map_err(|error| wrong("certificate", cert, error))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let chain = chain.map_err(|error| wrong("certificate", cert, error))?;
+    if chain.is_empty() {
+        return Err(wrong("certificate", cert, "the file holds no certificate in PEM form"));
+    }
+    let text = fs::read(key).map_err(|error| wrong("key", key, error))?;
+    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| wrong("key", key, error))?;
+    Ok((chain, key))
+}
+
+fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let text = fs::read(path).map_err(|error| wrong("authorities in", path, error))?;
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let certificate = certificate.map_err(|error| wrong("authorities in", path, error))?;
+        store.add(certificate).map_err(|error| wrong("authorities in", path, error))?;
+    }
+    if store.is_empty() {
+        return Err(wrong("authorities in", path, "the file holds no certificate in PEM form"));
+    }
+    Ok(store)
+}
+
+/// The authorities that the machine trusts. Some machines list a few that are damaged; the others still count.
+fn machine_roots() -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    store
+}
+
+/// Checks less than rustls would: the chain but not the name, or nothing but that the peer holds its key. These are
+/// libpq's `verify-ca` and `require`.
+#[derive(Debug)]
+struct Lenient {
+    inner: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Lenient {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        use rustls::CertificateError as Wrong;
+        let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
+        match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(rustls::Error::InvalidCertificate(Wrong::NotValidForName | Wrong::NotValidForNameContext { .. })) => {
+                Ok(ServerCertVerified::assertion())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

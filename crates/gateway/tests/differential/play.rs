@@ -1,0 +1,241 @@
+//! Plays a script at a door, and compares what came.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tidegate_testkit::{Door, Fixture, Frames, Lost, Message, RawClient, eventually};
+
+use crate::script::{Op, Script};
+
+/// No message for so long means that Postgres has said all. If it had not, the rest is read at the next read.
+const QUIET: Duration = Duration::from_millis(20);
+/// What is missing for so long is missing.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Both doors and what is between the plays.
+pub(crate) struct Stage<'f> {
+    fixture: &'f Fixture,
+    mode: &'static str,
+    direct: Door,
+    gateway: Door,
+    table: String,
+    keeper: RawClient,
+}
+
+/// What one door answered: the messages of each read, whether the connection ended in it, and what befell others.
+#[derive(Default)]
+struct Played {
+    reads: Vec<Vec<Message>>,
+    ended: bool,
+    harm: Option<String>,
+}
+
+impl Played {
+    /// A message in the middle of COPY IN that has no place there: Postgres closes, and what it read before is chance.
+    fn lost_synchronisation(&self) -> bool {
+        let lost = |message: &Message| {
+            message.tag == b'E' && message.error().code == "08P01" && message.error().severity == "FATAL"
+        };
+        self.reads.iter().flatten().any(lost)
+    }
+}
+
+impl<'f> Stage<'f> {
+    pub(crate) fn new(fixture: &'f Fixture, mode: &'static str) -> Self {
+        let table = fixture.own_table("n int");
+        let gateway = gateway(fixture, mode);
+        Self { fixture, mode, direct: fixture.direct(), gateway, table, keeper: fixture.server.client() }
+    }
+
+    /// How the gateway differs from Postgres in this script, if it does. A script that makes Postgres crash tells
+    /// nothing, wherever that happens, and neither do those that other tests play at the same server meanwhile.
+    pub(crate) fn difference(&mut self, script: &Script) -> Option<String> {
+        let expected = self.play(&self.direct, script, None);
+        if !self.clear_table() {
+            return None;
+        }
+        let expected = expected.expect("Postgres takes a client");
+        if expected.lost_synchronisation() {
+            return None;
+        }
+        let actual = self.play(&self.gateway, script, Some(&expected));
+        let difference = match &actual {
+            Ok(actual) => compare(&expected, actual),
+            Err(lost) => Some(format!("  Tidegate did not take a client: {lost}\n")),
+        };
+        let intact = self.clear_table();
+        if difference.is_some() || !intact {
+            // Whatever went wrong must not go on into the next script.
+            self.gateway = gateway(self.fixture, self.mode);
+        }
+        difference.filter(|_| intact)
+    }
+
+    /// Waits for the locks of the play before. False if Postgres has crashed since the last time; it is up again then.
+    fn clear_table(&mut self) -> bool {
+        let truncate = format!("truncate {}", self.table);
+        if self.keeper.try_query(&truncate).is_ok() {
+            return true;
+        }
+        eventually("Postgres is up again", || match self.direct.startup().try_connect() {
+            Ok(keeper) => {
+                self.keeper = keeper;
+                self.keeper.try_query(&truncate).is_ok()
+            }
+            Err(_) => false,
+        });
+        false
+    }
+
+    fn play(&self, door: &Door, script: &Script, expected: Option<&Played>) -> Result<Played, Lost> {
+        let mut client = door.startup().parameter("application_name", "script").try_connect()?;
+        let mut passer_by = PasserBy::new(door)?;
+        let mut played = Played::default();
+        let mut rng = Rng::with_seed(script.ops.len() as u64);
+        for batch in batches(script) {
+            played.harm = passer_by.act().err().map(|lost| format!("another client was not served: {lost}"));
+            if played.harm.is_some() {
+                break;
+            }
+            let frames = batch.iter().fold(Frames::new(), |frames, op| op.append(frames, &self.table));
+            if send(&mut client, &frames, &mut rng).is_err() {
+                // The connection ended; what came before is still to be read.
+            }
+            let wanted = expected.map(|expected| expected.reads.get(played.reads.len()).map_or(0, Vec::len));
+            let (read, ended) = match wanted {
+                None => read_until_quiet(&mut client, &batch),
+                Some(wanted) => read_exactly(&mut client, wanted),
+            };
+            played.reads.push(read);
+            if ended {
+                played.ended = true;
+                break;
+            }
+        }
+        Ok(played)
+    }
+}
+
+fn gateway(fixture: &Fixture, mode: &str) -> Door {
+    Door::through(fixture.gateway(&format!("mode = \"{mode}\"\nsize = 2\n")))
+}
+
+/// The ops between two reads; the last batch ends what may be open.
+fn batches(script: &Script) -> Vec<Vec<Op>> {
+    let ops = with_syncs(&script.ops);
+    let mut batches: Vec<_> = ops.split_inclusive(|op| matches!(op, Op::Read)).map(<[Op]>::to_vec).collect();
+    batches.push(vec![Op::CopyFail, Op::Sync, Op::Query("rollback".to_owned())]);
+    batches.push(vec![Op::Query("select 'the end'".to_owned())]);
+    batches
+}
+
+/// Puts a Sync between an Execute and a Query: without it, Postgres 18.6 answers the requests that follow with internal
+/// errors, and has been seen to crash.
+fn with_syncs(ops: &[Op]) -> Vec<Op> {
+    let mut executed = false;
+    let mut settled = Vec::with_capacity(ops.len());
+    for op in ops {
+        if executed && matches!(op, Op::Query(_)) {
+            settled.push(Op::Sync);
+        }
+        executed = matches!(op, Op::Execute(..)) || executed && !matches!(op, Op::Sync | Op::Query(_));
+        settled.push(op.clone());
+    }
+    settled
+}
+
+/// In one write, or cut somewhere.
+fn send(client: &mut RawClient, frames: &Frames, rng: &mut Rng) -> Result<(), Lost> {
+    let bytes = frames.bytes();
+    let cut = if rng.bool() { rng.usize(..=bytes.len()) } else { bytes.len() };
+    client.try_send(&bytes[..cut])?;
+    client.try_send(&bytes[cut..])
+}
+
+fn read_until_quiet(client: &mut RawClient, batch: &[Op]) -> (Vec<Message>, bool) {
+    let ready_expected = batch.iter().filter(|op| op.ends_in_ready()).count();
+    let ends_in_ready = batch.iter().rev().find(|op| !matches!(op, Op::Read)).is_some_and(Op::ends_in_ready);
+    let mut messages: Vec<Message> = Vec::new();
+    client.set_patience(QUIET);
+    loop {
+        let ready = messages.iter().filter(|message| message.tag == b'Z').count();
+        if ends_in_ready && ready >= ready_expected {
+            return (messages, false);
+        }
+        match client.try_recv() {
+            Ok(message) if message.tag == b'S' => {}
+            Ok(message) => messages.push(message),
+            Err(Lost::Timeout) => return (messages, false),
+            Err(_) => return (messages, true),
+        }
+    }
+}
+
+fn read_exactly(client: &mut RawClient, count: usize) -> (Vec<Message>, bool) {
+    let mut messages = Vec::new();
+    client.set_patience(PATIENCE);
+    while messages.len() < count {
+        match client.try_recv() {
+            Ok(message) if message.tag == b'S' => {}
+            Ok(message) => messages.push(message),
+            Err(_) => return (messages, true),
+        }
+    }
+    (messages, false)
+}
+
+fn compare(expected: &Played, actual: &Played) -> Option<String> {
+    let left: Vec<_> = expected.reads.iter().flatten().collect();
+    let right: Vec<_> = actual.reads.iter().flatten().collect();
+    let same = left.len() == right.len() && left.iter().zip(&right).all(|(left, right)| equal(left, right));
+    if same && actual.harm.is_none() {
+        return None;
+    }
+    let place = left.iter().zip(&right).take_while(|(left, right)| equal(left, right)).count();
+    let mut report = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(report, "  Postgres: {}", around(&left, place, expected.ended));
+    let _ = writeln!(report, "  Tidegate: {}", around(&right, place, actual.ended));
+    let _ = actual.harm.iter().try_for_each(|harm| writeln!(report, "  {harm}"));
+    Some(report)
+}
+
+/// A few messages before the first difference, and what follows.
+fn around(messages: &[&Message], place: usize, ended: bool) -> String {
+    let start = place.saturating_sub(3);
+    let shown: Vec<_> = messages.iter().skip(start).take(8).map(|message| format!("{message:?}")).collect();
+    let end = if ended { " (ended)" } else { "" };
+    format!("... {}{end}", shown.join(" "))
+}
+
+/// Errors and notices are compared by what a client acts on: the place in the server's source is not part of it.
+fn equal(left: &Message, right: &Message) -> bool {
+    match (left.tag, right.tag) {
+        (b'E', b'E') | (b'N', b'N') => {
+            let (left, right) = (left.error(), right.error());
+            (left.code, left.severity, left.message) == (right.code, right.severity, right.message)
+        }
+        _ => left == right,
+    }
+}
+
+/// Another client, which takes a server away and gives it back between the steps of the script.
+struct PasserBy {
+    client: Option<RawClient>,
+    holds: bool,
+}
+
+impl PasserBy {
+    fn new(door: &Door) -> Result<Self, Lost> {
+        let client = door.gateway.is_some().then(|| door.startup().try_connect()).transpose()?;
+        Ok(Self { client, holds: false })
+    }
+
+    fn act(&mut self) -> Result<(), Lost> {
+        let Some(client) = &mut self.client else { return Ok(()) };
+        self.holds = !self.holds;
+        client.set_patience(PATIENCE);
+        client.try_query(if self.holds { "begin; select 'passing by'" } else { "commit" }).map(drop)
+    }
+}

@@ -1,0 +1,303 @@
+//! What a client may do, at random.
+
+use std::fmt;
+
+use fastrand::Rng;
+use tidegate_testkit::Frames;
+
+/// One message of a client, or the wish to read the answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Query(String),
+    Parse(&'static str, String),
+    Bind(&'static str, &'static str, Vec<String>),
+    DescribeStatement(&'static str),
+    DescribePortal(&'static str),
+    Execute(&'static str, u32),
+    CloseStatement(&'static str),
+    ClosePortal(&'static str),
+    Sync,
+    Flush,
+    CopyData(&'static str),
+    CopyDone,
+    CopyFail,
+    Read,
+}
+
+impl Op {
+    /// The message; `T` in its SQL stands for the table.
+    pub(crate) fn append(&self, frames: Frames, table: &str) -> Frames {
+        let sql = |text: &str| text.replace("TABLE", table);
+        match self {
+            Self::Query(text) => frames.query(&sql(text)),
+            Self::Parse(name, text) => frames.parse(name, &sql(text)),
+            Self::Bind(portal, statement, values) => {
+                let values: Vec<_> = values.iter().map(String::as_str).collect();
+                frames.bind_portal(portal, statement, &values)
+            }
+            Self::DescribeStatement(name) => frames.describe_statement(name),
+            Self::DescribePortal(name) => frames.describe_portal(name),
+            Self::Execute(portal, rows) => frames.execute_portal(portal, *rows),
+            Self::CloseStatement(name) => frames.close_statement(name),
+            Self::ClosePortal(name) => frames.close_portal(name),
+            Self::Sync => frames.sync(),
+            Self::Flush => frames.flush(),
+            Self::CopyData(data) => frames.copy_data(data.as_bytes()),
+            Self::CopyDone => frames.copy_done(),
+            Self::CopyFail => frames.copy_fail("on purpose"),
+            Self::Read => frames,
+        }
+    }
+
+    /// Whether Postgres answers it with a ReadyForQuery, in the usual case.
+    pub(crate) fn ends_in_ready(&self) -> bool {
+        matches!(self, Self::Query(_) | Self::Sync)
+    }
+}
+
+/// A client's script. It always ends in a state where Postgres answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) ops: Vec<Op>,
+}
+
+impl fmt::Display for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ops.iter().try_for_each(|op| writeln!(f, "    {op:?}"))
+    }
+}
+
+const STATEMENTS: [&str; 4] = ["", "a", "b", "c"];
+const PORTALS: [&str; 3] = ["", "p", "q"];
+
+/// Statements for either protocol.
+const SQL: &[&str] = &[
+    "select 1",
+    "select 'two', null, 3.5",
+    "select n from generate_series(1, 5) n",
+    "select n, repeat('x', n * 50) from generate_series(1, 40) n",
+    "insert into TABLE values (1)",
+    "insert into TABLE values (2), (3) returning n",
+    "update TABLE set n = n + 1",
+    "delete from TABLE where n > 3",
+    "select n from TABLE order by n",
+    "select count(*) from TABLE",
+    "select 1 / 0",
+    "select 1 / (random() * 0)::int",
+    "selec",
+    "select * from no_such_table",
+    "select 1 as a, 2 as a",
+    "do $$ begin raise notice 'heard'; end $$",
+    "begin",
+    "begin isolation level serializable",
+    "commit",
+    "rollback",
+    "savepoint s",
+    "rollback to s",
+    "release s",
+    "show transaction_isolation",
+    "set local application_name = 'local'",
+    "set application_name = 'changed'",
+    "show application_name",
+    "declare c cursor for select generate_series(1, 6)",
+    "fetch 2 from c",
+    "close c",
+    "deallocate all",
+    "prepare plan (int) as select $1 + 1",
+    "execute plan(1)",
+    "deallocate plan",
+    "create temporary table scratch (n int)",
+    "select count(*) from scratch",
+    "values (1), (2)",
+    "explain (costs off) select 1",
+    "copy TABLE to stdout",
+    "",
+];
+
+/// Several statements in one Query.
+const SEVERAL: &[&str] = &[
+    "select 1; select 2",
+    "begin; insert into TABLE values (7); commit",
+    "insert into TABLE values (8); select 1 / 0; select 3",
+    "begin; select 1 / 0; rollback; select 'after'",
+    "select 1;;select 2;",
+    "commit; begin; select 4",
+    "rollback; select 5",
+    "copy TABLE to stdout; select 6",
+    "set application_name = 'several'; select 7",
+];
+
+/// Statements with parameters, and how many.
+const WITH_PARAMETERS: &[(&str, usize)] = &[
+    ("select $1::int + 1", 1),
+    ("insert into TABLE values ($1)", 1),
+    ("select n from generate_series(1, $1::int) n", 1),
+    ("select $1::text || $2::text", 2),
+    ("select n from TABLE where n = $1 or n = $2", 2),
+    ("select 10 / $1::int", 1),
+];
+
+const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
+
+impl Script {
+    /// The script of this seed.
+    pub(crate) fn random(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut ops = Vec::new();
+        for _ in 0..rng.usize(1..14) {
+            phrase(&mut rng, &mut ops);
+            if rng.u8(..10) < 4 {
+                ops.push(Op::Read);
+            }
+        }
+        Self { ops }
+    }
+}
+
+fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
+    match rng.u8(..16) {
+        0..4 => ops.push(Op::Query(one_of(rng, SQL).to_owned())),
+        4 => ops.push(Op::Query(one_of(rng, SEVERAL).to_owned())),
+        5..8 => once(rng, ops),
+        8..11 => prepared(rng, ops),
+        11 => in_pieces(rng, ops),
+        12 => simple_copy_in(rng, ops),
+        13 => extended_copy_in(rng, ops),
+        14 => ops.push(if rng.bool() { Op::Sync } else { Op::Flush }),
+        _ => stray(rng, ops),
+    }
+}
+
+fn one_of<'v>(rng: &mut Rng, values: &[&'v str]) -> &'v str {
+    values[rng.usize(..values.len())]
+}
+
+fn values(rng: &mut Rng, count: usize) -> Vec<String> {
+    (0..count).map(|_| rng.i32(-1..6).to_string()).collect()
+}
+
+fn text_and_values(rng: &mut Rng) -> (String, Vec<String>) {
+    if rng.bool() {
+        return (one_of(rng, SQL).to_owned(), Vec::new());
+    }
+    let (text, count) = WITH_PARAMETERS[rng.usize(..WITH_PARAMETERS.len())];
+    // Now and then too many or too few.
+    let count = if rng.u8(..20) == 0 { rng.usize(..3) } else { count };
+    (text.to_owned(), values(rng, count))
+}
+
+/// Most pipelines end in Sync; some go on, some are flushed.
+fn end(rng: &mut Rng, ops: &mut Vec<Op>) {
+    match rng.u8(..10) {
+        0..7 => ops.push(Op::Sync),
+        7 | 8 => ops.push(Op::Flush),
+        _ => {}
+    }
+}
+
+fn once(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let (text, values) = text_and_values(rng);
+    ops.push(Op::Parse("", text));
+    if rng.u8(..4) == 0 {
+        ops.push(Op::DescribeStatement(""));
+    }
+    ops.push(Op::Bind("", "", values));
+    if rng.bool() {
+        ops.push(Op::DescribePortal(""));
+    }
+    ops.push(Op::Execute("", if rng.u8(..4) == 0 { rng.u32(1..4) } else { 0 }));
+    end(rng, ops);
+}
+
+fn prepared(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let name = one_of(rng, &STATEMENTS);
+    let (text, values) = text_and_values(rng);
+    if rng.u8(..3) == 0 {
+        ops.push(Op::CloseStatement(name));
+    }
+    if rng.u8(..3) > 0 {
+        ops.push(Op::Parse(name, text));
+    }
+    if rng.u8(..3) == 0 {
+        ops.push(Op::DescribeStatement(name));
+    }
+    for _ in 0..rng.usize(..4) {
+        let portal = one_of(rng, &PORTALS);
+        ops.push(Op::Bind(portal, name, values.clone()));
+        ops.push(Op::Execute(portal, 0));
+    }
+    end(rng, ops);
+}
+
+fn in_pieces(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let portal = one_of(rng, &PORTALS);
+    if rng.bool() {
+        ops.push(Op::Query("begin".to_owned()));
+    }
+    ops.push(Op::Parse("", "select n from generate_series(1, 5) n".to_owned()));
+    ops.push(Op::Bind(portal, "", Vec::new()));
+    for _ in 0..rng.usize(1..5) {
+        ops.push(Op::Execute(portal, rng.u32(..4)));
+        if rng.u8(..3) == 0 {
+            end(rng, ops);
+        }
+    }
+    if rng.bool() {
+        ops.push(Op::ClosePortal(portal));
+    }
+    ops.push(Op::Sync);
+}
+
+fn data(rng: &mut Rng, ops: &mut Vec<Op>) {
+    for _ in 0..rng.usize(..4) {
+        // Mostly good lines.
+        let line = if rng.u8(..4) == 0 { one_of(rng, DATA) } else { DATA[rng.usize(..2)] };
+        ops.push(Op::CopyData(line));
+        if rng.u8(..8) == 0 {
+            ops.push(if rng.bool() { Op::Sync } else { Op::Flush });
+        }
+        if rng.u8(..8) == 0 {
+            ops.push(Op::Read);
+        }
+    }
+    ops.push(if rng.u8(..4) == 0 { Op::CopyFail } else { Op::CopyDone });
+}
+
+fn copy_text(rng: &mut Rng) -> String {
+    let table = if rng.u8(..6) == 0 { "no_such_table" } else { "TABLE" };
+    format!("copy {table} from stdin")
+}
+
+fn simple_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let text = copy_text(rng);
+    let text = if rng.u8(..4) == 0 { format!("select 1; {text}; select 2") } else { text };
+    ops.push(Op::Query(text));
+    if rng.bool() {
+        ops.push(Op::Read);
+    }
+    data(rng, ops);
+}
+
+fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
+    ops.extend([Op::Parse("", copy_text(rng)), Op::Bind("", "", Vec::new()), Op::Execute("", 0)]);
+    match rng.u8(..4) {
+        0 => ops.push(Op::Sync),
+        1 => ops.extend([Op::Flush, Op::Read]),
+        _ => {}
+    }
+    data(rng, ops);
+    ops.push(Op::Sync);
+}
+
+fn stray(rng: &mut Rng, ops: &mut Vec<Op>) {
+    ops.push(match rng.u8(..8) {
+        0 => Op::CopyData("5\n"),
+        1 => Op::CopyDone,
+        2 => Op::CopyFail,
+        3 => Op::Execute(one_of(rng, &PORTALS), 0),
+        4 => Op::DescribePortal(one_of(rng, &PORTALS)),
+        5 => Op::DescribeStatement(one_of(rng, &STATEMENTS)),
+        6 => Op::ClosePortal(one_of(rng, &PORTALS)),
+        _ => Op::CloseStatement(one_of(rng, &STATEMENTS)),
+    });
+}

@@ -1,0 +1,146 @@
+//! The console: who may do what, over both protocols.
+
+use tidegate_testkit::{Frames, Gateway, eventually};
+
+fn console_for_all(fixture: &tidegate_testkit::Fixture) -> Gateway {
+    fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n")
+}
+
+const COMMANDS: &[&str] =
+    &["PAUSE", "PAUSE postgres", "RESUME", "RECONNECT", "RELOAD", "KILL postgres", "SHUTDOWN", "KILL_CLIENT 1"];
+
+on_each_postgres! {
+    /// CVE-2026-6667: a command that any stats user could give.
+    fn edge_73_a_stats_user_reads_and_changes_nothing(fixture) {
+        let mut gateway = console_for_all(fixture);
+        let mut watcher = gateway.startup("pgbouncer").user("watcher").connect();
+        watcher.ok("SHOW POOLS");
+        for command in COMMANDS {
+            for sql in [(*command).to_owned(), command.to_lowercase(), format!("  {command} ;")] {
+                assert_eq!(watcher.query(&sql).code(), "42501", "{sql}");
+            }
+            watcher.send(&Frames::new().once(command).sync());
+            assert_eq!(watcher.until_ready().code(), "42501", "{command}");
+        }
+        gateway.client("postgres").ok("select 1");
+        assert!(gateway.is_running());
+    }
+
+    fn edge_73_a_stranger_does_not_get_in(fixture) {
+        let gateway = console_for_all(fixture);
+        for database in ["tidegate", "pgbouncer"] {
+            let refused = gateway.startup(database).user("stranger").refused();
+            assert_eq!(refused.severity, "FATAL");
+            assert!(["28000", "42501", "28P01"].contains(&refused.code.as_str()), "{refused:?}");
+        }
+    }
+
+    fn edge_73_both_names_and_both_protocols_answer(fixture) {
+        let gateway = console_for_all(fixture);
+        gateway.client("postgres").ok("select 1");
+        for database in ["tidegate", "pgbouncer"] {
+            let mut console = gateway.client(database);
+            for what in ["CLIENTS", "SERVERS", "POOLS", "DATABASES", "STATS", "CONFIG", "STATE", "VERSION"] {
+                let simple = console.ok(&format!("SHOW {what}"));
+                assert!(!simple.rows.is_empty(), "SHOW {what}");
+                assert_eq!(simple.tags, ["SHOW"]);
+                let show = Frames::new().parse("", &format!("show {}", what.to_lowercase()));
+                console.send(&show.describe_statement("").bind("", &[]).describe_portal("").execute().sync());
+                let extended = console.until_ready();
+                let columns = |outcome: &tidegate_testkit::Outcome| {
+                    let description = outcome.messages.iter().find(|message| message.tag == b'T');
+                    description.map(tidegate_testkit::Message::columns)
+                };
+                assert_eq!(columns(&extended), columns(&simple), "SHOW {what}");
+                assert!(extended.error.is_none(), "SHOW {what}: {:?}", extended.error);
+            }
+            console.query("SHOW HELP");
+            let unknown = console.query("SHOW NONSENSE");
+            assert_eq!(unknown.status, 'I');
+            assert!(unknown.error.is_some());
+            console.ok("SHOW VERSION");
+        }
+    }
+
+    /// Exporters and dashboards read these columns by name.
+    fn edge_73_the_tables_have_the_columns_of_pgbouncer(fixture) {
+        let gateway = console_for_all(fixture);
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        let columns = [
+            ("POOLS", "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req sv_active \
+                sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login maxwait maxwait_us pool_mode"),
+            ("CLIENTS", "type user database state addr port local_addr local_port connect_time request_time wait \
+                wait_us close_needed ptr link remote_pid tls application_name prepared_statements id"),
+            ("SERVERS", "type user database state addr port local_addr local_port connect_time request_time wait \
+                wait_us close_needed ptr link remote_pid tls application_name prepared_statements id"),
+            ("DATABASES", "name host port database force_user pool_size min_pool_size reserve_pool_size pool_mode \
+                max_connections current_connections paused disabled"),
+            ("STATS", "database total_xact_count total_query_count total_received total_sent total_xact_time \
+                total_query_time total_wait_time avg_xact_count avg_query_count avg_recv avg_sent avg_xact_time \
+                avg_query_time avg_wait_time"),
+            ("CONFIG", "key value default changeable"),
+            ("STATE", "key value"),
+            ("VERSION", "version"),
+        ];
+        for (table, wanted) in columns {
+            let rows = gateway.show(table);
+            for column in wanted.split_whitespace() {
+                assert!(rows[0].contains_key(column), "SHOW {table} has no {column}: {:?}", rows[0].keys());
+            }
+        }
+    }
+
+    fn edge_73_the_counts_follow_the_clients(fixture) {
+        let gateway = console_for_all(fixture);
+        let mut busy: Vec<_> = (0..2).map(|_| gateway.client("postgres")).collect();
+        busy.iter_mut().for_each(|client| drop(client.ok("begin")));
+        let mut waiting = gateway.client("postgres");
+        waiting.send(&Frames::new().query("select 1"));
+        gateway.wait_for_pool("postgres", "cl_waiting", 1);
+        gateway.wait_for_pool("postgres", "sv_active", 2);
+        let clients = gateway.show("CLIENTS");
+        let states = |state: &str| {
+            clients.iter().filter(|row| row["database"] == "postgres" && row["state"] == state).count()
+        };
+        assert_eq!(states("waiting"), 1, "{clients:?}");
+        assert_eq!(states("active"), 2, "{clients:?}");
+        busy.iter_mut().for_each(|client| drop(client.ok("commit")));
+        waiting.until_ready();
+        gateway.wait_for_pool("postgres", "cl_waiting", 0);
+        gateway.wait_for_pool("postgres", "sv_active", 0);
+    }
+
+    fn edge_73_pinned_clients_are_visible(fixture) {
+        let gateway = console_for_all(fixture);
+        let mut pinned = gateway.client("postgres");
+        pinned.ok("listen visible");
+        let clients = gateway.show("CLIENTS");
+        let own = clients.iter().find(|row| row["database"] == "postgres").expect("the client is listed");
+        let told = own.values().any(|value| value.to_lowercase().contains("listen"))
+            || own.iter().any(|(name, value)| name.contains("pin") && !["", "0", "no", "false"].contains(&value.as_str()));
+        assert!(told, "{own:?}");
+    }
+
+    fn edge_73_kill_closes_the_clients_of_a_database(fixture) {
+        let gateway = fixture.gateway_to(&[("other", "postgres"), ("postgres", "postgres")], "size = 1\n");
+        let mut doomed = gateway.client("postgres");
+        doomed.ok("select 1");
+        let mut spared = gateway.client("other");
+        spared.ok("select 1");
+        gateway.console().ok("KILL postgres");
+        assert!(doomed.try_query("select 2").is_err());
+        spared.ok("select 1");
+        gateway.console().ok("RESUME postgres");
+        eventually("the database is open again", || {
+            gateway.startup("postgres").try_connect().is_ok_and(|mut client| client.try_query("select 1").is_ok())
+        });
+    }
+
+    fn edge_73_shutdown_ends_the_process(fixture) {
+        let mut gateway = console_for_all(fixture);
+        let mut console = gateway.console();
+        console.send(&Frames::new().query("SHUTDOWN"));
+        gateway.wait();
+    }
+}

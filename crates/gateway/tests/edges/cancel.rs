@@ -1,0 +1,253 @@
+//! Cancel requests: whom they hit, and whom they must not.
+
+use std::io;
+use std::sync::mpsc;
+
+use crate::gateway_before;
+use tidegate_testkit::{
+    Authority, CancelKey, FaultyServer, Fixture, Frames, Gateway, RawClient, TlsMode, eventually, reply,
+};
+
+/// Sends a query that runs until it is cancelled, and waits until the server runs it.
+#[track_caller]
+fn sleep_forever(fixture: &Fixture, client: &mut RawClient, mark: &str) {
+    client.send(&Frames::new().query(&format!("select pg_sleep(600) /* {mark} */")));
+    let mut observer = fixture.server.client();
+    eventually("the query runs", || {
+        let running = format!(
+            "select count(*) from pg_stat_activity where query like 'select pg_sleep%{mark} */' and state = 'active'"
+        );
+        observer.value(&running) == "1"
+    });
+}
+
+fn with_tls(fixture: &Fixture, authority: &Authority) -> Gateway {
+    let identity = authority.issue(&["localhost"]);
+    let section = fixture.database_section("postgres", "postgres");
+    let (cert, key) = (identity.cert.display(), identity.key.display());
+    let listen = format!("[listen]\ntls = \"allow\"\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\n");
+    fixture.start(&format!("{listen}[auth]\nmethod = \"trust\"\n{section}size = 2\n"))
+}
+
+on_each_postgres! {
+    fn edge_31_a_late_cancel_never_hits_the_next_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut cancelled = gateway.client("postgres");
+        let mut next = gateway.client("postgres");
+        for round in 0..100 {
+            cancelled.send(&Frames::new().query("select 1"));
+            let key = cancelled.key.clone();
+            let startup = cancelled.startup().clone();
+            let canceller = std::thread::spawn(move || startup.cancel(&key));
+            next.send(&Frames::new().query(&format!("select {round}, pg_sleep(0.001)")));
+            let outcome = cancelled.until_ready();
+            assert!(outcome.error.is_none() || outcome.code() == "57014", "{outcome:?}");
+            next.expect(&format!("T D:{round}, C:SELECT_1 Z:I"));
+            canceller.join().expect("the cancel request was taken");
+        }
+    }
+
+    fn edge_31_cancel_of_an_idle_client_does_nothing(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut idle = gateway.client("postgres");
+        let mut busy = gateway.client("postgres");
+        idle.ok("select 1");
+        for _ in 0..10 {
+            busy.send(&Frames::new().query("select pg_sleep(0.02)"));
+            idle.cancel();
+            busy.expect("T D C:SELECT_1 Z:I");
+        }
+        idle.ok("select 2");
+    }
+
+    fn edge_31_a_cancelled_query_leaves_the_connection_usable(fixture) {
+        let mark = fixture.name("usable");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        for _ in 0..3 {
+            sleep_forever(fixture, &mut client, &mark);
+            client.cancel();
+            client.expect("T* E:57014 Z:I");
+            assert_eq!(client.value("select 'alive'"), "alive");
+        }
+    }
+
+    fn edge_32_cancel_passes_when_every_server_is_busy(fixture) {
+        let mark = fixture.name("busy");
+        let gateway = fixture.gateway("size = 2\n");
+        let mut clients: Vec<_> = (0..2).map(|_| gateway.client("postgres")).collect();
+        for (number, client) in clients.iter_mut().enumerate() {
+            sleep_forever(fixture, client, &format!("{mark} {number}"));
+        }
+        for client in &mut clients {
+            client.cancel();
+            client.expect("T* E:57014 Z:I");
+        }
+    }
+
+    fn edge_33_cancel_of_a_waiting_client_takes_it_out_of_the_line(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut owner = gateway.client("postgres");
+        let mut waiting = gateway.client("postgres");
+        owner.ok("begin");
+        waiting.send(&Frames::new().query(&format!("insert into {table} values (1)")));
+        gateway.wait_for_pool("postgres", "cl_waiting", 1);
+        waiting.cancel();
+        waiting.expect("E:57014 Z:I");
+        gateway.wait_for_pool("postgres", "cl_waiting", 0);
+        owner.ok("commit");
+        assert_eq!(waiting.value(&format!("select count(*) from {table}")), "0");
+    }
+
+    fn edge_33_cancel_of_a_waiting_pipeline_discards_it_to_its_sync(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut owner = gateway.client("postgres");
+        let mut waiting = gateway.client("postgres");
+        owner.ok("begin");
+        waiting.send(&Frames::new().parse("s", "select 1").run("s").sync());
+        gateway.wait_for_pool("postgres", "cl_waiting", 1);
+        waiting.cancel();
+        waiting.expect("E:57014 Z:I");
+        owner.ok("commit");
+        waiting.send(&Frames::new().run("s").sync());
+        waiting.expect("E:26000 Z:I");
+        waiting.send(&Frames::new().parse("s", "select 2").run("s").sync());
+        waiting.expect("1 2 D:2 C:SELECT_1 Z:I");
+    }
+
+    fn edge_34_a_wrong_key_is_met_with_silence(fixture) {
+        let mark = fixture.name("secret");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        sleep_forever(fixture, &mut client, &mark);
+        let mut wrong = client.key.clone();
+        wrong.secret[0] ^= 1;
+        let unknown = CancelKey { process: client.key.process ^ 0x55, secret: client.key.secret.clone() };
+        let short = CancelKey { process: client.key.process, secret: Vec::new() };
+        let long = CancelKey { process: client.key.process, secret: vec![0; 300] };
+        for key in [wrong, unknown, short, long] {
+            client.startup().cancel(&key);
+        }
+        assert!(!client.anything_arrived());
+        client.cancel();
+        client.expect("T* E:57014 Z:I");
+    }
+
+    fn edge_35_clients_of_either_version_get_a_key_that_works(fixture) {
+        let mark = fixture.name("versions");
+        let gateway = fixture.gateway("size = 1\n");
+        for minor in [0, 2] {
+            let mut client = gateway.startup("postgres").protocol(3, minor).connect();
+            let length = client.key.secret.len();
+            assert!(if minor == 0 { length == 4 } else { (4..=256).contains(&length) }, "{length} bytes in 3.{minor}");
+            sleep_forever(fixture, &mut client, &format!("{mark} {minor}"));
+            client.cancel();
+            client.expect("T* E:57014 Z:I");
+        }
+    }
+
+    fn edge_37_cancel_over_tls(fixture) {
+        let mark = fixture.name("tls");
+        let authority = Authority::new();
+        let gateway = with_tls(fixture, &authority);
+        let modes = [TlsMode::Request(authority.ca()), TlsMode::Direct { ca: authority.ca(), alpn: true }, TlsMode::Off];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let mut client = gateway.client("postgres");
+            sleep_forever(fixture, &mut client, &format!("{mark} {number}"));
+            client.startup().clone().tls(mode).cancel(&client.key);
+            client.expect("T* E:57014 Z:I");
+        }
+    }
+
+    /// The reset belongs to the gateway; a cancel that comes late must not interrupt it.
+    fn edge_38_cancel_does_not_hit_the_reset_of_a_server(fixture) {
+        let reset = "server_reset = \"select pg_sleep(0.2)\"\n";
+        let gateway = fixture.gateway(&format!("mode = \"session\"\nsize = 1\n{reset}"));
+        let mut leaving = gateway.client("postgres");
+        let backend = leaving.backend();
+        let (startup, key) = (leaving.startup().clone(), leaving.key.clone());
+        leaving.send(&Frames::new().terminate());
+        leaving.expect_eof();
+        for _ in 0..5 {
+            startup.cancel(&key);
+        }
+        let mut next = gateway.client("postgres");
+        assert_eq!(next.backend(), backend, "the reset was interrupted, and the server closed");
+    }
+}
+
+/// Keys of 3.2 may have any length from 4 to 256 bytes; the server must get its own back.
+#[test]
+fn edge_35_the_servers_own_key_is_sent_back_whatever_its_length() {
+    for length in [4_u8, 5, 32, 255] {
+        let secret: Vec<u8> = (0..length).collect();
+        let expected = CancelKey { process: 77, secret: secret.clone() };
+        let (running, is_running) = mpsc::channel();
+        let server = FaultyServer::start(move |connection| {
+            connection.send(&reply::message(b'R', &[0, 0, 0, 0]))?;
+            connection.send(&reply::key(77, &secret))?;
+            connection.send(&reply::ready(b'I'))?;
+            loop {
+                let message = connection.read()?;
+                if message.text().contains("until cancelled") {
+                    running.send(()).map_err(io::Error::other)?;
+                    return connection.stay_silent();
+                }
+                connection.answer(&message)?;
+            }
+        });
+        let gateway = gateway_before(&server, "size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.send(&Frames::new().query("until cancelled"));
+        is_running.recv().expect("the query reaches the server");
+        client.cancel();
+        eventually("the cancel reaches the server", || server.cancels() == [expected.clone()]);
+    }
+}
+
+/// The parameters that a client wants are set by the gateway; a cancel then is the client's matter, not the server's.
+#[test]
+fn edge_38_cancel_during_the_parameter_sync_does_not_wedge_the_pool() {
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            connection.answer(&message)?;
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    for round in 0..20 {
+        let name = format!("app{round}");
+        let mut client = gateway.startup("postgres").parameter("application_name", &name).connect();
+        client.send(&Frames::new().query("select 1"));
+        client.cancel();
+        client.until_ready();
+    }
+    let mut next = gateway.client("postgres");
+    next.ok("select 2");
+}
+
+#[test]
+fn edge_39_a_cancel_that_the_server_never_takes_is_given_up() {
+    let (running, is_running) = mpsc::channel();
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text().contains("until cancelled") {
+                running.send(()).map_err(io::Error::other)?;
+                return connection.stay_silent();
+            }
+            connection.answer(&message)?;
+        }
+    });
+    server.mute_cancels();
+    let gateway = gateway_before(&server, "size = 2\n[timeouts]\ncancel = \"200ms\"\n");
+    let mut client = gateway.client("postgres");
+    client.send(&Frames::new().query("until cancelled"));
+    is_running.recv().expect("the query reaches the server");
+    client.cancel();
+    let mut other = gateway.client("postgres");
+    other.ok("select 1");
+}

@@ -1,0 +1,442 @@
+//! Servers die, networks stop, operators send signals.
+
+use std::io::{self, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use tidegate_testkit::{FaultyServer, Frames, Lost, Server, Signal, Startup, eventually, reply};
+
+use crate::gateway_before;
+
+on_each_postgres! {
+    fn edge_65_a_server_killed_in_a_transaction_says_so_in_its_own_words(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        let backend = client.backend();
+        fixture.server.kill_backend(&backend);
+        let fields = client.expect_fatal("57P01");
+        assert_eq!(fields.message, "terminating connection due to administrator command");
+        gateway.client("postgres").ok("select 1");
+    }
+
+    fn edge_65_a_server_killed_in_a_query(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        let backend = client.backend();
+        client.send(&Frames::new().query("select pg_sleep(600)"));
+        let mut observer = fixture.server.client();
+        eventually("the query runs", || {
+            observer.value(&format!("select count(*) from pg_stat_activity where pid = {backend} and state = 'active'")) == "1"
+        });
+        observer.ok(&format!("select pg_terminate_backend({backend})"));
+        client.expect("T*");
+        client.expect_fatal("57P01");
+        gateway.client("postgres").ok("select 1");
+    }
+
+    fn edge_65_a_server_killed_while_idle_is_not_noticed(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut clients: Vec<_> = (0..3).map(|_| gateway.client("postgres")).collect();
+        for round in 0..10 {
+            let backend = clients[round % 3].backend();
+            fixture.server.kill_backend(&backend);
+            // The gateway may learn of it only when it lends the server out.
+            for client in &mut clients {
+                client.ok("select 1");
+            }
+        }
+    }
+
+    fn edge_65_a_prepared_statement_survives_its_server(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.send(&Frames::new().parse("s", "select pg_backend_pid()").run("s").sync());
+        let first = client.expect("1 2 D C:SELECT_1 Z:I")[2].texts().remove(0);
+        fixture.server.kill_backend(&first);
+        client.send(&Frames::new().run("s").sync());
+        assert_ne!(client.expect("2 D C:SELECT_1 Z:I")[1].texts()[0], first);
+    }
+
+    fn edge_65_a_restarted_postgres_serves_the_same_clients(fixture) {
+        let mut own = Server::start(fixture.server.major());
+        let gateway = tidegate_testkit::Gateway::before(
+            env!("CARGO_BIN_EXE_tidegate"),
+            own.address(),
+            "size = 2\n[timeouts]\nconnect_retry = \"50ms\"\n",
+        );
+        let mut client = gateway.client("postgres");
+        client.ok("select 1");
+        own.postgres().restart().expect("the server restarts");
+        // Nobody asked for anything while it was down, so nobody noticed.
+        client.ok("select 1");
+    }
+
+    fn edge_67_probes_that_say_nothing_make_no_noise(fixture) {
+        let gateway = fixture.gateway("size = 1\n[log]\nlevel = \"info\"\n");
+        let quiet = gateway.log();
+        for bytes in [&b""[..], b"\0", b"\0\0\0\x08", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01"] {
+            let mut probe = TcpStream::connect(gateway.address()).expect("the port is open");
+            probe.write_all(bytes).expect("bytes are taken");
+        }
+        gateway.client("postgres").ok("select 1");
+        let noise: Vec<_> = gateway.complaints();
+        assert_eq!(noise, Vec::<String>::new());
+        assert!(gateway.log().len() < quiet.len() + 2_000, "{}", gateway.log());
+    }
+
+    fn edge_67_an_http_request_is_closed_cleanly(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        for request in [&b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"POST / HTTP/1.0\r\n\r\n"] {
+            let mut client = gateway.startup("postgres").open();
+            client.send_bytes(request);
+            match client.try_recv() {
+                Err(Lost::Closed | Lost::Garbage(_)) => {}
+                Ok(message) if message.tag == b'E' => client.expect_eof(),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn edge_68_sigterm_waits_for_clients_and_a_second_one_does_not(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        gateway.signal(Signal::TERM);
+        eventually("no new clients are taken", || gateway.startup("postgres").try_connect().is_err());
+        client.ok("select 1");
+        client.ok("commit");
+        client.ok("select 'a client may stay and go on'");
+        assert!(gateway.is_running());
+        gateway.signal(Signal::TERM);
+        gateway.wait();
+        assert!(client.try_query("select 1").is_err());
+    }
+
+    fn edge_68_sigterm_ends_when_the_last_client_leaves(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("select 1");
+        gateway.signal(Signal::TERM);
+        eventually("no new clients are taken", || gateway.startup("postgres").try_connect().is_err());
+        client.ok("select 1");
+        client.send(&Frames::new().terminate());
+        assert!(gateway.wait().success());
+    }
+
+    fn edge_68_sigint_waits_for_transactions(fixture) {
+        let mut gateway = fixture.gateway("size = 2\n");
+        let mut idle = gateway.client("postgres");
+        idle.ok("select 1");
+        let mut busy = gateway.client("postgres");
+        busy.ok("begin");
+        gateway.signal(Signal::INT);
+        match idle.try_recv() {
+            Ok(message) if message.tag == b'E' => idle.expect_eof(),
+            Err(Lost::Closed) => {}
+            other => panic!("an idle client is told, and closed: {other:?}"),
+        }
+        assert_eq!(busy.ok("select 1").status, 'T');
+        busy.ok("commit");
+        assert!(gateway.wait().success());
+    }
+
+    fn edge_68_other_signals_while_stopping_do_no_harm(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        gateway.signal(Signal::TERM);
+        gateway.signal(Signal::HUP);
+        client.ok("select 1");
+        client.ok("commit");
+        client.send(&Frames::new().terminate());
+        assert!(gateway.wait().success());
+    }
+
+    fn edge_68_shutdown_has_a_limit(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n[timeouts]\nshutdown = \"300ms\"\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        gateway.signal(Signal::TERM);
+        gateway.wait();
+        assert!(client.try_query("select 1").is_err());
+    }
+
+    fn edge_68_a_reload_of_a_bad_file_keeps_the_old_configuration(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        gateway.rewrite("pool.no_such_key", 1);
+        gateway.signal(Signal::HUP);
+        eventually("the reason is logged", || gateway.log().contains("no_such_key"));
+        client.ok("commit");
+        gateway.client("postgres").ok("select 1");
+        assert!(gateway.is_running());
+    }
+
+    fn edge_69_the_second_host_serves_when_the_first_does_not(fixture) {
+        for dead in ["no-such-host.invalid", "127.0.0.99", "/no/such/folder"] {
+            let section = format!(
+                "[databases.postgres]\nhost = \"{dead},127.0.0.1\"\nport = {}\ndbname = \"postgres\"\nsize = 1\n",
+                fixture.server.port()
+            );
+            let gateway = fixture.start(&format!("[auth]\nmethod = \"trust\"\n{section}"));
+            assert_eq!(gateway.client("postgres").value("select 'second'"), "second", "{dead}");
+        }
+    }
+
+    fn edge_69_unix_sockets_on_both_sides(fixture) {
+        let folder = std::env::temp_dir().join(fixture.name(&format!("tidegate-unix-{}", std::process::id())));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let section = format!(
+            "[databases.postgres]\nhost = \"{}\"\nport = {}\nsize = 1\n",
+            fixture.server.socket_dir().display(),
+            fixture.server.port()
+        );
+        let listen = format!("[listen]\nunix_socket_dir = \"{}\"\n", folder.display());
+        let gateway = fixture.start(&format!("{listen}[auth]\nmethod = \"trust\"\n{section}"));
+        let socket = folder.join(format!(".s.PGSQL.{}", gateway.address().port()));
+        let mut client = Startup::unix(&socket, "postgres", "postgres").connect();
+        assert_eq!(client.value("select coalesce(inet_server_addr()::text, 'unix')"), "unix");
+        gateway.client("postgres").ok("select 1");
+        drop(gateway);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    fn edge_70_a_replication_login_has_a_server_of_its_own(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut normal = gateway.client("postgres");
+        let backend = normal.backend();
+        let mut logical = gateway.startup("postgres").parameter("replication", "database").connect();
+        logical.ok("IDENTIFY_SYSTEM");
+        let own = logical.backend();
+        assert_ne!(own, backend);
+        assert_eq!(logical.backend(), own);
+        assert_eq!(normal.backend(), backend);
+        logical.send(&Frames::new().terminate());
+        let mut observer = fixture.server.client();
+        eventually("its server is closed, not shared", || {
+            observer.value(&format!("select count(*) from pg_stat_activity where pid = {own}")) == "0"
+        });
+    }
+
+    fn edge_71_a_slow_reader_with_a_tiny_window_gets_everything(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut slow = gateway.startup("postgres").receive_buffer_bytes(2_048).connect();
+        slow.send(&Frames::new().query("select repeat(n::text, 20000) from generate_series(1000, 1199) n"));
+        // The server is stuck behind this client; others are served meanwhile.
+        let mut other = gateway.client("postgres");
+        assert_eq!(other.value("select 'meanwhile'"), "meanwhile");
+        slow.expect("T");
+        for number in 1000..1200 {
+            let row = slow.recv();
+            assert_eq!(row.values()[0].as_deref(), Some(number.to_string().repeat(20_000).as_bytes()));
+        }
+        slow.expect("C:SELECT_200 Z:I");
+    }
+
+    fn edge_71_a_slow_writer_gets_everything_through(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        let value = "abcdefghij".repeat(30_000);
+        let frames = Frames::new().parse("", "select md5($1), length($1)").bind("", &[&value]).execute().sync();
+        let mut step = fastrand::Rng::with_seed(71);
+        let mut rest = frames.bytes();
+        while !rest.is_empty() {
+            let (piece, tail) = rest.split_at(step.usize(1..5_000).min(rest.len()));
+            client.send_bytes(piece);
+            rest = tail;
+        }
+        let outcome = client.until_ready();
+        assert_eq!(outcome.rows[0][1], "300000");
+    }
+
+    fn edge_71_a_big_result_arrives_byte_for_byte(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let sums = client.ok("select repeat(md5(n::text), n % 300) from generate_series(1, 5000) n");
+            assert_eq!(sums.rows.len(), 5_000);
+            assert_eq!(sums.rows[298][0].len(), 32 * 299);
+            let total: usize = sums.rows.iter().map(|row| row[0].len()).sum();
+            let expected: usize = (1..=5_000).map(|n| 32 * (n % 300)).sum();
+            assert_eq!(total, expected);
+        });
+    }
+
+    fn edge_72_a_function_call(fixture) {
+        // int4pl(3, 4), arguments and result in binary.
+        let mut call = 177_u32.to_be_bytes().to_vec();
+        call.extend([0, 1, 0, 1, 0, 2, 0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 4, 0, 1]);
+        let unknown = [&1_u32.to_be_bytes()[..], &[0, 0, 0, 0, 0, 0]].concat();
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for _ in 0..2 {
+                client.send(&Frames::new().message(b'F', &call));
+                let answer = client.expect("V Z:I");
+                assert_eq!(answer[0].body, [0, 0, 0, 4, 0, 0, 0, 7]);
+            }
+            client.send(&Frames::new().message(b'F', &unknown));
+            client.expect("E Z:I");
+            client.ok("begin");
+            client.send(&Frames::new().message(b'F', &call));
+            client.expect("V Z:T");
+            client.ok("rollback");
+        });
+    }
+
+    fn edge_72_an_empty_query(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for empty in ["", " ", ";", "-- nothing"] {
+                client.send(&Frames::new().query(empty));
+                client.expect("I Z:I");
+                client.send(&Frames::new().parse("", empty).bind("", &[]).describe_portal("").execute().sync());
+                client.expect("1 2 n I Z:I");
+            }
+        });
+    }
+
+    fn edge_72_a_portal_is_read_in_pieces_and_lives_until_sync(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let portal = Frames::new().parse("", "select generate_series(1, 5)").bind_portal("p", "", &[]);
+            client.send(&portal.execute_portal("p", 2).flush());
+            client.expect("1 2 D:1 D:2 s");
+            client.send(&Frames::new().execute_portal("p", 2).flush());
+            client.expect("D:3 D:4 s");
+            client.send(&Frames::new().execute_portal("p", 2).execute_portal("p", 2).sync());
+            client.expect("D:5 C:SELECT_1 C:SELECT_0 Z:I");
+            client.send(&Frames::new().execute_portal("p", 2).sync());
+            client.expect("E:34000 Z:I");
+        });
+    }
+
+    fn edge_72_a_suspended_portal_in_a_transaction_outlives_sync(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.ok("begin");
+            let portal = Frames::new().parse("", "select generate_series(1, 4)").bind_portal("p", "", &[]);
+            client.send(&portal.execute_portal("p", 2).sync());
+            client.expect("1 2 D:1 D:2 s Z:T");
+            client.send(&Frames::new().execute_portal("p", 0).close_portal("p").sync());
+            client.expect("D:3 D:4 C:SELECT_2 3 Z:T");
+            client.ok("commit");
+        });
+    }
+}
+
+/// Deaths that Postgres does not announce.
+#[test]
+fn edge_65_a_server_that_dies_within_a_message_harms_one_client() {
+    let answers: [Vec<u8>; 5] = [
+        Vec::new(),
+        reply::text_column("value")[..7].to_vec(),
+        [reply::text_column("value"), reply::row("x")].concat(),
+        b"D\0".to_vec(),
+        [reply::text_column("value"), vec![b'D', 0, 0, 0, 50, 0, 1]].concat(),
+    ];
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            match message.text().strip_prefix("die ").and_then(|number| number.parse::<usize>().ok()) {
+                Some(number) => return connection.send(&answers[number]),
+                None => connection.answer(&message)?,
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    for number in 0..5 {
+        let mut client = gateway.client("postgres");
+        let mut other = gateway.client("postgres");
+        client.send(&Frames::new().query(&format!("die {number}")));
+        let mut received = String::new();
+        let lost = loop {
+            match client.try_recv() {
+                Ok(message) => received.push(char::from(message.tag)),
+                Err(lost) => break lost,
+            }
+        };
+        assert!(matches!(lost, Lost::Closed), "case {number}: {lost}");
+        // Where the client has got a part of a message, nothing may follow: it would be read as a part of it. A header
+        // that came in pieces was not passed on yet.
+        assert_eq!(received, ["E", "", "TDE", "E", "T"][number], "case {number}");
+        other.ok("select 1");
+    }
+}
+
+#[test]
+fn edge_65_a_server_that_talks_nonsense_harms_one_client() {
+    let nonsense: [&[u8]; 4] =
+        [b"HTTP/1.1 400 Bad Request\r\n\r\n", &[0; 64], &[b'D', 0, 0, 0, 1], &[b'Z', 0xff, 0xff, 0xff, 0xff]];
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            match message.text().strip_prefix("talk ").and_then(|number| number.parse::<usize>().ok()) {
+                Some(number) => {
+                    connection.send(nonsense[number])?;
+                    return connection.stay_silent();
+                }
+                None => connection.answer(&message)?,
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    for number in 0..4 {
+        let mut client = gateway.client("postgres");
+        client.send(&Frames::new().query(&format!("talk {number}")));
+        let lost = loop {
+            if let Err(lost) = client.try_recv() {
+                break lost;
+            }
+        };
+        assert!(matches!(lost, Lost::Closed | Lost::Garbage(_)), "case {number}: {lost}");
+        gateway.client("postgres").ok("select 1");
+    }
+}
+
+/// A reply that comes drop by drop is the same reply.
+#[test]
+fn edge_71_a_server_that_sends_byte_by_byte() {
+    let server = FaultyServer::start(|connection| {
+        drip(connection, &reply::login(1))?;
+        loop {
+            let message = connection.read()?;
+            if message.tag == b'Q' {
+                drip(connection, &reply::one_value("drop by drop"))?;
+            } else {
+                connection.answer(&message)?;
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    for _ in 0..2 {
+        client.send(&Frames::new().query("select 1"));
+        client.expect("T:value D:drop_by_drop C:SELECT_1 Z:I");
+    }
+}
+
+fn drip(connection: &mut tidegate_testkit::FaultyConnection, bytes: &[u8]) -> io::Result<()> {
+    bytes.iter().try_for_each(|byte| {
+        connection.send(&[*byte])?;
+        // Lets the byte travel alone; correctness does not depend on it.
+        thread::sleep(Duration::from_micros(50));
+        Ok(())
+    })
+}
+
+/// A back-end of an older version is met with the version it knows.
+#[test]
+fn edge_42_a_server_that_negotiates_down() {
+    let server = FaultyServer::start(|connection| {
+        connection.send(&reply::negotiate(0))?;
+        connection.log_in()?;
+        connection.oblige()
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    gateway.startup("postgres").protocol(3, 2).connect().ok("select 1");
+    gateway.client("postgres").ok("select 1");
+}

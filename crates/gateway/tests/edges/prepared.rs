@@ -1,0 +1,520 @@
+//! Prepared statements whose client and server do not know each other.
+
+use crate::gateway_before;
+use tidegate_testkit::{FaultyServer, Frames, Gateway, RawClient};
+
+/// How many statements with this text the gateway's only server holds.
+fn statements_on_server(client: &mut RawClient, text: &str) -> String {
+    client.value(&format!("select count(*) from pg_prepared_statements where statement = '{text}'"))
+}
+
+#[track_caller]
+fn prepare(client: &mut RawClient, name: &str, sql: &str) {
+    client.send(&Frames::new().parse(name, sql).sync());
+    client.expect("1 Z:I");
+}
+
+#[track_caller]
+fn run(client: &mut RawClient, name: &str) -> Vec<String> {
+    client.send(&Frames::new().run(name).sync());
+    client.expect("2 D C:SELECT_1 Z:I")[1].texts()
+}
+
+fn crowd(gateway: &Gateway, count: usize) -> Vec<RawClient> {
+    (0..count).map(|_| gateway.client("postgres")).collect()
+}
+
+/// Fails when it runs, not when it is planned.
+const FAILING: &str = "select 1 / (random() * 0)::int";
+
+on_each_postgres! {
+    fn edge_13_one_name_means_another_text_for_each_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 5);
+        for (number, client) in clients.iter_mut().enumerate() {
+            prepare(client, "same", &format!("select {number}"));
+        }
+        for _ in 0..3 {
+            for (number, client) in clients.iter_mut().enumerate() {
+                assert_eq!(run(client, "same"), [number.to_string()]);
+            }
+        }
+    }
+
+    fn edge_13_one_text_is_prepared_once_for_all_clients(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 5);
+        for (number, client) in clients.iter_mut().enumerate() {
+            prepare(client, &format!("name{number}"), "select 131313");
+            assert_eq!(run(client, &format!("name{number}")), ["131313"]);
+        }
+        assert_eq!(statements_on_server(&mut clients[0], "select 131313"), "1");
+    }
+
+    fn edge_13_a_statement_is_there_on_every_server(fixture) {
+        let gateway = fixture.gateway("size = 3\n");
+        let mut client = gateway.client("postgres");
+        prepare(&mut client, "pid", "select pg_backend_pid()");
+        let first = run(&mut client, "pid");
+        let mut blocker = gateway.client("postgres");
+        blocker.ok("begin");
+        let blocked = blocker.backend();
+        let second = run(&mut client, "pid");
+        assert_ne!(second[0], blocked);
+        assert!(first[0] == blocked || second == first, "{first:?} {second:?} {blocked}");
+    }
+
+    fn edge_14_the_parameter_types_are_part_of_the_statement(fixture) {
+        const INT4: u32 = 23;
+        const TEXT: u32 = 25;
+        let gateway = fixture.gateway("size = 1\n");
+        for oid in [INT4, TEXT, INT4] {
+            let mut client = gateway.client("postgres");
+            let typed = Frames::new().parse_typed("s", "select $1", &[oid]).describe_statement("s");
+            client.send(&typed.bind("s", &["1"]).execute().sync());
+            let answer = client.expect("1 t T 2 D:1 C:SELECT_1 Z:I");
+            assert_eq!(answer[1].parameter_types(), [oid]);
+            assert_eq!(answer[2].column_types()[0].1, oid);
+        }
+    }
+
+    fn edge_15_a_name_whose_parse_failed_is_unknown(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().parse("bad", "selec 1").sync());
+            client.expect("E:42601 Z:I");
+            client.send(&Frames::new().run("bad").sync());
+            client.expect("E:26000 Z:I");
+            client.send(&Frames::new().describe_statement("bad").sync());
+            client.expect("E:26000 Z:I");
+            prepare(&mut client, "bad", "select 'now good'");
+            assert_eq!(run(&mut client, "bad"), ["now good"]);
+        });
+    }
+
+    fn edge_15_a_parse_discarded_in_a_failed_pipeline_is_unknown(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let failing = Frames::new().parse("before", "select 1").once(FAILING).parse("after", "select 2");
+            client.send(&failing.run("after").sync());
+            client.expect("1 1 2 E:22012 Z:I");
+            client.send(&Frames::new().run("after").sync());
+            client.expect("E:26000 Z:I");
+            assert_eq!(run(&mut client, "before"), ["1"]);
+            prepare(&mut client, "after", "select 3");
+            assert_eq!(run(&mut client, "after"), ["3"]);
+        });
+    }
+
+    /// What stands behind the Sync was sent before anyone knew that the Parse would be discarded.
+    fn edge_15_a_pipeline_finds_what_its_earlier_flights_left(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut known = door.client();
+            prepare(&mut known, "s", "select 15");
+            let mut client = door.client();
+            let discarded = Frames::new().once(FAILING).parse("s", "select 15").sync();
+            client.send(&discarded.run("s").sync().parse("s", "select 16").run("s").sync());
+            client.expect("1 2 E:22012 Z:I E:26000 Z:I 1 2 D:16 C:SELECT_1 Z:I");
+            let discarded = Frames::new().once(FAILING).close_statement("s").sync();
+            client.send(&discarded.run("s").sync());
+            client.expect("1 2 E:22012 Z:I 2 D:16 C:SELECT_1 Z:I");
+        });
+    }
+
+    /// A discarded Parse of the unnamed statement does not bring the one before it back over the one behind it.
+    fn edge_15_the_unnamed_statement_is_the_last_that_was_parsed(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().parse("", "select 'old'").sync());
+            client.expect("1 Z:I");
+            let discarded = Frames::new().execute_portal("unknown", 0).parse("", "select 'discarded'").sync();
+            client.send(&discarded.parse("", "select 'new'").sync());
+            client.expect("E:34000 Z:I 1 Z:I");
+            client.send(&Frames::new().run("").sync());
+            client.expect("2 D:new C:SELECT_1 Z:I");
+        });
+    }
+
+    /// The first client's Parse fails on the server; the second must not be told that the text is known.
+    fn edge_15_a_failed_parse_is_not_shared(fixture) {
+        let missing = fixture.name("missing");
+        let sql = format!("select n from {missing}");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        for client in &mut clients {
+            client.send(&Frames::new().parse("s", &sql).run("s").sync());
+            client.expect("E:42P01 Z:I");
+        }
+        fixture.server.sql(&format!("create table {missing} as select 15 as n"));
+        for client in &mut clients {
+            client.send(&Frames::new().parse("s", &sql).run("s").sync());
+            client.expect("1 2 D:15 C:SELECT_1 Z:I");
+        }
+    }
+
+    fn edge_16_a_second_parse_of_a_name_is_refused_and_the_client_lives(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "taken", "select 1");
+            for sql in ["select 2", "select 1"] {
+                client.send(&Frames::new().parse("taken", sql).run("taken").sync());
+                client.expect("E:42P05 Z:I");
+            }
+            assert_eq!(run(&mut client, "taken"), ["1"]);
+            client.send(&Frames::new().close_statement("taken").parse("taken", "select 3").run("taken").sync());
+            client.expect("3 1 2 D:3 C:SELECT_1 Z:I");
+        });
+    }
+
+    fn edge_16_a_second_parse_within_one_pipeline_is_refused(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let twice = Frames::new().parse("twice", "select 1").parse("twice", "select 2");
+            client.send(&twice.run("twice").sync());
+            client.expect("1 E:42P05 Z:I");
+            assert_eq!(run(&mut client, "twice"), ["1"]);
+        });
+    }
+
+    fn edge_17_the_unnamed_statement_lives_across_syncs(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "", "select 17");
+            for _ in 0..2 {
+                assert_eq!(run(&mut client, ""), ["17"]);
+            }
+            client.send(&Frames::new().describe_statement("").sync());
+            client.expect("t T:?column? Z:I");
+        });
+    }
+
+    fn edge_17_a_simple_query_ends_the_unnamed_statement(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "", "select 17");
+            client.ok("select 18");
+            client.send(&Frames::new().run("").sync());
+            client.expect("E:26000 Z:I");
+        });
+    }
+
+    fn edge_17_a_failed_parse_ends_the_unnamed_statement(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "", "select 17");
+            client.send(&Frames::new().parse("", "selec").sync());
+            client.expect("E:42601 Z:I");
+            client.send(&Frames::new().run("").sync());
+            client.expect("E:26000 Z:I");
+        });
+    }
+
+    /// The server never saw the Parse: the unnamed statement is the one from before, or none.
+    fn edge_17_a_discarded_parse_does_not_replace_the_unnamed_statement(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().execute_portal("none", 0).parse("", "select 1").sync());
+            client.expect("E:34000 Z:I");
+            client.send(&Frames::new().describe_statement("").sync());
+            client.expect("E:26000 Z:I");
+            prepare(&mut client, "", "select 'before'");
+            client.send(&Frames::new().execute_portal("none", 0).parse("", "select 'discarded'").sync());
+            client.expect("E:34000 Z:I");
+            assert_eq!(run(&mut client, ""), ["before"]);
+        });
+    }
+
+    fn edge_18_close_of_an_unknown_name_is_no_error(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().close_statement("never").close_portal("never").close_statement("").sync());
+            client.expect("3 3 3 Z:I");
+            client.send(&Frames::new().parse("bad", "selec").sync().close_statement("bad").sync());
+            client.expect("E:42601 Z:I 3 Z:I");
+            client.ok("select 1");
+        });
+    }
+
+    fn edge_19_more_statements_than_the_limit_work_and_the_server_is_tidied(fixture) {
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 2\n");
+        let mut client = gateway.client("postgres");
+        for number in 0..6 {
+            prepare(&mut client, &format!("s{number}"), &format!("select {number}"));
+        }
+        for number in [0, 5, 1, 4, 0, 0, 3, 2] {
+            assert_eq!(run(&mut client, &format!("s{number}")), [number.to_string()]);
+        }
+        let held: u32 = client.value("select count(*) from pg_prepared_statements").parse().expect("a number");
+        assert!(held <= 2, "{held} statements on a server that may hold 2");
+    }
+
+    fn edge_19_more_statements_than_the_limit_in_one_pipeline(fixture) {
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 2\n");
+        let mut client = gateway.client("postgres");
+        let mut frames = Frames::new();
+        for number in 0..5 {
+            frames = frames.parse(&format!("s{number}"), &format!("select {number}"));
+        }
+        for number in 0..5 {
+            frames = frames.run(&format!("s{number}"));
+        }
+        client.send(&frames.sync());
+        client.expect("1 1 1 1 1");
+        for number in 0..5 {
+            client.expect(&format!("2 D:{number} C:SELECT_1"));
+        }
+        client.expect("Z:I");
+    }
+
+    /// The Close that makes room may stand in the part of the pipeline that the server discards.
+    fn edge_19_an_eviction_in_an_aborted_pipeline_is_not_believed(fixture) {
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 2\n");
+        let mut client = gateway.client("postgres");
+        prepare(&mut client, "a", "select 'a'");
+        prepare(&mut client, "b", "select 'b'");
+        run(&mut client, "a");
+        run(&mut client, "b");
+        let aborted = Frames::new().once(FAILING).parse("c", "select 'c'").run("c");
+        client.send(&aborted.parse("d", "select 'd'").run("d").sync());
+        client.expect("1 2 E:22012 Z:I");
+        for name in ["a", "b", "a"] {
+            assert_eq!(run(&mut client, name), [name]);
+        }
+        prepare(&mut client, "c", "select 'c'");
+        assert_eq!(run(&mut client, "c"), ["c"]);
+        let held: u32 = client.value("select count(*) from pg_prepared_statements").parse().expect("a number");
+        assert!(held <= 2, "{held} statements on a server that may hold 2");
+    }
+
+    fn edge_20_describe_of_an_unknown_statement_is_an_error_and_no_more(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().describe_statement("unknown").parse("skipped", "select 1").sync());
+            client.expect("E:26000 Z:I");
+            client.send(&Frames::new().describe_portal("unknown").sync());
+            client.expect("E:34000 Z:I");
+            client.send(&Frames::new().execute_portal("unknown", 0).sync());
+            client.expect("E:34000 Z:I");
+            client.ok("begin");
+            client.send(&Frames::new().bind("unknown", &[]).sync());
+            client.expect("E:26000 Z:E");
+            client.ok("rollback");
+        });
+    }
+
+    fn edge_21_a_parse_and_a_bind_of_a_megabyte(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let comment = "x".repeat(1 << 20);
+            let sql = format!("/* {comment} */ select length($1)");
+            for _ in 0..2 {
+                client.send(&Frames::new().parse("big", &sql).bind("big", &[&comment]).execute().sync());
+                client.expect("1 2 D:1048576 C:SELECT_1 Z:I");
+                client.send(&Frames::new().bind("big", &["abc"]).execute().close_statement("big").sync());
+                client.expect("2 D:3 C:SELECT_1 3 Z:I");
+            }
+        });
+    }
+
+    fn edge_21_messages_split_at_every_byte(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let frames = Frames::new().parse("s", "select $1").bind("s", &["21"]).describe_portal("").execute();
+            let frames = frames.close_statement("s").sync();
+            for cut in 1..frames.bytes().len() {
+                client.send_bytes(&frames.bytes()[..cut]);
+                client.send_bytes(&frames.bytes()[cut..]);
+                client.expect("1 2 T D:21 C:SELECT_1 3 Z:I");
+            }
+            for byte in frames.bytes() {
+                client.send_bytes(&[*byte]);
+            }
+            client.expect("1 2 T D:21 C:SELECT_1 3 Z:I");
+        });
+    }
+
+    fn edge_21_a_statement_name_longer_than_a_buffer(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let name = "n".repeat(40_000);
+            client.send(&Frames::new().parse(&name, "select 1").run(&name).sync());
+            client.expect("1 2 D:1 C:SELECT_1 Z:I");
+            assert_eq!(run(&mut client, &name), ["1"]);
+            // Postgres closes on a Describe or Close of more than 10,000 bytes.
+            let name = "m".repeat(9_000);
+            prepare(&mut client, &name, "select 2");
+            client.send(&Frames::new().describe_statement(&name).close_statement(&name).sync());
+            client.expect("t T 3 Z:I");
+        });
+    }
+
+    fn edge_22_deallocate_all_and_discard_all_forget_the_clients_statements(fixture) {
+        fixture.at_both_doors(|door| {
+            for forget in ["deallocate all", "discard all", "DEALLOCATE PREPARE ALL"] {
+                let mut client = door.client();
+                prepare(&mut client, "s", "select 1");
+                assert_eq!(run(&mut client, "s"), ["1"]);
+                client.ok(forget);
+                client.send(&Frames::new().run("s").sync());
+                client.expect("E:26000 Z:I");
+                prepare(&mut client, "s", "select 2");
+                assert_eq!(run(&mut client, "s"), ["2"]);
+            }
+        });
+    }
+
+    /// What stands behind it in the same pipeline is not forgotten by it, whether the server knew the text before or not.
+    fn edge_22_a_parse_behind_deallocate_all_in_one_pipeline_stays(fixture) {
+        fixture.at_both_doors(|door| {
+            for forget in ["deallocate all", "discard all"] {
+                let mut client = door.client();
+                for _ in 0..2 {
+                    client.send(&Frames::new().once(forget).sync().parse("c", "select 2222").run("c").sync());
+                    client.expect("1 2 C Z:I 1 2 D:2222 C:SELECT_1 Z:I");
+                    assert_eq!(run(&mut client, "c"), ["2222"]);
+                    client.send(&Frames::new().close_statement("c").parse("c", "select 2222").run("c").sync());
+                    client.expect("3 1 2 D:2222 C:SELECT_1 Z:I");
+                }
+            }
+        });
+    }
+
+    fn edge_16_a_second_parse_with_an_error_of_its_own_says_so(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "taken", "select 1");
+            client.send(&Frames::new().parse("taken", "selec").sync());
+            client.expect("E:42601 Z:I");
+            assert_eq!(run(&mut client, "taken"), ["1"]);
+        });
+    }
+
+    fn edge_25_a_known_statement_is_refused_in_a_failed_transaction(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "before", "select 2525");
+            client.ok("begin");
+            client.query("select 1/0");
+            client.send(&Frames::new().parse("again", "select 2525").run("again").sync());
+            client.expect("E:25P02 Z:E");
+            client.send(&Frames::new().parse("end", "rollback").run("end").sync());
+            client.expect("1 2 C:ROLLBACK Z:I");
+            client.send(&Frames::new().run("again").sync());
+            client.expect("E:26000 Z:I");
+        });
+    }
+
+    fn edge_22_deallocate_all_of_one_client_does_not_hurt_another(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        for forget in ["deallocate all", "discard all"] {
+            prepare(&mut clients[1], forget, "select 22");
+            clients[0].ok(forget);
+            assert_eq!(run(&mut clients[1], forget), ["22"]);
+        }
+        clients[0].send(&Frames::new().once("deallocate all").sync());
+        clients[0].expect("1 2 C:DEALLOCATE_ALL Z:I");
+        assert_eq!(run(&mut clients[1], "discard all"), ["22"]);
+    }
+
+    /// Postgres answers 0A000 for ever; through the gateway the statement works again after one error. Each client that
+    /// knew the old columns gets that error, since its driver may have kept them; one that prepares anew does not.
+    fn edge_23_a_changed_result_type_is_told_once_to_those_who_knew_another(fixture) {
+        let table = fixture.own_table("a int");
+        fixture.server.sql(&format!("insert into {table} values (1)"));
+        let star = format!("select * from {table}");
+        let gateway = fixture.gateway("size = 2\n");
+        let mut clients = crowd(&gateway, 3);
+        for client in &mut clients {
+            prepare(client, "star", &star);
+            assert_eq!(run(client, "star"), ["1"]);
+        }
+        // Both servers know the statement.
+        clients[0].ok("begin");
+        assert_eq!(run(&mut clients[1], "star"), ["1"]);
+        clients[0].send(&Frames::new().run("star").sync());
+        clients[0].expect("2 D:1 C:SELECT_1 Z:T");
+        clients[0].ok("commit");
+        fixture.server.sql(&format!("alter table {table} add b int default 2"));
+        for client in &mut clients {
+            client.send(&Frames::new().run("star").sync());
+            let told = client.until_ready();
+            assert_eq!(told.error.expect("an error").message, "cached plan must not change result type");
+        }
+        for client in &mut clients {
+            assert_eq!(run(client, "star"), ["1", "2"]);
+        }
+        let mut late = gateway.client("postgres");
+        prepare(&mut late, "star", &star);
+        late.ok("begin");
+        assert_eq!(run(&mut clients[0], "star"), ["1", "2"]);
+        late.send(&Frames::new().run("star").sync());
+        late.expect("2 D C:SELECT_1 Z:T");
+    }
+
+    fn edge_23_a_changed_result_type_in_a_transaction_is_an_error_once(fixture) {
+        let table = fixture.own_table("a int");
+        fixture.server.sql(&format!("insert into {table} values (1)"));
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        prepare(&mut client, "star", &format!("select * from {table}"));
+        run(&mut client, "star");
+        fixture.server.sql(&format!("alter table {table} add b int default 2"));
+        client.ok("begin");
+        client.send(&Frames::new().run("star").sync());
+        let outcome = client.until_ready();
+        assert!(outcome.error.is_none() || outcome.code() == "0A000", "{outcome:?}");
+        client.ok("rollback");
+        assert_eq!(run(&mut client, "star"), ["1", "2"]);
+    }
+
+    /// One text, two search paths, tables of different shapes.
+    fn edge_24_a_statement_is_not_shared_between_search_paths(fixture) {
+        let (left, right) = (fixture.name("s"), fixture.name("s"));
+        fixture.server.sql(&format!("create schema {left}; create table {left}.t as select 1 as a"));
+        fixture.server.sql(&format!("create schema {right}; create table {right}.t as select 'x' as b, 2.5 as c"));
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        clients[0].ok(&format!("set search_path to {left}"));
+        clients[1].ok(&format!("set search_path to {right}"));
+        for client in &mut clients {
+            prepare(client, "s", "select * from t");
+        }
+        for _ in 0..3 {
+            assert_eq!(run(&mut clients[0], "s"), ["1"]);
+            assert_eq!(run(&mut clients[1], "s"), ["x", "2.5"]);
+        }
+    }
+
+    fn edge_26_the_unnamed_statement_is_not_that_of_another_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 4);
+        for (number, client) in clients.iter_mut().enumerate() {
+            prepare(client, "", &format!("select {number}"));
+        }
+        for _ in 0..2 {
+            for (number, client) in clients.iter_mut().enumerate() {
+                assert_eq!(run(client, ""), [number.to_string()]);
+            }
+        }
+        clients[0].ok("select 'ends its own unnamed statement'");
+        clients[0].send(&Frames::new().run("").sync());
+        clients[0].expect("E:26000 Z:I");
+        assert_eq!(run(&mut clients[1], ""), ["1"]);
+    }
+}
+
+#[test]
+fn edge_25_a_known_statement_is_not_parsed_again() {
+    let server = FaultyServer::obliging();
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    for round in 0..5 {
+        let name = format!("s{round}");
+        let known = Frames::new().parse(&name, "select 25").run(&name).close_statement(&name);
+        client.send(&known.sync());
+        client.expect("1 2 C:SELECT_0 3 Z:I");
+    }
+    assert_eq!(server.count(b'P'), 1);
+    assert_eq!(server.count(b'B'), 5);
+}

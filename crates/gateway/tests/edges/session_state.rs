@@ -1,0 +1,419 @@
+//! What a session leaves behind, and who may see it.
+
+use tidegate_testkit::{FaultyServer, Fixture, Frames, Gateway, RawClient, eventually, reply};
+
+use crate::gateway_before;
+
+/// Occupies the server that this client was served by last, so that its next transaction runs on another one.
+#[track_caller]
+fn occupy_its_server(gateway: &Gateway, client: &mut RawClient) -> RawClient {
+    let last = client.backend();
+    let mut holders: Vec<RawClient> = Vec::new();
+    loop {
+        let mut holder = gateway.client("postgres");
+        holder.ok("begin");
+        if holder.backend() == last {
+            // The others may go.
+            return holder;
+        }
+        holders.push(holder);
+    }
+}
+
+/// The statements that need a session of their own, each with what PostgreSQL calls the state.
+const PINNING: &[(&str, &str)] = &[
+    ("listen", "listen some_channel"),
+    ("cursor", "begin; declare held cursor with hold for select generate_series(1, 3); commit"),
+    ("lock", "select pg_advisory_lock(LOCK)"),
+    ("temporary table", "create temporary table scratch (n int)"),
+    ("temp table", "CREATE TEMP TABLE scratch AS SELECT 1 AS n"),
+    ("prepare", "prepare plan as select 60"),
+];
+
+/// A number for an advisory lock that no other test uses.
+fn lock_number(fixture: &Fixture) -> String {
+    let name = fixture.name("9");
+    format!("{}{:03}", fixture.server.major(), name.trim_start_matches("9_").parse::<u32>().unwrap_or(0))
+}
+
+on_each_postgres! {
+    fn edge_55_a_parameter_follows_its_client_to_every_server(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        let wanted = [
+            ("application_name", "follows"),
+            ("datestyle", "SQL, DMY"),
+            ("timezone", "Asia/Tokyo"),
+            ("intervalstyle", "iso_8601"),
+            ("client_encoding", "LATIN1"),
+            ("standard_conforming_strings", "off"),
+            ("default_transaction_read_only", "on"),
+        ];
+        for (name, value) in wanted {
+            client.ok(&format!("set {name} = {}", if name == "datestyle" { value.to_owned() } else { format!("'{value}'") }));
+        }
+        let holder = occupy_its_server(&gateway, &mut client);
+        for (name, value) in wanted {
+            assert_eq!(client.value(&format!("show {name}")), value, "{name}");
+        }
+        drop(holder);
+    }
+
+    fn edge_55_parameter_status_reaches_the_client_as_from_postgres(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().query("set application_name = 'one'"));
+            client.expect("C:SET S:application_name=one Z:I");
+            client.send(&Frames::new().once("set application_name = 'two'").sync());
+            client.expect("1 2 C:SET S:application_name=two Z:I");
+            client.send(&Frames::new().query("select 1; set application_name = 'three'; select 2"));
+            client.expect("T D:1 C:SELECT_1 C:SET T D:2 C:SELECT_1 S:application_name=three Z:I");
+            client.send(&Frames::new().query("set application_name = 'three'"));
+            client.expect("C:SET Z:I");
+        });
+    }
+
+    /// Two clients with different wishes share one server: neither sees a report that the other's wish caused.
+    fn edge_55_no_reports_of_the_gateways_own_settings(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients: Vec<_> = ["left", "right"]
+            .map(|name| gateway.startup("postgres").parameter("application_name", name).connect())
+            .into();
+        for _ in 0..3 {
+            for client in &mut clients {
+                client.send(&Frames::new().query("select 1"));
+                client.expect("T D:1 C:SELECT_1 Z:I");
+                client.send(&Frames::new().once("select 2").sync());
+                client.expect("1 2 D:2 C:SELECT_1 Z:I");
+            }
+        }
+        assert_eq!(clients[0].value("show application_name"), "left");
+        assert_eq!(clients[1].value("show application_name"), "right");
+    }
+
+    fn edge_56_a_set_that_rolls_back_is_forgotten(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set application_name = 'before'");
+        client.ok("begin");
+        client.ok("set application_name = 'inner'");
+        client.send(&Frames::new().query("rollback"));
+        client.expect("C:ROLLBACK S:application_name=before Z:I");
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show application_name"), "before");
+        drop(holder);
+    }
+
+    fn edge_56_set_local_ends_with_its_transaction(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set application_name = 'before'");
+        client.ok("begin; set local application_name = 'inner'");
+        assert_eq!(client.value("show application_name"), "inner");
+        client.ok("commit");
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show application_name"), "before");
+        drop(holder);
+    }
+
+    fn edge_56_a_set_that_fails_changes_nothing(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        assert_eq!(client.query("set timezone = 'Nowhere/Land'").code(), "22023");
+        assert_eq!(client.query("set application_name = 'x'; select 1/0").code(), "22012");
+        assert_eq!(client.value("show application_name"), "");
+        assert_eq!(gateway.client("postgres").value("show application_name"), "");
+    }
+
+    fn edge_57_reset_goes_back_to_the_clients_startup_values(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.startup("postgres").parameter("application_name", "other").connect();
+        other.ok("select 1");
+        let startup = gateway.startup("postgres").parameter("application_name", "boot");
+        let mut client = startup.parameter("timezone", "Asia/Tokyo").connect();
+        for reset in ["reset all", "discard all"] {
+            client.ok("set application_name = 'changed'");
+            client.ok("set timezone = 'Europe/Paris'");
+            other.ok("select 2");
+            client.ok(reset);
+            assert_eq!(client.value("show application_name"), "boot", "{reset}");
+            assert_eq!(client.value("show timezone"), "Asia/Tokyo", "{reset}");
+            assert_eq!(other.value("show application_name"), "other", "{reset}");
+            assert_eq!(client.value("show application_name"), "boot", "{reset}");
+        }
+    }
+
+    fn edge_57_reset_of_one_name_goes_back_to_the_clients_startup_value(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        gateway.startup("postgres").parameter("application_name", "other").connect().ok("select 1");
+        let mut client = gateway.startup("postgres").parameter("application_name", "boot").connect();
+        client.ok("set application_name = 'changed'");
+        client.ok("reset application_name");
+        assert_eq!(client.value("show application_name"), "boot");
+    }
+
+    fn edge_58_no_setting_of_one_client_is_seen_by_another(fixture) {
+        let role = fixture.own_role("x", "");
+        let schema = fixture.name("s");
+        fixture.server.sql(&format!("create schema {schema}"));
+        let leaks = [
+            ("default_transaction_read_only", "set default_transaction_read_only = on".to_owned(), "off"),
+            ("search_path", format!("set search_path = {schema}"), "\"$user\", public"),
+            ("search_path", format!("select set_config('search_path', '{schema}', false)"), "\"$user\", public"),
+            ("search_path", "SELECT pg_catalog.set_config('search_path', '', false)".to_owned(), "\"$user\", public"),
+            ("role", format!("set role {role}"), "none"),
+            ("session_authorization", format!("set session authorization {role}"), "postgres"),
+            (
+                "transaction_isolation",
+                "set session characteristics as transaction isolation level serializable".to_owned(),
+                "read committed",
+            ),
+            ("work_mem", "set work_mem = '17MB'".to_owned(), "4MB"),
+            ("statement_timeout", "set session statement_timeout = '77s'".to_owned(), "0"),
+            ("row_security", "set row_security = off".to_owned(), "on"),
+            ("timezone", "set time zone 'Asia/Tokyo'".to_owned(), "GMT"),
+        ];
+        for (name, sql, default) in leaks {
+            let gateway = fixture.gateway("size = 1\n");
+            let mut other = gateway.client("postgres");
+            let default = if name == "timezone" { other.value("show timezone") } else { default.to_owned() };
+            let mut changed = gateway.client("postgres");
+            for extended in [false, true] {
+                if extended {
+                    changed.send(&Frames::new().once(&sql).sync());
+                    changed.until_ready();
+                } else {
+                    changed.ok(&sql);
+                }
+                if name == "role" || name == "session_authorization" || name == "work_mem" {
+                    // Not reported by Postgres: the client may keep the server for itself until it leaves.
+                    changed.send(&Frames::new().terminate());
+                    changed.expect_eof();
+                    changed = gateway.client("postgres");
+                }
+                other.send(&Frames::new().query(&format!("show {name}")));
+                eventually("the other client is served, or waits", || {
+                    other.anything_arrived() || gateway.pool_count("postgres", "cl_waiting") == 1
+                });
+                if other.anything_arrived() {
+                    assert_eq!(other.until_ready().value(), default, "{sql}");
+                    continue;
+                }
+                drop(changed);
+                assert_eq!(other.until_ready().value(), default, "{sql}");
+                changed = gateway.client("postgres");
+            }
+        }
+    }
+
+    fn edge_59_listen_keeps_its_server_and_hears(fixture) {
+        let channel = fixture.name("channel");
+        let gateway = fixture.gateway("size = 2\n");
+        let mut listener = gateway.client("postgres");
+        let backend = listener.backend();
+        listener.ok(&format!("listen {channel}"));
+        let mut other = gateway.client("postgres");
+        other.ok(&format!("notify {channel}, 'hello'"));
+        let heard = listener.expect(&format!("A:{channel}"));
+        assert_eq!(heard[0].notification().2, "hello");
+        // Its own notification comes between CommandComplete and ReadyForQuery, as from Postgres.
+        listener.send(&Frames::new().query(&format!("notify {channel}, 'self'")));
+        listener.expect(&format!("C:NOTIFY A:{channel} Z:I"));
+        assert_eq!(listener.backend(), backend);
+        assert_ne!(other.backend(), listener.backend());
+    }
+
+    fn edge_59_nothing_is_heard_after_the_listener_left(fixture) {
+        let channel = fixture.name("channel");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut listener = gateway.client("postgres");
+        listener.ok(&format!("listen {channel}"));
+        listener.vanish(false);
+        let mut next = gateway.client("postgres");
+        assert_eq!(next.value("select count(*) from pg_listening_channels()"), "0");
+        fixture.server.sql(&format!("notify {channel}"));
+        next.send(&Frames::new().query("select 1"));
+        next.expect("T D:1 C:SELECT_1 Z:I");
+    }
+
+    fn edge_60_state_that_needs_a_session_keeps_its_server(fixture) {
+        for (state, sql) in PINNING {
+            let sql = sql.replace("LOCK", &lock_number(fixture));
+            let gateway = fixture.gateway("size = 2\n");
+            let mut owner = gateway.client("postgres");
+            let backend = owner.backend();
+            owner.ok(&sql);
+            let mut others: Vec<_> = (0..3).map(|_| gateway.client("postgres")).collect();
+            for other in &mut others {
+                assert_ne!(other.backend(), backend, "{state}");
+            }
+            assert_eq!(owner.backend(), backend, "{state}");
+        }
+    }
+
+    fn edge_60_state_in_a_prepared_statement_keeps_its_server_too(fixture) {
+        let lock = lock_number(fixture);
+        let gateway = fixture.gateway("size = 2\n");
+        let mut owner = gateway.client("postgres");
+        let backend = owner.backend();
+        owner.send(&Frames::new().parse("lock", "select pg_advisory_lock($1)").bind("lock", &[&lock]).execute().sync());
+        owner.expect("1 2 D C:SELECT_1 Z:I");
+        let mut other = gateway.client("postgres");
+        assert_ne!(other.backend(), backend);
+        assert_eq!(other.value(&format!("select pg_try_advisory_lock({lock})")), "f");
+        assert_eq!(owner.value(&format!("select pg_advisory_unlock({lock})")), "t");
+    }
+
+    fn edge_60_the_next_client_finds_nothing_of_it(fixture) {
+        for (state, sql) in PINNING {
+            let sql = sql.replace("LOCK", &lock_number(fixture));
+            for orderly in [true, false] {
+                let gateway = fixture.gateway("size = 1\n");
+                let mut owner = gateway.client("postgres");
+                owner.ok(&sql);
+                if orderly {
+                    owner.send(&Frames::new().terminate());
+                }
+                drop(owner);
+                let mut next = gateway.client("postgres");
+                let left = "select (select count(*) from pg_listening_channels())
+                    + (select count(*) from pg_cursors) + (select count(*) from pg_prepared_statements where from_sql)
+                    + (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())
+                    + (select count(*) from pg_class where relname = 'scratch' and pg_table_is_visible(oid))";
+                assert_eq!(next.value(left), "0", "{state}");
+            }
+        }
+    }
+
+    fn edge_60_without_pinning_they_are_refused_with_a_hint(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        for (state, sql) in PINNING {
+            let sql = sql.replace("LOCK", &lock_number(fixture));
+            let mut client = gateway.client("postgres");
+            let outcome = client.query(&sql);
+            assert_eq!(outcome.code(), "0A000", "{state}");
+            assert!(!outcome.error.unwrap_or_default().hint.is_empty(), "{state}");
+            assert_eq!(outcome.status, 'I', "{state}");
+            client.ok("select 1");
+            client.send(&Frames::new().once(&sql.replace("begin; ", "").replace("; commit", "")).sync());
+            assert_eq!(client.until_ready().code(), "0A000", "{state}");
+            let mut next = gateway.client("postgres");
+            assert_eq!(next.value("select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"), "0");
+        }
+    }
+
+    fn edge_60_words_in_strings_and_comments_do_not_pin(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let harmless = [
+            "select 'listen to me'",
+            "select 1 /* listen x */",
+            "select 1 -- create temp table",
+            "select $$prepare x as$$",
+        ];
+        let mut clients: Vec<_> = harmless.iter().map(|_| gateway.client("postgres")).collect();
+        for (client, sql) in clients.iter_mut().zip(harmless) {
+            client.ok(sql);
+        }
+        gateway.client("postgres").ok("select 'the server is free'");
+    }
+
+    fn edge_62_a_client_that_vanishes_in_a_transaction_leaves_it_undone(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        for reset in [false, true] {
+            for state in ["select 1", "select 1/0"] {
+                let mut vanishing = gateway.client("postgres");
+                vanishing.ok(&format!("begin; insert into {table} values (1)"));
+                vanishing.query(state);
+                vanishing.vanish(reset);
+                let mut next = gateway.client("postgres");
+                let outcome = next.ok(&format!("select count(*) from {table}"));
+                assert_eq!((outcome.value().as_str(), outcome.status), ("0", 'I'));
+            }
+        }
+    }
+
+    fn edge_62_a_client_that_vanishes_in_a_query_does_not_hold_the_server(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut vanishing = gateway.client("postgres");
+        vanishing.send(&Frames::new().query(&format!("insert into {table} select 1 from pg_sleep(600)")));
+        let mut observer = fixture.server.client();
+        let running = format!(
+            "select count(*) from pg_stat_activity where query like 'insert into {table} %' and state = 'active'"
+        );
+        eventually("the query runs", || observer.value(&running) == "1");
+        vanishing.vanish(false);
+        assert_eq!(gateway.client("postgres").value("select 'served'"), "served");
+        eventually("the query is gone", || observer.value(&running) == "0");
+    }
+}
+
+#[test]
+fn edge_55_a_report_in_the_middle_of_a_result_is_forwarded() {
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text() == "report" {
+                let reports = [
+                    reply::text_column("value"),
+                    reply::parameter("in_hot_standby", "on"),
+                    reply::row("x"),
+                    reply::parameter("invented_by_a_later_version", "1"),
+                    reply::complete("SELECT 1"),
+                    reply::ready(b'I'),
+                ];
+                connection.send(&reports.concat())?;
+            } else {
+                connection.answer(&message)?;
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    client.send(&Frames::new().query("report"));
+    client.expect("T S:in_hot_standby=on D:x S:invented_by_a_later_version=1 C:SELECT_1 Z:I");
+    client.ok("select 1");
+}
+
+/// What may come from an idle server, and what means that it is out of step.
+#[test]
+fn edge_61_an_idle_server_may_report_but_not_answer() {
+    let cases: [(Vec<u8>, bool); 6] = [
+        (reply::parameter("in_hot_standby", "on"), true),
+        (reply::notice(&[(b'S', "WARNING"), (b'C', "01000"), (b'M', "by the way")]), true),
+        (reply::notification(1, "channel", ""), true),
+        (reply::row("nobody asked"), false),
+        (reply::ready(b'I'), false),
+        (reply::fatal("57P01", "terminating connection due to administrator command"), false),
+    ];
+    for (unasked, kept) in cases {
+        let sent = unasked.clone();
+        let (said, is_said) = std::sync::mpsc::channel();
+        let server = FaultyServer::start(move |connection| {
+            connection.log_in()?;
+            let message = connection.read_until(b"Q")?;
+            connection.answer(&message)?;
+            if connection.number() == 0 {
+                connection.send(&sent)?;
+                said.send(()).map_err(std::io::Error::other)?;
+            }
+            connection.oblige()
+        });
+        let gateway = gateway_before(&server, "size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("select 1");
+        // The gateway may learn of it only when it lends the server out.
+        is_said.recv().expect("the server speaks unasked");
+        if kept {
+            for _ in 0..3 {
+                client.ok("select 2");
+            }
+            assert_eq!(server.connections(), 1, "{:?}", char::from(unasked[0]));
+        } else {
+            client.ok("select 2");
+            assert_eq!(server.connections(), 2, "{:?}", char::from(unasked[0]));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What must not stand in the journal does not.
+
+use tidegate_testkit::Frames;
+
+use crate::kept::{Kept, queries};
+
+const SECRET: &str = "5ecret";
+
+/// Runs a few statements with a secret in a parameter, one of which fails with it in the error.
+fn bind_secrets(kept: &Kept) {
+    let mut client = kept.gateway.client("postgres");
+    client.send(&Frames::new().parse("s", "select $1::text, $2::text").bind("s", &[SECRET, "b"]).execute().sync());
+    client.expect("1 2 D C:SELECT_1 Z:I");
+    client.send(&Frames::new().parse("", "select $1::int").bind("", &[SECRET]).execute().sync());
+    client.expect("1 E:22P02 Z:I");
+}
+
+fn bytes_of(folder: &std::path::Path) -> Vec<u8> {
+    let files = std::fs::read_dir(folder).expect("the folder is there").flatten();
+    files.flat_map(|file| std::fs::read(file.path()).unwrap_or_default()).collect()
+}
+
+fn holds(folder: &std::path::Path, secret: &str) -> bool {
+    bytes_of(folder).windows(secret.len()).any(|window| window == secret.as_bytes())
+}
+
+on_each_postgres! {
+    fn parameters_are_off_and_then_appear_nowhere(fixture) {
+        for keys in ["", "parameters = \"redacted\""] {
+            let kept = Kept::new(fixture, "size = 1\n", keys);
+            bind_secrets(&kept);
+            kept.when("both stand there", |entries| queries(entries).len() == 2);
+            assert!(!holds(&kept.path(), SECRET));
+            let entries = kept.end();
+            let redacted = (!keys.is_empty()).then(|| vec![Some("***".to_owned()), Some("***".to_owned())]);
+            assert_eq!(queries(&entries)[0].parameters, redacted);
+            let message = queries(&entries)[1].message.clone().unwrap_or_default();
+            assert!(message.contains("\"***\""), "{message}");
+        }
+    }
+
+    fn parameters_that_are_on_stand_there(fixture) {
+        let kept = Kept::new(fixture, "size = 1\n", "parameters = \"on\"");
+        bind_secrets(&kept);
+        let entries = kept.end();
+        assert_eq!(queries(&entries)[0].parameters, Some(vec![Some(SECRET.to_owned()), Some("b".to_owned())]));
+        assert!(queries(&entries)[1].message.clone().unwrap_or_default().contains(SECRET));
+    }
+
+    fn literals_stand_in_no_normalised_statement(fixture) {
+        for form in ["normalised", "fingerprint", "off"] {
+            let kept = Kept::new(fixture, "size = 1\n", &format!("statement = \"{form}\""));
+            let mut client = kept.gateway.client("postgres");
+            client.ok(&format!("select '{SECRET}' as a  /* {SECRET} */"));
+            assert_eq!(client.query(&format!("select '{SECRET}'::int")).code(), "22P02");
+            drop(client);
+            kept.when("both stand there", |entries| queries(entries).len() == 2);
+            assert!(!holds(&kept.path(), SECRET), "{form}");
+            let entries = kept.end();
+            let statement = (form == "normalised").then_some("select ? as a");
+            assert_eq!(queries(&entries)[0].statement.as_deref(), statement);
+            assert_eq!(queries(&entries)[0].fingerprint.is_some(), form != "off");
+        }
+    }
+
+    fn a_long_statement_is_cut(fixture) {
+        let kept = Kept::new(fixture, "size = 1\n", "statement_bytes = 64");
+        let mut client = kept.gateway.client("postgres");
+        client.ok(&format!("select '{}'", "é".repeat(5000)));
+        drop(client);
+        let entries = kept.end();
+        let statement = queries(&entries)[0].statement.clone().unwrap_or_default();
+        assert!(statement.ends_with("é…") && statement.len() <= 64 + 3, "{statement}");
+    }
+}

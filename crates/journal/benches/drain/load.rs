@@ -1,0 +1,160 @@
+//! One run in this process: so many records from tasks or threads, from go to drained.
+
+use std::{
+    fs::File,
+    path::Path,
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    process,
+    subjects::{Subject, Way},
+};
+
+/// Every so many appends one is timed.
+const TIMED: usize = 16;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) written_ms: f64,
+    pub(crate) durable_ms: f64,
+    pub(crate) cpu_ms: f64,
+    pub(crate) memory_kib: f64,
+    pub(crate) p50_ns: f64,
+    pub(crate) p99_ns: f64,
+    pub(crate) p999_ns: f64,
+    pub(crate) queue_bytes: f64,
+}
+
+impl Figures {
+    fn fields(&mut self) -> [&mut f64; 8] {
+        let Self { written_ms, durable_ms, cpu_ms, memory_kib, p50_ns, p99_ns, p999_ns, queue_bytes } = self;
+        [written_ms, durable_ms, cpu_ms, memory_kib, p50_ns, p99_ns, p999_ns, queue_bytes]
+    }
+
+    pub(crate) fn to_line(mut self) -> String {
+        self.fields().map(|field| field.to_string()).join(" ")
+    }
+
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let mut figures = Self::default();
+        let mut words = line.split(' ');
+        for field in figures.fields() {
+            *field = words.next()?.parse().ok()?;
+        }
+        Some(figures)
+    }
+}
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load<'a> {
+    pub(crate) subject: &'a str,
+    pub(crate) records: usize,
+    pub(crate) bytes: usize,
+    /// Tasks on as many workers as there are cores, or threads.
+    pub(crate) tasks: bool,
+    pub(crate) producers: usize,
+}
+
+pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
+    let subject = Subject::open(load.subject, folder);
+    let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
+    let mut payload = vec![b'x'; load.bytes];
+    payload[load.bytes - 1] = b'\n';
+    let times = Mutex::new(Vec::with_capacity(load.records / TIMED + load.producers));
+    let idle = process::resident_kib();
+    process::forget_peak();
+    let (begun, cpu) = (Instant::now(), process::cpu());
+    if load.tasks {
+        runtime.block_on(tasks(load, &subject, &payload, &times));
+    } else {
+        threads(load, &subject, &payload, &times);
+    }
+    let journal = subject.drain();
+    let least = (load.records * load.bytes) as u64;
+    while written_bytes(folder) < least {
+        thread::sleep(Duration::from_micros(100));
+    }
+    let (written, cpu) = (begun.elapsed(), process::cpu() - cpu);
+    sync(folder);
+    let durable = begun.elapsed();
+    let queue = journal.as_ref().map_or(f64::NAN, |journal| journal.stats().reserved_bytes_max as f64);
+    let mut times = times.into_inner().expect("nobody panics");
+    times.sort_unstable();
+    let at = |share: f64| f64::from(times[((times.len() - 1) as f64 * share) as usize]);
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    Figures {
+        written_ms: ms(written),
+        durable_ms: ms(durable),
+        cpu_ms: ms(cpu),
+        memory_kib: process::peak_kib() - idle,
+        p50_ns: at(0.5),
+        p99_ns: at(0.99),
+        p999_ns: at(0.999),
+        queue_bytes: queue,
+    }
+}
+
+async fn tasks(load: &Load<'_>, subject: &Subject, payload: &[u8], times: &Mutex<Vec<u32>>) {
+    let each = load.records / load.producers;
+    let mut tasks = Vec::with_capacity(load.producers);
+    for _ in 0..load.producers {
+        let (mut way, payload) = (subject.way(), payload.to_vec());
+        tasks.push(tokio::spawn(async move {
+            let mut timed = Vec::with_capacity(each / TIMED + 1);
+            for number in 0..each {
+                if number % TIMED == 0 {
+                    let begun = Instant::now();
+                    way.append(&payload).await;
+                    timed.push(nanos(begun));
+                } else {
+                    way.append(&payload).await;
+                }
+            }
+            timed
+        }));
+    }
+    for task in tasks {
+        let timed = task.await.expect("it does not panic");
+        times.lock().expect("nobody panics").extend(timed);
+    }
+}
+
+fn threads(load: &Load<'_>, subject: &Subject, payload: &[u8], times: &Mutex<Vec<u32>>) {
+    let each = load.records / load.producers;
+    thread::scope(|scope| {
+        for _ in 0..load.producers {
+            let mut way: Way = subject.way();
+            scope.spawn(move || {
+                let mut timed = Vec::with_capacity(each / TIMED + 1);
+                for number in 0..each {
+                    let begun = (number % TIMED == 0).then(Instant::now);
+                    way.append_blocking(payload);
+                    timed.extend(begun.map(nanos));
+                }
+                times.lock().expect("nobody panics").extend(timed);
+            });
+        }
+    });
+}
+
+pub(crate) fn nanos(begun: Instant) -> u32 {
+    u32::try_from(begun.elapsed().as_nanos()).unwrap_or(u32::MAX)
+}
+
+fn files(folder: &Path) -> impl Iterator<Item = std::path::PathBuf> {
+    std::fs::read_dir(folder).expect("the folder is there").map(|entry| entry.expect("it can be read").path())
+}
+
+fn written_bytes(folder: &Path) -> u64 {
+    files(folder).map(|path| path.metadata().map_or(0, |metadata| metadata.len())).sum()
+}
+
+fn sync(folder: &Path) {
+    for path in files(folder) {
+        File::options().write(true).open(path).and_then(|file| file.sync_data()).expect("the file is synced");
+    }
+}

@@ -1,0 +1,254 @@
+//! How long it takes to write down what many producers say, and what that costs them.
+//!
+//! `cargo bench -p tidegate-journal --bench drain -- [--quick] [--json FILE] [--check]`
+//!
+//! A million records, from go to drained: all are in the file (written), all are synced (durable). Every run is a process
+//! of its own, and rounds interleave the ways to do it. A figure is the best of its rounds, for all ways alike: what else
+//! the machine does can only add to it. A ratio is the median of the rounds' ratios. Allocator: mimalloc.
+//! The folder is `TMPDIR`, or `/tmp`.
+
+mod beam;
+mod load;
+mod process;
+mod special;
+mod subjects;
+mod table;
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
+
+use load::{Figures, Load};
+use subjects::{ALL, APPENDER, BLOCKS, NEVER};
+use table::{Bar, Figure, best, median};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const RECORDS: usize = 1_000_000;
+/// The bound of the journal and what it may take beside it, in KiB.
+const MEMORY_KIB: f64 = 10.0 * 1024.0;
+
+struct Options {
+    quick: bool,
+    json: Option<String>,
+    check: bool,
+}
+
+/// A kind of load: bytes of a record, from tasks or from threads.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Case {
+    bytes: usize,
+    tasks: bool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--one", subject, bytes, from] => one(subject, bytes.parse().expect("a number of bytes"), from == "tasks"),
+        ["--special", what] => special(what),
+        _ => return compare(&options(&args)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn options(args: &[String]) -> Options {
+    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    Options { quick: has("--quick"), json, check: has("--check") }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::TempDir::new().expect("a folder for the files")
+}
+
+fn one(subject: &str, bytes: usize, tasks: bool) {
+    let folder = folder();
+    let producers = if tasks { 1000 } else { 16 };
+    let load = Load { subject, records: RECORDS, bytes, tasks, producers };
+    println!("{}", load::run(&load, folder.path()).to_line());
+}
+
+fn special(what: &str) {
+    let folder = folder();
+    let numbers = match what {
+        "durable" => {
+            let (rate, sync) = special::durable(folder.path(), 1000, 200);
+            [rate, sync, 0.0]
+        }
+        "unblocked" => latency(&special::unblocked(folder.path(), 400_000)),
+        _ => latency(&special::stalled(folder.path())),
+    };
+    println!("{}", numbers.map(|number| number.to_string()).join(" "));
+}
+
+fn latency(latency: &special::Latency) -> [f64; 3] {
+    [latency.p50_ns, latency.p99_ns, latency.memory_kib]
+}
+
+/// Runs this program again with `args`, and returns what it prints.
+fn again(args: &[&str]) -> String {
+    let program: PathBuf = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program).args(args).output().expect("this program runs again");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn compare(options: &Options) -> ExitCode {
+    let tasks = Case { bytes: 100, tasks: true };
+    let cases =
+        [tasks, Case { tasks: false, ..tasks }, Case { bytes: 1024, ..tasks }, Case { bytes: 1024, tasks: false }];
+    let (cases, rounds) = if options.quick { (&cases[..1], 3) } else { (&cases[..], 5) };
+    let mut figures = Vec::new();
+    for case in cases {
+        let mut runs = Runs::default();
+        for _ in 0..rounds {
+            runs.round(*case);
+        }
+        figures.extend(runs.figures(*case));
+    }
+    for name in ["quill", "spdlog"] {
+        println!("missing: {name} is not at hand, so it was not measured");
+    }
+    figures.extend(special_figures(rounds));
+    table::print(&figures);
+    if let Some(path) = &options.json {
+        table::write_json(&figures, path).expect("the JSON file can be written");
+    }
+    let missed = figures.iter().any(|figure| !figure.is_ok());
+    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// All runs of one case, round by round.
+#[derive(Default)]
+struct Runs {
+    ways: BTreeMap<&'static str, Vec<Figures>>,
+    beam: BTreeMap<String, Vec<Figures>>,
+}
+
+impl Runs {
+    fn round(&mut self, case: Case) {
+        for name in ALL.into_iter().filter(|name| case.tasks || *name != NEVER) {
+            let from = if case.tasks { "tasks" } else { "threads" };
+            let line = again(&["--one", name, &case.bytes.to_string(), from]);
+            let figures = Figures::from_line(&line).expect("a line of figures");
+            self.ways.entry(name).or_default().push(figures);
+        }
+        if !case.tasks {
+            return;
+        }
+        let Some(runs) = beam::run(folder().path(), RECORDS, 1000, case.bytes) else {
+            return println!("missing: erl is not installed, so disk_log was not measured");
+        };
+        for beam::Run { mode, written_ms, durable_ms, queue_records } in runs {
+            let queue_bytes = queue_records * case.bytes as f64;
+            let figures = Figures { written_ms, durable_ms, queue_bytes, ..Figures::default() };
+            self.beam.entry(format!("disk_log {mode}")).or_default().push(figures);
+        }
+    }
+
+    fn figures(&self, case: Case) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        for (name, runs) in &self.ways {
+            figures.extend(way_figures(case, name, runs));
+        }
+        for (name, runs) in &self.beam {
+            let mut add = |metric, unit, what: fn(&Figures) -> f64| {
+                figures.push(figure(case, name, metric, best(runs.iter().map(what)), unit, None));
+            };
+            add("written", "ms", |run| run.written_ms);
+            add("durable", "ms", |run| run.durable_ms);
+            add("queue", "KiB", |run| run.queue_bytes / 1024.0);
+        }
+        figures.extend(self.ratios(case));
+        figures
+    }
+
+    /// How much faster than the best of the others, in the same round.
+    fn ratios(&self, case: Case) -> Vec<Figure> {
+        let barred = case == Case { bytes: 100, tasks: true };
+        let mut figures = Vec::new();
+        for ours in [BLOCKS, NEVER] {
+            let Some(own) = self.ways.get(ours) else { continue };
+            let mut ratio = |metric, theirs: &dyn Fn(usize) -> f64, limit: f64| {
+                let rounds = own.iter().enumerate().map(|(round, run)| theirs(round) / run.written_ms).collect();
+                let bar = barred.then_some(Bar::AtLeast(limit));
+                figures.push(figure(case, ours, metric, median(rounds), "x", bar));
+            };
+            ratio("faster than tracing-appender", &|round| self.ways[APPENDER][round].written_ms, 8.0);
+            if !self.beam.is_empty() {
+                let best_of = |round: usize| best(self.beam.values().map(|runs| runs[round].written_ms));
+                ratio("faster than best disk_log", &best_of, 7.0);
+            }
+        }
+        figures
+    }
+}
+
+fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    let mut add = |metric, unit, bar: Option<Bar>, what: fn(&Figures) -> f64| {
+        let value = best(runs.iter().map(what));
+        if !value.is_infinite() {
+            figures.push(figure(case, name, metric, value, unit, bar));
+        }
+    };
+    let barred = case == Case { bytes: 100, tasks: true };
+    let drained = [(BLOCKS, 130.0), (NEVER, 170.0)].into_iter().find(|(ours, _)| barred && *ours == name);
+    let ours = name == BLOCKS || name == NEVER;
+    add("written", "ms", drained.map(|(_, limit)| Bar::AtMost(limit)), |run| run.written_ms);
+    add("durable", "ms", None, |run| run.durable_ms);
+    add("CPU", "ms", None, |run| run.cpu_ms);
+    add("append p50", "ns", None, |run| run.p50_ns);
+    add("append p99", "ns", None, |run| run.p99_ns);
+    add("append p99.9", "ns", None, |run| run.p999_ns);
+    add("queue", "KiB", None, |run| run.queue_bytes / 1024.0);
+    add("memory over idle", "KiB", None, |run| run.memory_kib);
+    // The worst round: this is a promise.
+    let worst = runs.iter().map(|run| run.memory_kib).fold(0.0, f64::max);
+    if ours {
+        figures.push(figure(case, name, "memory, worst round", worst, "KiB", None));
+    }
+    figures
+}
+
+fn special_figures(rounds: usize) -> Vec<Figure> {
+    let numbers = |what: &str| -> Vec<Vec<f64>> {
+        let parse = |line: String| line.split(' ').map(|word| word.parse().expect("a number")).collect();
+        (0..rounds).map(|_| parse(again(&["--special", what]))).collect()
+    };
+    let column = |runs: &[Vec<f64>], at: usize| -> Vec<f64> { runs.iter().map(|run| run[at]).collect() };
+    let row = |case: &str, metric, value, unit, bar| Figure {
+        subject: "journal".to_owned(),
+        case: case.to_owned(),
+        metric,
+        value,
+        unit,
+        bar,
+    };
+    let mut figures = Vec::new();
+    let durable = numbers("durable");
+    let share = |run: &Vec<f64>| run[0] * run[1] / 1000.0;
+    let shares = median(durable.iter().map(share).collect());
+    let case = "1000 durable";
+    figures.push(row(case, "records per second", median(column(&durable, 0)), "/s", None));
+    figures.push(row(case, "sync of a batch", median(column(&durable, 1)) * 1e6, "us", None));
+    figures.push(row(case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
+    for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
+        let runs = numbers(what);
+        let p99 = best(column(&runs, 1).into_iter());
+        figures.push(row(case, "append p50", best(column(&runs, 0).into_iter()), "ns", None));
+        figures.push(row(case, "append p99", p99, "ns", Some(Bar::AtMost(limit))));
+        let memory = column(&runs, 2).into_iter().fold(0.0, f64::max);
+        figures.push(row(case, "memory, worst round", memory, "KiB", Some(Bar::AtMost(MEMORY_KIB))));
+    }
+    figures
+}
+
+fn figure(case: Case, subject: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
+    let from = if case.tasks { "1000 tasks" } else { "16 threads" };
+    let case = format!("{} B {from}", case.bytes);
+    Figure { subject: subject.to_owned(), case, metric, value, unit, bar }
+}

@@ -1,0 +1,189 @@
+//! What only the journal promises: durable in groups, and appends that no disk holds up.
+
+use std::{
+    fs::File,
+    hint,
+    io::{self, Write},
+    path::Path,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tidegate_journal::{Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, SegmentFile, Storage};
+
+use crate::{load::nanos, process, table::median};
+
+const PAYLOAD: [u8; 100] = [b'x'; 100];
+
+/// Producers that each have one durable append outstanding. Returns records per second, and seconds per sync of a batch
+/// as large as theirs, measured before and after on the same file system.
+pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64) {
+    let before = sync_seconds(folder, producers);
+    let (journal, _) = Journal::open(Config { segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
+    let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
+    let begun = Instant::now();
+    runtime.block_on(async {
+        let mut tasks = Vec::new();
+        for _ in 0..producers {
+            let producer = journal.producer();
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..each {
+                    let note = Note::new(Class::new(0), &PAYLOAD).ack(Ack::Durable);
+                    producer.commit(note).await.expect("it is durable");
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.expect("it does not panic");
+        }
+    });
+    let rate = (producers * each) as f64 / begun.elapsed().as_secs_f64();
+    drop(journal);
+    (rate, f64::midpoint(before, sync_seconds(folder, producers)))
+}
+
+/// How long it takes to make a batch of a record from each producer durable, with nothing else to do.
+fn sync_seconds(folder: &Path, producers: usize) -> f64 {
+    let mut file = File::create(folder.join("syncs")).expect("the folder can be written");
+    let batch = vec![b'x'; producers * (PAYLOAD.len() + 24)];
+    let turn = |file: &mut File| {
+        file.write_all(&batch).expect("the file takes it");
+        let begun = Instant::now();
+        file.sync_data().expect("it is synced");
+        begun.elapsed().as_secs_f64()
+    };
+    median((0..50).map(|_| turn(&mut file)).collect())
+}
+
+/// A p99 in nanoseconds, and the memory that it took over the idle process, in KiB.
+pub(crate) struct Latency {
+    pub(crate) p50_ns: f64,
+    pub(crate) p99_ns: f64,
+    pub(crate) memory_kib: f64,
+}
+
+/// Appends of two threads at a pace that a disk can follow: one in some microseconds.
+pub(crate) fn unblocked(folder: &Path, records: usize) -> Latency {
+    let (journal, _) = Journal::open(Config::new(folder)).expect("it opens");
+    paced(&journal, records)
+}
+
+/// The same while the disk hangs, until the bound is reached; and the memory then.
+pub(crate) fn stalled(folder: &Path) -> Latency {
+    let classes = vec![ClassConfig::new("a").overload(Overload::DropNewest)];
+    let config = Config { classes, ..Config::new(folder) };
+    let gate = Arc::new(Gate::default());
+    let (journal, _) =
+        Journal::open_with(config.clone(), Arc::new(Hanging(Arc::clone(&gate))), |_| ()).expect("it opens");
+    let records = config.bytes_max / 124 * 9 / 10;
+    let idle = process::resident_kib();
+    process::forget_peak();
+    let mut latency = paced(&journal, records);
+    let producer = journal.producer();
+    // And beyond the bound.
+    for _ in 0..records {
+        let _ = producer.offer(Note::new(Class::new(0), &PAYLOAD));
+    }
+    assert!(journal.stats().classes[0].lost_in_all() > 0, "the bound was reached");
+    latency.memory_kib = process::peak_kib() - idle;
+    gate.open();
+    latency
+}
+
+fn paced(journal: &Journal, records: usize) -> Latency {
+    let times = Mutex::new(Vec::with_capacity(records));
+    let idle = process::resident_kib();
+    process::forget_peak();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let (producer, times) = (journal.producer(), &times);
+            scope.spawn(move || {
+                let mut timed = Vec::with_capacity(records / 2);
+                for _ in 0..records / 2 {
+                    let begun = Instant::now();
+                    producer.offer(Note::new(Class::new(0), &PAYLOAD)).expect("there is room");
+                    timed.push(nanos(begun));
+                    while begun.elapsed() < Duration::from_micros(4) {
+                        hint::spin_loop();
+                    }
+                }
+                times.lock().expect("nobody panics").extend(timed);
+            });
+        }
+    });
+    let mut times = times.into_inner().expect("nobody panics");
+    times.sort_unstable();
+    let at = |share: f64| f64::from(times[((times.len() - 1) as f64 * share) as usize]);
+    Latency { p50_ns: at(0.5), p99_ns: at(0.99), memory_kib: process::peak_kib() - idle }
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().expect("nobody panics") = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let open = self.open.lock().expect("nobody panics");
+        drop(self.opened.wait_while(open, |open| !*open));
+    }
+}
+
+/// A disk on which every write hangs until the gate is opened.
+#[derive(Debug)]
+struct Hanging(Arc<Gate>);
+
+#[derive(Debug)]
+struct HangingFile(Arc<Gate>, Box<dyn SegmentFile>);
+
+impl Storage for Hanging {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(HangingFile(Arc::clone(&self.0), Disk.create(path)?)))
+    }
+
+    fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Disk.recycle(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        Disk.sync_folder(folder)
+    }
+}
+
+impl SegmentFile for HangingFile {
+    fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
+        self.0.pass();
+        self.1.write_at(bytes, at)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.1.sync()
+    }
+
+    fn truncate(&mut self, len: u64) -> io::Result<()> {
+        self.1.truncate(len)
+    }
+
+    fn allocate(&mut self, len: u64) -> io::Result<()> {
+        self.1.allocate(len)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.1.size()
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        self.1.is_at(path)
+    }
+}

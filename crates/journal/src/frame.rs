@@ -1,0 +1,234 @@
+//! One record as bytes: a head of 24 bytes and the payload.
+//!
+//! | at | bytes | |
+//! |---|---|---|
+//! | 0 | 4 | length of the payload |
+//! | 4 | 4 | check |
+//! | 8 | 8 | time, nanoseconds since 1970 |
+//! | 16 | 6 | sequence number within the stripe |
+//! | 22 | 1 | class |
+//! | 23 | 1 | kind |
+//!
+//! All numbers are little-endian. The check is the CRC32C of length, class, kind, two zeros, time and payload,
+//! XORed with a word made of the segment's salt and the sequence number. So a producer computes the CRC before it takes
+//! the stripe's lock and the number is bound to it afterwards, and a record that an earlier life of a recycled segment
+//! left behind fails its check although its bytes are intact.
+
+use crate::{note::Class, time::Time};
+
+pub(crate) const HEAD_BYTES: usize = 24;
+/// No record is larger, whatever the configuration; a reader refuses a longer length before it reads on.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+const SEQ_MAX: u64 = (1 << 48) - 1;
+/// Two words, so that the checksum of a head is two instructions.
+const HEAD_CHECKED: usize = 16;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Record = 1,
+    /// Records were lost here.
+    Gap = 2,
+    /// The segment ends here, and the payload sums it up.
+    Seal = 3,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        match byte {
+            1 => Some(Self::Record),
+            2 => Some(Self::Gap),
+            3 => Some(Self::Seal),
+            _ => None,
+        }
+    }
+}
+
+/// A record that is ready but for its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Framed<'a> {
+    pub(crate) time: Time,
+    pub(crate) class: Class,
+    pub(crate) kind: Kind,
+    pub(crate) payload: &'a [u8],
+    crc: u32,
+}
+
+impl<'a> Framed<'a> {
+    /// The payload is at most [`PAYLOAD_BYTES_MAX`] bytes; the caller has seen to it.
+    #[inline]
+    pub(crate) fn new(kind: Kind, class: Class, time: Time, payload: &'a [u8]) -> Self {
+        let mut checked = [0; HEAD_CHECKED];
+        checked[..4].copy_from_slice(&len_bytes(payload));
+        checked[4] = class.index();
+        checked[5] = kind as u8;
+        checked[8..].copy_from_slice(&time.unix_nanos().to_le_bytes());
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&checked), payload);
+        Self { time, class, kind, payload, crc }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        HEAD_BYTES + self.payload.len()
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, seq: u64, salt: u32, out: &mut Vec<u8>) {
+        let mut head = [0; HEAD_BYTES];
+        head[..4].copy_from_slice(&len_bytes(self.payload));
+        head[4..8].copy_from_slice(&(self.crc ^ binding(salt, seq)).to_le_bytes());
+        head[8..16].copy_from_slice(&self.time.unix_nanos().to_le_bytes());
+        head[16..22].copy_from_slice(&(seq & SEQ_MAX).to_le_bytes()[..6]);
+        head[22] = self.class.index();
+        head[23] = self.kind as u8;
+        out.extend_from_slice(&head);
+        out.extend_from_slice(self.payload);
+    }
+}
+
+// A payload is at most 16 MiB.
+fn len_bytes(payload: &[u8]) -> [u8; 4] {
+    (payload.len() as u32).to_le_bytes()
+}
+
+/// The word that ties a check to its segment and its place in it.
+#[inline]
+fn binding(salt: u32, seq: u64) -> u32 {
+    let mixed = (seq ^ (u64::from(salt) << 16)).wrapping_add(u64::from(salt)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 32) as u32
+}
+
+/// A frame whose check holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Frame<'a> {
+    pub(crate) time: Time,
+    pub(crate) seq: u64,
+    pub(crate) class: Class,
+    pub(crate) kind: Kind,
+    pub(crate) payload: &'a [u8],
+}
+
+impl Frame<'_> {
+    pub(crate) fn bytes(&self) -> usize {
+        HEAD_BYTES + self.payload.len()
+    }
+}
+
+/// What stands at a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Decoded<'a> {
+    Frame(Frame<'a>),
+    /// It may be a frame, if there are at least so many bytes in all.
+    Short(usize),
+    Bad,
+}
+
+/// Reads the frame at the beginning of `bytes`. Allocates nothing and trusts nothing.
+pub(crate) fn decode(bytes: &[u8], salt: u32) -> Decoded<'_> {
+    let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else {
+        return Decoded::Short(HEAD_BYTES);
+    };
+    let Some((len, kind)) = plausible(head) else {
+        return Decoded::Bad;
+    };
+    let Some(payload) = bytes.get(HEAD_BYTES..HEAD_BYTES + len) else {
+        return Decoded::Short(HEAD_BYTES + len);
+    };
+    let framed = Framed::new(kind, Class::new(head[22]), Time::from_unix_nanos(u64_at(head, 8)), payload);
+    let seq = seq_of(head);
+    if framed.crc ^ binding(salt, seq) != u32_at(head, 4) {
+        return Decoded::Bad;
+    }
+    Decoded::Frame(Frame { time: framed.time, seq, class: framed.class, kind, payload })
+}
+
+fn plausible(head: &[u8; HEAD_BYTES]) -> Option<(usize, Kind)> {
+    let len = u32_at(head, 0) as usize;
+    let kind = Kind::of(head[23])?;
+    (len <= PAYLOAD_BYTES_MAX).then_some((len, kind))
+}
+
+/// The length of the frame at `at`, in bytes that this process wrote.
+pub(crate) fn len_at(bytes: &[u8], at: usize) -> usize {
+    let head = bytes[at..].first_chunk::<HEAD_BYTES>().expect("staged frames are whole");
+    HEAD_BYTES + u32_at(head, 0) as usize
+}
+
+/// The class, the number and the time of the frame at `at`, in bytes that this process wrote.
+pub(crate) fn staged_at(bytes: &[u8], at: usize) -> Frame<'_> {
+    let head = bytes[at..].first_chunk::<HEAD_BYTES>().expect("staged frames are whole");
+    let payload = &bytes[at + HEAD_BYTES..at + len_at(bytes, at)];
+    let kind = Kind::of(head[23]).expect("staged frames have a kind");
+    let (time, seq) = (Time::from_unix_nanos(u64_at(head, 8)), seq_of(head));
+    Frame { time, seq, class: Class::new(head[22]), kind, payload }
+}
+
+/// Ties whole staged frames to another segment: the old salt is taken out of each check, the new one put in.
+pub(crate) fn rebind(bytes: &mut [u8], old: u32, new: u32) {
+    let mut at = 0;
+    while at < bytes.len() {
+        let head = bytes[at..].first_chunk::<HEAD_BYTES>().expect("staged frames are whole");
+        let seq = seq_of(head);
+        let check = u32_at(head, 4) ^ binding(old, seq) ^ binding(new, seq);
+        let next = at + len_at(bytes, at);
+        bytes[at + 4..at + 8].copy_from_slice(&check.to_le_bytes());
+        at = next;
+    }
+}
+
+fn seq_of(head: &[u8; HEAD_BYTES]) -> u64 {
+    u64_at(head, 16) & SEQ_MAX
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn written(seq: u64, salt: u32, payload: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        Framed::new(Kind::Record, Class::new(3), Time::from_unix_nanos(77), payload).write(seq, salt, &mut out);
+        out
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = written(9, 5, b"hello");
+        let Decoded::Frame(frame) = decode(&bytes, 5) else { panic!("a frame") };
+        assert_eq!((frame.seq, frame.class.index(), frame.payload), (9, 3, b"hello".as_slice()));
+        assert_eq!(frame.time.unix_nanos(), 77);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_seen() {
+        let bytes = written(9, 5, b"hello");
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(!matches!(decode(&flipped, 5), Decoded::Frame(_)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_bound_to_its_segment_and_can_be_bound_to_another() {
+        let mut bytes = [written(9, 5, b"hello"), written(10, 5, b"")].concat();
+        assert_eq!(decode(&bytes, 6), Decoded::Bad);
+        rebind(&mut bytes, 5, 6);
+        assert!(matches!(decode(&bytes, 6), Decoded::Frame(_)));
+        assert!(matches!(decode(&bytes[len_at(&bytes, 0)..], 6), Decoded::Frame(frame) if frame.seq == 10));
+    }
+
+    #[test]
+    fn zeros_are_no_frame_and_a_part_is_short() {
+        assert_eq!(decode(&[0; 64], 0), Decoded::Bad);
+        let bytes = written(9, 5, b"hello");
+        for len in 0..bytes.len() {
+            assert!(matches!(decode(&bytes[..len], 5), Decoded::Short(_)), "{len}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Ended segments, packed with zstd.
+
+use std::{io, path::Path};
+
+use crate::segment::SegmentName;
+
+/// Packs a segment: the packed file is complete and durable before the plain one goes.
+#[cfg(feature = "zstd")]
+pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32) -> io::Result<()> {
+    use std::{fs, io::Write as _};
+
+    let (plain, packed) = (name.path(folder), SegmentName { packed: true, ..name.clone() });
+    let unfinished = folder.join(format!("{}.part", packed.file()));
+    let mut file = fs::File::create(&unfinished)?;
+    let result = (|| {
+        file.write_all(&preface(&plain)?)?;
+        zstd::stream::copy_encode(fs::File::open(&plain)?, &mut file, level)?;
+        // Retention goes by the time of the last record, not of the packing.
+        file.set_modified(fs::metadata(&plain)?.modified()?)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, packed.path(folder))?;
+        fs::File::open(folder)?.sync_all()
+    })();
+    if result.is_err() {
+        let _ = fs::remove_file(&unfinished);
+        return result;
+    }
+    fs::remove_file(plain)
+}
+
+/// The frame that zstd skips: what a reader wants to know before it unpacks.
+#[cfg(feature = "zstd")]
+fn preface(plain: &Path) -> io::Result<Vec<u8>> {
+    use crate::{scan, segment::Header};
+
+    let mut out = Vec::new();
+    let Some((header, sum)) = scan::header_and_sum(plain)? else { return Ok(out) };
+    let body =
+        [Header::to_bytes(header).as_slice(), &sum.map(crate::segment::Sum::to_bytes).unwrap_or_default()].concat();
+    out.extend_from_slice(&PREFACE_MAGIC.to_le_bytes());
+    out.extend_from_slice(&u32::try_from(body.len()).unwrap_or_default().to_le_bytes());
+    out.extend_from_slice(&body);
+    Ok(out)
+}
+
+/// Of a frame that zstd skips (RFC 8878, section 3.1.2).
+pub(crate) const PREFACE_MAGIC: u32 = 0x184D_2A5A;
+
+#[cfg(not(feature = "zstd"))]
+pub(crate) fn pack(_: &Path, _: &SegmentName, _: i32) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The bytes of a packed segment, unpacked as they are read.
+#[cfg(feature = "zstd")]
+pub(crate) fn unpack(file: std::fs::File) -> io::Result<Box<dyn io::Read + Send>> {
+    Ok(Box::new(zstd::stream::read::Decoder::new(file)?))
+}
+
+#[cfg(not(feature = "zstd"))]
+pub(crate) fn unpack(_: std::fs::File) -> io::Result<Box<dyn io::Read + Send>> {
+    Err(io::ErrorKind::Unsupported.into())
+}

@@ -1,0 +1,345 @@
+//! One stripe of a journal, segment after segment.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::{AtEnd, Entry, Place, Position, Record};
+use crate::{
+    config::Format,
+    error::ReadError,
+    frame::Kind,
+    gap::Gap,
+    lines::LineScan,
+    recovery::{Damage, DamageKind},
+    scan::{self, Scan, Step, Tail},
+    segment::{self, SegmentName},
+    time::Time,
+};
+
+/// What a stream has to show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Head {
+    /// An entry; merged as if it were of this time.
+    Ready(Time),
+    Waiting,
+}
+
+/// A segment that is being read.
+enum Open {
+    Frames(Box<Scan>),
+    Lines(LineScan),
+    /// It does not begin as a segment does. The whole file is damage, once it is sure that nothing more comes.
+    Headless,
+}
+
+/// What was found and not left yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Found {
+    /// It stands in the open segment.
+    Frame,
+    Missing(u64),
+    Damage(Damage),
+}
+
+pub(super) struct Stream {
+    folder: PathBuf,
+    journal: String,
+    stripe: u16,
+    /// The segment that is open, or was last.
+    name: Option<SegmentName>,
+    open: Option<Open>,
+    /// Where to begin in the next segment that is opened.
+    offset: Option<u64>,
+    found: Option<Found>,
+    /// The number that comes next; earlier ones were seen.
+    next_seq: Option<u64>,
+    /// The latest time so far, so that a clock that went back does not hold the others up.
+    time: Time,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("stripe", &self.stripe).field("segment", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(super) fn new(folder: &Path, journal: String, stripe: u16) -> Self {
+        let (folder, time) = (folder.to_path_buf(), Time::MIN);
+        Self { folder, journal, stripe, name: None, open: None, offset: None, found: None, next_seq: None, time }
+    }
+
+    pub(super) fn is(&self, journal: &str, stripe: u16) -> bool {
+        self.journal == journal && self.stripe == stripe
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.found.is_none()
+    }
+
+    /// Finds the next entry, if it is not known.
+    pub(super) fn head(&mut self, at_end: AtEnd) -> Result<Head, ReadError> {
+        while self.found.is_none() {
+            let more = match &self.open {
+                None => self.open_next()?,
+                Some(_) => self.advance(at_end)?,
+            };
+            if !more {
+                return Ok(Head::Waiting);
+            }
+        }
+        if let (Some(Found::Frame), Some(Open::Frames(scan))) = (&self.found, &self.open) {
+            self.time = self.time.max(scan.frame().time);
+        }
+        Ok(Head::Ready(self.time))
+    }
+
+    /// The names of this stream after the present one.
+    fn later(&self) -> Result<Vec<SegmentName>, ReadError> {
+        let mut names = segment::list(&self.folder).map_err(ReadError::io(&self.folder))?;
+        let after = self.name.as_ref().map(|name| name.number);
+        names.retain(|name| self.is(&name.journal, name.stripe) && after.is_none_or(|after| name.number > after));
+        Ok(names)
+    }
+
+    /// `false`: there is none yet.
+    fn open_next(&mut self) -> Result<bool, ReadError> {
+        let Some(name) = self.later()?.into_iter().next() else { return Ok(false) };
+        self.open_segment(name)
+    }
+
+    fn open_segment(&mut self, name: SegmentName) -> Result<bool, ReadError> {
+        let path = name.path(&self.folder);
+        let opened = match name.format {
+            Format::Framed => Scan::open(&path, name.packed).map(|scan| scan.map(|scan| Open::Frames(Box::new(scan)))),
+            Format::Json | Format::Text => LineScan::open(&path, name.packed).map(|scan| Some(Open::Lines(scan))),
+        };
+        match opened {
+            Ok(open) => {
+                self.open = Some(open.unwrap_or(Open::Headless));
+                self.name = Some(name);
+                self.go_to_offset().map_err(ReadError::io(path))?;
+                Ok(true)
+            }
+            // Packed or removed since it was listed: the list is read again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(!self.later()?.contains(&name)),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(ReadError::Packed(path)),
+            Err(source) => Err(ReadError::Io { path, source }),
+        }
+    }
+
+    fn go_to_offset(&mut self) -> io::Result<()> {
+        match (self.offset.take(), &mut self.open) {
+            (Some(offset), Some(Open::Frames(scan))) => scan.skip_to(offset),
+            (Some(offset), Some(Open::Lines(scan))) => scan.skip_to(offset),
+            _ => Ok(()),
+        }
+    }
+
+    /// One step in the open segment. `false`: nothing more for now.
+    fn advance(&mut self, at_end: AtEnd) -> Result<bool, ReadError> {
+        // While it is the newest, what it ends with may still become more.
+        let step = self.step(if at_end == AtEnd::Follow { Tail::Live } else { Tail::Final })?;
+        if step != Step::Pending {
+            return Ok(self.take(step));
+        }
+        if self.later()?.is_empty() {
+            return Ok(false);
+        }
+        // Now nothing more is added, but something may have been before the next one was begun.
+        let step = self.step(Tail::Final)?;
+        Ok(self.take(step))
+    }
+
+    fn step(&mut self, tail: Tail) -> Result<Step, ReadError> {
+        let path = self.path();
+        let step = match &mut self.open {
+            Some(Open::Frames(scan)) => scan.advance(tail),
+            Some(Open::Lines(scan)) => scan.advance(tail),
+            Some(Open::Headless) => return self.headless(tail, &path),
+            None => Ok(Step::End(None)),
+        };
+        step.map_err(ReadError::io(path))
+    }
+
+    fn headless(&mut self, tail: Tail, path: &Path) -> Result<Step, ReadError> {
+        if let Some(scan) = self.name.as_ref().and_then(|name| Scan::open(path, name.packed).ok().flatten()) {
+            self.open = Some(Open::Frames(Box::new(scan)));
+            return self.step(tail);
+        }
+        let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
+        Ok(match tail {
+            Tail::Live => Step::Pending,
+            // Made and never begun: that is no damage.
+            Tail::Final if bytes <= segment::HEADER_BYTES as u64 => Step::End(None),
+            Tail::Final => Step::Damage { at: 0, bytes },
+        })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.name.as_ref().map_or_else(|| self.folder.clone(), |name| name.path(&self.folder))
+    }
+
+    /// `true`: go on.
+    fn take(&mut self, step: Step) -> bool {
+        match step {
+            Step::Frame => self.take_frame(),
+            Step::Damage { at, bytes } => {
+                let headless = matches!(self.open, Some(Open::Headless));
+                let kind = if headless { DamageKind::Header } else { DamageKind::Middle };
+                self.damage(at, bytes, kind);
+                if headless {
+                    self.open = None;
+                }
+            }
+            Step::Torn { at, bytes } => self.damage(at, bytes, DamageKind::Torn),
+            Step::End(sum) => {
+                let end = sum.map(|sum| sum.end_seq);
+                if let (Some(end), Some(next)) = (end, self.next_seq) {
+                    self.miss(next, end);
+                }
+                self.open = None;
+            }
+            Step::Pending => return false,
+        }
+        true
+    }
+
+    fn damage(&mut self, at: u64, bytes: u64, kind: DamageKind) {
+        // A ring wrote over the file while it was read: its records are gone, and the numbers will tell.
+        if let Some(Open::Frames(scan)) = &self.open
+            && scan.is_recycled()
+        {
+            self.open = None;
+            return;
+        }
+        self.found = Some(Found::Damage(Damage { path: self.path(), at, bytes, kind }));
+    }
+
+    fn take_frame(&mut self) {
+        let Some(Open::Frames(scan)) = &self.open else {
+            self.found = Some(Found::Frame);
+            return;
+        };
+        let seq = scan.frame().seq;
+        let next = self.next_seq.unwrap_or(seq);
+        // A segment that was given up and the one that took its place share records.
+        if seq >= next {
+            self.found = Some(Found::Frame);
+            self.miss(next, seq);
+            if self.found == Some(Found::Frame) {
+                self.next_seq = Some(seq + 1);
+            }
+        }
+    }
+
+    /// Says that numbers are missing before it goes on.
+    fn miss(&mut self, next: u64, seq: u64) {
+        if seq > next {
+            self.found = Some(Found::Missing(seq - next));
+            self.next_seq = Some(seq);
+        }
+    }
+
+    /// The entry that was found.
+    pub(super) fn show(&self) -> Entry<'_> {
+        match (&self.found, &self.open) {
+            (Some(Found::Damage(damage)), _) => Entry::Damage(damage.clone()),
+            (Some(Found::Missing(records)), _) => Entry::Missing { stripe: self.stripe, records: *records },
+            (_, Some(Open::Frames(scan))) => self.show_frame(scan),
+            (_, Some(Open::Lines(lines))) => Entry::Record(Record {
+                stripe: self.stripe,
+                seq: lines.number(),
+                time: Time::MIN,
+                class: crate::Class::default(),
+                payload: lines.line(),
+            }),
+            (_, None | Some(Open::Headless)) => Entry::Missing { stripe: self.stripe, records: 0 },
+        }
+    }
+
+    fn show_frame<'a>(&self, scan: &'a Scan) -> Entry<'a> {
+        let frame = scan.frame();
+        let gap = Gap::from_payload(frame.class, frame.payload).filter(|_| frame.kind == Kind::Gap);
+        let (time, class, payload) = (frame.time, frame.class, frame.payload);
+        gap.map_or(Entry::Record(Record { stripe: self.stripe, seq: frame.seq, time, class, payload }), Entry::Gap)
+    }
+
+    pub(super) fn leave(&mut self) {
+        let was_missing = matches!(self.found.take(), Some(Found::Missing(_)));
+        // The frame behind the missing ones is still there.
+        if let (true, Some(Open::Frames(scan))) = (was_missing, &self.open)
+            && scan.has_frame()
+        {
+            self.next_seq = Some(scan.frame().seq + 1);
+            self.found = Some(Found::Frame);
+        }
+    }
+
+    pub(super) fn is_older_than(&self, from: Time) -> bool {
+        match (&self.found, &self.open) {
+            (Some(Found::Frame), Some(Open::Frames(scan))) => scan.frame().time < from,
+            _ => false,
+        }
+    }
+
+    /// Begins behind everything that is there.
+    pub(super) fn skip_to_end(&mut self) -> Result<(), ReadError> {
+        let Some(name) = self.later()?.pop() else { return Ok(()) };
+        self.open_segment(name)?;
+        while self.open.is_some() && self.advance(AtEnd::Follow)? {
+            self.leave();
+        }
+        Ok(())
+    }
+
+    /// Begins with the first segment that may hold records of the time or later.
+    pub(super) fn skip_segments_before(&mut self, time: Time) -> Result<(), ReadError> {
+        for name in self.later()? {
+            let path = name.path(&self.folder);
+            let sum = scan::header_and_sum(&path).map_err(ReadError::io(path))?.and_then(|(_, sum)| sum);
+            if sum.and_then(|sum| sum.times).is_none_or(|(_, last)| last >= time) {
+                break;
+            }
+            self.name = Some(name);
+        }
+        Ok(())
+    }
+
+    pub(super) fn seek(&mut self, position: &Position) -> Result<(), ReadError> {
+        let Some(place) = position.0.get(&(self.journal.clone(), self.stripe)) else { return Ok(()) };
+        let name = self.later()?.into_iter().find(|name| name.number == place.segment);
+        let missing = ReadError::NoSegment { stripe: self.stripe, segment: place.segment };
+        self.offset = Some(place.offset);
+        self.open_segment(name.ok_or(missing)?).map(drop)
+    }
+
+    /// Where the next entry begins; `shown`: the one after it.
+    pub(super) fn place(&self, shown: bool) -> Option<((String, u16), Place)> {
+        let segment = self.name.as_ref()?.number;
+        let found = shown && self.found == Some(Found::Frame);
+        let offset = match &self.open {
+            Some(Open::Frames(scan)) => scan.offset() + if found { scan.raw().len() as u64 } else { 0 },
+            Some(Open::Lines(lines)) => lines.offset(found),
+            _ => u64::MAX,
+        };
+        Some(((self.journal.clone(), self.stripe), Place { segment, offset }))
+    }
+
+    /// How many of a segment's bytes were read.
+    pub(super) fn read_of(&self, number: u64, bytes: u64) -> u64 {
+        let Some(name) = &self.name else { return 0 };
+        match number.cmp(&name.number) {
+            std::cmp::Ordering::Less => bytes,
+            std::cmp::Ordering::Greater => 0,
+            std::cmp::Ordering::Equal => match &self.open {
+                Some(Open::Frames(scan)) if !name.packed => scan.offset().min(bytes),
+                Some(Open::Lines(lines)) if !name.packed => lines.offset(false).min(bytes),
+                Some(_) => 0,
+                None => bytes,
+            },
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The frames of one segment, in order, whatever its bytes are.
+//!
+//! Two steps, so that a caller may look before it borrows: [`Scan::advance`] says what comes next, [`Scan::frame`] shows
+//! it. Every length is checked against what is there before anything is allocated or skipped.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+use crate::{
+    frame::{self, Decoded, Frame, HEAD_BYTES, Kind},
+    pack,
+    segment::{HEADER_BYTES, Header, SEAL_BYTES, Sum},
+};
+
+const READ_BYTES: usize = 256 << 10;
+
+/// Where the bytes come from.
+enum Source {
+    Plain(File),
+    Packed(Box<dyn io::Read + Send>),
+}
+
+/// What the end of the bytes means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tail {
+    /// More may be written: what is not a whole frame yet may become one.
+    Live,
+    /// Nothing more comes.
+    Final,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// A record or a gap: see [`Scan::frame`].
+    Frame,
+    /// Nothing yet.
+    Pending,
+    /// These bytes are no frames, and frames follow.
+    Damage { at: u64, bytes: u64 },
+    /// These bytes are no frames, and nothing follows: a write that was cut short.
+    Torn { at: u64, bytes: u64 },
+    /// The end, with its sum if the segment was ended in order.
+    End(Option<Sum>),
+}
+
+pub(crate) struct Scan {
+    source: Source,
+    header: Header,
+    buffer: Vec<u8>,
+    /// Where in the buffer the next frame begins.
+    start: usize,
+    /// Where in the file the buffer begins.
+    base: u64,
+    /// The frame that `advance` found: from `start` on, so many bytes.
+    found: usize,
+    last_seq: Option<u64>,
+    ended: Option<Option<Sum>>,
+}
+
+impl Scan {
+    /// `None`: the bytes do not begin with a header, or not yet.
+    pub(crate) fn open(path: &Path, packed: bool) -> io::Result<Option<Self>> {
+        let mut file = File::open(path)?;
+        if packed {
+            let preface = preface(&mut file)?;
+            io::Seek::rewind(&mut file)?;
+            let source = Source::Packed(pack::unpack(file)?);
+            return Self::begin(source, preface.map(|(header, _)| header));
+        }
+        Self::begin(Source::Plain(file), None)
+    }
+
+    fn begin(source: Source, expected: Option<Header>) -> io::Result<Option<Self>> {
+        let header =
+            Header { stripe: 0, salt: 0, number: 0, first_seq: 0, created: crate::Time::MIN, preallocated: false };
+        let (buffer, last_seq, ended) = (Vec::new(), None, None);
+        let mut scan = Self { source, header, buffer, start: 0, base: 0, found: 0, last_seq, ended };
+        scan.fill(HEADER_BYTES)?;
+        let Some(header) = Header::from_bytes(&scan.buffer) else { return Ok(None) };
+        if expected.is_some_and(|expected| expected != header) {
+            return Ok(None);
+        }
+        scan.header = header;
+        scan.last_seq = header.first_seq.checked_sub(1);
+        scan.start = HEADER_BYTES;
+        Ok(Some(scan))
+    }
+
+    pub(crate) fn header(&self) -> Header {
+        self.header
+    }
+
+    /// Where the next frame begins in the (unpacked) file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.base + self.start as u64
+    }
+
+    /// Goes on at a place where a frame begins. Packed segments are unpacked up to there.
+    pub(crate) fn skip_to(&mut self, offset: u64) -> io::Result<()> {
+        if let Source::Plain(_) = self.source {
+            (self.base, self.start) = (offset.max(HEADER_BYTES as u64), 0);
+            self.buffer.clear();
+            return Ok(());
+        }
+        while self.offset() < offset {
+            let here =
+                usize::try_from(offset - self.offset()).unwrap_or(usize::MAX).min(self.buffer.len() - self.start);
+            self.start += here;
+            if here == 0 && self.fill(1)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What comes next. The frame before it is done with.
+    pub(crate) fn advance(&mut self, tail: Tail) -> io::Result<Step> {
+        self.start += std::mem::take(&mut self.found);
+        if let Some(sum) = self.ended {
+            return Ok(Step::End(sum));
+        }
+        let mut need = HEAD_BYTES;
+        loop {
+            let available = self.fill(need)?;
+            match frame::decode(&self.buffer[self.start..], self.header.salt) {
+                Decoded::Frame(frame)
+                    if self.last_seq.is_none_or(|last| frame.seq > last) || frame.kind == Kind::Seal =>
+                {
+                    return Ok(self.accept());
+                }
+                Decoded::Short(more) if available < more && available < need => {
+                    return self.end_of_frames(available, tail);
+                }
+                Decoded::Short(more) => need = more,
+                Decoded::Frame(_) | Decoded::Bad => return self.end_of_frames(available, tail),
+            }
+        }
+    }
+
+    fn accept(&mut self) -> Step {
+        let frame = self.peek();
+        let (bytes, seq, seal) =
+            (frame.bytes(), frame.seq, (frame.kind == Kind::Seal).then(|| Sum::from_bytes(frame.payload)));
+        if let Some(sum) = seal {
+            self.ended = Some(sum);
+            self.start += bytes;
+            return Step::End(sum);
+        }
+        self.found = bytes;
+        self.last_seq = Some(seq);
+        Step::Frame
+    }
+
+    fn peek(&self) -> Frame<'_> {
+        match frame::decode(&self.buffer[self.start..], self.header.salt) {
+            Decoded::Frame(frame) => frame,
+            Decoded::Short(_) | Decoded::Bad => unreachable!("it was decoded before"),
+        }
+    }
+
+    /// The frame that [`advance`](Self::advance) found.
+    pub(crate) fn frame(&self) -> Frame<'_> {
+        frame::staged_at(&self.buffer, self.start)
+    }
+
+    /// Whether there is one.
+    pub(crate) fn has_frame(&self) -> bool {
+        self.found > 0
+    }
+
+    /// Its bytes as they stand.
+    pub(crate) fn raw(&self) -> &[u8] {
+        &self.buffer[self.start..self.start + self.found]
+    }
+
+    /// What follows is no frame, or not a whole one.
+    fn end_of_frames(&mut self, available: usize, tail: Tail) -> io::Result<Step> {
+        if tail == Tail::Live {
+            // What is no frame now may be one later, with other bytes.
+            self.buffer.truncate(self.start);
+            return Ok(Step::Pending);
+        }
+        if available == 0 {
+            self.ended = Some(None);
+            return Ok(Step::End(None));
+        }
+        let at = self.offset();
+        if self.find_frame()? {
+            return Ok(Step::Damage { at, bytes: self.offset() - at });
+        }
+        self.ended = Some(None);
+        let bytes = self.offset() - at;
+        Ok(if self.header.preallocated { Step::End(None) } else { Step::Torn { at, bytes } })
+    }
+
+    /// Looks for the next place where a frame stands. `false`: there is none up to the end.
+    fn find_frame(&mut self) -> io::Result<bool> {
+        loop {
+            self.start += 1;
+            if self.fill(HEAD_BYTES)? < HEAD_BYTES {
+                self.start = self.buffer.len();
+                return Ok(false);
+            }
+            // A head that cannot be one is passed over without more ado; all others are decoded.
+            if !(1..=3).contains(&self.buffer[self.start + HEAD_BYTES - 1]) {
+                continue;
+            }
+            if let Decoded::Short(need) = frame::decode(&self.buffer[self.start..], self.header.salt) {
+                self.fill(need)?;
+            }
+            let decoded = frame::decode(&self.buffer[self.start..], self.header.salt);
+            if matches!(decoded, Decoded::Frame(frame) if self.last_seq.is_none_or(|last| frame.seq > last)) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Tries to have `need` bytes from `start` on. Returns how many there are.
+    fn fill(&mut self, need: usize) -> io::Result<usize> {
+        while self.buffer.len() - self.start < need {
+            if self.start >= READ_BYTES {
+                self.buffer.drain(..self.start);
+                self.base += self.start as u64;
+                self.start = 0;
+            }
+            let len = self.buffer.len();
+            self.buffer.resize(len + READ_BYTES, 0);
+            let read = match &mut self.source {
+                Source::Plain(file) => read_at(file, &mut self.buffer[len..], self.base + len as u64),
+                Source::Packed(stream) => stream.read(&mut self.buffer[len..]),
+            };
+            self.buffer.truncate(len + *read.as_ref().unwrap_or(&0));
+            if read? == 0 {
+                break;
+            }
+        }
+        Ok(self.buffer.len() - self.start)
+    }
+
+    /// Whether the file is another segment by now: a ring writes over its files.
+    pub(crate) fn is_recycled(&self) -> bool {
+        let mut bytes = [0; HEADER_BYTES];
+        match &self.source {
+            Source::Plain(file) => {
+                file.read_exact_at(&mut bytes, 0).is_err() || Header::from_bytes(&bytes) != Some(self.header)
+            }
+            Source::Packed(_) => false,
+        }
+    }
+}
+
+fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(buffer, at) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// What stands before the packed bytes.
+fn preface(file: &mut File) -> io::Result<Option<(Header, Option<Sum>)>> {
+    let mut bytes = Vec::new();
+    file.take((8 + HEADER_BYTES + SEAL_BYTES) as u64).read_to_end(&mut bytes)?;
+    if bytes.len() < 8 + HEADER_BYTES || frame::u32_at(&bytes, 0) != pack::PREFACE_MAGIC {
+        return Ok(None);
+    }
+    let sum = bytes.get(8 + HEADER_BYTES..8 + HEADER_BYTES + SEAL_BYTES - HEAD_BYTES).and_then(Sum::from_bytes);
+    Ok(Header::from_bytes(&bytes[8..]).map(|header| (header, sum.filter(|sum| sum.records > 0))))
+}
+
+/// What a segment says of itself, without reading its records: the sum is missing if it did not end in order.
+pub(crate) fn header_and_sum(path: &Path) -> io::Result<Option<(Header, Option<Sum>)>> {
+    let mut file = File::open(path)?;
+    if path.extension().is_some_and(|extension| extension == "zst") {
+        return preface(&mut file);
+    }
+    let mut bytes = [0; HEADER_BYTES];
+    if file.read_exact_at(&mut bytes, 0).is_err() {
+        return Ok(None);
+    }
+    let Some(header) = Header::from_bytes(&bytes) else { return Ok(None) };
+    let mut seal = [0; SEAL_BYTES];
+    let end = file.metadata()?.len().checked_sub(SEAL_BYTES as u64);
+    let sum = match end.map(|at| file.read_exact_at(&mut seal, at)) {
+        Some(Ok(())) => sum_of(&seal, header.salt),
+        _ => None,
+    };
+    Ok(Some((header, sum)))
+}
+
+fn sum_of(seal: &[u8], salt: u32) -> Option<Sum> {
+    match frame::decode(seal, salt) {
+        Decoded::Frame(frame) if frame.kind == Kind::Seal => Sum::from_bytes(frame.payload),
+        _ => None,
+    }
+}

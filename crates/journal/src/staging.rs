@@ -1,0 +1,410 @@
+//! What was accepted and not yet taken by the writer: the state under a stripe's lock.
+//!
+//! Producers copy frames into the current chunk; full chunks queue behind it. The writer takes whole chunks out by
+//! moving them, so it writes without the lock, and producers fill the next chunk meanwhile. Nothing here waits.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    budget::Budget,
+    chunk::Chunk,
+    config::{ClassConfig, Overload},
+    frame::{Framed, Kind},
+    gap::{Cause, Gap, Losses},
+    note::Ack,
+    time::Time,
+};
+
+/// When the writer wants to be woken. It says so under the lock, so no wake-up is lost and none is sent twice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Attention {
+    /// Not at all: it will look again by itself.
+    Busy,
+    /// When so many records are waited for, or a chunk is full. It looks again by itself soon.
+    Lingering { asks: usize },
+    /// When anything comes.
+    Idle,
+}
+
+/// What the producer does after it has let go of the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Nudge {
+    None,
+    /// Wake the writer.
+    Wake,
+    /// A chunk is full: write it.
+    Write,
+}
+
+/// Whether a producer may be held up by the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// It may, so it writes full chunks itself: cheaper than to wake another thread.
+    Writes,
+    /// It must not.
+    Leaves,
+}
+
+/// Books of one class. Everything offered is accepted, dropped at the door, or refused by a deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ClassBooks {
+    pub(crate) accepted: u64,
+    pub(crate) accepted_bytes: u64,
+    /// By [`Cause`].
+    pub(crate) lost: [u64; 5],
+    pub(crate) lost_bytes: [u64; 5],
+}
+
+/// Why a record did not get in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outside {
+    /// No room now.
+    Full,
+    /// Its class is sampled, and this one is not kept.
+    Sampled,
+    Closed,
+}
+
+/// What the writer gets.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Batch(Batch),
+    /// Nothing yet; look again then, or when woken.
+    Linger(Duration),
+    /// Nothing at all; look again when woken.
+    Idle,
+    /// The journal is closed and everything was taken.
+    Ended,
+}
+
+/// Chunks to be written, and how safe their records shall be when they are given back.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) ask: Ack,
+    /// All numbers below are in this batch or an earlier one.
+    pub(crate) end: u64,
+    /// How many records of it are waited for.
+    pub(crate) asks: usize,
+}
+
+/// When a batch is due.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) linger: Duration,
+    /// At most so many bytes of chunks at once, but at least one chunk.
+    pub(crate) bytes_max: usize,
+    /// More producers are about to ask for the same sync: wait for so many of them, until then.
+    pub(crate) gather: Option<(usize, Instant)>,
+}
+
+pub(crate) struct Staging {
+    full: VecDeque<Chunk>,
+    current: Option<Chunk>,
+    salt: u32,
+    next_seq: u64,
+    /// The most that any staged record, or anybody else, asks for.
+    ask: Ack,
+    asks: usize,
+    /// Since when something lies here.
+    since: Option<Instant>,
+    losses: Losses,
+    attention: Attention,
+    closed: bool,
+    /// Records seen by a sampled class while it is sampled.
+    samples: Box<[u32]>,
+    books: Box<[ClassBooks]>,
+}
+
+impl Staging {
+    pub(crate) fn new(classes: usize, salt: u32, next_seq: u64) -> Self {
+        Self {
+            full: VecDeque::new(),
+            current: None,
+            salt,
+            next_seq,
+            ask: Ack::Accepted,
+            asks: 0,
+            since: None,
+            losses: Losses::default(),
+            attention: Attention::Busy,
+            closed: false,
+            samples: vec![0; classes].into(),
+            books: vec![ClassBooks::default(); classes].into(),
+        }
+    }
+
+    /// Takes a record in, and gives its number.
+    #[inline]
+    pub(crate) fn append(
+        &mut self,
+        framed: &Framed<'_>,
+        ack: Ack,
+        patience: Patience,
+        classes: &[ClassConfig],
+        budget: &Budget,
+    ) -> Result<(u64, Nudge), Outside> {
+        if self.closed {
+            return Err(Outside::Closed);
+        }
+        let class = usize::from(framed.class.index());
+        if let Overload::Sample { one_in } = classes[class].overload
+            && !self.keeps_sample(class, one_in, budget)
+        {
+            return Err(Outside::Sampled);
+        }
+        let bytes = framed.bytes();
+        if !self.current.as_ref().is_some_and(|chunk| chunk.has_room_for(bytes)) {
+            self.turn_over(bytes, classes, class, budget)?;
+        }
+        let chunk = self.current.as_mut().expect("there is a chunk with room");
+        let seq = self.next_seq;
+        chunk.push(framed, seq);
+        self.next_seq += 1;
+        self.books[class].accepted += 1;
+        self.books[class].accepted_bytes += framed.payload.len() as u64;
+        if ack > Ack::Accepted {
+            chunk.pin();
+            self.asks += 1;
+            self.ask = self.ask.max(ack);
+        }
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+        }
+        Ok((seq, self.nudge(patience)))
+    }
+
+    /// Puts the current chunk to the full ones and begins another.
+    fn turn_over(
+        &mut self,
+        bytes: usize,
+        classes: &[ClassConfig],
+        class: usize,
+        budget: &Budget,
+    ) -> Result<(), Outside> {
+        let fresh = match budget.take(bytes) {
+            Some(chunk) => chunk,
+            None if classes[class].overload == Overload::DropOldest && self.drop_oldest(classes, budget) => {
+                budget.take(bytes).ok_or(Outside::Full)?
+            }
+            None => return Err(Outside::Full),
+        };
+        self.full.extend(self.current.replace(fresh.with_salt(self.salt)));
+        Ok(())
+    }
+
+    fn keeps_sample(&mut self, class: usize, one_in: u32, budget: &Budget) -> bool {
+        if !budget.is_half_used() {
+            return true;
+        }
+        self.samples[class] = (self.samples[class] + 1) % one_in;
+        self.samples[class] == 0
+    }
+
+    #[inline]
+    fn nudge(&mut self, patience: Patience) -> Nudge {
+        let full = !self.full.is_empty();
+        let wake = match self.attention {
+            Attention::Busy => false,
+            Attention::Lingering { asks } => full || (asks > 0 && self.asks >= asks),
+            Attention::Idle => true,
+        };
+        match patience {
+            Patience::Writes if full => Nudge::Write,
+            _ if wake => self.wake(),
+            _ => Nudge::None,
+        }
+    }
+
+    /// The writer is to be woken, if it wants to be; it is told so once.
+    pub(crate) fn wake(&mut self) -> Nudge {
+        let asleep = mem::replace(&mut self.attention, Attention::Busy) != Attention::Busy;
+        if asleep { Nudge::Wake } else { Nudge::None }
+    }
+
+    /// Drops old records that may be displaced until a whole chunk is free. `false`: there were too few.
+    fn drop_oldest(&mut self, classes: &[ClassConfig], budget: &Budget) -> bool {
+        self.full.extend(self.current.take());
+        for at in 0..self.full.len() {
+            if self.full[at].is_pinned() {
+                continue;
+            }
+            self.strip(at, classes);
+            let is_free = self.full[at].is_empty() || (at > 0 && self.absorb(at));
+            if is_free && let Some(chunk) = self.full.remove(at) {
+                budget.give(chunk);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn strip(&mut self, at: usize, classes: &[ClassConfig]) {
+        let Self { full, losses, books, .. } = self;
+        full[at].strip(|frame| {
+            let class = usize::from(frame.class.index());
+            let drops = frame.kind == Kind::Record && classes[class].overload == Overload::DropOldest;
+            if drops {
+                let gap = Gap::new(frame.class, Cause::Oldest, frame.payload.len(), frame.time);
+                books[class].lose(&gap);
+                losses.add(&gap);
+            }
+            drops
+        });
+    }
+
+    fn absorb(&mut self, at: usize) -> bool {
+        let (earlier, later) = self.full.make_contiguous().split_at_mut(at);
+        earlier.last_mut().is_some_and(|earlier| !earlier.is_pinned() && earlier.absorb(&later[0]))
+    }
+
+    /// A record was lost at the door.
+    pub(crate) fn lose(&mut self, gap: &Gap) -> Nudge {
+        self.books[usize::from(gap.class.index())].lose(gap);
+        self.losses.add(gap);
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+        }
+        if self.attention == Attention::Idle { self.wake() } else { Nudge::None }
+    }
+
+    /// Somebody waits for everything that is staged.
+    pub(crate) fn demand(&mut self, ack: Ack) -> Nudge {
+        self.ask = self.ask.max(ack);
+        self.wake()
+    }
+
+    /// Nothing more is taken in.
+    pub(crate) fn close(&mut self) -> Nudge {
+        self.closed = true;
+        self.wake()
+    }
+
+    /// Hands chunks to the writer: the full ones, or all if they are due.
+    pub(crate) fn take(&mut self, pace: &Pace, now: Instant) -> Taken {
+        let age = self.since.map(|since| now.saturating_duration_since(since));
+        let gathering = self.gathering(pace, now);
+        let asked = self.ask > Ack::Accepted && gathering.is_none();
+        let due = asked || self.closed || age.is_some_and(|age| age >= pace.linger);
+        if due && (self.since.is_some() || asked) {
+            return Taken::Batch(self.batch(pace, true));
+        }
+        if !self.full.is_empty() {
+            return Taken::Batch(self.batch(pace, false));
+        }
+        if self.closed {
+            return Taken::Ended;
+        }
+        let Some(age) = age else {
+            self.attention = Attention::Idle;
+            return Taken::Idle;
+        };
+        let (asks, wait) = gathering.unwrap_or((1, pace.linger));
+        self.attention = Attention::Lingering { asks };
+        Taken::Linger(wait.min(pace.linger.saturating_sub(age)))
+    }
+
+    /// Hands full chunks to a producer that writes them in the writer's place. The writer's wishes stay as they are, as it
+    /// sleeps or works on. A sync is left to it.
+    pub(crate) fn take_full(&mut self, bytes_max: usize) -> Option<Batch> {
+        if self.full.is_empty() || self.ask == Ack::Durable {
+            return None;
+        }
+        let chunks = self.pop_chunks(bytes_max);
+        Some(Batch { chunks, ask: Ack::Written, end: self.staged_from(), asks: 0 })
+    }
+
+    fn pop_chunks(&mut self, bytes_max: usize) -> Vec<Chunk> {
+        let (mut chunks, mut bytes) = (Vec::new(), 0);
+        while let Some(chunk) = self.full.pop_front_if(|chunk| bytes == 0 || bytes + chunk.charge() <= bytes_max) {
+            bytes += chunk.charge();
+            chunks.push(chunk);
+        }
+        chunks
+    }
+
+    /// The number from which on records are still here.
+    fn staged_from(&self) -> u64 {
+        let first = self.full.front().or(self.current.as_ref()).and_then(Chunk::seqs);
+        first.map_or(self.next_seq, |(first, _)| first)
+    }
+
+    /// How many more askers the writer waits for, and how long.
+    fn gathering(&self, pace: &Pace, now: Instant) -> Option<(usize, Duration)> {
+        let (asks, until) = pace.gather?;
+        let waits = self.ask > Ack::Accepted && self.full.is_empty() && self.asks < asks && now < until && !self.closed;
+        waits.then(|| (asks, until.saturating_duration_since(now)))
+    }
+
+    fn batch(&mut self, pace: &Pace, due: bool) -> Batch {
+        if due {
+            self.tell_losses();
+            self.full.extend(self.current.take());
+        }
+        let chunks = self.pop_chunks(pace.bytes_max);
+        let is_rest = !self.full.is_empty() || self.current.is_some();
+        self.since = is_rest.then(Instant::now);
+        self.attention = Attention::Busy;
+        let ask = mem::take(&mut self.ask);
+        let asks = mem::take(&mut self.asks);
+        // What did not fit is asked for as before.
+        if !self.full.is_empty() {
+            self.ask = ask;
+        }
+        Batch { chunks, ask, end: self.staged_from(), asks }
+    }
+
+    /// Losses become records as soon as something is written again. They are few and small, and outside of the bound.
+    fn tell_losses(&mut self) {
+        if self.losses.is_empty() {
+            return;
+        }
+        let mut chunk = Chunk::outside_of_bound().with_salt(self.salt);
+        for gap in self.losses.drain() {
+            let payload = gap.payload();
+            chunk.push(&Framed::new(Kind::Gap, gap.class, Time::now(), &payload), self.next_seq);
+            self.next_seq += 1;
+        }
+        self.full.extend(self.current.take());
+        self.full.push_back(chunk);
+    }
+
+    /// Frames are bound to this segment from now on.
+    pub(crate) fn bind(&mut self, salt: u32) {
+        self.salt = salt;
+    }
+
+    pub(crate) fn has_full(&self) -> bool {
+        !self.full.is_empty()
+    }
+
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    pub(crate) fn books(&self) -> &[ClassBooks] {
+        &self.books
+    }
+
+    /// Bytes staged, and the time of the oldest record among them.
+    pub(crate) fn staged(&self) -> (usize, Option<Time>) {
+        let chunks = || self.full.iter().chain(&self.current);
+        let oldest = chunks().find_map(Chunk::times).map(|(first, _)| first);
+        (chunks().map(|chunk| chunk.bytes().len()).sum(), oldest)
+    }
+}
+
+impl ClassBooks {
+    fn lose(&mut self, gap: &Gap) {
+        self.lost[gap.cause as usize] += gap.records;
+        self.lost_bytes[gap.cause as usize] += gap.bytes;
+    }
+}

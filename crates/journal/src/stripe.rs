@@ -1,0 +1,366 @@
+//! One staging buffer, one segment, and the step that moves batches from the one to the other.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::Thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    acks::Acks,
+    budget::Budget,
+    config::Config,
+    frame::Framed,
+    gap::Gap,
+    health::Health,
+    note::Ack,
+    sink::{Beginning, Ended, Sink, SinkCounts},
+    staging::{Batch, ClassBooks, Nudge, Outside, Pace, Patience, Staging, Taken},
+    storage::Storage,
+    sync::{Mutex, lock},
+    time::Time,
+};
+
+/// How long after a failure the disk is tried again, at first and at last.
+const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// What is taken from producers at a time. Larger writes cost no less per byte, and smaller batches return room sooner.
+const BATCH_BYTES: usize = 1 << 20;
+/// How many ended segments may wait for their sync before the writer does it itself.
+const ENDED_MAX: usize = 4;
+
+pub(crate) struct Stripe {
+    pub(crate) index: u16,
+    pub(crate) acks: Acks,
+    staging: Mutex<Staging>,
+    sink: Mutex<Writing>,
+    /// Ended segments that are not synced.
+    ended: Mutex<Vec<Ended>>,
+    progress: Mutex<Progress>,
+    writer: OnceLock<Thread>,
+    reopen: AtomicBool,
+    abandoned: AtomicBool,
+    config: Arc<Config>,
+    budget: Arc<Budget>,
+    health: Arc<Health>,
+    keeper: Arc<OnceLock<Thread>>,
+    /// Where this life began.
+    first_seq: u64,
+}
+
+/// The segment, and what the writer remembers from one step to the next. Under a lock because producers that may block
+/// write too.
+struct Writing {
+    sink: Sink,
+    failures: u32,
+    /// How many waited for the last sync, and when it ended.
+    synced: Option<(usize, Instant)>,
+}
+
+/// What is in the writer's hands, for metrics that must not wait for a disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) counts: SinkCounts,
+    pub(crate) open_bytes: u64,
+    pub(crate) in_flight_bytes: usize,
+    pub(crate) in_flight_oldest: Option<Time>,
+}
+
+/// What the writer does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    Again,
+    /// Sleep until woken, or for so long.
+    Sleep(Option<Duration>),
+    Ended,
+}
+
+/// What stripes share.
+#[derive(Clone)]
+pub(crate) struct Surroundings {
+    pub(crate) config: Arc<Config>,
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) keeper: Arc<OnceLock<Thread>>,
+}
+
+impl Stripe {
+    pub(crate) fn new(index: u16, around: &Surroundings, beginning: &Beginning) -> Self {
+        let Surroundings { config, storage, budget, health, keeper } = around.clone();
+        let sink = Sink::new(Arc::clone(&config), storage, index, beginning);
+        Self {
+            index,
+            acks: Acks::new(beginning.next_seq),
+            staging: Mutex::new(Staging::new(config.classes.len(), 0, beginning.next_seq)),
+            sink: Mutex::new(Writing { sink, failures: 0, synced: None }),
+            ended: Mutex::new(Vec::new()),
+            progress: Mutex::new(Progress::default()),
+            writer: OnceLock::new(),
+            reopen: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            config,
+            budget,
+            health,
+            keeper,
+            first_seq: beginning.next_seq,
+        }
+    }
+
+    /// Who is woken when there is something to write.
+    pub(crate) fn set_writer(&self, thread: Thread) {
+        let _ = self.writer.set(thread);
+    }
+
+    #[inline]
+    pub(crate) fn append(&self, framed: &Framed<'_>, ack: Ack, patience: Patience) -> Result<u64, Outside> {
+        let result = lock(&self.staging).append(framed, ack, patience, &self.config.classes, &self.budget);
+        let (seq, nudge) = result?;
+        if nudge != Nudge::None {
+            self.heed(nudge);
+        }
+        Ok(seq)
+    }
+
+    #[cold]
+    fn heed(&self, nudge: Nudge) {
+        match nudge {
+            Nudge::None => {}
+            Nudge::Wake => self.unpark(),
+            Nudge::Write => self.help(),
+        }
+    }
+
+    fn unpark(&self) {
+        if let Some(writer) = self.writer.get() {
+            writer.unpark();
+        }
+    }
+
+    /// Writes in place of the writer, unless somebody does already.
+    fn help(&self) {
+        let Ok(mut writing) = self.sink.try_lock() else { return };
+        if !writing.sink.has_pending() {
+            let Some(batch) = lock(&self.staging).take_full(BATCH_BYTES) else { return };
+            self.accept(&mut writing, batch);
+            self.store(&mut writing);
+        }
+        let failed = writing.sink.has_pending();
+        drop(writing);
+        if failed {
+            // It takes patience, which the writer has.
+            self.unpark();
+        } else if lock(&self.staging).has_full() {
+            self.demand(Ack::Accepted);
+        }
+    }
+
+    /// A record was lost at the door.
+    pub(crate) fn lose(&self, gap: &Gap) {
+        let nudge = lock(&self.staging).lose(gap);
+        self.heed(nudge);
+    }
+
+    /// Everything staged shall be as safe as that.
+    pub(crate) fn demand(&self, ack: Ack) {
+        let nudge = lock(&self.staging).demand(ack);
+        self.heed(nudge);
+    }
+
+    /// The next batch goes to a new segment.
+    pub(crate) fn reopen(&self) {
+        self.reopen.store(true, Ordering::Release);
+        // Idle as it may be, the old segment is let go now.
+        lock(&self.staging).wake();
+        self.unpark();
+    }
+
+    pub(crate) fn close(&self) {
+        let nudge = lock(&self.staging).close();
+        self.heed(nudge);
+        self.unpark();
+    }
+
+    /// What is not written by now is lost, whatever the disk does later: its waiters are told.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        let next = self.next_seq();
+        self.acks.lose(self.acks.written()..next, Ack::Written);
+        self.acks.lose(self.acks.durable()..next, Ack::Durable);
+        self.unpark();
+    }
+
+    /// The body of the writer's thread.
+    pub(crate) fn write(&self) {
+        loop {
+            let step = self.step(&mut lock(&self.sink));
+            match step {
+                Step::Again => {}
+                Step::Sleep(None) => std::thread::park(),
+                Step::Sleep(Some(time)) => std::thread::park_timeout(time),
+                Step::Ended => return,
+            }
+        }
+    }
+
+    /// Takes one batch and stores it.
+    fn step(&self, writing: &mut Writing) -> Step {
+        if self.reopen.swap(false, Ordering::AcqRel) {
+            writing.sink.end();
+            self.hand_over(&mut writing.sink);
+        }
+        if !writing.sink.has_pending() {
+            let taken = lock(&self.staging).take(&self.pace(writing), Instant::now());
+            match taken {
+                Taken::Batch(batch) => self.accept(writing, batch),
+                Taken::Linger(time) => return Step::Sleep(Some(time)),
+                Taken::Idle => return Step::Sleep(None),
+                Taken::Ended => {
+                    writing.sink.end();
+                    self.hand_over(&mut writing.sink);
+                    self.sync_ended();
+                    return Step::Ended;
+                }
+            }
+        }
+        self.store(writing)
+    }
+
+    fn accept(&self, writing: &mut Writing, batch: Batch) {
+        let mut progress = lock(&self.progress);
+        progress.in_flight_bytes = batch.chunks.iter().map(|chunk| chunk.bytes().len()).sum();
+        progress.in_flight_oldest = batch.chunks.iter().find_map(|chunk| chunk.times()).map(|(first, _)| first);
+        drop(progress);
+        writing.sink.accept(batch);
+    }
+
+    /// Producers that were just woken by a sync ask for the next one: they are waited for a part of the time that it takes.
+    fn pace(&self, writing: &Writing) -> Pace {
+        let gather = writing.synced.filter(|(asks, _)| *asks > 1).map(|(asks, ended)| {
+            let wait = writing.sink.counts.sync_time_last / 2;
+            (asks - asks / 8, ended + wait)
+        });
+        Pace { linger: self.config.linger, bytes_max: BATCH_BYTES.min(self.config.bytes_max / 2), gather }
+    }
+
+    fn store(&self, writing: &mut Writing) -> Step {
+        match writing.sink.store() {
+            Ok(Some(batch)) => {
+                self.stored(writing, batch);
+                Step::Again
+            }
+            Ok(None) => Step::Again,
+            Err(trouble) => {
+                let repeated = writing.failures > 0;
+                writing.failures += 1;
+                self.health.trouble(&trouble, repeated);
+                self.note(writing);
+                if self.abandoned.load(Ordering::Acquire) {
+                    self.give_up(writing);
+                    return Step::Again;
+                }
+                // The fresh segment after a poisoned one is tried at once.
+                if trouble.poisoned && !repeated { Step::Again } else { Step::Sleep(Some(delay(writing.failures))) }
+            }
+        }
+    }
+
+    fn stored(&self, writing: &mut Writing, batch: Batch) {
+        if writing.failures > 0 {
+            writing.failures = 0;
+            self.health.stored();
+        }
+        self.hand_over(&mut writing.sink);
+        if batch.ask == Ack::Durable {
+            self.sync_ended();
+            writing.synced = Some((batch.asks, Instant::now()));
+        }
+        if let Some(salt) = writing.sink.salt() {
+            lock(&self.staging).bind(salt);
+        }
+        self.note(writing);
+        // First the room, so that whoever is told finds the books settled.
+        batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
+        self.acks.publish(batch.end, batch.ask);
+    }
+
+    /// The journal is being closed and the disk does not take the batch: its records are lost, and their waiters told.
+    fn give_up(&self, writing: &mut Writing) {
+        let Some(batch) = writing.sink.abandon() else { return };
+        let first = batch.chunks.iter().find_map(|chunk| chunk.seqs()).map_or(batch.end, |(first, _)| first);
+        self.acks.lose(first..batch.end, Ack::Written);
+        batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
+    }
+
+    fn note(&self, writing: &Writing) {
+        let (counts, open_bytes) = (writing.sink.counts, writing.sink.open_bytes());
+        let pending = writing.sink.has_pending();
+        let mut progress = lock(&self.progress);
+        *progress = if pending {
+            Progress { counts, open_bytes, ..*progress }
+        } else {
+            Progress { counts, open_bytes, in_flight_bytes: 0, in_flight_oldest: None }
+        };
+    }
+
+    /// Ended segments go to the keeper, who syncs and packs them.
+    fn hand_over(&self, sink: &mut Sink) {
+        for range in sink.take_unsafe() {
+            self.acks.lose(range, Ack::Durable);
+        }
+        let fresh = sink.take_ended();
+        if fresh.is_empty() {
+            return;
+        }
+        let mut ended = lock(&self.ended);
+        ended.extend(fresh);
+        let many = ended.len() > ENDED_MAX;
+        drop(ended);
+        if many {
+            self.sync_ended();
+        }
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+    }
+
+    /// Makes ended segments durable. Whoever comes second waits for the first.
+    pub(crate) fn sync_ended(&self) {
+        let mut ended = lock(&self.ended);
+        while let Some(mut segment) = ended.pop() {
+            if let Err(error) = segment.file.sync() {
+                self.health.upkeep(&segment.path, &error);
+                self.acks.lose(segment.seqs, Ack::Durable);
+            }
+        }
+    }
+
+    pub(crate) fn first_seq(&self) -> u64 {
+        self.first_seq
+    }
+
+    pub(crate) fn next_seq(&self) -> u64 {
+        lock(&self.staging).next_seq()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.staging).is_closed()
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        *lock(&self.progress)
+    }
+
+    /// Bytes staged, the time of the oldest record among them, and the books of all classes.
+    pub(crate) fn staged(&self) -> (usize, Option<Time>, Vec<ClassBooks>) {
+        let staging = lock(&self.staging);
+        let (bytes, oldest) = staging.staged();
+        (bytes, oldest, staging.books().to_vec())
+    }
+}
+
+fn delay(failures: u32) -> Duration {
+    RETRY.0.saturating_mul(1 << failures.min(6)).min(RETRY.1)
+}

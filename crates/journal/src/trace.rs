@@ -1,0 +1,225 @@
+//! Events of `tracing` as records.
+//!
+//! Two ways in: [`JournalLayer`] encodes events itself, without an allocation once a thread is warm; [`JournalWriter`] takes
+//! the lines of any formatter of `tracing-subscriber`. Both leave out what the journal's own threads and listeners log, so
+//! that a journal in trouble does not feed itself.
+
+mod json;
+
+use std::{cell::RefCell, io};
+
+use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing_subscriber::{
+    fmt::MakeWriter,
+    layer::{Context, Layer},
+    registry::LookupSpan,
+};
+
+use crate::{
+    error::Refused,
+    inside,
+    note::{Class, Note, Ticket},
+    producer::Producer,
+    time::Time,
+};
+use json::Object;
+
+/// Whether a thread that logs may be held up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Manner {
+    /// Never: what finds no room is lost as its class says, and told in a gap record.
+    #[default]
+    Offer,
+    /// It may wait for room, up to the deadline of a class that blocks, and may write a full batch itself.
+    Block,
+}
+
+impl Manner {
+    fn hand_in(self, producer: &Producer, note: Note<'_>) -> Result<Ticket, Refused> {
+        match self {
+            Self::Offer => producer.offer(note),
+            Self::Block => producer.append_blocking(note),
+        }
+    }
+}
+
+/// A layer that writes each event as one JSON object: `time_ns`, `level`, `target`, the fields (the message is `message`),
+/// and `spans` from the outermost to the innermost, with theirs.
+///
+/// ```
+/// use tidegate_journal::{Config, Journal, trace::JournalLayer};
+/// use tracing_subscriber::layer::SubscriberExt as _;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let (journal, _) = Journal::open(Config::new(folder.path()))?;
+/// let subscriber = tracing_subscriber::registry().with(JournalLayer::new(journal.producer()));
+/// tracing::subscriber::with_default(subscriber, || tracing::info!(user = 7, "hello"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct JournalLayer {
+    producer: Producer,
+    manner: Manner,
+    classes: [Class; 5],
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The fields of a span, as they stand in the objects of its events.
+struct SpanFields(Vec<u8>);
+
+impl JournalLayer {
+    /// All events in the first class, and nobody is held up.
+    #[must_use]
+    pub fn new(producer: Producer) -> Self {
+        Self { producer, manner: Manner::Offer, classes: [Class::default(); 5] }
+    }
+
+    /// Events of a level are of this class.
+    #[must_use]
+    pub fn class(mut self, level: Level, class: Class) -> Self {
+        self.classes[place(level)] = class;
+        self
+    }
+
+    /// Whether threads that log may be held up.
+    #[must_use]
+    pub fn manner(mut self, manner: Manner) -> Self {
+        self.manner = manner;
+        self
+    }
+
+    fn record<S>(&self, event: &Event<'_>, context: &Context<'_, S>, out: &mut Vec<u8>)
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        out.clear();
+        let (now, metadata) = (Time::now(), event.metadata());
+        let mut object = Object::begin(out);
+        object.number("time_ns", now.unix_nanos());
+        object.text("level", metadata.level().as_str());
+        object.text("target", metadata.target());
+        event.record(&mut object);
+        if let Some(scope) = context.event_scope(event) {
+            let mut spans = object.array("spans");
+            for span in scope.from_root() {
+                let mut inner = spans.element();
+                inner.text("name", span.name());
+                if let Some(fields) = span.extensions().get::<SpanFields>() {
+                    inner.raw(&fields.0);
+                }
+                inner.end();
+            }
+            spans.end();
+        }
+        object.end();
+        let note = Note::new(self.classes[place(*metadata.level())], out).at(now);
+        // A loss is counted and told in the journal; there is nowhere else to tell it.
+        let _ = self.manner.hand_in(&self.producer, note);
+    }
+}
+
+fn place(level: Level) -> usize {
+    match level {
+        Level::ERROR => 0,
+        Level::WARN => 1,
+        Level::INFO => 2,
+        Level::DEBUG => 3,
+        _ => 4,
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let mut fields = Vec::new();
+        attributes.record(&mut Object::inside(&mut fields));
+        span.extensions_mut().replace(SpanFields(fields));
+    }
+
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        if let Some(fields) = span.extensions_mut().get_mut::<SpanFields>() {
+            values.record(&mut Object::inside(&mut fields.0));
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        if inside::is_inside() {
+            return;
+        }
+        inside::enter(|| {
+            // A value whose Debug form logs comes back here, and was turned away above; so the scratch is free.
+            SCRATCH.with_borrow_mut(|scratch| self.record(event, &context, scratch));
+        });
+    }
+}
+
+/// Makes writers for `tracing_subscriber::fmt().with_writer(…)`: each line that a formatter writes is one record.
+#[derive(Clone, Debug)]
+pub struct JournalWriter {
+    producer: Producer,
+    manner: Manner,
+    class: Class,
+}
+
+impl JournalWriter {
+    /// Records of the first class, and nobody is held up.
+    #[must_use]
+    pub fn new(producer: Producer) -> Self {
+        Self { producer, manner: Manner::Offer, class: Class::default() }
+    }
+
+    /// Records are of this class.
+    #[must_use]
+    pub fn class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
+    }
+
+    /// Whether threads that log may be held up.
+    #[must_use]
+    pub fn manner(mut self, manner: Manner) -> Self {
+        self.manner = manner;
+        self
+    }
+}
+
+impl<'a> MakeWriter<'a> for JournalWriter {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line { writer: self }
+    }
+
+    fn make_writer_for(&'a self, _: &Metadata<'_>) -> Line<'a> {
+        Line { writer: self }
+    }
+}
+
+/// One line on its way: what is written at once is one record.
+#[derive(Debug)]
+pub struct Line<'a> {
+    writer: &'a JournalWriter,
+}
+
+impl io::Write for Line<'_> {
+    /// Never fails for want of room: a loss is counted and told in the journal. After the journal was closed, lines are
+    /// dropped.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !inside::is_inside() {
+            let JournalWriter { producer, manner, class } = self.writer;
+            let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+            let _ = inside::enter(|| manner.hand_in(producer, Note::new(*class, line)));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

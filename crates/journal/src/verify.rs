@@ -1,0 +1,166 @@
+//! Whether a journal is whole, and making it so.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    chunk,
+    error::ReadError,
+    folder::Ownership,
+    frame::{Framed, Kind},
+    gap::{Cause, Gap, Losses},
+    note::Class,
+    reader::{AtEnd, Entry, Reader, Start},
+    recovery::{Damage, DamageKind},
+    scan::{Scan, Step, Tail},
+    segment::{self, SegmentName, Sum},
+    time::Time,
+};
+
+/// What a journal holds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Verdict {
+    /// Segments on the disk.
+    pub segments: usize,
+    /// Records in them.
+    pub records: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// The earliest and the latest time of a record, if they have times.
+    pub times: Option<(Time, Time)>,
+    /// Losses to overload, summed by class and cause.
+    pub gaps: Vec<Gap>,
+    /// Numbers that are in no segment.
+    pub missing: u64,
+    /// Bytes that are no records.
+    pub damage: Vec<Damage>,
+}
+
+impl Verdict {
+    /// Whether every record that was written is there: no damage but a torn end, and nothing missing that no gap tells of.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.unexplained() == 0 && self.damage.iter().all(|damage| damage.kind == DamageKind::Torn)
+    }
+
+    /// Missing records that no gap tells of.
+    #[must_use]
+    pub fn unexplained(&self) -> u64 {
+        let displaced: u64 = self.gaps.iter().filter(|gap| gap.cause == Cause::Oldest).map(|gap| gap.records).sum();
+        self.missing.saturating_sub(displaced)
+    }
+}
+
+/// Reads everything and checks it. A journal that is being written may be verified too; the end it had then is checked.
+///
+/// # Errors
+/// [`ReadError`]
+pub fn verify(folder: impl AsRef<Path>) -> Result<Verdict, ReadError> {
+    let folder = folder.as_ref();
+    let segments = segment::list(folder).map_err(ReadError::io(folder))?.len();
+    let mut verdict = Verdict { segments, ..Verdict::default() };
+    let mut losses = Losses::default();
+    let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop)?;
+    while let Some(entry) = reader.read()? {
+        match entry {
+            Entry::Record(record) => {
+                verdict.records += 1;
+                verdict.bytes += record.payload.len() as u64;
+                let time = Some((record.time, record.time)).filter(|_| record.time > Time::MIN);
+                verdict.times = chunk::join(verdict.times, time);
+            }
+            Entry::Gap(gap) => losses.add(&gap),
+            Entry::Missing { records, .. } => verdict.missing += records,
+            Entry::Damage(damage) => verdict.damage.push(damage),
+        }
+    }
+    verdict.gaps = losses.drain().collect();
+    Ok(verdict)
+}
+
+/// What was repaired.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Repaired {
+    /// The segment that holds the good records now.
+    pub path: PathBuf,
+    /// The damaged one, kept.
+    pub kept: PathBuf,
+    /// Good records.
+    pub records: u64,
+    /// Bytes that were left out.
+    pub left_out: u64,
+}
+
+/// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
+/// added to its name. Segments of lines are not touched: there is nothing to check them by.
+///
+/// # Errors
+/// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.
+pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<Repaired>, ReadError> {
+    let folder = folder.as_ref();
+    let ownership = Ownership::take(folder).map_err(ReadError::io(folder))?;
+    let Some(_ownership) = ownership else { return Err(ReadError::Owned(folder.to_path_buf())) };
+    let damage = verify(folder)?.damage;
+    let mut paths: Vec<PathBuf> = damage.into_iter().map(|damage| damage.path).collect();
+    paths.dedup();
+    let mut repaired = Vec::new();
+    for path in paths {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(SegmentName::parse);
+        let framed = name.filter(|name| name.format == crate::Format::Framed);
+        if let Some(name) = framed {
+            repaired.extend(repair_segment(folder, &name, &path).map_err(ReadError::io(&path))?);
+        }
+    }
+    Ok(repaired)
+}
+
+fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Option<Repaired>> {
+    let kept = folder.join(format!("{}.damaged", name.file()));
+    let Some(mut scan) = Scan::open(path, name.packed)? else {
+        // Without its salt no record can be told from noise.
+        let left_out = fs::metadata(path)?.len();
+        fs::rename(path, &kept)?;
+        return Ok(Some(Repaired { path: path.to_path_buf(), kept, records: 0, left_out }));
+    };
+    let plain = SegmentName { packed: false, ..name.clone() };
+    let unfinished = folder.join(format!("{}.part", plain.file()));
+    let mut file = io::BufWriter::new(fs::File::create(&unfinished)?);
+    let (records, left_out) = copy_good(&mut scan, &mut file)?;
+    let file = file.into_inner()?;
+    file.set_modified(fs::metadata(path)?.modified()?)?;
+    file.sync_all()?;
+    fs::rename(path, &kept)?;
+    fs::rename(&unfinished, plain.path(folder))?;
+    fs::File::open(folder)?.sync_all()?;
+    Ok(Some(Repaired { path: plain.path(folder), kept, records, left_out }))
+}
+
+/// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none.
+fn copy_good(scan: &mut Scan, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
+    let header = segment::Header { preallocated: false, ..scan.header() };
+    out.write_all(&header.to_bytes())?;
+    let mut sum = Sum { records: 0, end_seq: header.first_seq, times: None };
+    let mut left_out = 0;
+    loop {
+        match scan.advance(Tail::Final)? {
+            Step::Frame => {
+                let frame = scan.frame();
+                sum.records += 1;
+                sum.end_seq = frame.seq + 1;
+                sum.times = chunk::join(sum.times, Some((frame.time, frame.time)));
+                out.write_all(scan.raw())?;
+            }
+            Step::Damage { bytes, .. } | Step::Torn { bytes, .. } => left_out += bytes,
+            Step::End(_) | Step::Pending => break,
+        }
+    }
+    let (mut seal, payload) = (Vec::new(), sum.to_bytes());
+    Framed::new(Kind::Seal, Class::default(), Time::now(), &payload).write(sum.end_seq, header.salt, &mut seal);
+    out.write_all(&seal)?;
+    out.flush()?;
+    Ok((sum.records, left_out))
+}

@@ -1,0 +1,200 @@
+//! The one bound: bytes over all producers, however many there are and whatever the disk does.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use tempfile::TempDir;
+use tidegate_journal::{Ack, Cause, ClassConfig, Config, Journal, Overload};
+
+use crate::{BLOCK, LONG, faults::Faulty, note, payloads, rounds, small};
+
+/// Resident memory of this process, in bytes.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = status.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[test]
+fn jo_15_a_disk_that_hangs_costs_no_more_memory_than_the_bound() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let classes = vec![ClassConfig::new("one").overload(Overload::DropNewest)];
+    let config = Config { bytes_max: 4 << 20, classes, ..small(folder.path()) };
+    let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    let before = resident();
+    disk.stall();
+    for _ in 0..200_000 {
+        let _ = producer.offer(note(&[b'x'; 100]));
+    }
+    let stats = journal.stats();
+    assert!(stats.reserved_bytes <= 4 << 20 && stats.queued_bytes > 3 << 20, "{stats:?}");
+    // Other tests run in this process; it is 24 MiB that were offered.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 20 << 20, "{grown} bytes");
+    disk.go();
+    assert!(journal.close(LONG).is_complete());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jo_18_ten_thousand_producers_before_a_disk_that_hangs() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let config = Config { bytes_max: 256 << 10, ..small(folder.path()) };
+    let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+    disk.stall();
+    let done = Arc::new(AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for number in 0..10_000 {
+        let (producer, done) = (journal.producer(), Arc::clone(&done));
+        tasks.push(tokio::spawn(async move {
+            producer.append(note(format!("{number:>200}").as_bytes())).await.unwrap();
+            done.fetch_add(1, SeqCst);
+        }));
+    }
+    while done.load(SeqCst) + journal.stats().blocked < 10_000 {
+        tokio::task::yield_now().await;
+    }
+    let stats = journal.stats();
+    assert!(stats.reserved_bytes_max <= 256 << 10 && stats.blocked > 8_000, "{stats:?}");
+    disk.go();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(journal.stats().reserved_bytes_max <= 256 << 10);
+    let closing = tokio::task::spawn_blocking(move || journal.close(LONG));
+    assert!(closing.await.unwrap().is_complete());
+    assert_eq!(payloads(folder.path()).len(), 10_000);
+}
+
+#[test]
+fn jo_21_producers_in_line_are_served_in_their_order() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    disk.stall();
+    let mut filled = 0;
+    while producer.offer(note(&[b'x'; 500])).is_ok() {
+        filled += 1;
+    }
+    // Polled in this order, and then in the opposite one.
+    let texts: Vec<String> = (0..500).map(|number| format!("{number:>500}")).collect();
+    let mut waiting: Vec<_> = texts.iter().map(|text| Box::pin(producer.append(note(text.as_bytes())))).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    for future in &mut waiting {
+        assert!(future.as_mut().poll(&mut context).is_pending());
+    }
+    // Nobody who comes later overtakes them.
+    assert!(producer.offer(note(b"late")).is_err());
+    disk.go();
+    let mut left = waiting.len();
+    while left > 0 {
+        let before = left;
+        let served = waiting.iter_mut().take(left).rev().map(|future| future.as_mut().poll(&mut context).is_ready());
+        let served: Vec<bool> = served.collect();
+        let first = served.iter().rev().position(|ready| !ready).unwrap_or(left);
+        assert!(served.iter().rev().skip(first).all(|ready| !ready), "somebody was overtaken: {served:?}");
+        waiting.drain(..first);
+        left = waiting.len();
+        if left == before {
+            std::thread::yield_now();
+        }
+    }
+    drop(waiting);
+    assert!(journal.close(LONG).is_complete());
+    assert_eq!(payloads(folder.path()).len(), filled + 500);
+}
+
+#[test]
+fn jo_21_no_producer_starves() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let counts: Vec<AtomicUsize> = (0..8).map(|_| AtomicUsize::new(0)).collect();
+    std::thread::scope(|scope| {
+        for count in &counts {
+            let producer = journal.producer();
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                for _ in 0..2_000 {
+                    runtime.block_on(producer.append(note(&[b'x'; 400]))).unwrap();
+                    count.fetch_add(1, SeqCst);
+                }
+            });
+        }
+    });
+    assert!(counts.iter().all(|count| count.load(SeqCst) == 2_000), "everybody got everything in, in bounded memory");
+}
+
+#[test]
+fn jo_23_a_blocked_append_that_is_dropped_leaves_nothing_behind() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    disk.stall();
+    let mut filled = 0;
+    while producer.offer(note(&[b'x'; 500])).is_ok() {
+        filled += 1;
+    }
+    let mut context = Context::from_waker(Waker::noop());
+    // As large as those before, so that no rest of a chunk has room for it.
+    let waiting = |_what: &str| producer.append(note(&[b'x'; 500]));
+    {
+        let mut dropped = Box::pin(waiting("dropped while it waits"));
+        assert!(dropped.as_mut().poll(&mut context).is_pending());
+        assert_eq!(journal.stats().blocked, 1);
+    }
+    assert_eq!(journal.stats().blocked, 0);
+    // One that was promised room and is dropped passes it on.
+    let mut first = Box::pin(waiting("dropped when it was promised room"));
+    let mut second = pin!(waiting("the second"));
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    disk.go();
+    crate::until("both are promised room", || journal.stats().blocked == 0);
+    drop(first);
+    crate::until("the second gets in", || matches!(second.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    let stats = journal.stats();
+    assert_eq!((stats.reserved_bytes, stats.blocked), (0, 0));
+    assert_eq!(stats.classes[0].lost_in_all(), 1, "what was given up by its producer was not lost by the journal");
+    assert_eq!(payloads(folder.path()).len(), filled + 1);
+}
+
+#[test]
+fn jo_24_no_credit_leaks_in_many_appends() {
+    let folder = TempDir::new().unwrap();
+    let mut config = small(folder.path());
+    let lossy = [Overload::DropNewest, Overload::DropOldest, Overload::Sample { one_in: 3 }, BLOCK];
+    config.classes = lossy.map(|overload| ClassConfig::new("any").overload(overload)).into();
+    config.segment_bytes = 1 << 20;
+    config.space = tidegate_journal::Space::Ring { segments: 2 };
+    let (journal, _) = Journal::open(config).unwrap();
+    let appends = rounds("TIDEGATE_JOURNAL_APPENDS", 400_000);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let producer = journal.producer();
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(u64::from(thread));
+                for _ in 0..appends / 4 {
+                    let class = tidegate_journal::Class::new(random.u8(..4));
+                    let _ = producer.offer(tidegate_journal::Note::new(class, &[b'x'; 300][..random.usize(..300)]));
+                }
+            });
+        }
+    });
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    let stats = journal.stats();
+    assert_eq!((stats.reserved_bytes, stats.queued_bytes, stats.blocked), (0, 0, 0), "{stats:?}");
+    assert!(stats.classes.iter().all(|class| class.lost(Cause::TooLarge) == 0));
+    let offered: u64 = stats.classes.iter().map(|class| class.offered()).sum();
+    assert_eq!(offered, appends as u64 / 4 * 4);
+}

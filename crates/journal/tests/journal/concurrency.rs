@@ -1,0 +1,126 @@
+//! Appends, rotations, reopening and closing at the same time.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+};
+
+use tempfile::TempDir;
+use tidegate_journal::{Ack, Config, Journal, Refused, verify};
+
+use crate::{
+    LONG,
+    checker::{Promises, name},
+    note, payloads, segments, small,
+};
+
+/// Threads append and commit until they are refused or have done enough, while `meanwhile` happens.
+fn under_load(folder: &TempDir, config: Config, each: usize, meanwhile: impl FnOnce(Journal)) -> usize {
+    let (journal, _) = Journal::open(config).unwrap();
+    let promises = Mutex::new(Promises::default());
+    std::thread::scope(|scope| {
+        for producer in 0..4 {
+            let (handle, promises) = (journal.producer(), &promises);
+            scope.spawn(move || {
+                for number in 0..each {
+                    let record = name(producer, number);
+                    promises.lock().unwrap().offer(&record);
+                    let ack = if number % 8 == 0 { Ack::Written } else { Ack::Accepted };
+                    match handle.commit_blocking(note(record.as_bytes()).ack(ack)) {
+                        Ok(_) => promises.lock().unwrap().tell(&record, Ack::Written),
+                        Err(error) => return assert_eq!(error, Refused::Closed.into()),
+                    }
+                }
+            });
+        }
+        meanwhile(journal);
+    });
+    let found = payloads(folder.path());
+    // The journal was closed in order, so accepted is as good as written.
+    promises.into_inner().unwrap().check(&found, Ack::Written).unwrap();
+    let verdict = verify(folder.path()).unwrap();
+    assert!(verdict.is_whole() && verdict.damage.is_empty(), "{verdict:?}");
+    found.len()
+}
+
+#[test]
+fn jo_31_closing_and_dropping_while_producers_append() {
+    for round in 0..20 {
+        let folder = TempDir::new().unwrap();
+        under_load(&folder, small(folder.path()), usize::MAX, |journal| {
+            crate::until("it runs", || journal.stats().written > 100);
+            if round % 2 == 0 {
+                assert!(journal.close(LONG).is_complete());
+            } else {
+                drop(journal);
+            }
+        });
+    }
+}
+
+#[test]
+fn jo_32_rotation_under_load() {
+    let folder = TempDir::new().unwrap();
+    let mut config = small(folder.path());
+    (config.segment_bytes, config.record_bytes_max) = (32 << 10, 1 << 10);
+    let found = under_load(&folder, config, 5_000, |journal| {
+        crate::until("all is in", || journal.stats().numbered == 20_000);
+        assert!(journal.close(LONG).is_complete());
+    });
+    assert_eq!(found, 20_000);
+    assert!(segments(folder.path()).len() > 15, "{}", segments(folder.path()).len());
+    let largest = segments(folder.path()).iter().map(|path| path.metadata().unwrap().len()).max();
+    assert!(largest <= Some(32 << 10), "{largest:?}");
+}
+
+#[test]
+fn jo_33_reopening_while_it_is_written() {
+    let folder = TempDir::new().unwrap();
+    let found = under_load(&folder, small(folder.path()), 3_000, |journal| {
+        while journal.stats().numbered < 12_000 {
+            journal.reopen();
+            std::thread::yield_now();
+        }
+        assert!(journal.close(LONG).is_complete());
+    });
+    assert_eq!(found, 12_000);
+    assert!(segments(folder.path()).len() > 2);
+}
+
+#[test]
+fn jo_31_a_closed_journal_refuses() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let producer = journal.producer();
+    journal.close(LONG);
+    assert_eq!(producer.offer(note(b"x")), Err(Refused::Closed));
+    assert_eq!(producer.append_blocking(note(b"x")), Err(Refused::Closed));
+    assert!(payloads(folder.path()).is_empty());
+}
+
+#[test]
+fn jo_31_producers_in_line_are_sent_home_when_it_closes() {
+    let folder = TempDir::new().unwrap();
+    let disk = crate::faults::Faulty::sound();
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+    disk.stall();
+    let producer = journal.producer();
+    while producer.offer(note(&[b'x'; 500])).is_ok() {}
+    let (refused, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                assert_eq!(runtime.block_on(producer.append(note(&[b'x'; 500]))), Err(Refused::Closed));
+                refused.fetch_add(1, SeqCst);
+            });
+        }
+        crate::until("all wait", || journal.stats().blocked == 4);
+        scope.spawn(|| {
+            journal.close(std::time::Duration::ZERO);
+            done.store(true, SeqCst);
+        });
+        crate::until("all are sent home", || refused.load(SeqCst) == 4 && done.load(SeqCst));
+        disk.go();
+    });
+}

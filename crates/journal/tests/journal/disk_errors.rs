@@ -1,0 +1,259 @@
+//! Disks that fail.
+
+use std::{
+    fs, io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use tempfile::TempDir;
+use tidegate_journal::{Ack, CommitError, Event, Journal, Lost, OpenError, State, verify};
+
+use crate::{
+    LONG,
+    checker::{Promises, name},
+    faults::{Answer, Call, Deed, Faulty},
+    note, payloads, seed, segments, small, until,
+};
+
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())
+}
+
+/// A journal on a disk, and what it told.
+fn open(folder: &TempDir, disk: &Faulty) -> (Journal, Arc<Mutex<Vec<Event>>>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&told);
+    let listener = move |event: &Event| hears.lock().unwrap().push(event.clone());
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), listener).unwrap();
+    (journal, told)
+}
+
+/// Commits so many records, and checks that all are there.
+fn commits(journal: Journal, folder: &TempDir, records: usize, ack: Ack) {
+    let (producer, mut promises) = (journal.producer(), Promises::default());
+    for number in 0..records {
+        let record = name(0, number);
+        promises.offer(&record);
+        producer.commit_blocking(note(record.as_bytes()).ack(ack)).unwrap();
+        promises.tell(&record, ack);
+    }
+    assert!(journal.close(LONG).is_complete());
+    promises.check(&payloads(folder.path()), Ack::Written).unwrap();
+    assert!(verify(folder.path()).unwrap().is_whole());
+}
+
+#[test]
+fn jo_11_a_failed_write_poisons_the_segment_and_loses_nothing() {
+    let folder = TempDir::new().unwrap();
+    let mut writes = 0;
+    let disk = Faulty::new(move |call| match call {
+        Call::Write(bytes) => {
+            writes += 1;
+            if writes % 5 == 4 { Answer::Fail(bytes / 2, eio()) } else { Answer::Do }
+        }
+        _ => Answer::Do,
+    });
+    let (journal, told) = open(&folder, &disk);
+    let stats = |journal: &Journal| journal.stats().poisoned;
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"9:0").ack(Ack::Written)).unwrap();
+    until("a write fails", || {
+        producer.commit_blocking(note(format!("9:{}", 1 + stats(&journal)).as_bytes()).ack(Ack::Written)).unwrap();
+        stats(&journal) > 0
+    });
+    assert!(matches!(told.lock().unwrap()[0], Event::Poisoned { .. }), "{told:?}");
+    assert_eq!(journal.stats().state, State::Healthy, "a fresh segment takes the records");
+    drop((journal, producer));
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = open(&folder, &disk);
+    commits(journal, &folder, 50, Ack::Written);
+    assert!(segments(folder.path()).len() > 5, "each failure began a fresh segment");
+}
+
+#[test]
+fn jo_12_a_failed_sync_is_not_tried_again_on_the_same_file() {
+    let folder = TempDir::new().unwrap();
+    let fails = Arc::new(AtomicBool::new(true));
+    let failing = Arc::clone(&fails);
+    let disk = Faulty::new(move |call| match call {
+        Call::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
+        _ => Answer::Do,
+    });
+    let (journal, told) = open(&folder, &disk);
+    journal.producer().commit_blocking(note(b"a").ack(Ack::Durable)).unwrap();
+    assert!(matches!(told.lock().unwrap()[0], Event::Poisoned { .. }));
+    assert_eq!(journal.stats().poisoned, 1);
+    journal.close(LONG);
+    assert_eq!(segments(folder.path()).len(), 2, "the record went to a fresh segment");
+    assert_eq!(payloads(folder.path()), [b"a"], "and is read once");
+}
+
+#[test]
+fn jo_12_syncs_that_fail_at_random_lose_nothing_durable() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::new(move |call| match call {
+        Call::Sync if random.u8(..4) == 0 => Answer::Fail(0, eio()),
+        Call::Write(bytes) if random.u8(..16) == 0 => Answer::Fail(random.usize(..=bytes), eio()),
+        _ => Answer::Do,
+    });
+    let (journal, _) = open(&folder, &disk);
+    commits(journal, &folder, 100, Ack::Durable);
+}
+
+#[test]
+fn jo_13_short_writes_and_interruptions_are_nothing_special() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::new(move |call| match call {
+        Call::Write(bytes) => match random.u8(..4) {
+            0 => Answer::Short(random.usize(1..=bytes)),
+            1 => Answer::Fail(0, io::ErrorKind::Interrupted.into()),
+            2 => Answer::Fail(0, io::ErrorKind::WouldBlock.into()),
+            _ => Answer::Do,
+        },
+        _ => Answer::Do,
+    });
+    let (journal, told) = open(&folder, &disk);
+    commits(journal, &folder, 50, Ack::Written);
+    assert!(told.lock().unwrap().is_empty(), "{told:?}");
+    assert_eq!(segments(folder.path()).len(), 1);
+}
+
+#[test]
+fn jo_14_a_folder_that_cannot_be_made_is_refused_with_its_name() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = Journal::open(small(&file.join("journal"))).unwrap_err();
+    assert!(matches!(&error, OpenError::Io { path, .. } if path.ends_with("journal")), "{error}");
+    assert!(error.to_string().contains("file/journal"), "{error}");
+}
+
+#[test]
+fn jo_14_a_folder_that_goes_at_run_time_is_waited_for() {
+    for error in [rustix::io::Errno::ROFS, rustix::io::Errno::ACCESS] {
+        let folder = TempDir::new().unwrap();
+        let gone = Arc::new(AtomicBool::new(true));
+        let is_gone = Arc::clone(&gone);
+        let disk = Faulty::new(move |call| match call {
+            Call::Create if is_gone.load(SeqCst) => Answer::Fail(0, error.into()),
+            _ => Answer::Do,
+        });
+        comes_back(&folder, &disk, || gone.store(false, SeqCst));
+    }
+    let outer = TempDir::new().unwrap();
+    let folder = TempDir::new_in(outer.path()).unwrap();
+    let disk = Faulty::sound();
+    let path = folder.path().to_path_buf();
+    let (journal, _) = open(&folder, &disk);
+    fs::remove_dir_all(&path).unwrap();
+    journal.producer().append_blocking(note(b"a")).unwrap();
+    until("the journal fails", || matches!(journal.stats().state, State::Failing { .. }));
+    fs::create_dir(&path).unwrap();
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    drop(journal);
+    assert_eq!(payloads(&path), [b"a"]);
+}
+
+/// Records that come while the disk takes nothing are there when it does again.
+fn comes_back(folder: &TempDir, disk: &Faulty, back: impl FnOnce()) {
+    let (journal, told) = open(folder, disk);
+    let producer = journal.producer();
+    producer.append_blocking(note(b"a")).unwrap();
+    until("the journal fails", || matches!(journal.stats().state, State::Failing { .. }));
+    assert!(journal.stats().last_error.is_some());
+    producer.append_blocking(note(b"b")).unwrap();
+    back();
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    assert_eq!(journal.stats().state, State::Healthy);
+    assert!(matches!(&told.lock().unwrap()[..], [Event::Trouble(_), Event::Recovered]), "{told:?}");
+    drop(journal);
+    assert_eq!(payloads(folder.path()), [b"a", b"b"]);
+}
+
+#[test]
+fn jo_16_no_file_handle_for_the_next_segment_is_waited_for() {
+    let folder = TempDir::new().unwrap();
+    let (creates, spare) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, is_spare) = (Arc::clone(&creates), Arc::clone(&spare));
+    let disk = Faulty::new(move |call| match call {
+        Call::Create if count.fetch_add(1, SeqCst) > 0 && !is_spare.load(SeqCst) => {
+            Answer::Fail(0, rustix::io::Errno::MFILE.into())
+        }
+        _ => Answer::Do,
+    });
+    let (journal, _) = open(&folder, &disk);
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"a").ack(Ack::Written)).unwrap();
+    journal.reopen();
+    producer.append_blocking(note(b"b")).unwrap();
+    until("the rotation fails", || matches!(journal.stats().state, State::Failing { .. }));
+    spare.store(true, SeqCst);
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    drop(journal);
+    assert_eq!(payloads(folder.path()), [b"a", b"b"]);
+}
+
+#[test]
+fn jo_28_durable_is_never_said_before_the_sync_returned() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::remembering();
+    let (journal, _) = open(&folder, &disk);
+    std::thread::scope(|scope| {
+        for producer in 0..4 {
+            let (disk, journal) = (&disk, &journal);
+            scope.spawn(move || {
+                let handle = journal.producer();
+                for number in 0..50 {
+                    let record = name(producer, number);
+                    handle.commit_blocking(note(record.as_bytes()).ack(Ack::Durable)).unwrap();
+                    disk.note(Deed::Told(record, Ack::Durable));
+                }
+            });
+        }
+    });
+    drop(journal);
+    let mut written: Vec<u8> = Vec::new();
+    let (mut synced, mut named) = (0, false);
+    for deed in disk.deeds() {
+        match deed {
+            Deed::Write(_, _, bytes) => written.extend(bytes),
+            Deed::Sync(_) => synced = written.len(),
+            Deed::SyncFolder => named = true,
+            Deed::Told(record, _) => {
+                let safe = &written[..synced];
+                let payload = record.as_bytes();
+                assert!(named && safe.windows(payload.len()).any(|bytes| bytes == payload), "{record} was not synced");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn jo_29_records_that_never_reach_the_disk_fail_once_each() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::new(|call| if call == Call::Create { Answer::Fail(0, eio()) } else { Answer::Do });
+    let (journal, _) = open(&folder, &disk);
+    let producer = journal.producer();
+    let failed = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let (producer, failed) = (producer.clone(), &failed);
+            let ack = if number % 2 == 0 { Ack::Written } else { Ack::Durable };
+            scope.spawn(move || {
+                let error = producer.commit_blocking(note(b"lost").ack(ack)).unwrap_err();
+                assert_eq!(error, CommitError::Lost(Lost));
+                failed.fetch_add(1, SeqCst);
+            });
+        }
+        until("all are in", || journal.stats().numbered == 8);
+        let report = journal.close(std::time::Duration::from_millis(50));
+        assert_eq!((report.numbered, report.written, report.unwritten), (8, 0, 8));
+    });
+    assert_eq!(failed.into_inner(), 8);
+}

@@ -1,0 +1,191 @@
+//! What becomes of ended segments.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use tempfile::TempDir;
+use tidegate_journal::{Ack, Config, Journal, Pack, Retention, Space, verify};
+
+use crate::{LONG, note, payloads, segments, small, until};
+
+fn rotating(folder: &Path, retention: Retention, pack: Pack) -> Config {
+    let mut config = small(folder);
+    (config.segment_bytes, config.record_bytes_max) = (32 << 10, 4 << 10);
+    config.space = Space::Segments { retention, pack };
+    config
+}
+
+/// Writes records of a KiB, some 30 to a segment.
+fn write(journal: &Journal, records: usize) {
+    let producer = journal.producer();
+    for number in 0..records {
+        producer.append_blocking(note(format!("{number:>1000}").as_bytes())).unwrap();
+    }
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+}
+
+#[test]
+fn jo_46_the_oldest_segments_go_by_number_and_by_bytes() {
+    let limits = [
+        Retention { segments: Some(4), ..Retention::default() },
+        Retention { bytes: Some(4 * (32 << 10)), ..Retention::default() },
+    ];
+    for retention in limits {
+        let folder = TempDir::new().unwrap();
+        let (journal, _) = Journal::open(rotating(folder.path(), retention, Pack::No)).unwrap();
+        write(&journal, 500);
+        until("the old ones are gone", || segments(folder.path()).len() <= 5);
+        drop(journal);
+        let left = payloads(folder.path());
+        assert_eq!(left.last().unwrap(), format!("{:>1000}", 499).as_bytes());
+        assert!(left.len() >= 60, "the newest stay: {}", left.len());
+    }
+}
+
+#[test]
+fn jo_46_segments_go_by_age() {
+    let folder = TempDir::new().unwrap();
+    let keep = Retention { age: Some(Duration::from_secs(3600)), ..Retention::default() };
+    let (journal, _) = Journal::open(rotating(folder.path(), keep, Pack::No)).unwrap();
+    write(&journal, 200);
+    drop(journal);
+    let (old, count) = (segments(folder.path())[0].clone(), segments(folder.path()).len());
+    let two_hours_ago = SystemTime::now() - Duration::from_secs(7200);
+    fs::File::options().write(true).open(&old).unwrap().set_modified(two_hours_ago).unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), keep, Pack::No)).unwrap();
+    until("the old one is gone", || !old.exists());
+    drop(journal);
+    assert_eq!(segments(folder.path()).len(), count - 1);
+}
+
+#[test]
+fn jo_46_nothing_else_is_ever_removed() {
+    let folder = TempDir::new().unwrap();
+    let outside = TempDir::new().unwrap();
+    let precious = outside.path().join("precious");
+    fs::write(&precious, "not ours").unwrap();
+    let path = |name: &str| folder.path().join(name);
+    symlink(&precious, path("journal-00-0000000001.tgj")).unwrap();
+    fs::create_dir(path("journal-00-0000000002.tgj")).unwrap();
+    let foreign = ["journal-00-0000000003.tgj.damaged", "other-00-0000000001.tgj", "notes.txt", "journal-0-1.tgj"];
+    foreign.iter().for_each(|name| fs::write(path(name), "not ours").unwrap());
+    let keep = Retention { segments: Some(1), ..Retention::default() };
+    let (journal, _) = Journal::open(rotating(folder.path(), keep, Pack::No)).unwrap();
+    write(&journal, 300);
+    let ours = || segments(folder.path()).into_iter().filter(|path| path.is_file() && !path.is_symlink());
+    // Two of the foreign ones look like segments: `other-…` is one, of another journal.
+    until("the old ones are gone", || ours().count() == 3);
+    assert_eq!(fs::read(&precious).unwrap(), b"not ours");
+    assert!(path("journal-00-0000000002.tgj").is_dir());
+    assert!(path("journal-00-0000000001.tgj").is_symlink());
+    foreign.iter().for_each(|name| assert_eq!(fs::read(path(name)).unwrap(), b"not ours", "{name}"));
+    // The newest is open and stays, although it alone may be more than is to be kept.
+    write(&journal, 1);
+    drop(journal);
+}
+
+#[test]
+#[cfg(feature = "zstd")]
+fn ended_segments_are_packed_and_read_as_before() {
+    let folder = TempDir::new().unwrap();
+    let config = rotating(folder.path(), Retention::default(), Pack::Zstd(3));
+    let (journal, _) = Journal::open(config).unwrap();
+    write(&journal, 300);
+    let packed = || segments(folder.path()).iter().filter(|path| path.extension().unwrap() == "zst").count();
+    until("all but the newest are packed", || packed() + 1 == segments(folder.path()).len() && packed() >= 9);
+    drop(journal);
+    let expected: Vec<Vec<u8>> = (0..300).map(|number| format!("{number:>1000}").into_bytes()).collect();
+    assert_eq!(payloads(folder.path()), expected);
+    let verdict = verify(folder.path()).unwrap();
+    assert!(verdict.is_whole() && verdict.records == 300, "{verdict:?}");
+}
+
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_04_dead_while_a_segment_is_packed() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::No)).unwrap();
+    write(&journal, 100);
+    drop(journal);
+    let expected = payloads(folder.path());
+    let first = segments(folder.path())[0].clone();
+    // Dead before the rename: half of a packed file under another name. Dead after it: both files.
+    let part = folder.path().join("journal-00-0000000001.tgj.zst.part");
+    fs::write(&part, "half").unwrap();
+    let both = folder.path().join("journal-00-0000000001.tgj.zst");
+    fs::write(&both, "whatever it is, the plain one counts").unwrap();
+    assert_eq!(payloads(folder.path()), expected);
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::Zstd(1))).unwrap();
+    until("it is packed again", || !first.exists());
+    drop(journal);
+    assert!(!part.exists());
+    assert_eq!(payloads(folder.path()), expected);
+}
+
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_09_no_room_to_pack_leaves_the_segment() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::No)).unwrap();
+    write(&journal, 100);
+    drop(journal);
+    let expected = payloads(folder.path());
+    // A folder where the packed file is to be made stands for any error there.
+    let part = folder.path().join("journal-00-0000000001.tgj.zst.part");
+    fs::create_dir(&part).unwrap();
+    let (told, tells) = std::sync::mpsc::channel();
+    let config = rotating(folder.path(), Retention::default(), Pack::Zstd(1));
+    let listener = move |event: &tidegate_journal::Event| drop(told.send(event.clone()));
+    let (journal, _) = Journal::open_with(config, std::sync::Arc::new(tidegate_journal::Disk), listener).unwrap();
+    let event = tells.recv_timeout(LONG).unwrap();
+    assert!(matches!(&event, tidegate_journal::Event::Upkeep { .. }), "{event}");
+    drop(journal);
+    assert_eq!(payloads(folder.path()), expected);
+}
+
+#[test]
+fn jo_44_ten_thousand_segments_are_opened_without_reading_them() {
+    let folder = TempDir::new().unwrap();
+    drop({
+        let (journal, _) = Journal::open(small(folder.path())).unwrap();
+        write(&journal, 1);
+        journal
+    });
+    let segment = fs::read(&segments(folder.path())[0]).unwrap();
+    for number in 2..10_000 {
+        // What is in them would be reported as damage if it were read.
+        fs::write(
+            folder.path().join(format!("journal-00-{number:010}.tgj")),
+            "unread, and longer than a header is: it would be reported if anybody looked at it",
+        )
+        .unwrap();
+    }
+    fs::write(folder.path().join("journal-00-0000010000.tgj"), segment).unwrap();
+    let (journal, recovery) = Journal::open(small(folder.path())).unwrap();
+    assert_eq!(recovery.segments, 10_000);
+    assert!(recovery.is_clean(), "only the newest was read");
+    drop(journal);
+}
+
+#[test]
+fn a_ring_never_takes_more_of_the_disk() {
+    let folder = TempDir::new().unwrap();
+    let mut config = small(folder.path());
+    (config.segment_bytes, config.space) = (64 << 10, Space::Ring { segments: 3 });
+    for round in 0..3 {
+        let (journal, recovery) = Journal::open(config.clone()).unwrap();
+        assert!(recovery.is_clean(), "{recovery:?}");
+        write(&journal, 400);
+        assert!(journal.close(LONG).is_complete());
+        let sizes: Vec<u64> = segments(folder.path()).iter().map(|path| path.metadata().unwrap().len()).collect();
+        assert_eq!(sizes, [64 << 10; 3], "round {round}");
+        let left = payloads(folder.path());
+        assert!(left.len() > 100 && left.last().unwrap() == format!("{:>1000}", 399).as_bytes());
+        let verdict = verify(folder.path()).unwrap();
+        assert!(verdict.is_whole() && verdict.missing == 0, "{verdict:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Events of `tracing`.
+
+use std::{fmt, sync::Arc};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate_journal::{
+    Class, ClassConfig, Config, Event, Journal, Overload,
+    trace::{JournalLayer, JournalWriter, Manner},
+};
+use tracing::{Level, error, info, info_span, subscriber::with_default};
+use tracing_subscriber::layer::SubscriberExt as _;
+
+use crate::{
+    LONG,
+    faults::{Answer, Call, Faulty},
+    payloads, small,
+};
+
+#[test]
+fn events_are_objects_with_their_fields_and_spans() {
+    let folder = TempDir::new().unwrap();
+    let config = Config { classes: vec![ClassConfig::new("info"), ClassConfig::new("error")], ..small(folder.path()) };
+    let (journal, _) = Journal::open(config).unwrap();
+    let layer = JournalLayer::new(journal.producer()).class(Level::ERROR, Class::new(1)).manner(Manner::Block);
+    with_default(tracing_subscriber::registry().with(layer), || {
+        let outer = info_span!("connection", id = 7, user = tracing::field::Empty);
+        outer.record("user", "ann \"a\" \u{1}");
+        let _outer = outer.entered();
+        let _inner = info_span!("query").entered();
+        info!(rows = 3, ratio = 0.5, odd = f64::NAN, ok = true, "done in\n{} ms", 2);
+        error!(target: "elsewhere", "bad");
+    });
+    assert!(journal.close(LONG).is_complete());
+    let events: Vec<Value> = payloads(folder.path()).iter().map(|line| serde_json::from_slice(line).unwrap()).collect();
+    let [first, second] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&first["message"], &first["rows"], &first["ok"]), (&"done in\n2 ms".into(), &3.into(), &true.into()));
+    assert_eq!((&first["level"], &first["ratio"], &first["odd"]), (&"INFO".into(), &0.5.into(), &"NaN".into()));
+    let spans = serde_json::json!([{ "name": "connection", "id": 7, "user": "ann \"a\" \u{1}" }, { "name": "query" }]);
+    assert_eq!(first["spans"], spans);
+    assert_eq!((&second["target"], &second["level"]), (&"elsewhere".into(), &"ERROR".into()));
+}
+
+#[test]
+fn lines_of_any_formatter_are_records() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let writer = JournalWriter::new(journal.producer()).class(Class::new(0)).manner(Manner::Block);
+    let formatter = tracing_subscriber::fmt().without_time().with_ansi(false).with_writer(writer).finish();
+    with_default(formatter, || (0..100).for_each(|number| info!(number, "hello")));
+    assert!(journal.close(LONG).is_complete());
+    let lines = payloads(folder.path());
+    assert_eq!(lines.len(), 100);
+    assert!(lines[42].ends_with(b"hello number=42"), "{:?}", String::from_utf8_lossy(&lines[42]));
+}
+
+/// Logs while it is being formatted.
+struct Chatty;
+
+impl fmt::Debug for Chatty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        info!("from inside");
+        f.write_str("chatty")
+    }
+}
+
+#[test]
+fn jo_42_what_is_logged_inside_of_the_journal_does_not_come_back_to_it() {
+    let folder = TempDir::new().unwrap();
+    let mut failures = 2;
+    let disk = Faulty::new(move |call| match call {
+        Call::Write(_) if failures > 0 => {
+            failures -= 1;
+            Answer::Fail(0, rustix::io::Errno::IO.into())
+        }
+        _ => Answer::Do,
+    });
+    let classes = vec![ClassConfig::new("one").overload(Overload::DropNewest)];
+    let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let hears = Arc::clone(&told);
+    // The listener logs to whatever the service logs to, which is this journal.
+    let listener = move |event: &Event| {
+        hears.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        error!("{event}");
+    };
+    let (journal, _) =
+        Journal::open_with(Config { classes, ..small(folder.path()) }, disk.storage(), listener).unwrap();
+    let layer = JournalLayer::new(journal.producer());
+    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer)).unwrap();
+    info!(value = ?Chatty, "hello");
+    assert!(journal.flush(tidegate_journal::Ack::Written, LONG).unwrap());
+    drop(journal);
+    assert!(told.load(std::sync::atomic::Ordering::SeqCst) > 0);
+    let lines = payloads(folder.path());
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(String::from_utf8_lossy(&lines[0]).contains(r#""value":"chatty""#));
+}

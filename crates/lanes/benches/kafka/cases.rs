@@ -1,0 +1,95 @@
+//! What is run, by whom, and how good it must be.
+
+use crate::load::{Handler, Keys, Load};
+use crate::subjects::{BASE, Figures, OURS, STREAM, THREADS};
+use crate::table::Bar;
+
+pub(crate) const RATE: &str = "records per second";
+pub(crate) const CPU: &str = "CPU per record";
+pub(crate) const MEMORY: &str = "peak memory";
+pub(crate) const VIOLATIONS: &str = "order violations";
+
+/// A name, a unit, and how it is read.
+type Metric = (&'static str, &'static str, fn(&Figures) -> f64);
+
+pub(crate) const METRICS: [Metric; 4] = [
+    (RATE, "1/s", |run| run.per_second),
+    (CPU, "us", |run| run.cpu_us),
+    (MEMORY, "MiB", |run| run.memory_mib),
+    (VIOLATIONS, "", |run| run.violations),
+];
+
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) load: Load,
+    pub(crate) subjects: &'static [&'static str],
+    bars: &'static [(&'static str, Bar)],
+}
+
+const NOTHING: [&str; 3] = [OURS, BASE, STREAM];
+const UNIQUE: Keys = Keys::Unique;
+const UNIFORM: Keys = Keys::Uniform(10_000);
+const ZIPF: Keys = Keys::Zipf(100_000);
+
+/// A handler that does nothing, on a million records.
+const fn nothing(name: &'static str, keys: Keys, bars: &'static [(&'static str, Bar)]) -> Case {
+    let load = Load { records: 1_000_000, keys, handler: Handler::Nothing, in_flight: 20_000 };
+    Case { name, load, subjects: &NOTHING, bars }
+}
+
+/// Five sleeps, of unique keys.
+const fn sleeps(name: &'static str, millis: u64, records: u32, bars: &'static [(&'static str, Bar)]) -> Case {
+    let load = Load { records, keys: UNIQUE, handler: Handler::Sleeps(5, 1_000 * millis), in_flight: 100_000 };
+    Case { name, load, subjects: &[OURS], bars }
+}
+
+pub(crate) const CASES: [Case; 10] = [
+    nothing(
+        "nothing, 10,000 keys",
+        UNIFORM,
+        &[(RATE, Bar::AtLeast(1_000_000.0)), (CPU, Bar::AtMost(1.5)), (MEMORY, Bar::AtMost(64.0))],
+    ),
+    nothing("nothing, Zipf 1.1", ZIPF, &[(RATE, Bar::AtLeast(1_000_000.0))]),
+    nothing("nothing, unique keys", UNIQUE, &[]),
+    Case {
+        name: "10 ms, 1,000 keys in turn",
+        load: Load {
+            records: 200_000,
+            keys: Keys::InTurn(1_000),
+            handler: Handler::Precise(10_000),
+            in_flight: 20_000,
+        },
+        subjects: &[OURS],
+        bars: &[(RATE, Bar::AtLeast(95_000.0))],
+    },
+    sleeps(
+        "5 x 4 ms, unique keys",
+        4,
+        1_000_000,
+        &[(RATE, Bar::AtLeast(250_000.0)), (CPU, Bar::AtMost(6.5)), (MEMORY, Bar::AtMost(200.0))],
+    ),
+    sleeps("5 x 2 ms, unique keys", 2, 1_000_000, &[]),
+    sleeps("5 x 10 ms, unique keys", 10, 1_000_000, &[]),
+    sleeps("5 x 20 ms, unique keys", 20, 1_000_000, &[]),
+    sleeps("5 x 40 ms, unique keys", 40, 1_000_000, &[]),
+    Case {
+        name: "blocking 5 x 4 ms, 900 threads",
+        load: Load { records: 200_000, keys: UNIQUE, handler: Handler::Sleeps(5, 4_000), in_flight: 900 },
+        subjects: &[THREADS],
+        bars: &[(RATE, Bar::AtLeast(40_000.0)), (CPU, Bar::AtMost(25.0))],
+    },
+];
+
+impl Case {
+    /// A tenth of it.
+    pub(crate) fn quick(&self) -> Load {
+        Load { records: self.load.records / 10, ..self.load }
+    }
+
+    pub(crate) fn bar(&self, subject: &str, metric: &str) -> Option<Bar> {
+        let is_ours = subject == OURS || subject == THREADS;
+        let bar = self.bars.iter().find(|(of, _)| *of == metric).map(|(_, bar)| *bar);
+        let none = (metric == VIOLATIONS).then_some(Bar::AtMost(0.0));
+        bar.or(none).filter(|_| is_ours)
+    }
+}

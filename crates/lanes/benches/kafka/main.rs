@@ -1,0 +1,106 @@
+//! Records from a Kafka topic that was filled before, through a subscription, and through the client alone.
+//!
+//! `cargo bench -p tidegate-lanes --features kafka --bench kafka -- [--quick] [--json FILE] [--check]`
+//!
+//! The broker runs on the same machine, one process; each topic has three partitions. Every run is a process of its own
+//! and reads its topic from the beginning with a group of its own; a figure is the best of its rounds, for all alike.
+//! Rates and processor time (of the process that consumes) are from the first record to the last; memory is the most that
+//! the process had resident. The subjects get the same settings of the client.
+
+mod cases;
+#[path = "../throughput/load.rs"]
+mod load;
+#[path = "../throughput/precise.rs"]
+mod precise;
+mod subjects;
+#[path = "../throughput/table.rs"]
+mod table;
+#[path = "../throughput/usage.rs"]
+#[expect(dead_code, reason = "the other bench makes use of all of it")]
+mod usage;
+
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode};
+
+use cases::{CASES, Case, METRICS};
+use load::Load;
+use subjects::Figures;
+use table::Figure;
+use tidegate_sandbox::kafka::Broker;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--one", subject, load, brokers, topic] => {
+            let load = Load::from_word(load).expect("a load");
+            println!("{}", subjects::run(subject, load, brokers, topic).to_line());
+            ExitCode::SUCCESS
+        }
+        _ => compare(&args),
+    }
+}
+
+fn compare(args: &[String]) -> ExitCode {
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let chosen = |case: &&Case| value("--case").is_none_or(|part| case.name.contains(part.as_str()));
+    let rounds = if has("--quick") { 1 } else { 3 };
+    let broker = Broker::builder().long_lived().start().expect("a broker");
+    let mut figures = Vec::new();
+    for case in CASES.iter().filter(chosen) {
+        let load = if has("--quick") { case.quick() } else { case.load };
+        figures.extend(measure(&broker, case, load, rounds));
+    }
+    table::print(&figures);
+    if let Some(path) = value("--json") {
+        table::write_json(&figures, path).expect("the JSON file can be written");
+    }
+    let missed = figures.iter().any(|figure| !figure.is_ok());
+    if has("--check") && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// All rounds of a case, with a topic of its own.
+fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figure> {
+    let topic: String = case.name.chars().map(|letter| if letter.is_alphanumeric() { letter } else { '-' }).collect();
+    broker.create_topic(&topic, 3, &[]).expect("a topic");
+    subjects::fill(broker, &topic, load);
+    let mut runs: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
+    for _ in 0..rounds {
+        for subject in case.subjects {
+            let line = again(&["--one", subject, &load.to_word(), &broker.bootstrap(), &topic]);
+            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("a line of figures"));
+        }
+    }
+    let figure = |subject: &&str| {
+        METRICS.map(|(metric, unit, of)| Figure {
+            subject: (*subject).to_owned(),
+            case: case.name.to_owned(),
+            metric,
+            value: if metric == cases::RATE {
+                -best(runs[subject].iter().map(|run| -of(run)))
+            } else if metric == cases::VIOLATIONS {
+                runs[subject].iter().map(of).sum()
+            } else {
+                best(runs[subject].iter().map(of))
+            },
+            unit,
+            bar: case.bar(subject, metric),
+        })
+    };
+    case.subjects.iter().flat_map(figure).collect()
+}
+
+fn best(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(f64::INFINITY, f64::min)
+}
+
+/// Runs this program again with `args`, and returns what it prints.
+fn again(args: &[&str]) -> String {
+    let program = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program).args(args).output().expect("this program runs again");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}

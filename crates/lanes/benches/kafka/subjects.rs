@@ -1,0 +1,206 @@
+//! The subscription, and the client alone.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use rdkafka::consumer::{BaseConsumer, Consumer, StreamConsumer};
+use rdkafka::{ClientConfig, Message};
+use tidegate_lanes::source::kafka::Kafka;
+use tidegate_lanes::{Bounds, Epoch, Handle, Subscription, Threads};
+use tidegate_sandbox::kafka::Broker;
+
+use crate::load::{Check, Load, handle, handle_blocking};
+use crate::usage::{Usage, status};
+
+pub(crate) const OURS: &str = "lanes";
+pub(crate) const THREADS: &str = "lanes, threads";
+pub(crate) const BASE: &str = "BaseConsumer alone (no order)";
+pub(crate) const STREAM: &str = "StreamConsumer alone (no order)";
+
+/// What one run showed.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    pub(crate) per_second: f64,
+    pub(crate) cpu_us: f64,
+    pub(crate) memory_mib: f64,
+    pub(crate) violations: f64,
+}
+
+impl Figures {
+    pub(crate) fn to_line(&self) -> String {
+        format!("{} {} {} {}", self.per_second, self.cpu_us, self.memory_mib, self.violations)
+    }
+
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let values: Vec<f64> = line.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let &[per_second, cpu_us, memory_mib, violations] = &values[..] else { return None };
+        Some(Self { per_second, cpu_us, memory_mib, violations })
+    }
+}
+
+/// Puts the records of the load into the topic.
+pub(crate) fn fill(broker: &Broker, topic: &str, load: Load) {
+    let records = load.records(Epoch(1));
+    let pairs = records.iter().map(|record| (record.key().unwrap_or_default(), record.payload().unwrap_or_default()));
+    broker.fill(topic, pairs).expect("the topic is filled");
+}
+
+/// From the first record to the last.
+struct Course {
+    records: u32,
+    done: AtomicU32,
+    began: Mutex<Option<Usage>>,
+    ended: Mutex<Option<Figures>>,
+}
+
+impl Course {
+    fn new(records: u32) -> Self {
+        Self { records, done: AtomicU32::new(0), began: Mutex::default(), ended: Mutex::default() }
+    }
+
+    /// `true` for the last record.
+    fn count(&self) -> bool {
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done == 1 {
+            *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Usage::now());
+        }
+        if done == self.records {
+            self.end();
+        }
+        done == self.records
+    }
+
+    fn end(&self) {
+        let began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = began.as_ref().expect("the first record was counted").until_now();
+        let figures = Figures {
+            per_second: f64::from(self.records) / used.wall.as_secs_f64(),
+            cpu_us: used.cpu.as_secs_f64() * 1e6 / f64::from(self.records),
+            memory_mib: 0.0,
+            violations: 0.0,
+        };
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(figures);
+    }
+
+    fn figures(&self, check: Option<&Check>) -> Figures {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Figures {
+            memory_mib: status("VmHWM:") as f64 / 1024.0,
+            violations: check.map_or(0.0, |check| check.violations() as f64),
+            ..ended.expect("the last record was counted")
+        }
+    }
+}
+
+/// One run of one subject in this process.
+pub(crate) fn run(subject: &str, load: Load, brokers: &str, topic: &str) -> Figures {
+    let course = Arc::new(Course::new(load.records));
+    match subject {
+        BASE => base(&course, brokers, topic),
+        STREAM => on_workers(stream(Arc::clone(&course), brokers.to_owned(), topic.to_owned())),
+        _ => {
+            // The keys are numbered by the order of their first record.
+            let keys = load.keys().iter().max().map_or(0, |most| *most as usize + 1);
+            let check = Arc::new(Check::new(keys));
+            let source = source(brokers, topic);
+            let is_blocking = subject == THREADS;
+            on_workers(subscribe(source, load, Arc::clone(&course), Arc::clone(&check), is_blocking));
+            return course.figures(Some(&check));
+        }
+    }
+    course.figures(None)
+}
+
+fn on_workers<F: Future<Output: Send> + Send + 'static>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async { tokio::spawn(future).await.expect("the bench does not panic") })
+}
+
+fn group() -> String {
+    format!("bench-{}", std::process::id())
+}
+
+fn source(brokers: &str, topic: &str) -> Kafka {
+    let settings = Kafka::builder(brokers, &group()).topic(topic).property("fetch.wait.max.ms", "10");
+    settings.build().expect("a source")
+}
+
+async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Check>, is_blocking: bool) {
+    // As much waits as runs, so that a permit that comes free finds a record.
+    let most = 2 * load.in_flight;
+    let bounds = Bounds { records_max: most, lane_records_max: most, ..Bounds::default() };
+    let builder = Subscription::builder("bench").source(source).bounds(bounds).concurrency(load.in_flight);
+    let stop: Arc<Mutex<Option<Handle>>> = Arc::default();
+    let stopping = Arc::clone(&stop);
+    let count = move |course: &Course| {
+        if course.count() {
+            let handle = stopping.lock().unwrap_or_else(PoisonError::into_inner).take();
+            handle.into_iter().for_each(|handle| handle.stop(Duration::from_secs(10)));
+        }
+    };
+    let subscription = if is_blocking {
+        builder.runtime(Threads(load.in_flight)).handler(move |delivery| {
+            handle_blocking(load.handler, &check, &delivery.record);
+            delivery.finish();
+            count(&course);
+        })
+    } else {
+        builder.handler(move |delivery| {
+            let (check, course, count) = (Arc::clone(&check), Arc::clone(&course), count.clone());
+            async move {
+                handle(load.handler, &check, &delivery.record).await;
+                delivery.finish();
+                count(&course);
+            }
+        })
+    };
+    let subscription = subscription.expect("it fits together");
+    *stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(subscription.handle());
+    subscription.run().await.expect("the subscription ends well");
+}
+
+/// The client's settings, as the source makes them.
+fn config(brokers: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", brokers)
+        .set("group.id", group())
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "false")
+        .set("fetch.wait.max.ms", "10")
+        .set("fetch.queue.backoff.ms", "5")
+        .set("queued.min.messages", "37000")
+        .set("fetch.message.max.bytes", "1048576");
+    config
+}
+
+/// The least that a consumer can do with a message.
+fn look_at(message: &impl Message) {
+    std::hint::black_box((message.key(), message.payload(), message.offset()));
+}
+
+fn base(course: &Course, brokers: &str, topic: &str) {
+    let consumer: BaseConsumer = config(brokers).create().expect("a consumer");
+    consumer.subscribe(&[topic]).expect("a subscription");
+    loop {
+        let Some(message) = consumer.poll(Duration::from_millis(100)) else { continue };
+        look_at(&message.expect("a message"));
+        if course.count() {
+            return;
+        }
+    }
+}
+
+async fn stream(course: Arc<Course>, brokers: String, topic: String) {
+    let consumer: StreamConsumer = config(&brokers).create().expect("a consumer");
+    consumer.subscribe(&[&topic]).expect("a subscription");
+    let mut messages = consumer.stream();
+    while let Some(message) = messages.next().await {
+        look_at(&message.expect("a message"));
+        if course.count() {
+            return;
+        }
+    }
+}

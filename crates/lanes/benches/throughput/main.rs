@@ -1,0 +1,152 @@
+//! How many records a second, at what cost, beside the ways in which a service would do it otherwise.
+//!
+//! `cargo bench -p tidegate-lanes --bench throughput -- [--quick] [--json FILE] [--check]`
+//!
+//! The records lie in memory before the clock starts. Every run is a process of its own, and rounds interleave the subjects.
+//! A figure is the best of its rounds, for all subjects alike: what else the machine does can only add to it. Every handler
+//! checks the order of its key; the figure `order violations` counts records that began before or beside an earlier one.
+//! Allocator: mimalloc.
+
+mod cases;
+mod dispatch;
+mod load;
+mod precise;
+mod subjects;
+mod table;
+mod usage;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::process::{Command, ExitCode};
+
+use cases::{Case, STEADY, STEADY_AGAINST, cases};
+use load::{Keys, Load};
+use subjects::{Figures, OURS};
+use table::{Bar, Figure};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+struct Options {
+    quick: bool,
+    json: Option<String>,
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--one", subject, load] => one(subject, Load::from_word(load).expect("a load")),
+        ["--dispatch", keys, seconds] => dispatch_of(keys, seconds.parse().expect("seconds")),
+        ["--memory"] => println!("{}", on_workers(dispatch::bytes_per_key())),
+        _ => return compare(&options(&args)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn options(args: &[String]) -> Options {
+    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    Options { quick: has("--quick"), json, check: has("--check") }
+}
+
+/// Runs on a worker of a runtime with as many workers as there are cores.
+fn on_workers<F: Future<Output: Send> + Send + 'static>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async { tokio::spawn(future).await.expect("the bench does not panic") })
+}
+
+/// One run of one subject in this process.
+fn one(subject: &str, load: Load) {
+    let subject = subject.to_owned();
+    println!("{}", on_workers(async move { subjects::run(&subject, load).await }).to_line());
+}
+
+fn dispatch_of(keys: &str, seconds: u32) {
+    let keys = if keys == "zipf" { Keys::Zipf(100_000) } else { Keys::Uniform(100_000) };
+    println!("{}", on_workers(dispatch::cold_p99_ms(keys, seconds)));
+}
+
+/// Runs this program again with `args`, and returns what it prints.
+fn again(args: &[&str]) -> String {
+    let program = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program).args(args).output().expect("this program runs again");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn compare(options: &Options) -> ExitCode {
+    let rounds = 3;
+    let cases = cases(options.quick);
+    let mut figures = Vec::new();
+    let mut rates = BTreeMap::new();
+    for case in &cases {
+        figures.extend(measure(case, rounds, &mut rates));
+    }
+    figures.extend(steadiness(&rates));
+    figures.extend(dispatch_figures(options.quick, rounds));
+    table::print(&figures);
+    if let Some(path) = &options.json {
+        table::write_json(&figures, path).expect("the JSON file can be written");
+    }
+    let missed = figures.iter().any(|figure| !figure.is_ok());
+    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Runs of each subject in turn, and the best of them.
+fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) -> Vec<Figure> {
+    let mut runs: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
+    for _ in 0..rounds {
+        for subject in case.subjects {
+            let line = again(&["--one", subject, &case.load.to_word()]);
+            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("a line of figures"));
+        }
+    }
+    let mut figures = Vec::new();
+    for subject in case.subjects {
+        let of = |what: fn(&Figures) -> f64| runs[subject].iter().map(what);
+        let is_ours = subject.starts_with(OURS);
+        let bar = |bar: Option<Bar>| bar.filter(|_| is_ours);
+        let mut add = |metric, value, unit, bar| figures.push(figure(subject, case.name, metric, value, unit, bar));
+        let rate = of(|run| run.per_second).fold(0.0, f64::max);
+        add("records", rate, "1/s", bar(case.per_second));
+        add("CPU per record", of(|run| run.cpu_us).fold(f64::MAX, f64::min), "us", bar(case.cpu_us));
+        add("peak memory", of(|run| run.memory_mib).fold(f64::MAX, f64::min), "MiB", None);
+        let violations = of(|run| run.violations).fold(0.0, f64::max);
+        add("order violations", violations, "", bar(Some(Bar::AtMost(0.0))));
+        if *subject == OURS {
+            rates.insert(case.name, rate);
+        }
+    }
+    figures
+}
+
+/// Rates at other latencies over that at 5 x 4 ms.
+fn steadiness(rates: &BTreeMap<&'static str, f64>) -> Vec<Figure> {
+    let Some(against) = rates.get(STEADY_AGAINST) else { return Vec::new() };
+    let ratio = |name: &&'static str| {
+        let value = rates[name] / against;
+        figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Bar::AtLeast(0.85)))
+    };
+    STEADY.iter().map(ratio).collect()
+}
+
+fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
+    let seconds = if quick { "2" } else { "10" };
+    let number = |args: &[&str]| again(args).parse::<f64>().expect("a number");
+    let best = |keys: &str| (0..rounds).map(|_| number(&["--dispatch", keys, seconds])).fold(f64::MAX, f64::min);
+    let (uniform, zipf) = (best("uniform"), best("zipf"));
+    let case = "1 ms, 20,000/s, cold keys";
+    let bar = Some(Bar::AtMost(2.0));
+    let memory = number(&["--memory"]);
+    vec![
+        figure(OURS, case, "p99 of dispatch, uniform", uniform, "ms", None),
+        figure(OURS, case, "p99 of dispatch, Zipf 1.1", zipf, "ms", None),
+        figure(OURS, case, "p99, Zipf / uniform", zipf / uniform, "x", bar),
+        figure(OURS, "300,000 live keys", "memory per key", memory, "B", Some(Bar::AtMost(150.0))),
+    ]
+}
+
+fn figure(subject: &str, case: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
+    Figure { subject: subject.to_owned(), case: case.to_owned(), metric, value, unit, bar }
+}

@@ -1,0 +1,173 @@
+//! The subscription, and the ways in which a service would do it otherwise.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt as _, stream};
+use tidegate_lanes::source::Memory;
+use tidegate_lanes::{Bounds, Epoch, Lane, Record, Subscription, Threads};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::load::{Check, Load, handle, handle_blocking};
+use crate::usage::Usage;
+
+pub(crate) const OURS: &str = "lanes";
+pub(crate) const OURS_THREADS: &str = "lanes, threads";
+pub(crate) const BARE: &str = "bare tasks (no order)";
+pub(crate) const BUFFERED: &str = "buffer_unordered (no order)";
+pub(crate) const HASHED: &str = "1000 hashed channels";
+pub(crate) const TASK_PER_KEY: &str = "task + channel per key";
+
+/// What one run showed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) per_second: f64,
+    pub(crate) cpu_us: f64,
+    pub(crate) memory_mib: f64,
+    pub(crate) violations: f64,
+}
+
+impl Figures {
+    pub(crate) fn to_line(&self) -> String {
+        format!("{} {} {} {}", self.per_second, self.cpu_us, self.memory_mib, self.violations)
+    }
+
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let values: Vec<f64> = line.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let &[per_second, cpu_us, memory_mib, violations] = &values[..] else { return None };
+        Some(Self { per_second, cpu_us, memory_mib, violations })
+    }
+}
+
+/// One run of one subject.
+pub(crate) async fn run(subject: &str, load: Load) -> Figures {
+    let check = Arc::new(Check::new(load.key_count(&load.keys())));
+    let (source, feed) = Memory::new();
+    let epoch = feed.assign(Lane(0));
+    let records = load.records(if subject.starts_with(OURS) { epoch } else { Epoch(1) });
+    let ours = subject.starts_with(OURS).then(|| {
+        feed.extend(records.iter().cloned());
+        feed.end();
+        if subject == OURS { subscription(source, load, &check) } else { threaded(source, load, &check) }
+    });
+    let records = if ours.is_some() { Vec::new() } else { records };
+    let began = Usage::now();
+    match (subject, ours) {
+        (_, Some(subscription)) => drop(subscription.run().await.expect("the subscription ends well")),
+        (BARE, _) => bare(records, load, &check).await,
+        (BUFFERED, _) => buffered(records, load, &check).await,
+        (HASHED, _) => hashed(records, load, &check).await,
+        _ => task_per_key(records, load, &check).await,
+    }
+    let used = began.until_now();
+    Figures {
+        per_second: f64::from(load.records) / used.wall.as_secs_f64(),
+        cpu_us: used.cpu.as_secs_f64() * 1e6 / f64::from(load.records),
+        memory_mib: used.peak_mib,
+        violations: check.violations() as f64,
+    }
+}
+
+fn bounds(load: Load) -> Bounds {
+    // As much waits as runs, so that a permit that comes free finds a record.
+    let most = 2 * load.in_flight;
+    Bounds { records_max: most, lane_records_max: most, ..Bounds::default() }
+}
+
+fn subscription(source: Memory, load: Load, check: &Arc<Check>) -> Subscription {
+    let check = Arc::clone(check);
+    let builder = Subscription::builder("bench").source(source).concurrency(load.in_flight).bounds(bounds(load));
+    let handler = move |delivery: tidegate_lanes::Delivery| {
+        let check = Arc::clone(&check);
+        async move {
+            handle(load.handler, &check, &delivery.record).await;
+            delivery.finish();
+        }
+    };
+    builder.handler(handler).expect("it fits together")
+}
+
+fn threaded(source: Memory, load: Load, check: &Arc<Check>) -> Subscription {
+    let check = Arc::clone(check);
+    let builder = Subscription::builder("bench").source(source).runtime(Threads(load.in_flight)).bounds(bounds(load));
+    let handler = move |delivery: tidegate_lanes::Delivery| {
+        handle_blocking(load.handler, &check, &delivery.record);
+        delivery.finish();
+    };
+    builder.handler(handler).expect("it fits together")
+}
+
+/// A task for every record, behind a semaphore: what the machine can do without order.
+async fn bare(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let permits = Arc::new(Semaphore::new(load.in_flight));
+    for record in records {
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
+        let check = Arc::clone(check);
+        tokio::spawn(async move {
+            handle(load.handler, &check, &record).await;
+            drop(permit);
+        });
+    }
+    drop(permits.acquire_many(load.in_flight as u32).await);
+}
+
+async fn buffered(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let run = |record| async move { handle(load.handler, check, &record).await };
+    stream::iter(records).map(run).buffer_unordered(load.in_flight).for_each(|()| async {}).await;
+}
+
+/// A fixed number of tasks with a channel each; a key belongs to one of them.
+async fn hashed(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let mut lanes = Vec::new();
+    let mut tasks = Vec::new();
+    for _ in 0..1000 {
+        let (sender, receiver) = mpsc::channel((load.in_flight / 1000).max(16));
+        lanes.push(sender);
+        tasks.push(tokio::spawn(work_off(receiver, load, Arc::clone(check))));
+    }
+    for record in records {
+        let lane = fold(&record) as usize % lanes.len();
+        lanes[lane].send(record).await.expect("the task lives as long as its channel");
+    }
+    drop(lanes);
+    for task in tasks {
+        task.await.expect("the bench does not panic");
+    }
+}
+
+fn fold(record: &Record) -> u64 {
+    let key: [u8; 8] = record.key().and_then(|key| key.try_into().ok()).expect("a key of eight bytes");
+    u64::from_be_bytes(key)
+}
+
+/// A task and a channel for every key that was ever seen: nobody knows when a key will not come again.
+async fn task_per_key(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let permits = Arc::new(Semaphore::new(load.in_flight));
+    let mut keys: HashMap<u64, mpsc::UnboundedSender<(Record, tokio::sync::OwnedSemaphorePermit)>> = HashMap::new();
+    let mut tasks = Vec::new();
+    for record in records {
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
+        let channel = keys.entry(fold(&record)).or_insert_with(|| {
+            let (sender, mut receiver) = mpsc::unbounded_channel::<(Record, tokio::sync::OwnedSemaphorePermit)>();
+            let check = Arc::clone(check);
+            tasks.push(tokio::spawn(async move {
+                while let Some((record, permit)) = receiver.recv().await {
+                    handle(load.handler, &check, &record).await;
+                    drop(permit);
+                }
+            }));
+            sender
+        });
+        channel.send((record, permit)).expect("the task lives as long as its channel");
+    }
+    drop(keys);
+    for task in tasks {
+        task.await.expect("the bench does not panic");
+    }
+}
+
+async fn work_off(mut channel: mpsc::Receiver<Record>, load: Load, check: Arc<Check>) {
+    while let Some(record) = channel.recv().await {
+        handle(load.handler, &check, &record).await;
+    }
+}

@@ -1,0 +1,261 @@
+//! The lanes that are ours, and how far each is done.
+//!
+//! A core: it is told what was assigned, taken and done, and says what is to be paused, committed and released.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::bounds::{Bounds, low};
+use crate::frontier::Frontier;
+use crate::moment::Moment;
+use crate::record::{Epoch, Lane, Position, Record};
+use crate::shard::Report;
+use crate::source::Mark;
+
+/// One assignment of a lane.
+#[derive(Debug)]
+pub(crate) struct Assignment {
+    pub(crate) epoch: Epoch,
+    frontier: Frontier,
+    /// Records that are with the shards.
+    open: usize,
+    /// When the record of a number, and those behind it, arrived.
+    arrivals: VecDeque<(u32, Moment)>,
+    committed: Option<Position>,
+    flow: Flow,
+    leaving: Option<Leaving>,
+    is_halted: bool,
+}
+
+/// It is to be given back.
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    /// At the latest then.
+    by: Moment,
+    who: Who,
+}
+
+/// Who wants a lane to be given back, and hears when it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    Source,
+    Us,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flow {
+    Open,
+    Paused,
+}
+
+/// What the source is to be told about the flow of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Valve {
+    Pause(Lane, Epoch),
+    Resume(Lane, Epoch),
+}
+
+/// A lane as others see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LaneStatus {
+    /// The lane.
+    pub lane: Lane,
+    /// Its name, as the source calls it.
+    pub name: String,
+    /// Its assignment.
+    pub epoch: Epoch,
+    /// Records that were taken and are not done.
+    pub pending: usize,
+    /// Records from the first that is not done to the last one taken.
+    pub span: usize,
+    /// Everything up to here is done.
+    pub done_through: Option<Position>,
+    /// What was committed last.
+    pub committed: Option<Position>,
+    /// It takes nothing, since a bound is reached.
+    pub is_paused: bool,
+    /// It starts nothing, since a record could not be done.
+    pub is_halted: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Assigned {
+    lanes: BTreeMap<Lane, Assignment>,
+}
+
+impl Assigned {
+    pub(crate) fn assign(&mut self, lane: Lane, epoch: Epoch) {
+        let assignment = Assignment {
+            epoch,
+            frontier: Frontier::new(),
+            open: 0,
+            arrivals: VecDeque::new(),
+            committed: None,
+            flow: Flow::Open,
+            leaving: None,
+            is_halted: false,
+        };
+        self.lanes.insert(lane, assignment);
+    }
+
+    fn of(&mut self, lane: Lane, epoch: Epoch) -> Option<&mut Assignment> {
+        self.lanes.get_mut(&lane).filter(|assignment| assignment.epoch == epoch)
+    }
+
+    /// Takes a record; its number, unless it is of no assignment of ours.
+    pub(crate) fn admit(&mut self, record: &Record, now: Moment) -> Option<u32> {
+        let assignment = self.of(record.lane(), record.epoch()).filter(|assignment| assignment.leaving.is_none())?;
+        let seq = assignment.frontier.open(record.position());
+        assignment.open += 1;
+        if assignment.arrivals.back().is_none_or(|(_, at)| *at < now) {
+            assignment.arrivals.push_back((seq, now));
+        }
+        Some(seq)
+    }
+
+    pub(crate) fn pass(&mut self, lane: Lane, epoch: Epoch, through: Position) {
+        let assignment = self.of(lane, epoch).filter(|assignment| assignment.leaving.is_none());
+        assignment.into_iter().for_each(|assignment| assignment.frontier.pass(through));
+    }
+
+    /// What became of a record. Without effect for one whose assignment is over.
+    pub(crate) fn report(&mut self, report: &Report) {
+        let Some(assignment) = self.of(report.lane, report.epoch) else { return };
+        assignment.open -= 1;
+        if report.is_done {
+            assignment.frontier.close(report.seq);
+        }
+    }
+
+    /// Which lanes are too full or not so any more; they count as told.
+    pub(crate) fn valves(&mut self, bounds: &Bounds, valves: &mut Vec<Valve>) {
+        for (lane, assignment) in &mut self.lanes {
+            let (open, span) = (assignment.open, assignment.frontier.span());
+            let is_full = open >= bounds.lane_records_max || span >= bounds.lane_span_max;
+            let is_low = open <= low(bounds.lane_records_max) && span <= low(bounds.lane_span_max);
+            match assignment.flow {
+                Flow::Open if is_full || assignment.is_halted => {
+                    assignment.flow = Flow::Paused;
+                    valves.push(Valve::Pause(*lane, assignment.epoch));
+                }
+                Flow::Paused if is_low && !assignment.is_halted && assignment.leaving.is_none() => {
+                    assignment.flow = Flow::Open;
+                    valves.push(Valve::Resume(*lane, assignment.epoch));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn halt(&mut self, lane: Lane, epoch: Epoch) {
+        self.of(lane, epoch).into_iter().for_each(|assignment| assignment.is_halted = true);
+    }
+
+    /// Marks of all lanes that got further since they were asked last, or failed to be committed.
+    pub(crate) fn marks(&mut self) -> Vec<Mark> {
+        let mut marks = Vec::new();
+        for (lane, assignment) in self.lanes.iter_mut() {
+            let through = assignment.frontier.through();
+            if through > assignment.committed {
+                assignment.committed = through;
+                marks.extend(through.map(|through| Mark { lane: *lane, epoch: assignment.epoch, through }));
+            }
+        }
+        marks
+    }
+
+    pub(crate) fn has_marks(&self) -> bool {
+        self.lanes.values().any(|assignment| assignment.frontier.through() > assignment.committed)
+    }
+
+    /// A commit did not succeed: it will be among the [`marks`](Self::marks) again.
+    pub(crate) fn not_committed(&mut self, mark: Mark) {
+        let assignment = self.of(mark.lane, mark.epoch);
+        assignment.into_iter().for_each(|assignment| assignment.committed = None);
+    }
+
+    /// The lane is to be given back `by` then. `false` if it is not ours.
+    pub(crate) fn leave(&mut self, lane: Lane, epoch: Epoch, by: Moment, who: Who) -> bool {
+        let assignment = self.of(lane, epoch);
+        let is_ours = assignment.is_some();
+        assignment.into_iter().for_each(|assignment| assignment.leaving = Some(Leaving { by, who }));
+        is_ours
+    }
+
+    pub(crate) fn remove(&mut self, lane: Lane, epoch: Epoch) {
+        if self.of(lane, epoch).is_some() {
+            self.lanes.remove(&lane);
+        }
+    }
+
+    /// Takes out a lane that is to be given back, and that is at rest or out of time: its mark, and whether it is at rest.
+    pub(crate) fn take_left(&mut self, now: Moment) -> Option<Left> {
+        let has_left = |(lane, assignment): (&Lane, &Assignment)| {
+            let leaving = assignment.leaving?;
+            (assignment.open == 0 || leaving.by <= now).then_some((*lane, leaving.who))
+        };
+        let (lane, who) = self.lanes.iter().find_map(has_left)?;
+        let assignment = self.lanes.remove(&lane)?;
+        let through = assignment.frontier.through();
+        Some(Left { lane, epoch: assignment.epoch, through, is_at_rest: assignment.open == 0, who })
+    }
+
+    /// When the first lane that is to be given back runs out of time.
+    pub(crate) fn leave_by(&self) -> Option<Moment> {
+        self.lanes.values().filter_map(|assignment| assignment.leaving).map(|leaving| leaving.by).min()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// Lanes that are not to be given back.
+    pub(crate) fn staying(&self) -> Vec<(Lane, Epoch)> {
+        let stays = |(_, assignment): &(&Lane, &Assignment)| assignment.leaving.is_none();
+        self.lanes.iter().filter(stays).map(|(lane, assignment)| (*lane, assignment.epoch)).collect()
+    }
+
+    /// When the oldest record that is not done arrived.
+    pub(crate) fn oldest(&mut self) -> Option<Moment> {
+        self.lanes.values_mut().filter_map(Assignment::oldest).min()
+    }
+
+    pub(crate) fn status(&self, name: impl Fn(Lane) -> String) -> Vec<LaneStatus> {
+        let status = |(lane, assignment): (&Lane, &Assignment)| LaneStatus {
+            lane: *lane,
+            name: name(*lane),
+            epoch: assignment.epoch,
+            pending: assignment.open,
+            span: assignment.frontier.span(),
+            done_through: assignment.frontier.through(),
+            committed: assignment.committed,
+            is_paused: assignment.flow == Flow::Paused,
+            is_halted: assignment.is_halted,
+        };
+        self.lanes.iter().map(status).collect()
+    }
+}
+
+/// A lane that can be given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Left {
+    pub(crate) lane: Lane,
+    pub(crate) epoch: Epoch,
+    pub(crate) through: Option<Position>,
+    pub(crate) is_at_rest: bool,
+    pub(crate) who: Who,
+}
+
+impl Assignment {
+    fn oldest(&mut self) -> Option<Moment> {
+        let head = self.frontier.head_seq();
+        // The batch of the head is the last one that began at or before it.
+        while self.arrivals.get(1).is_some_and(|(seq, _)| head.wrapping_sub(*seq) as i32 >= 0) {
+            self.arrivals.pop_front();
+        }
+        if self.frontier.open_count() == 0 {
+            self.arrivals.clear();
+        }
+        self.arrivals.front().map(|(_, at)| *at)
+    }
+}

@@ -1,0 +1,27 @@
+//! How much may wait.
+
+/// How much a subscription takes from its source before it is done with it. At a bound it takes nothing more until it is
+/// down to 70 % of it, so that it does not flap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// Records of all lanes that are not done. 100,000 by default.
+    pub records_max: usize,
+    /// Bytes of all lanes that are not done, with what the source's client has read ahead. 256 MiB by default.
+    pub bytes_max: usize,
+    /// Records of one lane that are not done. 100,000 by default.
+    pub lane_records_max: usize,
+    /// Records of one lane from the first that is not done to the last one taken, done or not: how much is run again
+    /// after a crash at most, and 5 bytes of memory each. 1,000,000 by default.
+    pub lane_span_max: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { records_max: 100_000, bytes_max: 256 << 20, lane_records_max: 100_000, lane_span_max: 1_000_000 }
+    }
+}
+
+/// Down to this a bound lets go.
+pub(crate) fn low(max: usize) -> usize {
+    max / 10 * 7 + max % 10 * 7 / 10
+}

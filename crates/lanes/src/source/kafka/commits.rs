@@ -1,0 +1,101 @@
+//! One commit at a time: what is wanted meanwhile waits, and the later mark of a lane replaces the earlier one.
+
+use rdkafka::error::KafkaError;
+
+use super::Error;
+use crate::record::Lane;
+use crate::source::Mark;
+
+#[derive(Debug, Default)]
+pub(super) struct Commits {
+    wanted: Vec<Mark>,
+    /// Commits that were not answered yet.
+    open: usize,
+    last_failure: Option<String>,
+}
+
+impl Commits {
+    pub(super) fn want(&mut self, marks: impl IntoIterator<Item = Mark>) {
+        for mark in marks {
+            match self.wanted.iter_mut().find(|earlier| earlier.lane == mark.lane) {
+                Some(earlier) if (earlier.epoch, earlier.through) > (mark.epoch, mark.through) => {}
+                Some(earlier) => *earlier = mark,
+                None => self.wanted.push(mark),
+            }
+        }
+    }
+
+    /// Marks of the lane are not sent any more. What was wanted of it.
+    pub(super) fn forget(&mut self, lane: Lane) -> Option<Mark> {
+        let at = self.wanted.iter().position(|mark| mark.lane == lane)?;
+        Some(self.wanted.swap_remove(at))
+    }
+
+    /// What is to be sent now: nothing while an answer is awaited.
+    pub(super) fn take(&mut self) -> Vec<Mark> {
+        if self.open > 0 { Vec::new() } else { std::mem::take(&mut self.wanted) }
+    }
+
+    pub(super) fn sent(&mut self) {
+        self.open += 1;
+    }
+
+    pub(super) fn answered(&mut self) {
+        self.open = self.open.saturating_sub(1);
+    }
+
+    pub(super) fn failed(&mut self, error: &KafkaError) {
+        self.last_failure = Some(error.to_string());
+    }
+
+    /// Nothing is wanted, nothing under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.wanted.is_empty() && self.open == 0
+    }
+
+    /// Was everything committed that was wanted?
+    pub(super) fn result(&self) -> Result<(), Error> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        let reason = self.last_failure.clone();
+        Err(Error::NotCommitted(reason.unwrap_or_else(|| "the broker did not answer in time".to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::error::RDKafkaErrorCode;
+
+    use super::*;
+    use crate::record::{Epoch, Position};
+
+    fn mark(lane: u32, through: u64) -> Mark {
+        Mark { lane: Lane(lane), epoch: Epoch(1), through: Position(through) }
+    }
+
+    #[test]
+    fn the_latest_marks_are_sent_when_the_last_commit_is_answered() {
+        let mut commits = Commits::default();
+        commits.want([mark(0, 1)]);
+        assert_eq!(commits.take(), [mark(0, 1)]);
+        commits.sent();
+        commits.want([mark(0, 2), mark(1, 1)]);
+        commits.want([mark(0, 5)]);
+        assert_eq!(commits.take(), []);
+        commits.answered();
+        commits.want([mark(0, 4)]);
+        assert_eq!(commits.take(), [mark(0, 5), mark(1, 1)]);
+    }
+
+    #[test]
+    fn the_last_failure_is_the_reason_for_what_is_left() {
+        let mut commits = Commits::default();
+        assert!(commits.result().is_ok());
+        commits.want([mark(0, 1)]);
+        commits.failed(&KafkaError::ConsumerCommit(RDKafkaErrorCode::RequestTimedOut));
+        assert!(matches!(commits.result(), Err(Error::NotCommitted(reason)) if reason.contains("timed out")));
+        assert_eq!(commits.forget(Lane(0)), Some(mark(0, 1)));
+        assert!(commits.result().is_ok());
+    }
+}

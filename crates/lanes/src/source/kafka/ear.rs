@@ -1,0 +1,128 @@
+//! What the client calls back with, kept for the thread that polls it.
+//!
+//! The client does not ask for an answer to a rebalance within the callback: it waits until somebody assigns or unassigns.
+//! So the callback only takes a note, the thread goes on polling while lanes come to rest, and answers when they have.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, Statistics, TopicPartitionList};
+
+use super::handover::Handover;
+use super::settings::RECORD_BYTES;
+use crate::sync::{Mutex, lock};
+
+/// What was heard.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Assigned(TopicPartitionList),
+    Revoked(TopicPartitionList),
+}
+
+/// The client's callbacks.
+pub(super) struct Ear {
+    handover: Arc<Handover>,
+    notes: Mutex<Vec<Heard>>,
+    /// Nobody reads the notes any more.
+    is_deaf: AtomicBool,
+}
+
+impl Ear {
+    pub(super) fn new(handover: Arc<Handover>) -> Self {
+        Self { handover, notes: Mutex::default(), is_deaf: AtomicBool::new(false) }
+    }
+
+    pub(super) fn notes(&self) -> Vec<Heard> {
+        std::mem::take(&mut *lock(&self.notes))
+    }
+
+    /// From now on partitions are given up as soon as the group wants them, as the end of a client needs it.
+    pub(super) fn become_deaf(&self) {
+        self.is_deaf.store(true, Ordering::Relaxed);
+    }
+
+    fn note(&self, heard: Heard) {
+        lock(&self.notes).push(heard);
+    }
+}
+
+/// Answers a grant. The partitions are left to the [`Reader`](super::reader::Reader): a member with nothing to read is as
+/// good a member.
+pub(super) fn take_over(member: &BaseConsumer<Ear>) -> KafkaResult<()> {
+    match member.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => member.incremental_assign(&TopicPartitionList::new()),
+        _ => member.assign(&TopicPartitionList::new()),
+    }
+}
+
+/// Lets the group have what it wants back.
+pub(super) fn give_up(member: &BaseConsumer<Ear>) -> KafkaResult<()> {
+    match member.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => member.incremental_unassign(&TopicPartitionList::new()),
+        _ => member.unassign(),
+    }
+}
+
+impl ConsumerContext for Ear {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
+        let is_grant = what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.is_deaf.load(Ordering::Relaxed) {
+            // Whatever fails now, the client ends anyway.
+            let _ = if is_grant { take_over(consumer) } else { give_up(consumer) };
+            return;
+        }
+        let partitions = partitions.clone();
+        self.note(if is_grant { Heard::Assigned(partitions) } else { Heard::Revoked(partitions) });
+    }
+}
+
+impl ClientContext for Ear {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log::client(level, facility, message);
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        let partitions = statistics.topics.values().flat_map(|topic| topic.partitions.values());
+        let bytes = partitions.map(|partition| {
+            let records = usize::try_from(partition.fetchq_cnt).unwrap_or(0);
+            usize::try_from(partition.fetchq_size).unwrap_or(0) + records * RECORD_BYTES
+        });
+        self.handover.set_client_bytes(bytes.sum());
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        log::error(&error, reason);
+    }
+}
+
+#[cfg(feature = "tracing")]
+mod log {
+    use rdkafka::config::RDKafkaLogLevel as Level;
+    use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+    pub(super) fn client(level: Level, facility: &str, message: &str) {
+        match level {
+            Level::Emerg | Level::Alert | Level::Critical | Level::Error => tracing::error!(facility, "{message}"),
+            Level::Warning => tracing::warn!(facility, "{message}"),
+            Level::Notice | Level::Info => tracing::info!(facility, "{message}"),
+            Level::Debug => tracing::debug!(facility, "{message}"),
+        }
+    }
+
+    pub(super) fn error(error: &KafkaError, reason: &str) {
+        // The end of a partition is no error.
+        if *error != KafkaError::Global(RDKafkaErrorCode::PartitionEOF) {
+            tracing::warn!(%error, "{reason}");
+        }
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+mod log {
+    pub(super) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
+    pub(super) fn error(_: &rdkafka::error::KafkaError, _: &str) {}
+}

@@ -1,0 +1,153 @@
+//! The client that reads the partitions that are ours.
+//!
+//! It is not the one that is a member of the group. A member stops reading all of its partitions while one of them is
+//! taken away or another comes (librdkafka pauses them and forgets what it read ahead); this client knows nothing of
+//! that, so lanes that stay go on being read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::topic_partition_list::Offset;
+
+use super::Error;
+use super::ear::Ear;
+use super::handover::Handover;
+use super::reading::{Reading, Stop};
+use super::roster::Partition;
+use super::settings::Settings;
+use crate::record::{Epoch, Lane, Record};
+
+/// Events of the client's common queue in one turn; there are few, and lanes are read in between.
+const TURN_EVENTS: usize = 4;
+
+pub(super) struct Reader {
+    // Before the client, which closes when nobody has a queue of it any more.
+    readings: Vec<Reading>,
+    client: Arc<BaseConsumer<Ear>>,
+    handover: Arc<Handover>,
+    parcel: Vec<Record>,
+}
+
+/// What reading has brought to light.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// The log was cut or made anew, and the lane goes on below where it was: the first record of its next epoch.
+    Anew(Record),
+    /// Of a lane, if it is one's.
+    Failed(Option<Lane>, KafkaError),
+    /// A record by a way that no record may come.
+    Astray,
+}
+
+impl Reader {
+    /// A client for at most so many lanes.
+    pub(super) fn new(settings: &Settings, lanes_max: usize, handover: &Arc<Handover>) -> Result<Self, Error> {
+        let ear = Ear::new(Arc::clone(handover));
+        // It is in no group, so nothing that one could want of it is of interest.
+        ear.become_deaf();
+        let mut client: BaseConsumer<Ear> =
+            settings.reader(lanes_max).create_with_context(ear).map_err(Error::Settings)?;
+        let waking = Arc::clone(handover);
+        client.set_nonempty_callback(move || waking.wake_thread());
+        let (client, handover) = (Arc::new(client), Arc::clone(handover));
+        Ok(Self { readings: Vec::new(), client, handover, parcel: Vec::new() })
+    }
+
+    /// Begins to read partitions where the group has committed.
+    pub(super) fn add(&mut self, lanes: Vec<(Lane, Epoch, Partition)>) -> Result<(), Error> {
+        let mut partitions = TopicPartitionList::with_capacity(lanes.len());
+        for (lane, epoch, partition) in lanes {
+            partitions.add_partition(&partition.topic, partition.number);
+            // Before it is assigned, so that no record of it goes to the common queue.
+            let reading = Reading::new(&self.client, &self.handover, (lane, epoch), partition).ok_or(Error::Broken)?;
+            self.readings.push(reading);
+            self.handover.open(lane, epoch);
+        }
+        self.client.incremental_assign(&partitions).map_err(Error::Assign)
+    }
+
+    /// Reads lanes no more, and returns those that it read.
+    pub(super) fn remove(&mut self, lanes: &[Lane]) -> Result<Vec<(Lane, Epoch)>, Error> {
+        let mut partitions = TopicPartitionList::new();
+        let mut gone = Vec::new();
+        for reading in self.readings.extract_if(.., |reading| lanes.contains(&reading.lane)) {
+            partitions.add_partition(&reading.partition.topic, reading.partition.number);
+            gone.push((reading.lane, reading.epoch));
+        }
+        if !gone.is_empty() {
+            self.client.incremental_unassign(&partitions).map_err(Error::Assign)?;
+        }
+        Ok(gone)
+    }
+
+    /// Is the lane being read, in this epoch?
+    pub(super) fn reads(&self, lane: Lane, epoch: Epoch) -> bool {
+        self.readings.iter().any(|reading| (reading.lane, reading.epoch) == (lane, epoch))
+    }
+
+    /// Serves the client's common queue: errors and statistics.
+    pub(super) fn listen(&self, found: &mut Vec<Found>) {
+        for _ in 0..TURN_EVENTS {
+            match self.client.poll(Duration::ZERO) {
+                None => {}
+                Some(Err(error)) => found.push(Found::Failed(None, error)),
+                Some(Ok(_)) => found.push(Found::Astray),
+            }
+        }
+    }
+
+    /// Fills a parcel for each lane that takes one. `true` if there was anything.
+    pub(super) fn read(&mut self, found: &mut Vec<Found>) -> bool {
+        let mut has_read = false;
+        for reading in &mut self.readings {
+            if !self.handover.has_room(reading.lane) {
+                continue;
+            }
+            let stop = reading.fill(&mut self.parcel);
+            has_read |= !matches!(stop, Stop::Empty) || !self.parcel.is_empty();
+            if !self.parcel.is_empty() {
+                let parcel = std::mem::replace(&mut self.parcel, self.handover.buffer());
+                self.handover.put(reading.lane, parcel);
+            }
+            match stop {
+                Stop::Empty | Stop::Full => {}
+                Stop::Backwards(first) => {
+                    begin_anew(&self.handover, reading, &first);
+                    found.push(Found::Anew(first));
+                }
+                Stop::Error(error) => found.push(Found::Failed(Some(reading.lane), error)),
+            }
+        }
+        has_read
+    }
+
+    /// Passes markers and gaps behind the last record of lanes that were read to their end. Only of those: before the end
+    /// was seen, the client's position may be that of an earlier assignment.
+    pub(super) fn pass_gaps(&mut self) {
+        let at_end: Vec<&mut Reading> = self.readings.iter_mut().filter_map(Reading::at_end).collect();
+        if at_end.is_empty() {
+            return;
+        }
+        let Ok(positions) = self.client.position() else { return };
+        for reading in at_end {
+            let at = positions.find_partition(&reading.partition.topic, reading.partition.number);
+            if let Some(Offset::Offset(next)) = at.map(|at| at.offset())
+                && let Some(through) = u64::try_from(next).ok().and_then(|next| reading.pass(next))
+            {
+                self.handover.pass(reading.lane, through);
+            }
+        }
+    }
+}
+
+/// As another assignment, since positions rise within one.
+fn begin_anew(handover: &Handover, reading: &mut Reading, first: &Record) {
+    let gone = vec![(reading.lane, reading.epoch)];
+    reading.begin_anew(first);
+    handover.shut(&gone, crate::source::Event::Lost { lanes: gone.clone() });
+    handover.open(reading.lane, reading.epoch);
+    handover.put(reading.lane, vec![first.clone()]);
+}

@@ -1,0 +1,237 @@
+//! What a Kafka source is told, and what it tells the client.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+
+use super::{Error, Kafka};
+
+/// Where a lane begins that has no committed position, or one that the log does not hold any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Start {
+    /// With the oldest record that is there. The default: nothing that can still be read is passed over.
+    #[default]
+    Earliest,
+    /// With the next record that arrives.
+    Latest,
+    /// Nowhere: the source ends with [`Error::OutOfRange`].
+    Fail,
+}
+
+/// Builds a [`Kafka`] source.
+#[derive(Clone, Debug)]
+#[must_use = "settings do nothing until they are built"]
+pub struct Settings {
+    pub(super) brokers: String,
+    pub(super) group: String,
+    pub(super) topics: Vec<String>,
+    pub(super) start: Start,
+    pub(super) drain: Duration,
+    pub(super) close: Duration,
+    pub(super) prefetch_bytes: usize,
+    pub(super) metadata: String,
+    properties: Vec<(String, String)>,
+}
+
+/// The source stands on its own values of these; with others it would lose records or stop.
+const RESERVED: [&str; 4] =
+    ["enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof", "auto.offset.reset"];
+
+/// Of librdkafka's own for a record that it holds ready, besides its bytes; measured, and rounded up.
+pub(super) const RECORD_BYTES: usize = 450;
+
+/// Of partitions, and how long to wait before it is made.
+const LANES_GUESS: usize = 16;
+const METADATA_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the server takes at most is 4,096 (`offset.metadata.max.bytes`).
+const METADATA_BYTES_MAX: usize = 4_000;
+
+impl Settings {
+    pub(super) fn new(brokers: &str, group: &str) -> Self {
+        Self {
+            brokers: brokers.to_owned(),
+            group: group.to_owned(),
+            topics: Vec::new(),
+            start: Start::default(),
+            drain: Duration::from_secs(20),
+            close: Duration::from_secs(10),
+            prefetch_bytes: 16 << 20,
+            metadata: concat!("tidegate-lanes/", env!("CARGO_PKG_VERSION")).to_owned(),
+            properties: Vec::new(),
+        }
+    }
+
+    /// Reads this topic, besides those that were named before; a name that begins with `^` is a regular expression.
+    pub fn topic(mut self, topic: &str) -> Self {
+        self.topics.push(topic.to_owned());
+        self
+    }
+
+    /// Where to begin without a committed position.
+    pub fn start(mut self, start: Start) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// How long what runs may take to end when a lane is taken away: 20 s by default. The group waits for it, at most
+    /// for its `max.poll.interval.ms`, which is 5 minutes unless it is set.
+    pub fn drain(mut self, within: Duration) -> Self {
+        self.drain = within;
+        self
+    }
+
+    /// How long the last commit may take when the source is closed: 10 s by default.
+    pub fn close(mut self, within: Duration) -> Self {
+        self.close = within;
+        self
+    }
+
+    /// How much the client reads ahead, for all lanes together: 16 MiB by default. With less, lanes that are far behind
+    /// are read more slowly. Each lane may hold one record or one batch of its producer more.
+    pub fn prefetch_bytes(mut self, bytes: usize) -> Self {
+        self.prefetch_bytes = bytes;
+        self
+    }
+
+    /// What is committed beside each position, for people who look at the group: the name of this library by default.
+    /// Cut off after 4,000 bytes. What others wrote there is never read.
+    pub fn metadata(mut self, text: &str) -> Self {
+        let cut = text.floor_char_boundary(METADATA_BYTES_MAX);
+        // A string of C ends at a zero.
+        self.metadata = text[..cut].replace('\0', "");
+        self
+    }
+
+    /// A property of librdkafka's, such as `security.protocol` or `group.instance.id`; with `group.protocol` =
+    /// `consumer`, the group is led by the broker (KIP-848).
+    pub fn property(mut self, name: &str, value: &str) -> Self {
+        self.properties.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Makes the source, which begins to join its group.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set, [`Error::Thread`] without a thread.
+    pub fn build(self) -> Result<Kafka, Error> {
+        self.check()?;
+        Kafka::begin(self)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let reserved = self.properties.iter().find(|(name, _)| RESERVED.contains(&name.as_str()));
+        reserved.map_or(Ok(()), |(name, _)| Err(Error::Reserved(name.clone())))
+    }
+
+    /// How many partitions the topics have, for whoever gets them all. Only shares out what is read ahead, so a guess does
+    /// if no broker answers.
+    pub(super) fn lanes_max(&self) -> usize {
+        let count = || {
+            let visitor: BaseConsumer = self.client().create().ok()?;
+            let of = |topic: &String| {
+                let metadata = visitor.fetch_metadata(Some(topic), METADATA_LIMIT).ok()?;
+                Some(metadata.topics().iter().map(|topic| topic.partitions().len()).sum::<usize>())
+            };
+            self.topics.iter().map(of).sum::<Option<usize>>()
+        };
+        count().filter(|count| *count > 0).unwrap_or(LANES_GUESS)
+    }
+
+    /// What all clients have in common, which have nothing to do with the group.
+    fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers).set_log_level(RDKafkaLogLevel::Warning);
+        config.extend(self.properties.iter().filter(|(name, _)| !is_of_the_group(name)).cloned());
+        config
+    }
+
+    /// For the client that reads; `lanes` is how many partitions it may get at most. The name of the group is for the
+    /// positions that were committed: it is no member.
+    pub(super) fn reader(&self, lanes: usize) -> ClientConfig {
+        let share = (self.prefetch_bytes / lanes.max(1)).max(64 << 10);
+        let mut config = ClientConfig::new();
+        config
+            .set("group.id", &self.group)
+            .set("queued.max.messages.kbytes", (share >> 10).to_string())
+            .set("queued.min.messages", (share / RECORD_BYTES).clamp(100, 100_000).to_string())
+            .set("fetch.message.max.bytes", (share / 4).clamp(64 << 10, 1 << 20).to_string())
+            // How long a lane that holds enough is not looked at; the default of a second lets it run dry.
+            .set("fetch.queue.backoff.ms", "5")
+            .set("statistics.interval.ms", "1000");
+        config.extend(self.client().config_map().iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        config
+            .set_log_level(RDKafkaLogLevel::Warning)
+            .set("auto.offset.reset", self.start.name())
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            // The end of a partition tells what markers and gaps lie behind its last record.
+            .set("enable.partition.eof", "true");
+        config
+    }
+
+    /// For the member of the group, which reads nothing.
+    pub(super) fn member(&self) -> ClientConfig {
+        let mut config = self.client();
+        config.set("group.id", &self.group).set("enable.auto.commit", "false");
+        let is_broker_led = self.properties.iter().any(|(name, value)| name == "group.protocol" && value == "consumer");
+        if !is_broker_led {
+            config.set("partition.assignment.strategy", "cooperative-sticky");
+        }
+        config.extend(self.properties.iter().filter(|(name, _)| is_of_the_group(name)).cloned());
+        config
+    }
+}
+
+/// Properties that only a member understands or needs.
+fn is_of_the_group(name: &str) -> bool {
+    let names =
+        ["partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"];
+    name.starts_with("group.") || names.contains(&name)
+}
+
+impl Start {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Earliest => "earliest",
+            Self::Latest => "latest",
+            Self::Fail => "error",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_source_stands_on_cannot_be_set() {
+        let settings = Settings::new("localhost:1", "g").topic("t").property("enable.auto.commit", "true");
+        assert!(matches!(settings.build(), Err(Error::Reserved(name)) if name == "enable.auto.commit"));
+    }
+
+    #[test]
+    fn a_property_that_does_not_exist_is_refused_by_its_name() {
+        let settings = Settings::new("localhost:1", "g").topic("t").property("no.such.property", "1");
+        assert!(
+            matches!(settings.build(), Err(Error::Settings(error)) if error.to_string().contains("no.such.property"))
+        );
+    }
+
+    #[test]
+    fn the_prefetch_is_shared_out_among_the_lanes() {
+        let settings = Settings::new("localhost:1", "g").prefetch_bytes(8 << 20);
+        assert_eq!(settings.reader(8).get("queued.max.messages.kbytes"), Some("1024"));
+        assert_eq!(settings.reader(100_000).get("queued.max.messages.kbytes"), Some("64"));
+    }
+
+    #[test]
+    fn metadata_is_cut_between_characters() {
+        let settings = Settings::new("localhost:1", "g").metadata(&"ü".repeat(3_000));
+        assert_eq!(settings.metadata.len(), 4_000);
+        assert_eq!(Settings::new("", "").metadata("a\0b").metadata, "ab");
+    }
+}

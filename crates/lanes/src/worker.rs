@@ -1,0 +1,333 @@
+//! Drives one shard: takes its mail, starts what may run, sends what became of it.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+use tokio::time::Sleep;
+
+use crate::clock::Clock;
+use crate::completion::{Completion, Outcome, Ticket, Word};
+use crate::crew::{Crew, Guarded, Running, Task, Work};
+use crate::dead_letter::{DeadLetter, Letter};
+use crate::failure::Failure;
+use crate::gate::{Gate, Grant};
+use crate::intake::IntakeMail;
+use crate::mailbox::Mailbox;
+use crate::moment::Moment;
+use crate::observe::{Board, Interceptor};
+use crate::panic;
+use crate::policy::Policy;
+use crate::record::{Epoch, Lane, Record};
+use crate::shard::{Order, Report, Shard, ShardMail, Start};
+use crate::span::AttemptSpan;
+
+/// What all workers of a subscription share.
+pub(crate) struct Shared {
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) gate: Gate,
+    pub(crate) shards: Vec<Mailbox<ShardMail>>,
+    pub(crate) intake: Mailbox<IntakeMail>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) clock: Clock,
+    pub(crate) dead_letter: Option<Arc<dyn DeadLetter>>,
+    pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
+    pub(crate) tokio: Handle,
+}
+
+impl Shared {
+    /// Lets a shard look at the gate again.
+    pub(crate) fn nudge(&self, shard: usize) {
+        self.shards[shard].post(|mail| mail.is_nudged = true);
+    }
+}
+
+/// Starts in one turn, after which others on the thread have theirs.
+const TURN_STARTS: usize = 256;
+/// Permits asked for at once.
+const GRANT: usize = 64;
+/// How often what it knows of hot keys is written down.
+const HOT_TURNS: u32 = 64;
+
+pub(crate) struct Worker<C: Crew> {
+    number: usize,
+    shard: Shard,
+    crew: C,
+    shared: Arc<Shared>,
+    /// Handlers and dead-letters that run, by flight.
+    running: Vec<Option<Aloft<C::Running>>>,
+    mail: ShardMail,
+    reports: Vec<Report>,
+    sleep: Pin<Box<Sleep>>,
+    sleeps_until: Moment,
+    held: usize,
+    waits_at_gate: bool,
+    is_over: bool,
+    turns: u32,
+}
+
+enum Aloft<R> {
+    Handler(R),
+    Burial(Task),
+}
+
+impl<R: Running> Aloft<R> {
+    fn abort(&self) -> bool {
+        match self {
+            Self::Handler(handler) => handler.abort(),
+            Self::Burial(task) => task.abort(),
+        }
+    }
+}
+
+impl<C: Crew> Worker<C> {
+    pub(crate) fn new(number: usize, crew: C, shared: Arc<Shared>) -> Self {
+        let seed = fastrand::u64(..);
+        let sleep = Box::pin(tokio::time::sleep_until(shared.clock.instant(Moment(u64::MAX))));
+        Self {
+            number,
+            shard: Shard::new(Arc::clone(&shared.policy), seed),
+            crew,
+            shared,
+            running: Vec::new(),
+            mail: ShardMail::default(),
+            reports: Vec::new(),
+            sleep,
+            sleeps_until: Moment(u64::MAX),
+            held: 0,
+            waits_at_gate: false,
+            is_over: false,
+            turns: 0,
+        }
+    }
+
+    /// Runs until it is told that the subscription is over.
+    ///
+    /// # Cancel safety
+    /// Dropped, it aborts every handler that runs.
+    pub(crate) async fn run(mut self) {
+        while !self.is_over {
+            if self.shard.ready() == 0 || self.waits_at_gate {
+                poll_fn(|cx| self.poll_wake(cx)).await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+            self.turn();
+        }
+    }
+
+    /// Ready when there is mail, or something is due.
+    fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.shared.shards[self.number].poll_take(cx, &mut self.mail).is_ready() {
+            return Poll::Ready(());
+        }
+        if self.sleeps_until < Moment(u64::MAX) && self.sleep.as_mut().poll(cx).is_ready() {
+            self.sleeps_until = Moment(u64::MAX);
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    fn turn(&mut self) {
+        let mut starts = 0;
+        loop {
+            let now = self.shared.clock.now();
+            self.read_mail(now);
+            self.shard.wake(now);
+            self.end_overdue(now);
+            starts += self.start_some(now);
+            let has_more = self.shard.ready() > 0 && !self.waits_at_gate;
+            // Mail that is taken is read: the next turn takes its own.
+            if starts >= TURN_STARTS || !(self.shared.shards[self.number].take(&mut self.mail) || has_more) {
+                break;
+            }
+        }
+        self.send_reports();
+    }
+
+    fn read_mail(&mut self, now: Moment) {
+        let mut mail = std::mem::take(&mut self.mail);
+        for arrival in mail.arrivals.drain(..).flatten() {
+            self.shard.arrive(arrival, now);
+        }
+        let mut ended = 0;
+        for word in mail.words.drain(..) {
+            ended += usize::from(self.hear(word, now));
+        }
+        self.give(ended);
+        for order in mail.orders.drain(..) {
+            self.obey(order, now);
+        }
+        mail.is_nudged = false;
+        self.mail = mail;
+    }
+
+    /// Takes the word of a completion. `true` if its start is over.
+    fn hear(&mut self, word: Word, now: Moment) -> bool {
+        let ticket = word.ticket;
+        if !self.shared.interceptors.is_empty() {
+            self.tell_after(&word);
+        }
+        let is_over = self.shard.resolve(word, now);
+        if is_over {
+            self.running[ticket.flight as usize] = None;
+        }
+        is_over
+    }
+
+    fn tell_after(&self, word: &Word) {
+        let Some(record) = self.shard.record(word.ticket) else { return };
+        let result = match &word.outcome {
+            Outcome::KeyReleased => return,
+            Outcome::Done => Ok(()),
+            Outcome::Failed(failure) => Err(&**failure),
+        };
+        for interceptor in &self.shared.interceptors {
+            panic::contain(|| interceptor.after(record, result));
+        }
+    }
+
+    fn obey(&mut self, order: Order, now: Moment) {
+        match order {
+            Order::Leave(lane, epoch) => self.shard.leave(lane, epoch),
+            Order::Abandon(lane, epoch) => self.abandon(lane, epoch),
+            Order::Unpark(key) => self.shard.unpark(key.as_deref(), now),
+            Order::End => self.is_over = true,
+        }
+    }
+
+    fn abandon(&mut self, lane: Lane, epoch: Epoch) {
+        let tickets = self.shard.running_of(lane, epoch);
+        for ticket in &tickets {
+            self.abort(*ticket);
+            self.running[ticket.flight as usize] = None;
+            self.shard.abandon(*ticket);
+        }
+        self.give(tickets.len());
+    }
+
+    /// `true` if nothing of it runs any more.
+    fn abort(&self, ticket: Ticket) -> bool {
+        self.running[ticket.flight as usize].as_ref().is_none_or(Aloft::abort)
+    }
+
+    fn end_overdue(&mut self, now: Moment) {
+        for ticket in self.shard.overdue(now) {
+            if self.abort(ticket) {
+                self.running[ticket.flight as usize] = None;
+                self.shard.expire(ticket, now);
+                self.give(1);
+            } else {
+                self.shard.expect_end(ticket);
+            }
+        }
+    }
+
+    /// Starts what may start, and sees to being woken when more may.
+    fn start_some(&mut self, now: Moment) -> usize {
+        let want = self.shard.ready().min(GRANT);
+        let grant = if want > 0 { self.shared.gate.take(self.number, want, now) } else { Grant::default() };
+        if want == 0 && self.waits_at_gate {
+            self.shared.gate.leave(self.number, |shard| self.shared.nudge(shard));
+        }
+        self.waits_at_gate = want > 0 && grant.count == 0;
+        let started = (0..grant.count).map_while(|_| self.start_one(now)).count();
+        if started < grant.count {
+            self.shared.gate.give_unused(grant.count - started, |shard| self.shared.nudge(shard));
+        }
+        let again_at = grant.again_at.filter(|_| self.waits_at_gate);
+        self.arm(self.shard.due_at().into_iter().chain(again_at).min());
+        started
+    }
+
+    fn start_one(&mut self, now: Moment) -> Option<()> {
+        let start = self.shard.start(now)?;
+        let place = start.ticket.flight as usize;
+        let aloft = self.launch(start);
+        if self.running.len() <= place {
+            self.running.resize_with(place + 1, || None);
+        }
+        self.running[place] = aloft;
+        Some(())
+    }
+
+    fn launch(&mut self, start: Start) -> Option<Aloft<C::Running>> {
+        let Start { ticket, records, attempt, bury } = start;
+        let completion = Completion::new(self.shared.shards[self.number].clone(), ticket);
+        let span = AttemptSpan::open(&self.shared.policy.subscription, records.first(), attempt);
+        if let Some(failure) = bury {
+            return self.bury(records.first().clone(), failure, attempt, completion, span);
+        }
+        for interceptor in &self.shared.interceptors {
+            panic::contain(|| interceptor.before(records.first(), attempt));
+        }
+        self.crew.run(Work { records, completion, attempt, span }).map(Aloft::Handler)
+    }
+
+    fn bury(
+        &self,
+        record: Record,
+        failure: Failure,
+        attempts: u32,
+        completion: Completion,
+        span: AttemptSpan,
+    ) -> Option<Aloft<C::Running>> {
+        let subscription = Arc::clone(&self.shared.policy.subscription);
+        let letter = Letter { record, failure, attempts, subscription };
+        // Without a dead-letter the completion is dropped, which leaves the record open; the builder does not let it happen.
+        let dead_letter = self.shared.dead_letter.clone()?;
+        let burial = async move {
+            match dead_letter.send(letter).await {
+                Ok(()) => completion.finish(),
+                Err(error) => completion.fail(Failure::new(error)),
+            }
+        };
+        Some(Aloft::Burial(Task(self.shared.tokio.spawn(Guarded::new(burial, span)).abort_handle())))
+    }
+
+    fn give(&self, permits: usize) {
+        if permits > 0 {
+            self.shared.gate.give(permits, |shard| self.shared.nudge(shard));
+        }
+    }
+
+    /// The timer may ring too early, which costs a turn, so it is only ever moved forward.
+    fn arm(&mut self, due: Option<Moment>) {
+        if let Some(due) = due.filter(|due| *due < self.sleeps_until) {
+            self.sleep.as_mut().reset(self.shared.clock.instant(due));
+            self.sleeps_until = due;
+        }
+    }
+
+    fn send_reports(&mut self) {
+        self.shard.take_reports(&mut self.reports);
+        let alarms = self.shard.take_alarms();
+        let held = self.shard.held();
+        self.shared.board.write_shard(self.number, self.shard.tally());
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns % HOT_TURNS == 1 {
+            self.shared.board.write_hot(self.number, self.shard.hot_keys());
+        }
+        if self.reports.is_empty() && alarms.is_empty() && held == self.held {
+            return;
+        }
+        self.held = held;
+        let (number, reports) = (self.number, &mut self.reports);
+        self.shared.intake.post(|mail| {
+            mail.reports.append(reports);
+            mail.alarms.extend(alarms);
+            mail.held.push((number, held));
+        });
+    }
+}
+
+/// Nothing that was started outlives the subscription, unless it cannot be made to end.
+impl<C: Crew> Drop for Worker<C> {
+    fn drop(&mut self) {
+        for aloft in self.running.iter().flatten() {
+            aloft.abort();
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! Failure: points 9 to 19.
+
+use std::collections::HashMap;
+use std::future::{Future, pending, ready};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate_lanes::{
+    BuildError, Cause, Completion, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Letter, Overdue, Position,
+    Record, Retry, RunError, Subscription, Taken,
+};
+use tokio::time::Instant;
+
+use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A handler that finishes all but what `fate` takes care of.
+fn but<T>(checker: &Checker, fate: T) -> impl Fn(Delivery) -> Work + use<T>
+where
+    T: Fn(Delivery) -> Option<Delivery> + Send + Sync + 'static,
+{
+    let checker = checker.clone();
+    move |delivery| {
+        checker.begin(&delivery);
+        checker.fail(&delivery);
+        if let Some(delivery) = fate(delivery) {
+            checker.done(&delivery);
+            delivery.finish();
+        }
+        Box::pin(ready(()))
+    }
+}
+
+fn retry(first_wait: Duration, attempts: u32) -> Retry {
+    Retry { first_wait, attempts: Some(attempts), jitter: 0.0, ..Retry::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_09_a_failed_record_is_tried_again_and_only_its_key_waits() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    // Key 0 fails twice; each key has three records.
+    feed.extend(records(LANE, epoch, 30, |at| at % 10));
+    feed.end();
+    let began = Instant::now();
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&times);
+    let handler = but(&checker, move |delivery| {
+        noted.lock().unwrap().push((delivery.position().0, began.elapsed().as_millis()));
+        if delivery.position() == Position(0) && delivery.attempt < 3 {
+            delivery.fail(Failure::new("not yet"));
+            return None;
+        }
+        Some(delivery)
+    });
+    let subscription = Subscription::builder("test").source(source).retry(retry(100 * MS, 5)).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(30);
+    assert_eq!((tally.done, tally.failed, tally.retried), (30, 2, 2));
+    let times = times.lock().unwrap();
+    let of = |at: u64| times.iter().filter(|(other, _)| *other == at).map(|(_, time)| *time).collect::<Vec<_>>();
+    assert_eq!(of(0).len(), 3);
+    assert!(of(0)[1] >= 100 && of(0)[2] >= 300 && of(0)[2] < 350, "{:?}", of(0));
+    assert!(of(10)[0] >= 300 && of(20)[0] >= 300, "followers wait");
+    assert!((0..30).filter(|at| at % 10 != 0).all(|at| of(at)[0] < 5), "other keys go on: {times:?}");
+}
+
+/// Keeps letters, or refuses them.
+#[derive(Clone, Default)]
+struct Letters {
+    kept: Arc<Mutex<Vec<Letter>>>,
+    refuses: Arc<AtomicU64>,
+    checker: Checker,
+}
+
+impl Letters {
+    fn of(checker: &Checker) -> Self {
+        Self { checker: checker.clone(), ..Self::default() }
+    }
+
+    fn take(&self) -> impl Fn(Letter) -> Taken + Send + Sync + use<> {
+        let letters = self.clone();
+        move |letter: Letter| -> Taken {
+            let letters = letters.clone();
+            Box::pin(async move {
+                tokio::time::sleep(50 * MS).await;
+                let refused = letters.refuses.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+                if refused {
+                    return Err("the topic is not there".into());
+                }
+                letters.checker.done(&letter.record);
+                letters.kept.lock().unwrap().push(letter);
+                Ok(())
+            })
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_10_exhausted_records_are_in_the_dead_letter_before_they_are_committed() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 20, |at| at % 5));
+    feed.end();
+    let letters = Letters::of(&checker);
+    let handler = but(&checker, |delivery| {
+        if key_number(&delivery) == 3 {
+            delivery.fail(Failure::new("never"));
+            return None;
+        }
+        Some(delivery)
+    });
+    let builder = Subscription::builder("orders").source(source).retry(retry(MS, 3)).exhausted(Exhausted::DeadLetter);
+    let subscription = builder.commit_every(MS).dead_letter(letters.take()).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    // The checker knows a letter as done only once it is kept, and no commit may pass it before.
+    checker.assert_all_done(20);
+    assert_eq!((tally.done, tally.dead_lettered, tally.failed), (16, 4, 12));
+    let kept = letters.kept.lock().unwrap();
+    let positions: Vec<u64> = kept.iter().map(|letter| letter.record.position().0).collect();
+    assert_eq!(positions, [3, 8, 13, 18]);
+    let letter = &kept[0];
+    assert_eq!((letter.attempts, letter.failure.reason(), &*letter.subscription), (3, "never", "orders"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_11_while_the_dead_letter_fails_nothing_is_committed_past_the_record() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at % 2));
+    let letters = Letters::of(&checker);
+    letters.refuses.store(4, SeqCst);
+    let handler = but(&checker, |delivery| {
+        if delivery.position() == Position(4) {
+            delivery.fail(Failure::permanent("never"));
+            return None;
+        }
+        Some(delivery)
+    });
+    let builder = Subscription::builder("test").source(source).retry(retry(SECOND, 3)).exhausted(Exhausted::DeadLetter);
+    let subscription = builder.commit_every(MS).dead_letter(letters.take()).handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("it failed three times", || handle.metrics().tally.not_dead_lettered == 3).await;
+    assert_eq!(feed.committed(LANE), Some(Position(3)));
+    assert_eq!(checker.count_done(), 4 + 3, "the followers 6 and 8 wait, the other key went on");
+    feed.end();
+    let tally = running.await.unwrap().unwrap();
+    assert_eq!((tally.dead_lettered, tally.not_dead_lettered, tally.failed), (1, 4, 1));
+    checker.assert_all_done(10);
+}
+
+#[tokio::test]
+async fn la_11_a_dead_letter_that_is_needed_must_be_there() {
+    let (source, ..) = watched();
+    let builder = Subscription::builder("test").source(source).exhausted(Exhausted::DeadLetter);
+    assert_eq!(builder.handler(|delivery| async { delivery.finish() }).unwrap_err(), BuildError::NoDeadLetter);
+}
+
+#[tokio::test]
+async fn la_12_a_panic_is_a_failure_with_its_words() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 4, |at| at));
+    feed.end();
+    let letters = Letters::of(&checker);
+    let watch = checker.clone();
+    let handler = move |delivery: Delivery| {
+        assert!(delivery.position() != Position(1), "at once");
+        let watch = watch.clone();
+        async move {
+            assert!(delivery.position() != Position(2), "at the first poll");
+            tokio::task::yield_now().await;
+            assert!(delivery.position() != Position(3), "later");
+            watch.done(&delivery);
+            delivery.finish();
+        }
+    };
+    let builder = Subscription::builder("test").source(source).retry(Retry::never()).exhausted(Exhausted::DeadLetter);
+    let tally = builder.dead_letter(letters.take()).handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(4);
+    assert_eq!((tally.done, tally.panicked, tally.dead_lettered), (1, 3, 3));
+    let mut kept = letters.kept.lock().unwrap().clone();
+    kept.sort_by_key(|letter| letter.record.position());
+    let words: Vec<&str> = kept.iter().map(|letter| letter.failure.reason()).collect();
+    assert_eq!(words, ["at once", "at the first poll", "later"]);
+    assert!(kept.iter().all(|letter| letter.failure.cause() == Cause::Panic));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_13_a_dropped_completion_is_a_failure() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at % 10));
+    feed.end();
+    let handler = but(&checker, |delivery| (delivery.attempt > 1).then_some(delivery));
+    let subscription = Subscription::builder("test").source(source).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(100);
+    assert_eq!((tally.dropped, tally.done), (100, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadline() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let forgotten: Arc<Mutex<Vec<Completion>>> = Arc::default();
+    let hidden = Arc::clone(&forgotten);
+    let handler = but(&checker, move |delivery| {
+        if delivery.attempt > 1 {
+            return Some(delivery);
+        }
+        hidden.lock().unwrap().push(delivery.completion);
+        None
+    });
+    let began = Instant::now();
+    let builder = Subscription::builder("test").source(source).retry(retry(MS, 3));
+    let subscription = builder.deadline(SECOND, Overdue::Retry).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(10_000);
+    assert_eq!((tally.overdue, tally.done), (10_000, 10_000));
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_14_a_handler_that_still_runs_at_its_deadline_is_aborted_before_the_next_attempt() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 2, |_| 1));
+    feed.end();
+    let watch = checker.clone();
+    let ended = Arc::new(AtomicBool::new(false));
+    let handler = move |delivery: Delivery| {
+        let (watch, ended) = (watch.clone(), Arc::clone(&ended));
+        async move {
+            struct Ended(Arc<AtomicBool>, Checker, Record);
+            impl Drop for Ended {
+                fn drop(&mut self) {
+                    self.0.store(true, SeqCst);
+                    self.1.fail(&self.2);
+                }
+            }
+            watch.begin(&delivery);
+            if delivery.position() == Position(0) && delivery.attempt == 1 {
+                let _ended = Ended(ended, watch, delivery.record.clone());
+                pending::<()>().await;
+            } else {
+                assert!(ended.load(SeqCst), "the first attempt has ended before");
+                watch.done(&delivery);
+                delivery.finish();
+            }
+        }
+    };
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(2);
+    assert_eq!((tally.overdue, tally.dropped, tally.failed), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
+    for overdue in [Overdue::Extend, Overdue::DeadLetter, Overdue::HaltLane] {
+        let (source, feed, checker) = watched();
+        for lane in [Lane(0), Lane(1)] {
+            let epoch = feed.assign(lane);
+            feed.extend(records(lane, epoch, 3, |_| 1));
+        }
+        feed.end();
+        let letters = Letters::of(&checker);
+        let kept: Arc<Mutex<Vec<Delivery>>> = Arc::default();
+        let hidden = Arc::clone(&kept);
+        let handler = but(&checker, move |delivery| {
+            if delivery.lane() == Lane(0) && delivery.position() == Position(1) {
+                hidden.lock().unwrap().push(delivery);
+                return None;
+            }
+            Some(delivery)
+        });
+        let builder = Subscription::builder("test").source(source).deadline(SECOND, overdue);
+        let subscription = builder.dead_letter(letters.take()).handler(handler).unwrap();
+        let handle = subscription.handle();
+        let running = tokio::spawn(subscription.run());
+        until("its deadline has passed", || handle.metrics().tally.overdue > 0).await;
+        if overdue == Overdue::Extend {
+            let delivery = kept.lock().unwrap().pop().unwrap();
+            checker.done(&delivery);
+            delivery.finish();
+        }
+        let result = running.await.unwrap();
+        checker.assert_order();
+        assert_eq!(feed.committed(Lane(1)), Some(Position(2)));
+        if overdue == Overdue::HaltLane {
+            assert!(matches!(result, Err(RunError::HeldBack { records: 2 })), "{result:?}");
+            assert_eq!(feed.committed(Lane(0)), Some(Position(0)));
+        } else {
+            assert_eq!(feed.committed(Lane(0)), Some(Position(2)));
+            assert_eq!(letters.kept.lock().unwrap().len(), usize::from(overdue == Overdue::DeadLetter));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_15_a_completion_that_comes_too_late_changes_nothing() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 3, |_| 1));
+    feed.end();
+    let late: Arc<Mutex<Option<Delivery>>> = Arc::default();
+    let hidden = Arc::clone(&late);
+    let handler = but(&checker, move |delivery| {
+        if delivery.position() == Position(0) && delivery.attempt == 1 {
+            *hidden.lock().unwrap() = Some(delivery);
+            return None;
+        }
+        let hidden = hidden.lock().unwrap().take();
+        hidden.into_iter().for_each(Delivery::finish);
+        Some(delivery)
+    });
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(3);
+    assert_eq!((tally.late, tally.done, checker.begun()), (1, 3, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_16_an_undecodable_record_goes_where_exhausted_ones_go() {
+    for exhausted in [Exhausted::DeadLetter, Exhausted::Skip, Exhausted::Stop] {
+        let (source, feed, checker) = watched();
+        let epoch = feed.assign(LANE);
+        feed.extend((0..5).map(|at| {
+            let record = record(LANE, epoch, at, 1);
+            if at == 2 { record.undecodable("no such schema") } else { record }
+        }));
+        feed.end();
+        let letters = Letters::of(&checker);
+        let handler = but(&checker, |delivery| {
+            assert!(delivery.damage().is_none());
+            Some(delivery)
+        });
+        let builder = Subscription::builder("test").source(source).exhausted(exhausted).dead_letter(letters.take());
+        let result = builder.handler(handler).unwrap().run().await;
+        match exhausted {
+            Exhausted::Stop => {
+                let error = result.unwrap_err();
+                assert!(error.to_string().contains("record 2 of lane 0"), "{error}");
+                assert!(error.to_string().contains("no such schema"), "{error}");
+                assert_eq!(feed.committed(LANE), Some(Position(1)));
+            }
+            Exhausted::Skip => assert_eq!((result.unwrap().skipped, feed.committed(LANE)), (1, Some(Position(4)))),
+            _ => {
+                checker.assert_all_done(5);
+                assert_eq!(result.unwrap().undecodable, 1);
+                assert_eq!(letters.kept.lock().unwrap()[0].failure.cause(), Cause::Undecodable);
+            }
+        }
+    }
+}
+
+/// How long healthy keys take beside poisoned ones that fail for ever.
+async fn healthy_beside(poisoned: u64) -> Duration {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    let keys = 100 + poisoned;
+    feed.extend(records(LANE, epoch, 20 * keys, |at| at % keys));
+    let watch = checker.clone();
+    let healthy = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&healthy);
+    let handler = move |delivery: Delivery| {
+        let (watch, healthy) = (watch.clone(), Arc::clone(&count));
+        async move {
+            watch.begin(&delivery);
+            watch.fail(&delivery);
+            if key_number(&delivery) >= 100 {
+                return delivery.fail(Failure::new("poison"));
+            }
+            tokio::time::sleep(10 * MS).await;
+            watch.done(&delivery);
+            delivery.finish();
+            healthy.fetch_add(1, SeqCst);
+        }
+    };
+    let for_ever = Retry { attempts: None, first_wait: 20 * MS, ..Retry::default() };
+    let builder = Subscription::builder("test").source(source).concurrency(100).retry(for_ever);
+    let subscription = builder.handler(handler).unwrap();
+    let began = Instant::now();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("the healthy ones are done", || healthy.load(SeqCst) == 2000).await;
+    let took = began.elapsed();
+    handle.stop(Duration::ZERO);
+    running.await.unwrap().unwrap();
+    checker.assert_order();
+    took
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_17_poisoned_keys_do_not_slow_the_healthy_ones_down() {
+    let (alone, beside) = (healthy_beside(0).await, healthy_beside(100).await);
+    assert!(beside.mul_f64(0.95) <= alone, "{alone:?} alone, {beside:?} beside as many poisoned keys");
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_18_one_blocked_record_pauses_its_lane_at_the_span_and_no_other() {
+    let (source, feed, checker) = watched();
+    for lane in [Lane(0), Lane(1)] {
+        let epoch = feed.assign(lane);
+        feed.extend(records(lane, epoch, 5000, |at| at));
+    }
+    let blocked: Arc<Mutex<Option<Delivery>>> = Arc::default();
+    let hidden = Arc::clone(&blocked);
+    let handler = but(&checker, move |delivery| {
+        if delivery.lane() == Lane(0) && delivery.position() == Position(0) {
+            *hidden.lock().unwrap() = Some(delivery);
+            return None;
+        }
+        Some(delivery)
+    });
+    let bounds = tidegate_lanes::Bounds { lane_span_max: 1000, ..Default::default() };
+    let subscription = Subscription::builder("test").source(source).bounds(bounds).handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("the other lane is done", || feed.committed(Lane(1)) == Some(Position(4999))).await;
+    let status = handle.metrics().lanes.into_iter().find(|lane| lane.lane == Lane(0)).unwrap();
+    assert!(status.is_paused && status.pending == 1, "{status:?}");
+    assert!((1000..=2024).contains(&status.span), "a batch more than the bound: {status:?}");
+    assert!(feed.queued() > 2000);
+    tokio::time::sleep(100 * SECOND).await;
+    assert!(handle.metrics().oldest_age.unwrap() > 99 * SECOND);
+    let delivery = blocked.lock().unwrap().take().unwrap();
+    checker.done(&delivery);
+    delivery.finish();
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10_000);
+}
+
+/// An interceptor that is out of order.
+struct Broken(Arc<AtomicU64>);
+
+impl Interceptor for Broken {
+    fn before(&self, _: &Record, _: u32) {
+        self.0.fetch_add(1, SeqCst);
+        panic!("before");
+    }
+
+    fn after(&self, _: &Record, _: Result<(), &Failure>) {
+        self.0.fetch_add(1, SeqCst);
+        panic!("after");
+    }
+}
+
+#[tokio::test]
+async fn la_19_an_interceptor_that_panics_loses_no_record() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at % 7));
+    feed.end();
+    let told = Arc::new(AtomicU64::new(0));
+    let builder = Subscription::builder("test").source(source).interceptor(Broken(Arc::clone(&told)));
+    builder.handler(but(&checker, Some)).unwrap().run().await.unwrap();
+    checker.assert_all_done(100);
+    assert_eq!(told.load(SeqCst), 200);
+}
+
+/// Sees what became of each attempt.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<HashMap<u64, Vec<String>>>>);
+
+impl Interceptor for Seen {
+    fn after(&self, record: &Record, result: Result<(), &Failure>) {
+        let text = result.map_or_else(ToString::to_string, |()| "done".to_owned());
+        self.0.lock().unwrap().entry(record.position().0).or_default().push(text);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_19_an_interceptor_is_told_of_every_attempt() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 2, |at| at));
+    feed.end();
+    let seen = Seen::default();
+    let handler = but(&checker, |delivery| {
+        if delivery.position() == Position(1) && delivery.attempt == 1 {
+            delivery.fail(Failure::new("no").retry_after(9 * SECOND));
+            return None;
+        }
+        Some(delivery)
+    });
+    let began = Instant::now();
+    let builder = Subscription::builder("test").source(source).interceptor(seen.clone()).keyless(Keyless::InLane);
+    builder.handler(handler).unwrap().run().await.unwrap();
+    let seen = seen.0.lock().unwrap();
+    assert_eq!((&seen[&0][..], &seen[&1][..]), (&["done".to_owned()][..], &["no".to_owned(), "done".to_owned()][..]));
+    assert!(began.elapsed() >= 9 * SECOND, "a wait that the handler asked for counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn parked_keys_wait_for_somebody_and_halted_lanes_stop() {
+    for exhausted in [Exhausted::Park, Exhausted::HaltLane] {
+        let (source, feed, checker) = watched();
+        let epoch = feed.assign(LANE);
+        feed.extend(records(LANE, epoch, 30, |at| at % 3));
+        let mended = Arc::new(AtomicBool::new(false));
+        let is_mended = Arc::clone(&mended);
+        let handler = but(&checker, move |delivery| {
+            if key_number(&delivery) == 1 && !is_mended.load(SeqCst) {
+                delivery.fail(Failure::new("broken"));
+                return None;
+            }
+            Some(delivery)
+        });
+        let builder = Subscription::builder("test").source(source).retry(retry(MS, 2)).exhausted(exhausted);
+        let subscription = builder.shards(1).commit_every(MS).handler(handler).unwrap();
+        let handle = subscription.handle();
+        let running = tokio::spawn(subscription.run());
+        until("it is parked", || handle.metrics().tally.keys_parked > 0).await;
+        mended.store(true, SeqCst);
+        if exhausted == Exhausted::HaltLane {
+            feed.end();
+            let result = running.await.unwrap();
+            assert!(matches!(result, Err(RunError::HeldBack { .. })), "{result:?}");
+            assert_eq!(feed.committed(LANE), Some(Position(0)));
+            continue;
+        }
+        until("the others are done", || checker.count_done() == 20).await;
+        assert_eq!((feed.committed(LANE), handle.metrics().tally.records_parked), (Some(Position(0)), 10));
+        handle.unpark(&1_u64.to_be_bytes());
+        feed.end();
+        running.await.unwrap().unwrap();
+        checker.assert_all_done(30);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_too_old_is_not_tried_again() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.push(record(LANE, epoch, 0, 1));
+    feed.end();
+    let handler = but(&checker, |delivery| {
+        delivery.fail(Failure::new("no"));
+        None
+    });
+    let retry =
+        Retry { attempts: None, age_max: Some(10 * SECOND), first_wait: SECOND, jitter: 0.0, ..Retry::default() };
+    let builder = Subscription::builder("test").source(source).retry(retry).exhausted(Exhausted::Skip);
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    assert_eq!((tally.skipped, tally.failed), (1, 5), "at 0, 1, 3, 7 and 15 s");
+}

@@ -1,0 +1,184 @@
+//! Quotas, batches, compaction, releases: what some users need besides.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate_lanes::{Batch, BuildError, Delivery, Failure, Quota, Record, Retry, Subscription, Threads};
+use tokio::time::Instant;
+
+use crate::checker::{LANE, MS, SECOND, key_number, record, records, until, watched};
+
+#[tokio::test(start_paused = true)]
+async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    // Key 0 has 50 records, the others have one each.
+    feed.extend(records(LANE, epoch, 100, |at| if at % 2 == 0 { 0 } else { at }));
+    feed.end();
+    let began = Instant::now();
+    let times: Arc<Mutex<Vec<(u64, Duration)>>> = Arc::default();
+    let (noted, watch) = (Arc::clone(&times), checker.clone());
+    let handler = move |delivery: Delivery| {
+        watch.begin(&delivery);
+        noted.lock().unwrap().push((key_number(&delivery), began.elapsed()));
+        watch.done(&delivery);
+        delivery.finish();
+        std::future::ready(())
+    };
+    let quota = Quota { records: 10, window: SECOND };
+    let subscription = Subscription::builder("test").source(source).quota(quota).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(100);
+    assert_eq!(tally.throttled, 4);
+    let times = times.lock().unwrap();
+    assert!(times.iter().filter(|(key, _)| *key != 0).all(|(_, time)| *time < 100 * MS));
+    let hot: Vec<u64> = times.iter().filter(|(key, _)| *key == 0).map(|(_, time)| time.as_secs()).collect();
+    assert_eq!(hot, (0..50).map(|at| at / 10).collect::<Vec<u64>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_also_counts_records_that_come_one_by_one() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    let (watch, began) = (checker.clone(), Instant::now());
+    let process = move |record: Record| {
+        watch.begin(&record);
+        watch.done(&record);
+        async { Ok::<(), String>(()) }
+    };
+    let quota = Quota { records: 2, window: SECOND };
+    let subscription = Subscription::builder("test").source(source).quota(quota).process(process).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    for at in 0..6 {
+        feed.push(record(LANE, epoch, at, 1));
+        until("it is done", || checker.count_done() == at as usize + 1).await;
+    }
+    assert!((2 * SECOND..3 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
+    until("the key is gone", || handle.metrics().tally.keys == 0).await;
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at % 2));
+    feed.end();
+    let sizes: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let (noted, watch) = (Arc::clone(&sizes), checker.clone());
+    let handler = move |batch: Batch| {
+        let (watch, noted) = (watch.clone(), Arc::clone(&noted));
+        async move {
+            let has_poison = batch.records.iter().any(|record| record.position().0 == 8);
+            noted.lock().unwrap().push(batch.records.len());
+            if has_poison && batch.attempt < 2 {
+                return batch.fail(Failure::new("one of these"));
+            }
+            for record in &batch.records {
+                watch.begin(record);
+                watch.done(record);
+            }
+            batch.finish();
+        }
+    };
+    let subscription = Subscription::builder("test").source(source).batches(10, handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(100);
+    assert_eq!((tally.done, tally.failed), (100, 1));
+    let sizes = sizes.lock().unwrap();
+    assert!(sizes.contains(&10) && sizes.iter().filter(|size| **size == 1).count() >= 5, "{sizes:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_waiting_records_of_a_key_the_newest_takes_the_place_of_the_others() {
+    let (source, feed, _) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 1000, |at| at % 2));
+    feed.end();
+    let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let noted = Arc::clone(&seen);
+    let process = move |record: Record| {
+        noted.lock().unwrap().push(record.position().0);
+        async {
+            tokio::time::sleep(SECOND).await;
+            Ok::<(), String>(())
+        }
+    };
+    let subscription = Subscription::builder("test").source(source).compact().process(process).unwrap();
+    let tally = subscription.run().await.unwrap();
+    let seen = seen.lock().unwrap();
+    assert_eq!(tally.done + tally.compacted, 1000);
+    assert!(seen.ends_with(&[998, 999]) || seen.ends_with(&[999, 998]), "{seen:?}");
+    assert!(seen.len() <= 6, "{seen:?}");
+    assert_eq!(feed.committed(LANE).map(|through| through.0), Some(999));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_key_goes_on_and_still_holds_back_the_commit() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 3, |_| 1));
+    let first: Arc<Mutex<Option<Delivery>>> = Arc::default();
+    let (hidden, watch) = (Arc::clone(&first), checker.clone());
+    let handler = move |delivery: Delivery| {
+        if delivery.position().0 == 0 && delivery.attempt == 1 {
+            delivery.completion.release_key();
+            delivery.completion.release_key();
+            *hidden.lock().unwrap() = Some(delivery);
+        } else {
+            watch.done(&delivery);
+            delivery.finish();
+        }
+        std::future::ready(())
+    };
+    let retry = Retry { first_wait: MS, ..Retry::default() };
+    let subscription =
+        Subscription::builder("test").source(source).retry(retry).commit_every(MS).handler(handler).unwrap();
+    let running = tokio::spawn(subscription.run());
+    until("the others are done", || checker.count_done() == 2).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(feed.committed(LANE), None);
+    let delivery = first.lock().unwrap().take().unwrap();
+    delivery.fail(Failure::new("again"));
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocking_handlers_keep_the_same_promises() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 20_000, |at| at % 300));
+    feed.end();
+    let watch = checker.clone();
+    let handler = move |delivery: Delivery| {
+        watch.begin(&delivery);
+        if delivery.position().0 % 1000 == 7 && delivery.attempt == 1 {
+            watch.fail(&delivery);
+            panic!("once");
+        }
+        std::thread::yield_now();
+        watch.done(&delivery);
+        delivery.finish();
+    };
+    let retry = Retry { first_wait: MS, ..Retry::default() };
+    let builder = Subscription::builder("test").source(source).retry(retry).runtime(Threads(16));
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(20_000);
+    assert_eq!((tally.panicked, tally.done), (20, 20_000));
+}
+
+#[test]
+fn a_subscription_needs_a_runtime_and_numbers_that_are_not_zero() {
+    let (source, ..) = watched();
+    let built = Subscription::builder("test").source(source).handler(|delivery| async { delivery.finish() });
+    assert_eq!(built.unwrap_err(), BuildError::NoRuntime);
+    let (source, ..) = watched();
+    let built =
+        Subscription::builder("test").source(source).concurrency(0).runtime(Threads(1)).handler(Delivery::finish);
+    assert_eq!(built.unwrap_err(), BuildError::Zero("concurrency"));
+}

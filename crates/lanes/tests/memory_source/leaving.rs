@@ -1,0 +1,242 @@
+//! Lanes that are taken away, and the end: what of points 27 to 37 does not need a broker.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate_lanes::{Delivery, Event, Lane, Position, Subscription};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::checker::{Checker, LANE, MS, SECOND, records, seed, until, watched};
+
+const OTHER: Lane = Lane(1);
+
+/// Handlers that finish when they are let, and know how many of them run.
+#[derive(Clone)]
+struct Work {
+    checker: Checker,
+    gate: Arc<Semaphore>,
+    running: Arc<AtomicUsize>,
+}
+
+impl Work {
+    fn new(checker: &Checker) -> Self {
+        Self { checker: checker.clone(), gate: Arc::new(Semaphore::new(0)), running: Arc::default() }
+    }
+
+    fn handler(&self) -> impl Fn(Delivery) -> Pin<Box<dyn Future<Output = ()> + Send>> + use<> {
+        let work = self.clone();
+        move |delivery| Box::pin(work.clone().run(delivery))
+    }
+
+    async fn run(self, delivery: Delivery) {
+        struct Running(Arc<AtomicUsize>);
+        impl Drop for Running {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        self.running.fetch_add(1, SeqCst);
+        let _running = Running(Arc::clone(&self.running));
+        if delivery.lane() == LANE {
+            self.gate.acquire().await.unwrap().forget();
+        }
+        self.checker.done(&delivery);
+        delivery.finish();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_28_only_the_lanes_that_are_taken_away_drain() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at));
+    let other = feed.assign(OTHER);
+    let work = Work::new(&checker);
+    let builder = Subscription::builder("test").source(source).concurrency(10).shards(1).commit_every(MS);
+    let running = tokio::spawn(builder.handler(work.handler()).unwrap().run());
+    until("ten run", || work.running.load(SeqCst) == 10).await;
+    feed.revoke(&[LANE], 100 * SECOND);
+    // While the one lane drains, it holds all permits but those it gives back.
+    work.gate.add_permits(5);
+    feed.extend(records(OTHER, other, 1000, |at| at));
+    until("the other lane is done", || feed.committed(OTHER) == Some(Position(999))).await;
+    assert_eq!((work.running.load(SeqCst), feed.releases().len()), (5, 0));
+    work.gate.add_permits(5);
+    until("the lane is released", || feed.releases().len() == 1).await;
+    // What had not begun was dropped: what ran is exactly what is committed.
+    let done = checker.count_done() - 1000;
+    assert_eq!(done, 10);
+    assert_eq!(feed.releases(), [(LANE, epoch, Some(Position(9)))]);
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_29_what_does_not_end_in_time_is_aborted_and_not_committed() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at));
+    let work = Work::new(&checker);
+    let subscription = Subscription::builder("test").source(source).shards(1).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("ten run", || work.running.load(SeqCst) == 10).await;
+    work.gate.add_permits(3);
+    until("three are done", || checker.count_done() == 3).await;
+    let began = Instant::now();
+    feed.revoke(&[LANE], 10 * SECOND);
+    until("the lane is released", || feed.releases().len() == 1).await;
+    assert_eq!(feed.releases(), [(LANE, epoch, Some(Position(2)))]);
+    assert!((10 * SECOND..11 * SECOND).contains(&began.elapsed()));
+    until("they were aborted", || work.running.load(SeqCst) == 0).await;
+    until("they are given up", || handle.metrics().tally.abandoned == 7 && handle.metrics().in_flight == 0).await;
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_30_a_lane_that_comes_back_is_another_assignment() {
+    let (source, feed, checker) = watched();
+    let first = feed.assign(LANE);
+    feed.extend(records(LANE, first, 10, |_| 1));
+    let late: Arc<Mutex<Option<Delivery>>> = Arc::default();
+    let (watch, hidden) = (checker.clone(), Arc::clone(&late));
+    let handler = move |delivery: Delivery| {
+        if delivery.epoch() == first {
+            *hidden.lock().unwrap() = Some(delivery);
+        } else {
+            watch.done(&delivery);
+            delivery.finish();
+        }
+        std::future::ready(())
+    };
+    let subscription = Subscription::builder("test").source(source).handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("one is open", || late.lock().unwrap().is_some()).await;
+    feed.revoke(&[LANE], SECOND);
+    until("the lane is released", || feed.releases().len() == 1).await;
+    assert_eq!(feed.releases(), [(LANE, first, None)]);
+    let second = feed.assign(LANE);
+    feed.extend(records(LANE, second, 10, |_| 1));
+    late.lock().unwrap().take().unwrap().finish();
+    until("all of the second are done", || feed.committed(LANE) == Some(Position(9))).await;
+    assert_eq!(handle.metrics().tally.late, 1);
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_27_a_lane_that_is_lost_is_neither_committed_nor_released() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at));
+    let work = Work::new(&checker);
+    let running = tokio::spawn(Subscription::builder("test").source(source).handler(work.handler()).unwrap().run());
+    until("ten run", || work.running.load(SeqCst) == 10).await;
+    feed.lose(&[LANE]);
+    until("they were aborted", || work.running.load(SeqCst) == 0).await;
+    feed.end();
+    running.await.unwrap().unwrap();
+    assert_eq!((feed.commits().len(), feed.releases().len()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn la_27_storms_of_assignments_lose_nothing() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let (source, feed, checker) = watched();
+    let watch = checker.clone();
+    let handler = move |delivery: Delivery| {
+        let watch = watch.clone();
+        async move {
+            if fastrand::bool() {
+                tokio::time::sleep(MS).await;
+            }
+            watch.done(&delivery);
+            delivery.finish();
+        }
+    };
+    let builder = Subscription::builder("test").source(source).commit_every(MS);
+    let subscription = builder.handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    for revoked in 1..=100 {
+        let lane = Lane(random.u32(..3));
+        let epoch = feed.assign(lane);
+        // Each owner begins where the one before has committed; here each lane begins anew.
+        feed.extend(records(lane, epoch, 200, |at| at % 20));
+        if random.bool() {
+            tokio::time::sleep(MS * random.u32(..5)).await;
+        }
+        feed.revoke(&[lane], MS * random.u32(..10));
+        until("it is released", || feed.releases().len() == revoked).await;
+    }
+    checker.assert_order();
+    feed.end();
+    running.await.unwrap().unwrap();
+    assert_eq!((handle.metrics().pending, handle.metrics().in_flight), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_37_a_stop_commits_exactly_the_finished_prefix() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at));
+    let work = Work::new(&checker);
+    let builder = Subscription::builder("test").source(source).concurrency(20).shards(1).commit_every(1000 * SECOND);
+    let subscription = builder.handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("twenty run", || work.running.load(SeqCst) == 20).await;
+    work.gate.add_permits(7);
+    handle.stop(5 * SECOND);
+    let tally = running.await.unwrap().unwrap();
+    assert_eq!((tally.done, tally.abandoned), (7, 13));
+    assert!(feed.is_closed());
+    // Which of the twenty got a permit is the semaphore's choice: the first seven.
+    assert_eq!(feed.committed(LANE), Some(Position(6)));
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_31_a_commit_that_fails_is_repeated() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 3, |at| at));
+    let work = Work::new(&checker);
+    work.gate.add_permits(3);
+    let subscription = Subscription::builder("test").source(source).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("it was committed", || feed.commits().len() == 1).await;
+    feed.say(Event::CommitFailed { mark: feed.commits()[0], reason: "REBALANCE_IN_PROGRESS".to_owned() });
+    until("it was committed again", || feed.commits().len() == 2).await;
+    assert_eq!((feed.commits()[1], handle.metrics().commits_failed), (feed.commits()[0], 1));
+    feed.end();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_was_started_ends_when_the_run_is_dropped() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at));
+    let work = Work::new(&checker);
+    let mut run = Box::pin(Subscription::builder("test").source(source).handler(work.handler()).unwrap().run());
+    let timeout = tokio::time::timeout(Duration::from_secs(60), async {
+        tokio::select! {
+            _ = &mut run => unreachable!("it is not asked to end"),
+            () = until("ten run", || work.running.load(SeqCst) == 10) => {}
+        }
+    });
+    timeout.await.unwrap();
+    drop(run);
+    until("all handlers are gone", || work.running.load(SeqCst) == 0).await;
+    assert_eq!(feed.committed(LANE), None);
+}

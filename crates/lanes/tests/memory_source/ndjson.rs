@@ -1,0 +1,125 @@
+//! Lines of JSON, from a file and from a reader.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use tidegate_lanes::source::{Format, Ndjson, NdjsonError};
+use tidegate_lanes::{Exhausted, Failure, Record, Retry, RunError, Source, Subscription, Tally};
+
+use crate::checker::SECOND;
+
+type Seen = BTreeMap<Option<String>, Vec<String>>;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs all lines, failing at those that contain `bad`; what was done, by key.
+async fn run(source: impl Source, exhausted: Exhausted, bad: &'static str) -> (Result<Tally, RunError>, Seen) {
+    let seen: Arc<Mutex<Seen>> = Arc::default();
+    let noted = Arc::clone(&seen);
+    let process = move |record: Record| {
+        let line = record.payload().map(text).unwrap();
+        let is_bad = !bad.is_empty() && line.contains(bad);
+        if !is_bad {
+            noted.lock().unwrap().entry(record.key().map(text)).or_default().push(line);
+        }
+        async move { if is_bad { Err(Failure::new("bad")) } else { Ok(()) } }
+    };
+    let builder = Subscription::builder("test").source(source).retry(Retry::never()).exhausted(exhausted).drain(SECOND);
+    let result = builder.process(process).unwrap().run().await;
+    let seen = seen.lock().unwrap().clone();
+    (result, seen)
+}
+
+fn file(folder: &Path, lines: &[&str]) -> std::path::PathBuf {
+    let path = folder.join("in.ndjson");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn lines_are_records_in_order_by_their_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [r#"{"u":"a","n":1}"#, "", r#"{"u":"b","n":2}"#, r#"  {"u":"a","n":3}  "#, r#"{"n":4}"#];
+    let path = file(folder.path(), &lines);
+    let (result, seen) = run(Ndjson::open(path, Format::keyed_by("/u")).unwrap(), Exhausted::Stop, "").await;
+    assert_eq!(result.unwrap().done, 4);
+    assert_eq!(seen[&Some("a".to_owned())], [lines[0], lines[3].trim()]);
+    assert_eq!((seen[&Some("b".to_owned())].len(), seen[&None].len()), (1, 1));
+}
+
+#[tokio::test]
+async fn la_16_a_line_that_is_not_json_goes_where_exhausted_records_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &[r#"{"u":1}"#, "not json", r#"{"u":2}"#]);
+    let (result, _) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Skip, "").await;
+    let tally = result.unwrap();
+    assert_eq!((tally.done, tally.skipped, tally.undecodable), (2, 1, 1));
+    let (result, _) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Stop, "").await;
+    let message = result.unwrap_err().to_string();
+    assert!(message.contains("in.ndjson") && message.contains("not JSON"), "{message}");
+}
+
+#[tokio::test]
+async fn a_line_that_is_too_long_is_cut_off_and_the_next_one_is_read() {
+    let long = "x".repeat(100_000);
+    let input = format!("one\n{long}\nthree\n");
+    let format = Format { line_max: 1000, ..Format::default() };
+    let source = Ndjson::reader("lines", io::Cursor::new(input), format).unwrap();
+    let (result, seen) = run(source, Exhausted::Skip, "").await;
+    let tally = result.unwrap();
+    assert_eq!((tally.done, tally.undecodable), (2, 1));
+    assert_eq!(seen[&None].len(), 2);
+}
+
+#[tokio::test]
+async fn a_second_run_begins_behind_what_the_first_has_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: Vec<String> = (0..1000).map(|number| format!(r#"{{"id":{number}}}"#)).collect();
+    let path = file(folder.path(), &lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let checkpoint = folder.path().join("done");
+    let format = Format::keyed_by("/none");
+    let first = Ndjson::resume(&path, &checkpoint, format.clone()).unwrap();
+    let (result, _) = run(first, Exhausted::Stop, r#":500}"#).await;
+    assert!(matches!(result, Err(RunError::Exhausted { .. })), "{result:?}");
+    let (result, seen) = run(Ndjson::resume(&path, &checkpoint, format.clone()).unwrap(), Exhausted::Stop, "").await;
+    assert_eq!(result.unwrap().done, 500, "exactly from the line that failed");
+    assert!(seen[&None].contains(&lines[500]) && !seen[&None].contains(&lines[499]));
+    let (result, _) = run(Ndjson::resume(&path, &checkpoint, format).unwrap(), Exhausted::Stop, "").await;
+    assert_eq!(result.unwrap().done, 0);
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_another_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &["1"]);
+    let checkpoint = folder.path().join("done");
+    for foreign in ["none", "9000"] {
+        std::fs::write(&checkpoint, foreign).unwrap();
+        let error = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap_err();
+        assert!(matches!(error, NdjsonError::ForeignCheckpoint { .. }), "{error}");
+    }
+}
+
+/// Gives a line, and then an error.
+struct Failing(bool);
+
+impl Read for Failing {
+    fn read(&mut self, mut buffer: &mut [u8]) -> io::Result<usize> {
+        if std::mem::replace(&mut self.0, true) {
+            return Err(io::Error::other("the disk is gone"));
+        }
+        buffer.write(b"one\n")
+    }
+}
+
+#[tokio::test]
+async fn an_error_of_the_input_ends_the_run_and_says_so() {
+    let source = Ndjson::reader("lines", Failing(false), Format::default()).unwrap();
+    let (result, _) = run(source, Exhausted::Stop, "").await;
+    let RunError::Source(error) = result.unwrap_err() else { panic!("another error") };
+    assert_eq!(error.to_string(), "cannot read lines");
+}

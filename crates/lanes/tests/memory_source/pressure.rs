@@ -1,0 +1,268 @@
+//! Back-pressure and fairness: points 20 to 26.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use tidegate_lanes::source::Memory;
+use tidegate_lanes::{Bounds, Delivery, Lane, Position, Record, Subscription, Threads};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A handler that waits for a permit before it finishes.
+fn gated(checker: &Checker, gate: &Arc<Semaphore>) -> impl Fn(Delivery) -> Work + use<> {
+    let (checker, gate) = (checker.clone(), Arc::clone(gate));
+    move |delivery| {
+        let (checker, gate) = (checker.clone(), Arc::clone(&gate));
+        Box::pin(async move {
+            checker.begin(&delivery);
+            gate.acquire().await.unwrap().forget();
+            checker.done(&delivery);
+            delivery.finish();
+        })
+    }
+}
+
+#[tokio::test]
+async fn la_20_the_bound_of_bytes_holds_with_what_the_client_has_read_ahead() {
+    const MIB: usize = 1 << 20;
+    let (source, feed, checker) = watched();
+    let buffered = source.buffered();
+    buffered.store(8 * MIB, SeqCst);
+    let epoch = feed.assign(LANE);
+    let payload = vec![b'x'; MIB];
+    feed.extend(
+        (0..100).map(|at: u64| Record::new(LANE, epoch, Position(at), Some(&at.to_be_bytes()), Some(&payload))),
+    );
+    feed.end();
+    let gate = Arc::new(Semaphore::new(0));
+    let bounds = Bounds { bytes_max: 32 * MIB, ..Bounds::default() };
+    let builder = Subscription::builder("test").source(source).bounds(bounds);
+    let subscription = builder.handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("it is full", || handle.metrics().is_full).await;
+    let bytes = handle.metrics().pending_bytes;
+    assert!((23 * MIB..=25 * MIB).contains(&bytes), "{bytes} and 8 MiB read ahead, of 32 MiB");
+    gate.add_permits(100);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_21_a_lane_at_its_bound_does_not_flap() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let handler = {
+        let checker = checker.clone();
+        move |delivery: Delivery| {
+            let checker = checker.clone();
+            async move {
+                checker.begin(&delivery);
+                tokio::time::sleep(MS).await;
+                checker.done(&delivery);
+                delivery.finish();
+            }
+        }
+    };
+    let bounds = Bounds { lane_records_max: 1000, ..Bounds::default() };
+    let builder = Subscription::builder("test").source(source).concurrency(10).bounds(bounds);
+    builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(10_000);
+    // From 700 back to the bound is 300 records and more: a pause for each of those at most.
+    assert!((5..=35).contains(&feed.pauses()), "{}", feed.pauses());
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_22_a_hot_key_does_not_hold_up_the_cold_ones() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    // Nine of ten records are of key 0.
+    feed.extend(records(LANE, epoch, 10_000, |at| if at % 10 == 0 { at } else { 0 }));
+    feed.end();
+    let began = Instant::now();
+    let slowest = Arc::new(Mutex::new(Duration::ZERO));
+    let cold = Arc::clone(&slowest);
+    let watch = checker.clone();
+    let handler = move |delivery: Delivery| {
+        let (watch, cold) = (watch.clone(), Arc::clone(&cold));
+        async move {
+            watch.begin(&delivery);
+            if key_number(&delivery) != 0 {
+                let mut cold = cold.lock().unwrap();
+                *cold = cold.max(began.elapsed());
+            }
+            tokio::time::sleep(MS).await;
+            watch.done(&delivery);
+            delivery.finish();
+        }
+    };
+    let subscription = Subscription::builder("test").source(source).concurrency(11).handler(handler).unwrap();
+    let handle = subscription.handle();
+    subscription.run().await.unwrap();
+    checker.assert_all_done(10_000);
+    let slowest = *slowest.lock().unwrap();
+    // A thousand cold records, ten at a time, each for two ticks of the timer at most.
+    assert!(slowest < 250 * MS && began.elapsed() > 9 * SECOND, "{slowest:?} of {:?}", began.elapsed());
+    let hot = &handle.metrics().hot_keys[0];
+    assert!(*hot.key == 0_u64.to_be_bytes() && hot.share > 0.3, "{hot:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_23_a_slow_lane_does_not_starve_the_others() {
+    let (source, feed, checker) = watched();
+    for lane in [Lane(0), Lane(1), Lane(2)] {
+        let epoch = feed.assign(lane);
+        feed.extend(records(lane, epoch, 3000, |at| at % 50));
+    }
+    let gate = Arc::new(Semaphore::new(0));
+    let (slow, watch) = (gated(&checker, &gate), checker.clone());
+    let handler = move |delivery: Delivery| {
+        if delivery.lane() == Lane(0) {
+            return slow(delivery);
+        }
+        watch.begin(&delivery);
+        watch.done(&delivery);
+        delivery.finish();
+        Box::pin(std::future::ready(()))
+    };
+    let bounds = Bounds { records_max: 2000, lane_records_max: 500, ..Bounds::default() };
+    let subscription = Subscription::builder("test").source(source).bounds(bounds).handler(handler).unwrap();
+    let running = tokio::spawn(subscription.run());
+    let is_done = |lane| feed.committed(lane) == Some(Position(2999));
+    until("the other lanes are done", || is_done(Lane(1)) && is_done(Lane(2))).await;
+    assert_eq!(feed.committed(Lane(0)), None);
+    gate.add_permits(3000);
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(9000);
+}
+
+/// What blocked handlers wait for.
+#[derive(Default)]
+struct Door {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Door {
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn la_24_two_hundred_blocked_handlers_do_not_stall_the_others() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 1000, |at| at % 400));
+    feed.end();
+    let door = Arc::new(Door::default());
+    let (watch, closed, blocked) = (checker.clone(), Arc::clone(&door), Arc::new(AtomicUsize::new(0)));
+    let inside = Arc::clone(&blocked);
+    let handler = move |delivery: Delivery| {
+        watch.begin(&delivery);
+        inside.fetch_add(1, SeqCst);
+        closed.pass();
+        watch.done(&delivery);
+        delivery.finish();
+    };
+    let builder = Subscription::builder("blocking").source(source).runtime(Threads(200));
+    let running = tokio::spawn(builder.handler(handler).unwrap().run());
+    until("all threads are blocked", || blocked.load(SeqCst) == 200).await;
+    let (other, other_feed) = Memory::new();
+    let epoch = other_feed.assign(LANE);
+    other_feed.extend(records(LANE, epoch, 10_000, |at| at % 100));
+    other_feed.end();
+    let builder = Subscription::builder("async").source(other);
+    let process = |_| async {
+        tokio::task::yield_now().await;
+        Ok::<(), String>(())
+    };
+    assert_eq!(builder.process(process).unwrap().run().await.unwrap().done, 10_000);
+    assert_eq!(blocked.load(SeqCst), 200, "no more than the threads run");
+    door.open();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_25_the_rate_is_kept_can_be_changed_and_zero_is_a_pause() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let gate = Arc::new(Semaphore::new(10_000));
+    let builder = Subscription::builder("test").source(source).rate(100.0);
+    let subscription = builder.handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    tokio::time::sleep(10 * SECOND).await;
+    let at_100 = checker.begun();
+    assert!((985..=1015).contains(&at_100), "{at_100} in 10 s at 100 a second");
+    handle.set_rate(Some(0.0));
+    tokio::time::sleep(SECOND).await;
+    let paused = checker.begun();
+    tokio::time::sleep(1000 * SECOND).await;
+    assert_eq!(checker.begun(), paused);
+    handle.set_rate(Some(500.0));
+    tokio::time::sleep(10 * SECOND).await;
+    let at_500 = checker.begun() - paused;
+    assert!((4920..=5080).contains(&at_500), "{at_500} in 10 s at 500 a second");
+    handle.set_rate(None);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_26_concurrency_and_bounds_change_while_it_runs() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let gate = Arc::new(Semaphore::new(0));
+    let bounds = Bounds { records_max: 100, ..Bounds::default() };
+    let builder = Subscription::builder("test").source(source).concurrency(10).bounds(bounds);
+    let subscription = builder.handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    let metrics = || (handle.metrics().tally.running, handle.metrics().pending);
+    until("ten run", || metrics() == (10, 100)).await;
+    handle.set_concurrency(50);
+    until("fifty run", || metrics() == (50, 100)).await;
+    handle.set_bounds(Bounds { records_max: 1000, ..Bounds::default() });
+    until("a thousand are here", || metrics() == (50, 1000)).await;
+    assert_eq!(checker.count_done(), 0, "nothing had to end for that");
+    handle.set_concurrency(5);
+    gate.add_permits(47);
+    until("five run", || metrics().0 == 5 && checker.count_done() == 47).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(metrics().0, 5);
+    gate.add_permits(10_000);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_permit_is_shared_by_all_shards() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend((0..1000).map(|at| record(LANE, epoch, at, at)));
+    feed.end();
+    let gate = Arc::new(Semaphore::new(1000));
+    let builder = Subscription::builder("test").source(source).concurrency(1).shards(8);
+    builder.handler(gated(&checker, &gate)).unwrap().run().await.unwrap();
+    checker.assert_all_done(1000);
+}

@@ -1,0 +1,382 @@
+//! Sockets on epoll, where io_uring is forbidden: edge-triggered, registered once for life.
+//!
+//! A socket is believed readable and writable until a call says otherwise, and a receive that did not fill its
+//! buffer has emptied the socket, so a request and its reply cost two receives and two sends and no `epoll_ctl`.
+
+use std::{
+    cell::RefCell,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll, eventfd},
+    io::Errno,
+    net::{RecvFlags, SendFlags, recv, send},
+};
+use socket2::SockAddr;
+
+use crate::{
+    chunk::{Chunk, Shelf},
+    listener::Accepted,
+};
+
+/// The epoll instance of one thread.
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    shelf: Shelf,
+    events: RefCell<Vec<epoll::Event>>,
+    watches: RefCell<Watches>,
+    alarm: Arc<Alarm>,
+}
+
+/// Who waits for which socket.
+#[derive(Default)]
+struct Watches {
+    slots: Vec<Watch>,
+    free: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Watch {
+    /// Tells this life of the slot from earlier ones, whose events may still be under way.
+    generation: u32,
+    readable: bool,
+    writable: bool,
+    /// The peer has closed: no further edge will come, so readiness is never taken back.
+    hung_up: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+/// Ends the wait of the thread from another one.
+struct Alarm {
+    fd: OwnedFd,
+    state: AtomicU8,
+}
+
+/// The thread runs, waits, or was woken since it last waited.
+const AWAKE: u8 = 0;
+const ASLEEP: u8 = 1;
+const RUNG: u8 = 2;
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
+            // A full counter means that the alarm already rings.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The token of the alarm; no watch has it.
+const ALARM: u64 = u64::MAX;
+
+impl Poller {
+    pub(crate) fn new(shelf: Shelf) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &fd, epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Self {
+            epoll,
+            shelf,
+            events: RefCell::new(Vec::with_capacity(256)),
+            watches: RefCell::default(),
+            alarm: Arc::new(Alarm { fd, state: AtomicU8::new(AWAKE) }),
+        })
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.alarm.clone().into()
+    }
+
+    /// Waits for events, unless another thread has rung since the last turn.
+    pub(crate) fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let rung = self.alarm.state.swap(ASLEEP, Ordering::SeqCst) == RUNG;
+        let timeout = if rung { Some(Duration::ZERO) } else { timeout };
+        let timeout = timeout.map(|wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        });
+        let mut events = self.events.borrow_mut();
+        events.clear();
+        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
+        self.alarm.state.store(AWAKE, Ordering::SeqCst);
+        match waited {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events.drain(..) {
+            self.dispatch(event.data.u64(), event.flags);
+        }
+        Ok(())
+    }
+
+    fn dispatch(&self, token: u64, flags: epoll::EventFlags) {
+        use epoll::EventFlags as F;
+        if token == ALARM {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.alarm.fd, &mut count);
+            return;
+        }
+        let mut watches = self.watches.borrow_mut();
+        let (slot, generation) = split_token(token);
+        let Some(watch) = watches.slots.get_mut(slot as usize).filter(|w| w.generation == generation) else { return };
+        watch.hung_up |= flags.intersects(F::RDHUP | F::HUP | F::ERR);
+        if flags.intersects(F::IN | F::RDHUP | F::HUP | F::ERR) {
+            watch.readable = true;
+            if let Some(waker) = watch.reader.take() {
+                waker.wake();
+            }
+        }
+        if flags.intersects(F::OUT | F::HUP | F::ERR) {
+            watch.writable = true;
+            if let Some(waker) = watch.writer.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    fn watch(&self, fd: &OwnedFd, flags: epoll::EventFlags) -> io::Result<u64> {
+        let mut watches = self.watches.borrow_mut();
+        let slot = match watches.free.pop() {
+            Some(slot) => slot,
+            None => {
+                watches.slots.push(Watch::default());
+                u32::try_from(watches.slots.len() - 1).expect("fewer than 4 billion sockets")
+            }
+        };
+        let watch = &mut watches.slots[slot as usize];
+        watch.generation = watch.generation.wrapping_add(1);
+        (watch.readable, watch.writable, watch.hung_up) = (true, true, false);
+        let token = u64::from(slot) | (u64::from(watch.generation) << 32);
+        if let Err(error) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags) {
+            watches.free.push(slot);
+            return Err(error.into());
+        }
+        Ok(token)
+    }
+
+    fn unwatch(&self, fd: &OwnedFd, token: u64) {
+        // The socket may be shared with a duplicate, so closing it would not be enough.
+        let _ = epoll::delete(&self.epoll, fd);
+        let mut watches = self.watches.borrow_mut();
+        let (slot, _) = split_token(token);
+        let watch = &mut watches.slots[slot as usize];
+        *watch = Watch { generation: watch.generation.wrapping_add(1), ..Watch::default() };
+        watches.free.push(slot);
+    }
+
+    fn with_watch<R>(&self, token: u64, look: impl FnOnce(&mut Watch) -> R) -> R {
+        look(&mut self.watches.borrow_mut().slots[split_token(token).0 as usize])
+    }
+}
+
+fn split_token(token: u64) -> (u32, u32) {
+    ((token & u64::from(u32::MAX)) as u32, (token >> 32) as u32)
+}
+
+impl Watch {
+    fn wait_readable(&mut self, cx: &Context<'_>) {
+        self.readable = false;
+        store_waker(&mut self.reader, cx);
+    }
+
+    fn wait_writable(&mut self, cx: &Context<'_>) {
+        self.writable = false;
+        store_waker(&mut self.writer, cx);
+    }
+}
+
+fn store_waker(slot: &mut Option<Waker>, cx: &Context<'_>) {
+    match slot {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *slot = Some(cx.waker().clone()),
+    }
+}
+
+/// One socket under epoll.
+pub(crate) struct PolledSocket {
+    poller: Rc<Poller>,
+    fd: Option<OwnedFd>,
+    token: u64,
+    sending: Option<Box<Chunk>>,
+}
+
+impl PolledSocket {
+    pub(crate) fn new(poller: Rc<Poller>, fd: OwnedFd) -> io::Result<Self> {
+        use epoll::EventFlags as F;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let token = poller.watch(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
+        Ok(Self { poller, fd: Some(fd), token, sending: None })
+    }
+
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        self.fd.as_ref().expect("the descriptor is only taken by into_fd, which consumes the socket")
+    }
+
+    pub(crate) fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
+        let ready = self.poller.with_watch(self.token, |watch| {
+            if !watch.readable {
+                watch.wait_readable(cx);
+            }
+            watch.readable
+        });
+        if !ready {
+            return Poll::Pending;
+        }
+        let mut buffer = self.poller.shelf.take();
+        loop {
+            match recv(self.fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((received, _)) => {
+                    let drained = received > 0 && received < buffer.as_mut_slice().len();
+                    self.poller.with_watch(self.token, |watch| watch.readable = !drained || watch.hung_up);
+                    return Poll::Ready(Ok(Chunk::lent(buffer, received)));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.poller.with_watch(self.token, |watch| watch.wait_readable(cx));
+                    return Poll::Pending;
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
+        debug_assert!(self.sending.is_none(), "one send at a time");
+        let writable = self.poller.with_watch(self.token, |watch| watch.writable);
+        self.sending = if writable { self.send_on(chunk)?.map(Box::new) } else { Some(Box::new(chunk)) };
+        Ok(())
+    }
+
+    /// Sends until all is gone, or gives back what the socket had no room for.
+    fn send_on(&self, mut chunk: Chunk) -> io::Result<Option<Chunk>> {
+        loop {
+            match send(self.fd(), &chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) if sent == chunk.len() => return Ok(None),
+                Ok(sent) => chunk.advance(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Some(chunk)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub(crate) fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.sending.is_none() {
+            return Poll::Ready(Ok(()));
+        }
+        if !self.poller.with_watch(self.token, |watch| watch.writable) {
+            self.poller.with_watch(self.token, |watch| watch.wait_writable(cx));
+            return Poll::Pending;
+        }
+        let Some(chunk) = self.sending.take() else { return Poll::Ready(Ok(())) };
+        match self.send_on(*chunk) {
+            Ok(None) => Poll::Ready(Ok(())),
+            Ok(Some(rest)) => {
+                self.sending = Some(Box::new(rest));
+                self.poller.with_watch(self.token, |watch| watch.wait_writable(cx));
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Whether nothing is being sent.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.sending.is_none()
+    }
+
+    pub(crate) fn into_fd(mut self) -> Option<OwnedFd> {
+        if self.sending.is_some() {
+            return None;
+        }
+        let fd = self.fd.take()?;
+        self.poller.unwatch(&fd, self.token);
+        Some(fd)
+    }
+
+    async fn writable(&self) {
+        std::future::poll_fn(|cx| {
+            self.poller.with_watch(self.token, |watch| {
+                if watch.writable {
+                    return Poll::Ready(());
+                }
+                watch.wait_writable(cx);
+                Poll::Pending
+            })
+        })
+        .await;
+    }
+}
+
+impl Drop for PolledSocket {
+    fn drop(&mut self) {
+        if let Some(fd) = &self.fd {
+            self.poller.unwatch(fd, self.token);
+        }
+    }
+}
+
+/// Accepts connections under epoll.
+pub(crate) struct PolledListener {
+    poller: Rc<Poller>,
+    fd: Rc<OwnedFd>,
+    token: u64,
+}
+
+impl PolledListener {
+    pub(crate) fn new(poller: Rc<Poller>, fd: Rc<OwnedFd>) -> io::Result<Self> {
+        use epoll::EventFlags as F;
+        rustix::io::ioctl_fionbio(&*fd, true)?;
+        // Level-triggered and exclusive: of the threads that share the listener, one is woken for a connection.
+        let token = poller.watch(&fd, F::IN | F::EXCLUSIVE)?;
+        Ok(Self { poller, fd, token })
+    }
+
+    pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
+        match socket2::SockRef::from(&self.fd.as_fd()).accept() {
+            Ok((socket, address)) => Poll::Ready(Ok(Accepted::new(OwnedFd::from(socket), &address))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.poller.with_watch(self.token, |watch| watch.wait_readable(cx));
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl Drop for PolledListener {
+    fn drop(&mut self) {
+        self.poller.unwatch(&self.fd, self.token);
+    }
+}
+
+/// Connects a socket that was just made.
+pub(crate) async fn connect(poller: Rc<Poller>, fd: OwnedFd, address: SockAddr) -> io::Result<OwnedFd> {
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    match socket2::SockRef::from(&fd).connect(&address) {
+        Ok(()) => return Ok(fd),
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
+        Err(error) => return Err(error),
+    }
+    let socket = PolledSocket::new(poller, fd)?;
+    socket.poller.with_watch(socket.token, |watch| watch.writable = false);
+    socket.writable().await;
+    if let Some(error) = socket2::SockRef::from(socket.fd()).take_error()? {
+        return Err(error);
+    }
+    socket.into_fd().ok_or_else(|| io::Error::other("a fresh socket sends nothing"))
+}

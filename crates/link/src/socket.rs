@@ -1,0 +1,123 @@
+//! One socket, whichever way the thread talks to the kernel.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rustix::net::Shutdown;
+use socket2::TcpKeepalive;
+
+use crate::{
+    chunk::Chunk,
+    epoll::PolledSocket,
+    reactor::{Io, Reactor},
+    uring::RingSocket,
+};
+
+/// A connected stream socket of one reactor.
+pub struct Socket(Kind);
+
+enum Kind {
+    Ring(RingSocket),
+    Polled(PolledSocket),
+}
+
+impl Socket {
+    /// Takes a connected socket over.
+    ///
+    /// # Errors
+    /// When it cannot be registered.
+    pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self(match reactor.io() {
+            Io::Uring(ring) => Kind::Ring(RingSocket::new(ring.clone(), fd)),
+            Io::Epoll(poller) => Kind::Polled(PolledSocket::new(poller.clone(), fd)?),
+        }))
+    }
+
+    /// Receives what has arrived; an empty chunk is the end of the stream.
+    ///
+    /// # Errors
+    /// Those of `recv`.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the caller stops polling.
+    #[inline]
+    pub fn poll_recv(&mut self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
+        match &mut self.0 {
+            Kind::Ring(socket) => socket.poll_recv(cx),
+            Kind::Polled(socket) => socket.poll_recv(cx),
+        }
+    }
+
+    /// Begins to send `chunk`, of which `poll_sent` tells the end; one at a time.
+    pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Ring(socket) => socket.start_send(chunk),
+            Kind::Polled(socket) => socket.start_send(chunk),
+        }
+    }
+
+    /// Ready when nothing is being sent.
+    #[inline]
+    pub(crate) fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            Kind::Ring(socket) => socket.poll_sent(cx),
+            Kind::Polled(socket) => socket.poll_sent(cx),
+        }
+    }
+
+    /// Whether nothing is being sent, or nobody has to be woken for it to go on.
+    #[inline]
+    pub(crate) fn sends_by_itself(&self) -> bool {
+        matches!(self.0, Kind::Ring(_))
+    }
+
+    /// Whether nothing is being sent.
+    #[inline]
+    pub(crate) fn is_sent(&self) -> bool {
+        match &self.0 {
+            Kind::Ring(socket) => socket.is_sent(),
+            Kind::Polled(socket) => socket.is_sent(),
+        }
+    }
+
+    pub(crate) fn poll_quiesce(&mut self, cx: &Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Kind::Ring(socket) => socket.poll_quiesce(cx),
+            Kind::Polled(_) => Poll::Ready(()),
+        }
+    }
+
+    /// The bare socket with what was received from it, if nothing is under way on it and the stream has not ended.
+    pub(crate) fn into_parts(self) -> Option<(OwnedFd, Chunk)> {
+        match self.0 {
+            Kind::Ring(socket) => socket.into_parts(),
+            Kind::Polled(socket) => Some((socket.into_fd()?, Chunk::empty())),
+        }
+    }
+
+    /// Tells the peer at once that no more comes, and ends receives under way.
+    pub fn shutdown(&self) {
+        // A peer that has gone already is no error here.
+        let _ = rustix::net::shutdown(self.as_fd(), Shutdown::Both);
+    }
+}
+
+/// Small messages leave at once, and a peer that is gone is noticed. Connections take this over from their listener.
+pub(crate) fn tune(socket: &socket2::Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Kind::Ring(socket) => socket.fd().as_fd(),
+            Kind::Polled(socket) => socket.fd().as_fd(),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Listening sockets: shared by threads, and their files.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read},
+    net::{Ipv4Addr, TcpStream},
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    path::PathBuf,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+};
+
+use tidegate_link::{Address, Link, Listener, Mode, Reactor, Remote, Settings};
+
+use crate::stage::{each_mode, modes, run_on};
+
+fn listen() -> Listener {
+    Listener::tcp((Ipv4Addr::LOCALHOST, 0).into(), 64).expect("a port")
+}
+
+/// Greets everybody who connects, on a thread of its own, until all threads together have served `count`.
+fn greeter(
+    settings: &Settings,
+    listener: &Listener,
+    served: &Arc<AtomicUsize>,
+    count: usize,
+) -> (JoinHandle<usize>, Remote) {
+    let (settings, listener, served) = (settings.clone(), listener.clone(), served.clone());
+    let (ready, remote) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let reactor = Reactor::new(&settings).expect("a reactor");
+        let acceptor = Rc::new(listener.accept_on(&reactor).expect("an acceptor"));
+        ready.send(reactor.remote()).expect("somebody who waits");
+        let (own, worker) = (Rc::new(AtomicUsize::new(0)), reactor.clone());
+        let (mine, all) = (own.clone(), served.clone());
+        reactor.spawn(async move {
+            loop {
+                let accepted = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a connection");
+                assert!(matches!(accepted.peer, Address::Tcp(peer) if peer.ip().is_loopback()));
+                let mut link = Link::new(&worker, accepted.fd).expect("a link");
+                link.write(&b"hello"[..]);
+                link.flush().await.expect("a peer that reads");
+                mine.fetch_add(1, Ordering::SeqCst);
+                all.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let turn = || {
+            if served.load(Ordering::SeqCst) < count {
+                std::ops::ControlFlow::Continue(())
+            } else {
+                std::ops::ControlFlow::Break(())
+            }
+        };
+        reactor.run(turn).expect("the event loop");
+        own.load(Ordering::SeqCst)
+    });
+    (thread, remote.recv().expect("a reactor"))
+}
+
+#[test]
+fn two_threads_accept_on_one_listener_and_nobody_is_left_out() {
+    const CLIENTS: usize = 50;
+    let same = modes().into_iter().map(|mode| [mode, mode]);
+    // Where one thread got io_uring and the other did not.
+    for pair in same.chain([[modes()[0], Mode::Epoll]]) {
+        eprintln!("modes: {pair:?}");
+        let listener = listen();
+        let address = listener.local_addr().expect("its address");
+        let served = Arc::new(AtomicUsize::new(0));
+        let threads = pair.map(|mode| greeter(&Settings { mode, ..Settings::default() }, &listener, &served, CLIENTS));
+        let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(address).expect("a listener")).collect();
+        for mut client in clients {
+            client.set_read_timeout(Some(crate::stage::PATIENCE)).expect("a timeout");
+            let mut greeting = String::new();
+            client.read_to_string(&mut greeting).expect("a greeting");
+            assert_eq!(greeting, "hello");
+        }
+        let served_by_each = threads.map(|(thread, remote)| {
+            remote.wake();
+            thread.join().expect("a greeter")
+        });
+        assert_eq!(served_by_each.iter().sum::<usize>(), CLIENTS);
+    }
+}
+
+#[test]
+fn an_accepted_socket_is_served_by_another_thread() {
+    each_mode(|settings| {
+        let listener = listen();
+        let address = listener.local_addr().expect("its address");
+        let client = std::thread::spawn(move || {
+            let mut greeting = String::new();
+            TcpStream::connect(address).expect("a listener").read_to_string(&mut greeting).expect("a greeting");
+            greeting
+        });
+        let here = Reactor::new(settings).expect("a reactor");
+        let acceptor = listener.accept_on(&here).expect("an acceptor");
+        let accepted = run_on(&here, async move { std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await });
+        let (settings, fd) = (settings.clone(), accepted.expect("a connection").fd);
+        let there = std::thread::spawn(move || {
+            let reactor = Reactor::new(&settings).expect("a reactor");
+            let mut link = Link::new(&reactor, fd).expect("a link");
+            run_on(&reactor, async move {
+                link.write(&b"hello"[..]);
+                link.flush().await.expect("a peer that reads");
+            });
+        });
+        there.join().expect("the other thread");
+        assert_eq!(client.join().expect("the client"), "hello");
+    });
+}
+
+#[test]
+fn an_acceptor_that_is_dropped_leaves_the_next_client_to_others() {
+    each_mode(|settings| {
+        let listener = listen();
+        let address = listener.local_addr().expect("its address");
+        let reactor = Reactor::new(settings).expect("a reactor");
+        let (first, second) = (listener.accept_on(&reactor), listener.accept_on(&reactor));
+        let (first, second) = (first.expect("an acceptor"), second.expect("an acceptor"));
+        let clock = reactor.clone();
+        let client = run_on(&reactor, async move {
+            let armed = std::future::poll_fn(|cx| std::task::Poll::Ready(first.poll_accept(cx).is_pending()));
+            assert!(armed.await);
+            drop(first);
+            clock.sleep(std::time::Duration::from_millis(1)).await;
+            let client = TcpStream::connect(address).expect("a listener");
+            let accepted = std::future::poll_fn(|cx| second.poll_accept(cx)).await.expect("a connection");
+            assert!(matches!(accepted.peer, Address::Tcp(peer) if peer == client.local_addr().expect("its address")));
+            client
+        });
+        drop(client);
+    });
+}
+
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("tidegate-link-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn the_file_of_a_unix_socket_comes_and_goes_with_its_listener() {
+    let path = path("comes-and-goes");
+    let listener = Listener::unix(&path, 0o600, 8).expect("a socket");
+    assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+    UnixStream::connect(&path).expect("a listener");
+    let copy = listener.clone();
+    drop(listener);
+    UnixStream::connect(&path).expect("a listener, as long as there is a copy");
+    drop(copy);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_unix_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not() {
+    let path = path("left-behind");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    assert!(path.exists(), "the standard library leaves the file");
+    let listener = Listener::unix(&path, 0o600, 8).expect("the place of the dead");
+    let refused = Listener::unix(&path, 0o600, 8).expect_err("somebody listens there");
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+    drop(listener);
+}
+
+#[test]
+fn a_unix_socket_whose_line_is_full_is_in_use() {
+    let path = path("full");
+    let listener = Listener::unix(&path, 0o600, 0).expect("a socket");
+    let mut waiting = Vec::new();
+    // The line of a listener that never accepts is soon full; a connect that waited would wait for ever.
+    loop {
+        let client = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("a socket");
+        client.set_nonblocking(true).expect("a socket");
+        let full = client.connect(&socket2::SockAddr::unix(&path).expect("a short path")).is_err();
+        waiting.push(client);
+        if full {
+            break;
+        }
+    }
+    let refused = Listener::unix(&path, 0o600, 8).expect_err("somebody listens there");
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+    drop(listener);
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let path = path("no-socket");
+    fs::write(&path, "precious").expect("a file");
+    let refused = Listener::unix(&path, 0o600, 8).expect_err("a file is in the way");
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+    assert_eq!(fs::read_to_string(&path).expect("the file"), "precious");
+    fs::remove_file(path).expect("the file");
+}
+
+#[test]
+fn a_port_in_use_is_refused() {
+    let listener = listen();
+    let refused = Listener::tcp(listener.local_addr().expect("its address"), 8).expect_err("a port in use");
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+}
+
+/// A pooled connection that keeps small messages back, or that lasts for ever when its peer's machine is switched off,
+/// is what nobody would look for in a gateway.
+#[test]
+fn connections_send_at_once_and_notice_a_peer_that_is_gone() {
+    each_mode(|settings| {
+        let reactor = Reactor::new(settings).expect("a reactor");
+        let owned = reactor.clone();
+        run_on(&reactor, async move {
+            let listener = listen();
+            let address = listener.local_addr().expect("its address");
+            let acceptor = listener.accept_on(&owned).expect("an acceptor");
+            let near = owned.connect(address.into()).await.expect("a connection");
+            let far = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a connection");
+            for fd in [&near, &far.fd] {
+                let socket = socket2::SockRef::from(fd);
+                assert!(socket.tcp_nodelay().expect("an option") && socket.keepalive().expect("an option"));
+                assert_eq!(socket.tcp_keepalive_time().expect("an option").as_secs(), 60);
+            }
+        });
+    });
+}

@@ -1,0 +1,160 @@
+//! Runs a reactor on the calling thread until a future completes, with a blocking peer on a thread of its own.
+
+use std::{
+    cell::RefCell,
+    future::Future,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    ops::ControlFlow,
+    os::fd::OwnedFd,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use tidegate_link::{Link, Mode, Reactor, Remote, Settings};
+
+/// A test that takes longer has lost a wake-up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `test` with io_uring, where that is allowed, and with epoll.
+pub(crate) fn each_mode(test: impl Fn(&Settings)) {
+    for mode in modes() {
+        eprintln!("mode: {mode:?}");
+        test(&Settings { mode, ..Settings::default() });
+    }
+}
+
+/// The modes that this machine allows.
+pub(crate) fn modes() -> Vec<Mode> {
+    let uring = Reactor::new(&Settings { mode: Mode::IoUring, ..Settings::default() });
+    match uring {
+        Ok(_) => vec![Mode::IoUring, Mode::Epoll],
+        Err(error) => {
+            eprintln!("io_uring is not to be had here ({error}): epoll only");
+            vec![Mode::Epoll]
+        }
+    }
+}
+
+/// Completes `body` on a reactor of its own.
+pub(crate) fn run<T, F>(settings: &Settings, body: impl FnOnce(Reactor) -> F) -> T
+where
+    T: 'static,
+    F: Future<Output = T> + 'static,
+{
+    let reactor = Reactor::new(settings).expect("a reactor");
+    run_on(&reactor, body(reactor.clone()))
+}
+
+/// Completes `body` on `reactor`.
+pub(crate) fn run_on<T: 'static>(reactor: &Reactor, body: impl Future<Output = T> + 'static) -> T {
+    let outcome = Rc::new(RefCell::new(Outcome::Open));
+    let note = Note(outcome.clone(), reactor.remote());
+    reactor.spawn(async move {
+        let output = body.await;
+        *note.0.borrow_mut() = Outcome::Done(output);
+    });
+    let clock = reactor.clone();
+    reactor.spawn(async move { clock.sleep(PATIENCE).await });
+    let started = Instant::now();
+    let turn = || {
+        assert!(started.elapsed() < PATIENCE, "nothing happens any more");
+        if matches!(*outcome.borrow(), Outcome::Open) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    reactor.run(turn).expect("the event loop");
+    match outcome.replace(Outcome::Fallen) {
+        Outcome::Done(output) => output,
+        _ => panic!("the task panicked"),
+    }
+}
+
+enum Outcome<T> {
+    Open,
+    Done(T),
+    Fallen,
+}
+
+/// Notes that the task has fallen, if it ends without an outcome; either way the reactor takes one more turn.
+struct Note<T>(Rc<RefCell<Outcome<T>>>, Remote);
+
+impl<T> Drop for Note<T> {
+    fn drop(&mut self) {
+        let mut outcome = self.0.borrow_mut();
+        if matches!(*outcome, Outcome::Open) {
+            *outcome = Outcome::Fallen;
+        }
+        self.1.wake();
+    }
+}
+
+/// Two ends of a TCP connection; the blocking one does not wait for ever.
+pub(crate) fn tcp_pair() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let far = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
+    far.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    far.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    far.set_nodelay(true).expect("no delay");
+    (listener.accept().expect("the other end").0.into(), far)
+}
+
+/// Completes `body` with a link, while `peer` has the other end on a thread of its own.
+pub(crate) fn with_peer<T, P, F>(
+    settings: &Settings,
+    peer: impl FnOnce(TcpStream) -> P + Send + 'static,
+    body: impl FnOnce(Reactor, Link) -> F,
+) -> (T, P)
+where
+    T: 'static,
+    P: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    let (near, far) = tcp_pair();
+    let peer = std::thread::spawn(move || peer(far));
+    let output = run(settings, |reactor| {
+        let link = Link::new(&reactor, near).expect("a link");
+        body(reactor, link)
+    });
+    (output, peer.join().expect("the peer"))
+}
+
+/// Sends back what comes, until the end of the stream.
+pub(crate) async fn echo(mut link: Link) {
+    loop {
+        let chunk = link.read().await.expect("bytes");
+        if chunk.is_empty() {
+            return;
+        }
+        link.write(chunk);
+        link.flush().await.expect("a peer that reads");
+    }
+}
+
+/// Reads up to the end of the stream.
+pub(crate) async fn read_to_end(link: &mut Link) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let chunk = link.read().await.expect("bytes");
+        if chunk.is_empty() {
+            return all;
+        }
+        all.extend_from_slice(&chunk);
+    }
+}
+
+/// Reads `count` bytes; what came behind them is put back.
+pub(crate) async fn read_exactly(link: &mut Link, count: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut chunk = link.read().await.expect("bytes");
+        assert!(!chunk.is_empty(), "the stream ended after {} bytes", all.len());
+        let taken = chunk.len().min(count - all.len());
+        all.extend_from_slice(&chunk[..taken]);
+        chunk.advance(taken);
+        link.unread(chunk);
+    }
+    all
+}
+
+/// Bytes in which no piece looks like another.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}

@@ -1,0 +1,504 @@
+//! The pool on one core: which connection goes to which client.
+//!
+//! Everything a core owns is here and is touched by its thread alone. [`offer`](Inner::offer) is the one place where a
+//! free connection finds its next holder, [`seek`](Inner::seek) the one place where a waiting client is sought a
+//! connection. No borrow is held while foreign code (the host, a connection, a waker) runs.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    rc::Rc,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Waker},
+    time::Instant,
+};
+
+use crate::{
+    Checkout, CheckoutError, Connection, Courier, Fate, Host, Lease, Limits, Pool, Slot,
+    board::{Line, Stamp, lower, raise},
+    checkout::Answer,
+    courier::{Parcel, Promise},
+    held::{Held, Permit},
+    mail::Mail,
+    pool::Control,
+    queue::{Key, Left, Queue},
+};
+
+/// The pool as seen from one core. A handle for the thread it was made on; clones share the same state.
+///
+/// When the last clone and all its leases, checkouts and slots are gone, its idle connections are closed and the core
+/// may get a new `Local`.
+pub struct Local<C: Connection>(Rc<Inner<C>>);
+
+impl<C: Connection> Clone for Local<C> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<C: Connection> Local<C> {
+    pub(crate) fn new(inner: Rc<Inner<C>>) -> Self {
+        Self(inner)
+    }
+
+    /// Ask for a connection. The client has its place in the queue at once.
+    #[inline]
+    pub fn checkout(&self, now: Instant) -> Checkout<C> {
+        if let Some(lease) = self.try_checkout(now) {
+            return Checkout::decided(Ok(lease), now);
+        }
+        match self.0.join(now) {
+            Ok(key) => Checkout::waiting(Rc::clone(&self.0), key, now),
+            Err(error) => Checkout::decided(Err(error), now),
+        }
+    }
+
+    /// Take an idle connection of this core, unless a client has a better claim to it.
+    #[inline]
+    pub fn try_checkout(&self, now: Instant) -> Option<Lease<C>> {
+        let held = self.0.take(now)?;
+        Some(Lease::new(held, Rc::clone(&self.0)))
+    }
+
+    /// Handle what other cores and operators have sent. To be called soon after `wake` named this core.
+    pub fn process_mail(&self, now: Instant) {
+        self.0.process_mail(now);
+    }
+
+    /// Close idle connections that are dead, outdated, idle too long or beyond the limits; open up to
+    /// [`Limits::min`]; open the reserve for clients that waited long; retry after back-off. To be called about once a
+    /// second.
+    pub fn sweep(&self, now: Instant) {
+        self.0.sweep(now);
+    }
+
+    /// The pool this belongs to.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool<C>> {
+        &self.0.pool
+    }
+
+    /// Number of this core.
+    #[must_use]
+    pub fn core(&self) -> usize {
+        self.0.core
+    }
+}
+
+impl<C: Connection> fmt::Debug for Local<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("core", &self.0.core).finish_non_exhaustive()
+    }
+}
+
+/// What one core owns.
+pub(crate) struct Inner<C: Connection> {
+    pub(crate) pool: Arc<Pool<C>>,
+    pub(crate) core: usize,
+    host: Box<dyn Host<C>>,
+    /// The last one put down is taken first: it is warm, and those at the bottom can grow old and be closed.
+    pub(crate) idle: RefCell<Vec<Box<Held<C>>>>,
+    queue: RefCell<Queue<Answer<C>>>,
+    control: RefCell<Control<C::Error>>,
+    epoch: Cell<u64>,
+    /// Neither paused nor closed.
+    granting: Cell<bool>,
+    /// Most connections there may be, reserve included.
+    ceiling: Cell<usize>,
+    now: Cell<Instant>,
+}
+
+impl<C: Connection> Inner<C> {
+    pub(crate) fn new(pool: Arc<Pool<C>>, core: usize, host: Box<dyn Host<C>>, now: Instant) -> Self {
+        let control = pool.control().clone();
+        let inner = Self {
+            pool,
+            core,
+            host,
+            idle: RefCell::new(Vec::new()),
+            queue: RefCell::new(Queue::new()),
+            control: RefCell::new(control),
+            epoch: Cell::new(0),
+            granting: Cell::new(false),
+            ceiling: Cell::new(0),
+            now: Cell::new(now),
+        };
+        inner.follow();
+        inner
+    }
+
+    pub(crate) fn line(&self) -> &Line {
+        self.pool.board.line(self.core)
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.control.borrow().limits
+    }
+
+    /// The latest moment this core was told.
+    pub(crate) fn now(&self) -> Instant {
+        self.now.get()
+    }
+
+    pub(crate) fn granting(&self) -> bool {
+        self.granting.get()
+    }
+
+    /// Take over the time and what operators have changed.
+    #[inline]
+    pub(crate) fn observe(&self, now: Instant) {
+        self.now.set(now);
+        if self.pool.epoch() != self.epoch.get() {
+            self.follow();
+        }
+    }
+
+    #[cold]
+    fn follow(&self) {
+        let control = self.pool.control().clone();
+        self.granting.set(!control.paused && control.closed.is_none());
+        self.ceiling.set(control.limits.size + control.limits.reserve);
+        self.epoch.set(control.epoch);
+        self.pool.board.acknowledge(self.core, control.epoch);
+        self.control.replace(control);
+    }
+
+    /// The fast way: an idle connection of this core for a client that comes now.
+    #[inline]
+    fn take(self: &Rc<Self>, now: Instant) -> Option<Box<Held<C>>> {
+        self.observe(now);
+        if !self.granting.get() || self.pool.board.somebody_waits() && !self.may_take(now) {
+            return None;
+        }
+        let held = self.pop_usable()?;
+        raise(&self.line().active);
+        Some(held)
+    }
+
+    /// Somebody waits, perhaps here, perhaps elsewhere: may a client that comes now take an idle connection?
+    #[cold]
+    fn may_take(self: &Rc<Self>, now: Instant) -> bool {
+        self.share_idle(self.pool.stamp(now));
+        self.queue.borrow().is_empty()
+    }
+
+    /// The warmest idle connection that is still good.
+    #[inline]
+    fn pop_usable(self: &Rc<Self>) -> Option<Box<Held<C>>> {
+        loop {
+            let mut idle = self.idle.borrow_mut();
+            let mut held = idle.pop()?;
+            self.pool.board.publish_taken(self.core, idle.len());
+            drop(idle);
+            if self.is_current(&mut held) && held.conn.is_usable() {
+                return Some(held);
+            }
+        }
+    }
+
+    /// Is the connection of the present generation and within its lifetime?
+    #[inline]
+    pub(crate) fn is_current(&self, held: &mut Held<C>) -> bool {
+        let record = &mut held.record;
+        if record.judged != Some(self.epoch.get()) {
+            let control = self.control.borrow();
+            if record.generation != control.generation || control.closed.is_some() {
+                return false;
+            }
+            record.expires = control.limits.life(record.early).and_then(|life| record.born.checked_add(life));
+            record.judged = Some(control.epoch);
+        }
+        record.expires.is_none_or(|expires| self.now.get() < expires)
+    }
+
+    /// A client, or the cleaner, gives a connection back.
+    #[inline]
+    pub(crate) fn release(self: &Rc<Self>, mut held: Box<Held<C>>, fate: Fate, now: Instant) {
+        self.observe(now);
+        let line = self.line();
+        let was = if held.cleaning { &line.cleaning } else { &line.active };
+        if fate == Fate::Close || !self.may_stay(&mut held) {
+            // Closed before it is no longer counted, so that a quiet pool is quiet.
+            drop(held);
+            lower(was);
+            self.seek();
+        } else if fate == Fate::Clean {
+            // In this order: nobody who counts misses it.
+            raise(&line.cleaning);
+            lower(was);
+            held.cleaning = true;
+            self.host.clean(Lease::new(held, Rc::clone(self)));
+        } else {
+            lower(was);
+            held.cleaning = false;
+            held.idle_since = now;
+            self.offer(held);
+        }
+    }
+
+    /// A connection was handed to a client who has left in the meantime.
+    pub(crate) fn pass_on(self: &Rc<Self>, held: Box<Held<C>>) {
+        self.release(held, Fate::Reuse, self.now.get());
+    }
+
+    /// A connection was opened.
+    pub(crate) fn opened(self: &Rc<Self>, mut held: Box<Held<C>>, now: Instant) {
+        self.observe(now);
+        if self.may_stay(&mut held) {
+            self.offer(held);
+        } else {
+            drop(held);
+        }
+        self.pool.nudge_waiting();
+        self.seek();
+        self.open_min();
+    }
+
+    #[inline]
+    fn may_stay(&self, held: &mut Held<C>) -> bool {
+        let ceiling = self.ceiling.get();
+        self.is_current(held) && !(self.pool.permits.open() > ceiling && held.record.permit.shed(ceiling))
+    }
+
+    /// A connection is free: give it to the oldest client here, unless one elsewhere has waited notably longer; with
+    /// no client here, put it down and then see whether one waits elsewhere.
+    #[inline]
+    fn offer(self: &Rc<Self>, mut held: Box<Held<C>>) {
+        let oldest = if self.granting.get() { self.queue.borrow().oldest() } else { None };
+        if let Some(stamp) = oldest {
+            return self.hand_over(held, stamp);
+        }
+        held.conn.rest();
+        let mut idle = self.idle.borrow_mut();
+        idle.push(held);
+        self.pool.board.publish_idle(self.core, idle.len());
+        drop(idle);
+        if self.pool.board.somebody_waits() {
+            self.share_idle(Stamp::MAX);
+        }
+    }
+
+    /// Clients wait here, the oldest since `stamp`.
+    fn hand_over(self: &Rc<Self>, held: Box<Held<C>>, stamp: Stamp) {
+        if let Some(promise) = self.promise_elsewhere(stamp) {
+            return self.send(held, promise);
+        }
+        raise(&self.line().active);
+        match self.answer(Ok(held)) {
+            Ok(waker) => waker.into_iter().for_each(Waker::wake),
+            Err(_) => unreachable!("the queue had an oldest waiter"),
+        }
+    }
+
+    /// Promise a connection to the core whose oldest client precedes one that came at `stamp` by more than
+    /// `overtake_max`; at `Stamp::MAX`, to the core with the oldest client.
+    fn promise_elsewhere(&self, stamp: Stamp) -> Option<Promise<C>> {
+        let overtake_max = self.control.borrow().limits.overtake_max.as_nanos() as Stamp;
+        loop {
+            let (core, oldest) = self.pool.board.oldest_elsewhere(self.core)?;
+            if oldest.saturating_add(overtake_max) >= stamp {
+                return None;
+            }
+            // Refused: another core was faster. Then somebody else is the oldest.
+            if let Some(promise) = Promise::to(&self.pool, core) {
+                return Some(promise);
+            }
+        }
+    }
+
+    /// Give idle connections to clients elsewhere that precede one who came here at `stamp`.
+    pub(crate) fn share_idle(self: &Rc<Self>, stamp: Stamp) {
+        while self.granting.get() && !self.idle.borrow().is_empty() {
+            let Some(promise) = self.promise_elsewhere(stamp) else {
+                return;
+            };
+            match self.pop_usable() {
+                Some(held) => self.send(held, promise),
+                None => return,
+            }
+        }
+    }
+
+    fn send(self: &Rc<Self>, held: Box<Held<C>>, promise: Promise<C>) {
+        let mut courier = Courier::new(held, promise, Rc::clone(self));
+        let mut cx = Context::from_waker(Waker::noop());
+        if Future::poll(std::pin::Pin::new(&mut courier), &mut cx).is_pending() {
+            self.host.send(courier);
+        }
+    }
+
+    fn receive(self: &Rc<Self>, parcel: Parcel<C>) {
+        let Parcel { parked, record, promise } = parcel;
+        promise.keep();
+        let conn = C::unpark(parked);
+        let mut held = Box::new(Held { conn, idle_since: self.now.get(), cleaning: false, record });
+        if self.may_stay(&mut held) && held.conn.is_usable() {
+            self.offer(held);
+        }
+    }
+
+    pub(crate) fn process_mail(self: &Rc<Self>, now: Instant) {
+        self.observe(now);
+        let letters = self.pool.mailbox(self.core).take();
+        for parcel in letters.parcels {
+            self.receive(parcel);
+        }
+        self.serve(now);
+        if letters.wanted {
+            self.pass_request_on();
+        }
+    }
+
+    /// Somebody asked for an idle connection, and those here did not suffice: ask the next core that has some, or tell
+    /// the client's core that none is left, so that it may open one.
+    fn pass_request_on(&self) {
+        if !self.granting.get() {
+            return;
+        }
+        let Some((waiting, _)) = self.pool.board.oldest_elsewhere(self.core) else {
+            return;
+        };
+        match self.pool.board.idle_elsewhere(self.core) {
+            Some((idle, _)) if idle != waiting && self.pool.post(idle, Mail::Wanted) => {}
+            _ => drop(self.pool.post(waiting, Mail::Look)),
+        }
+    }
+
+    /// Something has changed: whoever waits here may be served now.
+    pub(crate) fn serve(self: &Rc<Self>, now: Instant) {
+        self.observe(now);
+        if let Some(error) = self.closed() {
+            self.answer_all(&CheckoutError::Closed(error));
+            drop(self.idle.take());
+            self.pool.board.publish_taken(self.core, 0);
+            return;
+        }
+        while self.granting.get() && !self.queue.borrow().is_empty() {
+            let Some(held) = self.pop_usable() else { break };
+            self.offer(held);
+        }
+        if self.pool.board.somebody_waits() {
+            self.share_idle(Stamp::MAX);
+        }
+        self.seek();
+    }
+
+    /// Seek connections for the clients that wait here: idle ones of other cores first, then new ones.
+    pub(crate) fn seek(self: &Rc<Self>) {
+        while self.granting.get() {
+            let connecting = self.line().connecting.load(Relaxed);
+            let unmet = self.pool.board.unserved(self.core).saturating_sub(connecting);
+            if unmet == 0 {
+                return;
+            }
+            if let Some((other, idle)) = self.pool.board.idle_elsewhere(self.core) {
+                // Nobody there any more: then nothing is idle there any more either.
+                if !self.pool.post(other, Mail::Wanted) {
+                    continue;
+                }
+                if idle >= unmet {
+                    return;
+                }
+            }
+            if self.is_backing_off() || !self.connect(self.limits().size) {
+                return;
+            }
+        }
+    }
+
+    /// Is it too early to connect? If so, and nothing is open that could serve them, the waiting clients get the error
+    /// of the last attempt.
+    pub(crate) fn is_backing_off(&self) -> bool {
+        let backoff = self.pool.backoff();
+        if !backoff.pausing(self.now.get()) {
+            return false;
+        }
+        let error = backoff.error();
+        drop(backoff);
+        if let Some(error) = error
+            && self.pool.permits.open() == 0
+        {
+            self.answer_all(&CheckoutError::Connect(error));
+        }
+        true
+    }
+
+    /// Open one more, if fewer than `open_max` are open in the whole pool.
+    pub(crate) fn connect(self: &Rc<Self>, open_max: usize) -> bool {
+        let connecting_max = self.control.borrow().limits.connecting_max;
+        let Some(permit) = Permit::take(&self.pool, open_max, connecting_max) else {
+            return false;
+        };
+        raise(&self.line().connecting);
+        let generation = self.control.borrow().generation;
+        self.host.connect(Slot::new(Rc::clone(self), permit, generation));
+        true
+    }
+
+    /// A client that must wait joins the queue.
+    #[cold]
+    fn join(self: &Rc<Self>, now: Instant) -> Result<Key, CheckoutError<C::Error>> {
+        if let Some(error) = self.closed() {
+            return Err(CheckoutError::Closed(error));
+        }
+        let waiting: usize = self.pool.board.lines().map(Line::waiting).sum();
+        if waiting >= self.control.borrow().limits.waiting_max {
+            return Err(CheckoutError::Full);
+        }
+        let key = self.queue.borrow_mut().join(self.pool.stamp(now));
+        self.publish_waiting();
+        self.seek();
+        Ok(key)
+    }
+
+    pub(crate) fn poll_answer(&self, key: Key, waker: &Waker) -> Option<Answer<C>> {
+        // The former waker goes when the queue is no longer borrowed: with it may go a task and its checkouts.
+        let (answer, _former) = self.queue.borrow_mut().poll(key, waker);
+        answer
+    }
+
+    pub(crate) fn leave(&self, key: Key) -> Left<Answer<C>> {
+        let (left, _waker) = self.queue.borrow_mut().leave(key);
+        self.publish_waiting();
+        left
+    }
+
+    pub(crate) fn ahead(&self, key: Key) -> usize {
+        self.queue.borrow().ahead(key)
+    }
+
+    /// Clients here who have waited since `stamp` or longer, at most `most`.
+    pub(crate) fn waiting_since(&self, stamp: Stamp, most: usize) -> usize {
+        self.queue.borrow().waiting_since(stamp, most)
+    }
+
+    fn answer(&self, answer: Answer<C>) -> Result<Option<Waker>, Answer<C>> {
+        let waker = self.queue.borrow_mut().answer(answer)?;
+        self.publish_waiting();
+        Ok(waker)
+    }
+
+    fn answer_all(&self, error: &CheckoutError<C::Error>) {
+        while let Ok(waker) = self.answer(Err(error.clone())) {
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn publish_waiting(&self) {
+        let queue = self.queue.borrow();
+        self.pool.board.publish_waiting(self.core, queue.len(), queue.oldest());
+    }
+
+    fn closed(&self) -> Option<Arc<C::Error>> {
+        self.control.borrow().closed.clone()
+    }
+}
+
+impl<C: Connection> Drop for Inner<C> {
+    fn drop(&mut self) {
+        self.pool.board.publish_taken(self.core, 0);
+        self.idle.get_mut().clear();
+        self.pool.board.leave(self.core);
+        drop(self.pool.mailbox(self.core).close());
+    }
+}

@@ -1,0 +1,73 @@
+//! A connection that is to be opened.
+
+use std::{fmt, rc::Rc, time::Instant};
+
+use crate::{
+    Connection,
+    board::lower,
+    held::{Held, Permit, Record},
+    local::Inner,
+};
+
+/// The order to open one connection. Answer with [`fulfil`](Self::fulfil) or [`fail`](Self::fail); dropped, it counts
+/// as a failure without an error, and clients keep waiting.
+#[must_use = "a slot wants to be fulfilled or failed"]
+pub struct Slot<C: Connection> {
+    local: Rc<Inner<C>>,
+    permit: Option<Permit<C>>,
+    generation: u64,
+}
+
+impl<C: Connection> Slot<C> {
+    pub(crate) fn new(local: Rc<Inner<C>>, permit: Permit<C>, generation: u64) -> Self {
+        Self { local, permit: Some(permit), generation }
+    }
+
+    /// The connection is open: the oldest waiting client gets it, or it becomes idle.
+    pub fn fulfil(mut self, conn: C, now: Instant) {
+        let Some(mut permit) = self.permit.take() else {
+            return;
+        };
+        permit.connected();
+        lower(&self.local.line().connecting);
+        let early = self.local.pool.connect_succeeded();
+        let generation = self.generation;
+        let record = Record { born: now, early, generation, judged: None, expires: None, permit };
+        let held = Box::new(Held { conn, idle_since: now, cleaning: false, record });
+        self.local.opened(held, now);
+    }
+
+    /// The connect failed. If no connection is open and none is being opened, every waiting client gets the error.
+    pub fn fail(mut self, error: C::Error, now: Instant) {
+        self.end(Some(error), now);
+    }
+
+    /// The core that opens it.
+    #[must_use]
+    pub fn core(&self) -> usize {
+        self.local.core
+    }
+
+    fn end(&mut self, error: Option<C::Error>, now: Instant) {
+        let Some(permit) = self.permit.take() else {
+            return;
+        };
+        lower(&self.local.line().connecting);
+        self.local.pool.connect_failed(error, now, &self.local.limits());
+        drop(permit);
+        self.local.serve(now);
+    }
+}
+
+impl<C: Connection> Drop for Slot<C> {
+    fn drop(&mut self) {
+        let now = self.local.now();
+        self.end(None, now);
+    }
+}
+
+impl<C: Connection> fmt::Debug for Slot<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("core", &self.local.core).finish_non_exhaustive()
+    }
+}

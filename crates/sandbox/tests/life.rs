@@ -1,0 +1,108 @@
+//! A sandbox from start to end, on real servers.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tidegate_sandbox::{Error, Major, Postgres};
+
+fn one(postgres: &Postgres, sql: &str) -> String {
+    postgres.simple_query(sql).unwrap()[0][0].clone().unwrap()
+}
+
+#[test]
+fn starts_with_its_settings_and_leaves_nothing_behind() {
+    for major in [14, 18] {
+        let postgres = Postgres::builder().version(Major(major)).setting("max_connections", "37").start().unwrap();
+        assert_eq!(one(&postgres, "SHOW max_connections"), "37");
+        assert!(one(&postgres, "SHOW server_version").starts_with(&major.to_string()));
+        let (pid, home) = (postgres.pid(), postgres.socket_dir().to_owned());
+        postgres.stop().unwrap();
+        assert!(!home.exists());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
+
+#[test]
+fn comes_back_with_its_data_after_restart_and_kill() {
+    let mut postgres = Postgres::builder().start().unwrap();
+    let port = postgres.port();
+    postgres.simple_query("CREATE TABLE kept AS SELECT 7 AS n; CHECKPOINT").unwrap();
+    postgres.restart().unwrap();
+    assert_eq!(one(&postgres, "SELECT n FROM kept"), "7");
+    postgres.kill9().unwrap();
+    assert!(postgres.simple_query("SELECT 1").is_err());
+    postgres.restart().unwrap();
+    assert_eq!(one(&postgres, "SELECT n FROM kept"), "7");
+    assert_eq!(postgres.port(), port);
+}
+
+#[test]
+fn roles_and_databases_are_made_once_and_passwords_changed() {
+    let postgres = Postgres::builder().start().unwrap();
+    for password in ["first", "it's second"] {
+        postgres.ensure_role("o\"hara", password).unwrap();
+        postgres.ensure_database("app", "o\"hara").unwrap();
+    }
+    assert_eq!(postgres.simple_query_in("app", "SELECT current_database()").unwrap()[0][0].as_deref(), Some("app"));
+}
+
+#[test]
+fn error_of_the_server_keeps_its_sqlstate() {
+    let postgres = Postgres::builder().start().unwrap();
+    let Err(Error::Query { sqlstate, .. }) = postgres.simple_query("SELECT 1; SELECT 1/0") else {
+        panic!("division by zero is an error");
+    };
+    assert_eq!(sqlstate, "22012");
+}
+
+#[test]
+fn a_setting_that_postgres_refuses_is_reported_with_its_log() {
+    let failed = Postgres::builder().setting("no_such_setting", "1").start();
+    let Err(Error::Start { log, .. }) = failed else {
+        panic!("Postgres accepts no unknown setting");
+    };
+    assert!(log.contains("no_such_setting"), "{log}");
+}
+
+#[test]
+fn suspended_server_keeps_connections_and_answers_later() {
+    let postgres = Postgres::builder().start().unwrap();
+    postgres.suspend();
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", postgres.pid())).unwrap();
+    assert!(state.contains(") T "), "{state}");
+    postgres.resume();
+    assert_eq!(one(&postgres, "SELECT 1"), "1");
+}
+
+/// Set in the copy of this test that plays the owner who is killed.
+const OWNER: &str = "TIDEGATE_SANDBOX_TEST_OWNER";
+
+#[test]
+fn server_ends_with_an_owner_that_is_killed() {
+    if std::env::var_os(OWNER).is_some() {
+        play_an_owner_that_dies();
+    }
+    let test = std::env::current_exe().unwrap();
+    let copy = Command::new(test)
+        .args(["--exact", "server_ends_with_an_owner_that_is_killed", "--nocapture"])
+        .env(OWNER, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&copy.stdout).into_owned();
+    let value = |name: &str| said.lines().find_map(|line| line.split_once(name)).expect(&said).1.to_owned();
+    let (home, adopted) = (value("home="), value("adopted="));
+    while Path::new(&home).exists() || Path::new(&format!("/proc/{adopted}")).exists() {
+        std::thread::yield_now();
+    }
+}
+
+fn play_an_owner_that_dies() -> ! {
+    let postgres = Postgres::builder().start().unwrap();
+    let log = postgres.socket_dir().join("log");
+    let reader = Command::new("tail").arg("-f").arg(log).stdout(Stdio::null()).spawn().unwrap();
+    postgres.adopt(reader.id()).unwrap();
+    println!("\nhome={}\nadopted={}", postgres.socket_dir().display(), reader.id());
+    std::process::abort();
+}

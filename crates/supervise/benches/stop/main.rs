@@ -1,0 +1,212 @@
+//! How long it takes to start and to stop N children, beside the designs that a service would use otherwise.
+//!
+//! `cargo bench -p tidegate-supervise --features tokio --bench stop -- [--quick] [--json FILE] [--check]`
+//!
+//! Every run is a process of its own, and rounds interleave the designs. A figure is the best of its rounds, for all
+//! designs alike: what else the machine does can only add to it. A ratio is the median of the rounds' ratios.
+//! Allocator: mimalloc; with the feature `bench-system-allocator` the system's.
+
+mod beam;
+mod steady;
+mod subjects;
+mod table;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::process::{Command, ExitCode};
+
+use subjects::Figures;
+use table::{Bar, Figure, best, median};
+
+#[cfg(not(feature = "bench-system-allocator"))]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const ALLOCATOR_NAME: &str = if cfg!(feature = "bench-system-allocator") { "system" } else { "mimalloc" };
+const OURS: &str = "supervise";
+const FLOOR: &str = "bare spawn";
+const TOKENS: &str = "TaskTracker + child tokens";
+
+struct Options {
+    quick: bool,
+    json: Option<String>,
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--one", design, children] => one(design, children.parse().expect("a number of children")),
+        ["--steady", design] => println!("{}", on_workers(steady_of(design.to_owned()))),
+        _ => return compare(&options(&args)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn options(args: &[String]) -> Options {
+    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    Options { quick: has("--quick"), json, check: has("--check") }
+}
+
+/// Runs on a worker of a runtime with as many workers as there are cores.
+fn on_workers<F: Future<Output: Send> + Send + 'static>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async { tokio::spawn(future).await.expect("the bench does not panic") })
+}
+
+async fn steady_of(design: String) -> f64 {
+    steady::run(&design).await
+}
+
+/// One run of one design in this process.
+fn one(design: &str, children: u64) {
+    let design = design.to_owned();
+    let figures = on_workers(async move { subjects::run(&design, children).await });
+    println!("{}", figures.to_line());
+}
+
+/// Runs this program again with `args`, and returns what it prints.
+fn again(args: &[&str]) -> String {
+    let program = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program).args(args).output().expect("this program runs again");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn compare(options: &Options) -> ExitCode {
+    let sizes: &[u64] = if options.quick { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
+    let rounds = if options.quick { 3 } else { 5 };
+    let mut figures = Vec::new();
+    let mut runs = Runs::default();
+    for &size in sizes {
+        runs.measure(size, rounds);
+        figures.extend(runs.figures(size));
+    }
+    figures.extend(runs.flatness(sizes));
+    figures.extend(steady_figures(2 * rounds + 1));
+    figures.extend(beam_figures(&runs, &sizes[1..]));
+    table::print(&figures);
+    if let Some(path) = &options.json {
+        table::write_json(&figures, path).expect("the JSON file can be written");
+    }
+    let missed = figures.iter().any(|figure| !figure.is_ok());
+    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// All runs so far, by size and design, round by round.
+#[derive(Default)]
+struct Runs(BTreeMap<(u64, &'static str), Vec<Figures>>);
+
+impl Runs {
+    fn measure(&mut self, size: u64, rounds: usize) {
+        for _ in 0..rounds {
+            for design in subjects::DESIGNS {
+                let line = again(&["--one", design, &size.to_string()]);
+                let figures = Figures::from_line(&line).expect("a line of figures");
+                self.0.entry((size, design)).or_default().push(figures);
+            }
+        }
+    }
+
+    fn of(&self, size: u64, design: &'static str, what: impl Fn(&Figures) -> f64) -> f64 {
+        best(self.0[&(size, design)].iter().map(what))
+    }
+
+    fn ratio(&self, size: u64, other: &'static str, what: fn(&Figures) -> f64) -> f64 {
+        let pairs = self.0[&(size, OURS)].iter().zip(&self.0[&(size, other)]);
+        median(pairs.map(|(ours, theirs)| what(ours) / what(theirs)).collect())
+    }
+
+    fn figures(&self, size: u64) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        for design in subjects::DESIGNS {
+            let mut add = |metric, unit, bar, what: fn(&Figures) -> f64| {
+                figures.push(figure(design, size, metric, self.of(size, design, what), unit, bar));
+            };
+            let bar = stop_bar(size).filter(|_| design == OURS);
+            add("start", "ms", None, |run| run.start_ms);
+            add("stop", "ms", bar, |run| run.stop_ms);
+            add("start CPU per child", "ns", None, |run| run.start_cpu_ns);
+            add("stop CPU per child", "ns", None, |run| run.stop_cpu_ns);
+            add("memory per child", "B", None, |run| run.bytes_per_child);
+            add("p99 lateness during stop", "us", None, |run| run.late_p99_us);
+        }
+        let large = size > 10_000;
+        let mut ratio = |metric, other, limit, what: fn(&Figures) -> f64| {
+            let bar = large.then_some(Bar::AtMost(limit));
+            figures.push(figure(OURS, size, metric, self.ratio(size, other, what), "x", bar));
+        };
+        ratio("stop / bare spawn", FLOOR, 1.2, |run| run.stop_ms);
+        ratio("stop / child tokens", TOKENS, 1.15, |run| run.stop_ms);
+        ratio("start / bare spawn", FLOOR, 1.5, |run| run.start_ms);
+        ratio("start / child tokens", TOKENS, 0.5, |run| run.start_ms);
+        let more = self.of(size, OURS, |run| run.bytes_per_child) - self.of(size, FLOOR, |run| run.bytes_per_child);
+        let bar = large.then_some(Bar::AtMost(128.0));
+        figures.push(figure(OURS, size, "memory over bare spawn", more, "B", bar));
+        figures
+    }
+
+    /// Processor time per child at the largest number of children over that at the smallest.
+    fn flatness(&self, sizes: &[u64]) -> Option<Figure> {
+        let (&small, &large) = (sizes.first()?, sizes.last()?);
+        let cpu = |size| self.of(size, OURS, |run| run.stop_cpu_ns);
+        Some(figure(OURS, large, "stop CPU / that of 10k", cpu(large) / cpu(small), "x", Some(Bar::AtMost(1.2))))
+    }
+}
+
+fn stop_bar(size: u64) -> Option<Bar> {
+    let limits = [(200_000, 45.0), (500_000, 110.0), (1_000_000, 220.0)];
+    let limit = limits.iter().find(|(at, _)| *at == size && ALLOCATOR_NAME == "mimalloc")?.1;
+    Some(Bar::AtMost(limit))
+}
+
+fn figure(design: &str, size: u64, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
+    let case = format!("{}k {ALLOCATOR_NAME}", size / 1000);
+    Figure { subject: design.to_owned(), case, metric, value, unit, bar }
+}
+
+fn steady_figures(rounds: usize) -> Vec<Figure> {
+    let mut turns: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for _ in 0..rounds {
+        for design in steady::DESIGNS {
+            let ns = again(&["--steady", design]).parse().expect("a number of nanoseconds");
+            turns.entry(design).or_default().push(ns);
+        }
+    }
+    let turn = |design: &str| best(turns[design].iter().copied());
+    let over = |design: &str| turn(design) - turn("no check");
+    let steady = |subject: &str, metric, value, unit, bar| {
+        let case = format!("4096 x select {ALLOCATOR_NAME}");
+        Figure { subject: subject.to_owned(), case, metric, value, unit, bar }
+    };
+    let mut figures = Vec::new();
+    for design in steady::DESIGNS {
+        figures.push(steady(design, "turn", turn(design), "ns", None));
+    }
+    figures.push(steady("one token", "check", over("one token"), "ns", None));
+    figures.push(steady("child tokens", "check", over("child tokens"), "ns", None));
+    figures.push(steady(OURS, "check", over(OURS), "ns", Some(Bar::AtMost(10.0))));
+    let ratio = over(OURS) / over("child tokens");
+    figures.push(steady(OURS, "check / child tokens", ratio, "x", Some(Bar::AtMost(0.35))));
+    figures
+}
+
+fn beam_figures(ours: &Runs, sizes: &[u64]) -> Vec<Figure> {
+    let Some(runs) = beam::run(sizes) else {
+        println!("missing: elixir is not installed, so the BEAM's supervisors were not measured");
+        return Vec::new();
+    };
+    let mut figures = Vec::new();
+    for run in &runs {
+        let subject = format!("BEAM {}", run.variant);
+        figures.push(figure(&subject, run.children, "start", run.start_ms, "ms", None));
+        figures.push(figure(&subject, run.children, "stop", run.stop_ms, "ms", None));
+    }
+    for &size in sizes {
+        let theirs = best(runs.iter().filter(|run| run.children == size).map(|run| run.stop_ms));
+        let faster = theirs / ours.of(size, OURS, |run| run.stop_ms);
+        figures.push(figure(OURS, size, "faster than best BEAM", faster, "x", Some(Bar::AtLeast(12.0))));
+    }
+    figures
+}

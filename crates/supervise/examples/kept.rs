@@ -1,0 +1,43 @@
+//! A worker that fails now and then is started again, until it fails too often.
+//!
+//! `cargo run -p tidegate-supervise --features tokio --example kept`
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Policy, Restart, Scope, Tokio};
+
+struct Prints;
+
+impl Observe for Prints {
+    fn restarting(&self, scope: &str, exit: Exit, panic: Option<&str>, wait: Duration) {
+        println!("{scope}: {exit} ({}), again in {wait:?}", panic.unwrap_or("no panic"));
+    }
+
+    fn gave_up(&self, scope: &str, exit: Exit) {
+        println!("{scope}: {exit} once too often");
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let workers = Scope::builder("workers").observer(Arc::new(Prints)).build::<&str>().on(Tokio::current());
+    let policy = Policy::new(Restart::Transient)
+        .budget(Budget::new(3, Duration::from_secs(60)))
+        .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(1)));
+    let class = Class::new(policy, |name: &&'static str, ctx: Ctx| work(name, ctx));
+
+    let child = workers.spawn_kept("fragile", &class)?;
+    println!("fragile ended: {:?}", child.ended().await);
+    println!("{:?}", workers.counts());
+    println!("{}", workers.stop(Duration::from_secs(1), Duration::from_secs(1)).await);
+    Ok(())
+}
+
+async fn work(name: &'static str, ctx: Ctx) -> Result<(), String> {
+    tokio::select! {
+        () = ctx.cancelled() => Ok(()),
+        () = tokio::time::sleep(Duration::from_millis(100)) => Err(format!("{name} lost its connection")),
+    }
+}

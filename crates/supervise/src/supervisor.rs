@@ -1,0 +1,123 @@
+//! A scope together with the runtime that its children run on.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::time::Duration;
+
+use crate::child::{Child, Ctx, Supervised};
+use crate::restart::{Class, Kept};
+use crate::runtime::{Spawn, Timer};
+use crate::scope::{Key, Presence, Scope, Unkeyed};
+use crate::stop::Report;
+use crate::{Completion, Refused};
+
+/// A [`Scope`] that spawns its children itself. All methods of the scope are there as well.
+#[derive(Clone, Debug)]
+pub struct Supervisor<R, K = Unkeyed> {
+    scope: Scope<K>,
+    runtime: R,
+}
+
+impl<R, K> Deref for Supervisor<R, K> {
+    type Target = Scope<K>;
+
+    fn deref(&self) -> &Scope<K> {
+        &self.scope
+    }
+}
+
+impl<K> Scope<K> {
+    /// This scope, with a runtime to spawn its children on.
+    pub fn on<R>(&self, runtime: R) -> Supervisor<R, K> {
+        Supervisor { scope: self.clone(), runtime }
+    }
+}
+
+impl<R: Clone, K: Key> Supervisor<R, K> {
+    /// A scope below this one, on the same runtime.
+    pub fn child<K2: Key>(&self, name: &str) -> Supervisor<R, K2> {
+        self.scope.child(name).on(self.runtime.clone())
+    }
+}
+
+impl<R, K: Key> Supervisor<R, K> {
+    /// The scope alone.
+    pub fn scope(&self) -> &Scope<K> {
+        &self.scope
+    }
+
+    /// Starts a child without a key.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children.
+    #[track_caller]
+    pub fn spawn<F>(&self, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
+    where
+        F: Future<Output: Completion>,
+        R: Spawn<Supervised<F>>,
+    {
+        self.scope.wrap(future).map(|child| self.runtime.spawn(child))
+    }
+
+    /// Starts a child that is known as `key` until it has ended.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    #[track_caller]
+    pub fn spawn_as<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
+    where
+        F: Future<Output: Completion>,
+        R: Spawn<Supervised<F>>,
+    {
+        self.scope.wrap_as(key, future).map(|child| self.runtime.spawn(child))
+    }
+
+    /// Starts a child of this key unless one lives. Of any number of callers at once, one starts it.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children.
+    #[track_caller]
+    pub fn spawn_if_absent<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Presence<R::Handle>, Refused>
+    where
+        F: Future<Output: Completion>,
+        R: Spawn<Supervised<F>>,
+    {
+        Ok(match self.scope.wrap_if_absent(key, future)? {
+            Presence::New(child) => Presence::New(self.runtime.spawn(child)),
+            Presence::Existing(child) => Presence::Existing(child),
+        })
+    }
+
+    /// Starts a child of a class that restarts.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    #[track_caller]
+    pub fn spawn_kept<M, F>(&self, key: K, class: &Class<M>) -> Result<Child, Refused>
+    where
+        R: Timer + Clone + Spawn<Supervised<Kept<K, M, F, R>>>,
+        M: Fn(&K, Ctx) -> F,
+        F: Future<Output: Completion>,
+    {
+        let supervised = self.scope.wrap_kept(key, class, self.runtime.clone())?;
+        let child = supervised.child();
+        self.runtime.spawn(supervised);
+        Ok(child)
+    }
+
+    /// As [`Scope::stop`], on this runtime.
+    pub fn stop(&self, grace: Duration, abort: Duration) -> impl Future<Output = Report> + use<R, K>
+    where
+        R: Timer + Clone,
+    {
+        self.scope.stop(self.runtime.clone(), grace, abort)
+    }
+
+    /// As [`Scope::drain`], on this runtime.
+    pub fn drain(&self, deadline: Duration) -> impl Future<Output = Report> + use<R, K>
+    where
+        R: Timer + Clone,
+    {
+        self.scope.drain(self.runtime.clone(), deadline)
+    }
+}

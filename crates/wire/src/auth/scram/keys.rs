@@ -1,0 +1,87 @@
+//! What is derived from a password.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+
+pub(super) type Key = [u8; 32];
+
+/// The two keys of a password. The client's key is worth as much as the password, for this salt and iteration count.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// Proves to a server that the client knows the password.
+    pub client_key: [u8; 32],
+    /// Proves to a client that the server knows the verifier.
+    pub server_key: [u8; 32],
+}
+
+impl Keys {
+    /// Derives the keys of a password, which is normalized first. Costs `iterations` rounds of HMAC-SHA-256 (no less than
+    /// one).
+    #[must_use]
+    pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
+        let mut salted = Key::default();
+        // Only an output of no length at all is refused.
+        let _ = pbkdf2::pbkdf2::<Hmac<Sha256>>(&normalize(password), salt, iterations.max(1), &mut salted);
+        Self { client_key: hmac(&salted, &[b"Client Key"]), server_key: hmac(&salted, &[b"Server Key"]) }
+    }
+
+    pub(super) fn stored_key(&self) -> Key {
+        sha256(&self.client_key)
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keys(..)")
+    }
+}
+
+/// Keys and what they were derived with: they are of use only against a verifier with the same salt and iterations.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SaltedKeys {
+    /// The keys.
+    pub keys: Keys,
+    /// The salt.
+    pub salt: Vec<u8>,
+    /// The number of iterations.
+    pub iterations: u32,
+}
+
+impl fmt::Debug for SaltedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SaltedKeys").field("iterations", &self.iterations).finish_non_exhaustive()
+    }
+}
+
+/// Brings a password to its one form (SASLprep, RFC 4013). One that has none, not being UTF-8 or having characters that
+/// are not allowed, stays as it is, as in Postgres.
+#[must_use]
+pub fn normalize(password: &[u8]) -> Cow<'_, [u8]> {
+    let prepared = str::from_utf8(password).ok().and_then(|text| stringprep::saslprep(text).ok());
+    match prepared {
+        Some(text) if !text.is_empty() => match text {
+            Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+            Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+        },
+        _ => Cow::Borrowed(password),
+    }
+}
+
+pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> Key {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().into()
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> Key {
+    Sha256::digest(bytes).into()
+}
+
+pub(super) fn xor(one: &Key, other: &Key) -> Key {
+    std::array::from_fn(|at| one[at] ^ other[at])
+}

@@ -1,0 +1,95 @@
+//! What a server stores instead of a password.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::keys::{Key, Keys, hmac};
+use super::message::{decode, decode_key, encode, parse_iterations};
+use super::{MECHANISM, ScramError};
+use crate::auth::secrets_equal;
+
+/// The longest salt that is read, in bytes. Postgres makes salts of 16.
+const SALT_MAX: usize = 256;
+
+/// Checks a password without knowing it. Text form: `SCRAM-SHA-256$iterations:salt$stored:server`, as in `pg_authid`.
+///
+/// Its text form is a secret (it can be attacked offline, and its server key poses as the server), so `Debug` hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Verifier {
+    pub(super) salt: Vec<u8>,
+    pub(super) iterations: u32,
+    pub(super) stored_key: Key,
+    pub(super) server_key: Key,
+}
+
+impl Verifier {
+    /// Makes the verifier of a password. Costs `iterations` rounds of HMAC-SHA-256 (no less than one).
+    #[must_use]
+    pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
+        let iterations = iterations.max(1);
+        let keys = Keys::derive(password, salt, iterations);
+        Self { salt: salt.to_vec(), iterations, stored_key: keys.stored_key(), server_key: keys.server_key }
+    }
+
+    /// Makes a verifier that no password satisfies, for a user that does not exist: the exchange goes on as with any
+    /// other user and fails at its end. The same user gets the same salt each time, as a real one would.
+    ///
+    /// `secret` should be random, kept for as long as the process lives, and the same in all processes that clients
+    /// take for one.
+    #[must_use]
+    pub fn fake(user: &[u8], secret: &[u8], iterations: u32) -> Self {
+        let part = |label: &[u8]| hmac(secret, &[label, user]);
+        let salt = part(b"salt ").first_chunk::<16>().map_or_else(Vec::new, |salt| salt.to_vec());
+        Self { salt, iterations: iterations.max(1), stored_key: part(b"stored "), server_key: part(b"server ") }
+    }
+
+    /// The password is the one that the verifier was made of. As slow as [`Verifier::derive`].
+    #[must_use]
+    pub fn matches(&self, password: &[u8]) -> bool {
+        secrets_equal(&Keys::derive(password, &self.salt, self.iterations).stored_key(), &self.stored_key)
+    }
+
+    /// The salt.
+    #[must_use]
+    pub fn salt(&self) -> &[u8] {
+        &self.salt
+    }
+
+    /// The number of iterations.
+    #[must_use]
+    pub const fn iterations(&self) -> u32 {
+        self.iterations
+    }
+
+    /// The text form. Not `Display`, so that it does not end up in a log by accident.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let (salt, stored) = (encode(&self.salt), encode(&self.stored_key));
+        format!("{MECHANISM}${}:{salt}${stored}:{}", self.iterations, encode(&self.server_key))
+    }
+}
+
+impl FromStr for Verifier {
+    type Err = ScramError;
+
+    fn from_str(text: &str) -> Result<Self, ScramError> {
+        let malformed = |expected| ScramError::Malformed { offset: 0, expected };
+        let rest = text.strip_prefix(MECHANISM).and_then(|rest| rest.strip_prefix('$'));
+        let (params, keys) = rest.and_then(|rest| rest.split_once('$')).ok_or(malformed("a SCRAM-SHA-256 verifier"))?;
+        let (iterations, salt) = params.split_once(':').ok_or(malformed("iterations:salt"))?;
+        let (stored, server) = keys.split_once(':').ok_or(malformed("stored:server keys"))?;
+        let salt = decode(salt).filter(|salt| (1..=SALT_MAX).contains(&salt.len()));
+        Ok(Self {
+            salt: salt.ok_or(malformed("a salt in base64"))?,
+            iterations: parse_iterations(iterations)?,
+            stored_key: decode_key(stored).ok_or(malformed("a stored key in base64"))?,
+            server_key: decode_key(server).ok_or(malformed("a server key in base64"))?,
+        })
+    }
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier").field("iterations", &self.iterations).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,69 @@
+//! Messages of the server: tags, views of bodies, encoders.
+//!
+//! A view borrows the body of a message (the bytes after the header) and is checked to its end when it is decoded, so
+//! its iterators cannot fail. An encoder appends a whole message to a `Vec`; a zero byte in a string ends it.
+
+mod report;
+mod view;
+mod write;
+
+pub use crate::startup::{Negotiate, negotiate_protocol_version};
+pub use report::{ErrorFields, ErrorReport, Severity, error_response, notice_response};
+pub use view::{
+    Authentication, BackendKeyData, Column, CommandComplete, DataRow, Mechanisms, Notification, ParameterStatus,
+    RowDescription, TxStatus, ready_for_query_status,
+};
+pub use write::{
+    authentication_cleartext, authentication_md5, authentication_ok, authentication_sasl, authentication_sasl_continue,
+    authentication_sasl_final, backend_key_data, bind_complete, close_complete, command_complete, data_row,
+    empty_query, no_data, parameter_description, parameter_status, parse_complete, ready_for_query, row_description,
+};
+
+/// A step of the authentication.
+pub const AUTHENTICATION: u8 = b'R';
+/// The key for cancel requests.
+pub const BACKEND_KEY_DATA: u8 = b'K';
+/// A Bind succeeded.
+pub const BIND_COMPLETE: u8 = b'2';
+/// A Close succeeded.
+pub const CLOSE_COMPLETE: u8 = b'3';
+/// A statement is done.
+pub const COMMAND_COMPLETE: u8 = b'C';
+/// COPY goes both ways from here (replication).
+pub const COPY_BOTH_RESPONSE: u8 = b'W';
+/// A piece of COPY data; the client sends it too.
+pub const COPY_DATA: u8 = b'd';
+/// COPY data are complete; the client sends it too.
+pub const COPY_DONE: u8 = b'c';
+/// The server waits for COPY data.
+pub const COPY_IN_RESPONSE: u8 = b'G';
+/// The server is about to send COPY data.
+pub const COPY_OUT_RESPONSE: u8 = b'H';
+/// A row.
+pub const DATA_ROW: u8 = b'D';
+/// The query was empty.
+pub const EMPTY_QUERY_RESPONSE: u8 = b'I';
+/// Something failed.
+pub const ERROR_RESPONSE: u8 = b'E';
+/// The result of a FunctionCall.
+pub const FUNCTION_CALL_RESPONSE: u8 = b'V';
+/// Another version is spoken than was asked for.
+pub const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
+/// The statement returns no rows.
+pub const NO_DATA: u8 = b'n';
+/// A warning or a hint.
+pub const NOTICE_RESPONSE: u8 = b'N';
+/// A NOTIFY of some session.
+pub const NOTIFICATION_RESPONSE: u8 = b'A';
+/// The types of a statement's parameters.
+pub const PARAMETER_DESCRIPTION: u8 = b't';
+/// A setting and its new value.
+pub const PARAMETER_STATUS: u8 = b'S';
+/// A Parse succeeded.
+pub const PARSE_COMPLETE: u8 = b'1';
+/// The row limit of an Execute was reached; the portal has more.
+pub const PORTAL_SUSPENDED: u8 = b's';
+/// The server waits for the next query.
+pub const READY_FOR_QUERY: u8 = b'Z';
+/// The columns of the rows to come.
+pub const ROW_DESCRIPTION: u8 = b'T';

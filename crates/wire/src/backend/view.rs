@@ -1,0 +1,327 @@
+//! Bodies of server messages, borrowed.
+
+use crate::cursor::Cursor;
+use crate::error::{DecodeError, Reason};
+use crate::startup::{KEY_MAX, KEY_MIN};
+
+/// The body of an authentication message: what the server wants next.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authentication<'a> {
+    /// The client is in.
+    Ok,
+    /// The password in clear text.
+    Cleartext,
+    /// The password hashed with md5.
+    Md5 {
+        /// Salt of this challenge.
+        salt: [u8; 4],
+    },
+    /// One of these SASL mechanisms.
+    Sasl {
+        /// Their names.
+        mechanisms: Mechanisms<'a>,
+    },
+    /// The next message of the SASL exchange.
+    SaslContinue(&'a [u8]),
+    /// The last message of the SASL exchange.
+    SaslFinal(&'a [u8]),
+    /// A method that is not spoken here: Kerberos, GSSAPI, SSPI.
+    Other {
+        /// Its code.
+        code: u32,
+    },
+}
+
+impl<'a> Authentication<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// It ends early, or bytes follow its fields.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let code = fields.u32()?;
+        let found = match code {
+            0 => Self::Ok,
+            3 => Self::Cleartext,
+            5 => Self::Md5 { salt: fields.u32()?.to_be_bytes() },
+            10 => return Mechanisms::decode(fields).map(|mechanisms| Self::Sasl { mechanisms }),
+            11 => return Ok(Self::SaslContinue(fields.rest())),
+            12 => return Ok(Self::SaslFinal(fields.rest())),
+            _ => return Ok(Self::Other { code }),
+        };
+        fields.end()?;
+        Ok(found)
+    }
+}
+
+/// The names of the SASL mechanisms on offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mechanisms<'a> {
+    /// The names with their zero bytes, without the empty name at the end.
+    names: &'a [u8],
+}
+
+impl<'a> Mechanisms<'a> {
+    fn decode(mut fields: Cursor<'a>) -> Result<Self, DecodeError> {
+        let names = fields.rest();
+        while !fields.text()?.is_empty() {}
+        fields.end()?;
+        Ok(Self { names: names.strip_suffix(&[0]).unwrap_or_default() })
+    }
+
+    /// The names, the server's favourite first.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let mut names = Cursor::new(self.names);
+        std::iter::from_fn(move || names.text().ok())
+    }
+
+    /// The mechanism is on offer.
+    #[must_use]
+    pub fn offer(&self, name: &str) -> bool {
+        self.iter().any(|found| found == name.as_bytes())
+    }
+}
+
+/// The body of ParameterStatus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParameterStatus<'a> {
+    /// Name of the setting.
+    pub name: &'a [u8],
+    /// Its value from here on.
+    pub value: &'a [u8],
+}
+
+impl<'a> ParameterStatus<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// A string has no terminator, or bytes follow.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let (name, value) = (fields.text()?, fields.text()?);
+        fields.end()?;
+        Ok(Self { name, value })
+    }
+}
+
+/// The body of BackendKeyData.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackendKeyData<'a> {
+    /// The server process.
+    pub pid: u32,
+    /// The secret for cancel requests, 4 to 256 bytes.
+    pub key: &'a [u8],
+}
+
+impl<'a> BackendKeyData<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The key is shorter than 4 or longer than 256 bytes.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let pid = fields.u32()?;
+        let key = fields.rest();
+        if (KEY_MIN..=KEY_MAX).contains(&key.len()) {
+            return Ok(Self { pid, key });
+        }
+        Err(fields.error(Reason::Length { len: key.len(), min: KEY_MIN, max: KEY_MAX }))
+    }
+}
+
+/// Where a session is relative to a transaction: the body of ReadyForQuery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum TxStatus {
+    /// Outside a transaction.
+    Idle = b'I',
+    /// In one.
+    InTransaction = b'T',
+    /// In one that failed and takes nothing but its end.
+    Failed = b'E',
+}
+
+impl TxStatus {
+    /// The status that a byte stands for.
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        match byte {
+            b'I' => Some(Self::Idle),
+            b'T' => Some(Self::InTransaction),
+            b'E' => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
+
+/// Decodes the body of ReadyForQuery.
+///
+/// # Errors
+/// It is not exactly one of the three status bytes.
+pub fn ready_for_query_status(body: &[u8]) -> Result<TxStatus, DecodeError> {
+    let mut fields = Cursor::new(body);
+    let byte = fields.u8()?;
+    fields.end()?;
+    let reason = Reason::Value { field: "the transaction status", value: byte.into() };
+    TxStatus::from_byte(byte).ok_or(DecodeError::new(0, reason))
+}
+
+/// The body of CommandComplete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandComplete<'a> {
+    /// What was done, and to how many rows: `INSERT 0 5`.
+    pub tag: &'a [u8],
+}
+
+impl<'a> CommandComplete<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The text has no terminator, or bytes follow it.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let tag = fields.text()?;
+        fields.end()?;
+        Ok(Self { tag })
+    }
+
+    /// How many rows: the number at the end, for the commands that count them.
+    #[must_use]
+    pub fn rows(&self) -> Option<u64> {
+        let start = memchr::memrchr(b' ', self.tag)? + 1;
+        let digits = self.tag.get(start..).filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
+        str::from_utf8(digits).ok()?.parse().ok()
+    }
+}
+
+/// A column of a RowDescription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// The table it is of, 0 if of none.
+    pub table: u32,
+    /// Its number in that table, 0 if of none.
+    pub number: i16,
+    /// OID of its type.
+    pub type_oid: u32,
+    /// Bytes of a value, negative if they vary.
+    pub type_size: i16,
+    /// What the type adds to that, e.g. the length of a `varchar`.
+    pub type_modifier: i32,
+    /// 0 is text, 1 binary.
+    pub format: i16,
+}
+
+impl<'a> Column<'a> {
+    fn read(fields: &mut Cursor<'a>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            name: fields.text()?,
+            table: fields.u32()?,
+            number: fields.i16()?,
+            type_oid: fields.u32()?,
+            type_size: fields.i16()?,
+            type_modifier: fields.i32()?,
+            format: fields.i16()?,
+        })
+    }
+}
+
+/// The body of RowDescription: an iterator over its columns.
+#[derive(Debug, Clone)]
+pub struct RowDescription<'a> {
+    left: u16,
+    fields: Cursor<'a>,
+}
+
+impl<'a> RowDescription<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The columns are not as many as their count.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let count = fields.u16()?;
+        let columns = Self { left: count, fields };
+        for _ in 0..count {
+            Column::read(&mut fields)?;
+        }
+        fields.end()?;
+        Ok(columns)
+    }
+}
+
+impl<'a> Iterator for RowDescription<'a> {
+    type Item = Column<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        Column::read(&mut self.fields).ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left.into(), Some(self.left.into()))
+    }
+}
+
+/// The body of DataRow: an iterator over its values; `None` within is NULL.
+#[derive(Debug, Clone)]
+pub struct DataRow<'a> {
+    left: u16,
+    fields: Cursor<'a>,
+}
+
+impl<'a> DataRow<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The values are not as many as their count, or one is longer than what is left.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let count = fields.u16()?;
+        let values = Self { left: count, fields };
+        for _ in 0..count {
+            fields.value()?;
+        }
+        fields.end()?;
+        Ok(values)
+    }
+}
+
+impl<'a> Iterator for DataRow<'a> {
+    type Item = Option<&'a [u8]>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        self.fields.value().ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left.into(), Some(self.left.into()))
+    }
+}
+
+/// The body of NotificationResponse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notification<'a> {
+    /// The server process that notified.
+    pub pid: u32,
+    /// The channel.
+    pub channel: &'a [u8],
+    /// What was said on it.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Notification<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// It ends early, a string has no terminator, or bytes follow.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let found = Self { pid: fields.u32()?, channel: fields.text()?, payload: fields.text()? };
+        fields.end()?;
+        Ok(found)
+    }
+}

@@ -1,0 +1,87 @@
+//! Reads fields one after the other, and knows where it is when one is missing.
+
+use crate::error::{DecodeError, Reason};
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    pub(crate) const fn offset(&self) -> usize {
+        self.at
+    }
+
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
+    }
+
+    pub(crate) const fn error(&self, reason: Reason) -> DecodeError {
+        DecodeError::new(self.at, reason)
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
+        let found = self.rest().get(..len).ok_or(self.error(Reason::Truncated))?;
+        self.at += len;
+        Ok(found)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let found = *self.rest().first_chunk().ok_or(self.error(Reason::Truncated))?;
+        self.at += N;
+        Ok(found)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
+        self.array().map(u8::from_be_bytes)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, DecodeError> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(crate) fn i16(&mut self) -> Result<i16, DecodeError> {
+        self.array().map(i16::from_be_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    pub(crate) fn i32(&mut self) -> Result<i32, DecodeError> {
+        self.array().map(i32::from_be_bytes)
+    }
+
+    /// A string up to its zero byte, which is passed over.
+    pub(crate) fn text(&mut self) -> Result<&'a [u8], DecodeError> {
+        let rest = self.rest();
+        let end = memchr::memchr(0, rest).ok_or(self.error(Reason::Unterminated))?;
+        self.at += end + 1;
+        Ok(&rest[..end])
+    }
+
+    /// A value with its length before it; -1 stands for NULL.
+    pub(crate) fn value(&mut self) -> Result<Option<&'a [u8]>, DecodeError> {
+        let before = *self;
+        match self.i32()? {
+            -1 => Ok(None),
+            len => match usize::try_from(len) {
+                Ok(len) => self.take(len).map(Some),
+                Err(_) => Err(before.error(Reason::Value { field: "a value's length", value: len.cast_unsigned() })),
+            },
+        }
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn end(self) -> Result<(), DecodeError> {
+        match self.rest().len() {
+            0 => Ok(()),
+            left => Err(self.error(Reason::Trailing(left))),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Bodies of client messages, borrowed.
+
+use crate::cursor::Cursor;
+use crate::error::{DecodeError, Reason};
+
+/// The body of Query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Query<'a> {
+    /// The SQL, without its zero byte.
+    pub text: &'a [u8],
+}
+
+impl<'a> Query<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The text has no terminator, or bytes follow it.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let text = fields.text()?;
+        fields.end()?;
+        Ok(Self { text })
+    }
+}
+
+/// The body of Parse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parse<'a> {
+    /// Name of the statement, empty for the unnamed one.
+    pub name: &'a [u8],
+    /// The SQL.
+    pub query: &'a [u8],
+    /// Type OIDs of the parameters as they were sent, four bytes each; 0 leaves a type open.
+    pub param_types: &'a [u8],
+}
+
+impl<'a> Parse<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// A string has no terminator, or the types are not as many as their count.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let (name, query) = (fields.text()?, fields.text()?);
+        let count = usize::from(fields.u16()?);
+        let param_types = fields.take(count * 4)?;
+        fields.end()?;
+        Ok(Self { name, query, param_types })
+    }
+
+    /// The type OIDs as numbers.
+    #[must_use]
+    pub fn types(&self) -> impl ExactSizeIterator<Item = u32> + use<'a> {
+        self.param_types.as_chunks().0.iter().map(|oid| u32::from_be_bytes(*oid))
+    }
+}
+
+/// The body of Bind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind<'a> {
+    /// Name of the portal, empty for the unnamed one.
+    pub portal: &'a [u8],
+    /// Name of the statement, empty for the unnamed one.
+    pub statement: &'a [u8],
+    /// What follows the names, unchecked: formats of the values, the values, formats of the results.
+    pub tail: &'a [u8],
+}
+
+impl<'a> Bind<'a> {
+    /// Decodes the names; what follows is checked by [`Bind::values`] only, so this costs no more than two searches.
+    ///
+    /// # Errors
+    /// A name has no terminator.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        Ok(Self { portal: fields.text()?, statement: fields.text()?, tail: fields.rest() })
+    }
+
+    /// Where the tail begins in the body.
+    #[must_use]
+    pub const fn rest(&self) -> usize {
+        self.portal.len() + self.statement.len() + 2
+    }
+
+    /// The values, after checking the whole tail.
+    ///
+    /// # Errors
+    /// A list is not as long as its count; the offset is one in the body.
+    pub fn values(&self) -> Result<Values<'a>, DecodeError> {
+        self.read_values().map_err(|error| DecodeError { offset: error.offset + self.rest(), ..error })
+    }
+
+    fn read_values(&self) -> Result<Values<'a>, DecodeError> {
+        let mut fields = Cursor::new(self.tail);
+        let formats = read_formats(&mut fields)?;
+        let count = fields.u16()?;
+        let values = fields;
+        for _ in 0..count {
+            fields.value()?;
+        }
+        let results = read_formats(&mut fields)?;
+        fields.end()?;
+        Ok(Values { formats, results, left: count, values })
+    }
+}
+
+fn read_formats<'a>(fields: &mut Cursor<'a>) -> Result<&'a [u8], DecodeError> {
+    let count = usize::from(fields.u16()?);
+    fields.take(count * 2)
+}
+
+/// Iterator over the values of a [`Bind`]; `None` within is NULL.
+#[derive(Debug, Clone)]
+pub struct Values<'a> {
+    formats: &'a [u8],
+    results: &'a [u8],
+    left: u16,
+    values: Cursor<'a>,
+}
+
+impl Values<'_> {
+    /// Format codes of the values: none (all text), one for all, or one each. 0 is text, 1 binary.
+    pub fn formats(&self) -> impl ExactSizeIterator<Item = u16> {
+        self.formats.as_chunks().0.iter().map(|code| u16::from_be_bytes(*code))
+    }
+
+    /// Format codes wanted for the result columns, by the same rule.
+    pub fn result_formats(&self) -> impl ExactSizeIterator<Item = u16> {
+        self.results.as_chunks().0.iter().map(|code| u16::from_be_bytes(*code))
+    }
+}
+
+impl<'a> Iterator for Values<'a> {
+    type Item = Option<&'a [u8]>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        self.values.value().ok()
+    }
+}
+
+/// What a name in Describe or Close stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A prepared statement.
+    Statement = b'S',
+    /// A portal.
+    Portal = b'P',
+}
+
+/// The body of Describe and of Close.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// What is meant.
+    pub kind: Kind,
+    /// Its name, empty for the unnamed one.
+    pub name: &'a [u8],
+}
+
+impl<'a> Target<'a> {
+    /// Decodes the body of a Describe or Close.
+    ///
+    /// # Errors
+    /// The kind is neither `S` nor `P`, the name has no terminator, or bytes follow it.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let kind = match fields.u8()? {
+            b'S' => Kind::Statement,
+            b'P' => Kind::Portal,
+            other => {
+                return Err(DecodeError::new(0, Reason::Value { field: "the kind", value: other.into() }));
+            }
+        };
+        let name = fields.text()?;
+        fields.end()?;
+        Ok(Self { kind, name })
+    }
+}
+
+/// The body of Execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Execute<'a> {
+    /// Name of the portal, empty for the unnamed one.
+    pub portal: &'a [u8],
+    /// How many rows at most; 0 or less is all of them.
+    pub max_rows: i32,
+}
+
+impl<'a> Execute<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The name has no terminator, or not exactly four bytes follow it.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let (portal, max_rows) = (fields.text()?, fields.i32()?);
+        fields.end()?;
+        Ok(Self { portal, max_rows })
+    }
+}
+
+/// The body of the first answer to an offer of SASL mechanisms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SaslInitial<'a> {
+    /// The mechanism that the client chose.
+    pub mechanism: &'a [u8],
+    /// Its first message, if it has one.
+    pub data: Option<&'a [u8]>,
+}
+
+impl<'a> SaslInitial<'a> {
+    /// Decodes the body. Later answers have a body that is the SASL message itself.
+    ///
+    /// # Errors
+    /// The name has no terminator, or the length is not that of what follows.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let (mechanism, data) = (fields.text()?, fields.value()?);
+        fields.end()?;
+        Ok(Self { mechanism, data })
+    }
+}
+
+/// The password in the body of a Password message that answers a request for a cleartext or md5 one.
+///
+/// # Errors
+/// It has no terminator, or bytes follow it.
+pub fn password_text(body: &[u8]) -> Result<&[u8], DecodeError> {
+    Query::decode(body).map(|message| message.text)
+}

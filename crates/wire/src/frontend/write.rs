@@ -1,0 +1,173 @@
+//! Client messages, appended to a buffer.
+
+use super::{
+    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, Kind, PARSE, PASSWORD, QUERY, SYNC,
+    TERMINATE, Target,
+};
+use crate::cursor::Cursor;
+use crate::error::{DecodeError, Reason};
+use crate::frame::{Frame, HEADER, put, put_list, put_text, put_value};
+
+/// Appends a Query.
+pub fn query(text: &[u8], out: &mut Vec<u8>) {
+    put(QUERY, out, |out| put_text(text, out));
+}
+
+/// Appends a Parse. At most 65,535 types go out.
+pub fn parse(name: &[u8], query: &[u8], param_types: &[u32], out: &mut Vec<u8>) {
+    put(PARSE, out, |out| {
+        put_text(name, out);
+        put_text(query, out);
+        put_list(param_types, out, |oid, out| {
+            out.extend_from_slice(&oid.to_be_bytes());
+        });
+    });
+}
+
+/// What a Bind says. Of each list at most 65,535 entries go out.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BindMessage<'a> {
+    /// Name of the portal, empty for the unnamed one.
+    pub portal: &'a [u8],
+    /// Name of the statement, empty for the unnamed one.
+    pub statement: &'a [u8],
+    /// Format codes of the values: none (all text), one for all, or one each. 0 is text, 1 binary.
+    pub formats: &'a [u16],
+    /// The values, `None` for NULL.
+    pub values: &'a [Option<&'a [u8]>],
+    /// Format codes wanted for the result columns, by the same rule.
+    pub result_formats: &'a [u16],
+}
+
+/// Appends a Bind.
+pub fn bind(message: &BindMessage<'_>, out: &mut Vec<u8>) {
+    let put_code = |code: u16, out: &mut Vec<u8>| out.extend_from_slice(&code.to_be_bytes());
+    put(BIND, out, |out| {
+        put_text(message.portal, out);
+        put_text(message.statement, out);
+        put_list(message.formats, out, put_code);
+        put_list(message.values, out, put_value);
+        put_list(message.result_formats, out, put_code);
+    });
+}
+
+/// Appends a Describe.
+pub fn describe(kind: Kind, name: &[u8], out: &mut Vec<u8>) {
+    put_target(DESCRIBE, kind, name, out);
+}
+
+/// Appends a Close.
+pub fn close(kind: Kind, name: &[u8], out: &mut Vec<u8>) {
+    put_target(CLOSE, kind, name, out);
+}
+
+fn put_target(tag: u8, kind: Kind, name: &[u8], out: &mut Vec<u8>) {
+    put(tag, out, |out| {
+        out.push(kind as u8);
+        put_text(name, out);
+    });
+}
+
+/// Appends an Execute; `max_rows` 0 is all rows.
+pub fn execute(portal: &[u8], max_rows: i32, out: &mut Vec<u8>) {
+    put(EXECUTE, out, |out| {
+        put_text(portal, out);
+        out.extend_from_slice(&max_rows.to_be_bytes());
+    });
+}
+
+/// Appends a Sync.
+pub fn sync(out: &mut Vec<u8>) {
+    put(SYNC, out, |_| {});
+}
+
+/// Appends a Flush.
+pub fn flush(out: &mut Vec<u8>) {
+    put(FLUSH, out, |_| {});
+}
+
+/// Appends a Terminate.
+pub fn terminate(out: &mut Vec<u8>) {
+    put(TERMINATE, out, |_| {});
+}
+
+/// Appends a password: the text itself, or the answer to an md5 challenge.
+pub fn password(text: &[u8], out: &mut Vec<u8>) {
+    put(PASSWORD, out, |out| put_text(text, out));
+}
+
+/// Appends the first answer to an offer of SASL mechanisms.
+pub fn sasl_initial(mechanism: &[u8], data: Option<&[u8]>, out: &mut Vec<u8>) {
+    put(PASSWORD, out, |out| {
+        put_text(mechanism, out);
+        put_value(data, out);
+    });
+}
+
+/// Appends a later SASL answer.
+pub fn sasl_response(data: &[u8], out: &mut Vec<u8>) {
+    put(PASSWORD, out, |out| out.extend_from_slice(data));
+}
+
+/// Appends a piece of COPY data.
+pub fn copy_data(data: &[u8], out: &mut Vec<u8>) {
+    put(COPY_DATA, out, |out| out.extend_from_slice(data));
+}
+
+/// Appends the end of COPY data.
+pub fn copy_done(out: &mut Vec<u8>) {
+    put(COPY_DONE, out, |_| {});
+}
+
+/// Appends the news that COPY is given up, and why.
+pub fn copy_fail(reason: &[u8], out: &mut Vec<u8>) {
+    put(COPY_FAIL, out, |out| put_text(reason, out));
+}
+
+/// Appends `message`, a whole Parse, Bind, Describe or Close of a statement, with another statement name in it.
+///
+/// Everything but the name is copied unread.
+///
+/// # Errors
+/// The message is none of these ([`Reason::Tag`]), names a portal instead ([`Reason::Value`]), or ends within its names.
+/// Nothing has been appended then.
+pub fn rename_statement(message: &[u8], new_name: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
+    let frame = Frame::decode(message)?;
+    let (before, after) = split_at_name(frame).map_err(|error| in_message(&error))?;
+    out.reserve(HEADER + before.len() + new_name.len() + 1 + after.len());
+    put(frame.tag, out, |out| {
+        out.extend_from_slice(before);
+        put_text(new_name, out);
+        out.extend_from_slice(after);
+    });
+    Ok(())
+}
+
+/// The body before the statement's name, and after its zero byte.
+fn split_at_name(frame: Frame<'_>) -> Result<(&[u8], &[u8]), DecodeError> {
+    let body = frame.body();
+    match frame.tag {
+        PARSE => {
+            let mut fields = Cursor::new(body);
+            fields.text()?;
+            Ok((&[], fields.rest()))
+        }
+        BIND => {
+            let bind = Bind::decode(body)?;
+            Ok((body.get(..=bind.portal.len()).unwrap_or_default(), bind.tail))
+        }
+        DESCRIBE | CLOSE => match Target::decode(body)?.kind {
+            Kind::Statement => Ok((&body[..1], &[])),
+            Kind::Portal => Err(DecodeError::new(0, Reason::Value { field: "the kind", value: b'P'.into() })),
+        },
+        // The tag stands before the body.
+        other => Err(DecodeError::new(0, Reason::Tag(other))),
+    }
+}
+
+fn in_message(error: &DecodeError) -> DecodeError {
+    match error.reason {
+        Reason::Tag(_) => *error,
+        reason => DecodeError::new(error.offset + HEADER, reason),
+    }
+}

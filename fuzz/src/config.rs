@@ -1,0 +1,26 @@
+//! Configuration texts and Postgres URLs: read or refused, and whatever is refused has a place in the text.
+
+use tidegate::config::{Config, Finding, toml};
+
+/// Reads the input as a file and as a URL.
+pub fn config(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    check(&text, toml::parse(&text, "fuzz").map_err(|errors| errors.findings().to_vec()));
+    check(&text, Config::from_url(&text).map_err(|errors| errors.findings().to_vec()));
+}
+
+fn check(text: &str, outcome: Result<Config, Vec<Finding>>) {
+    let findings = match outcome {
+        Ok(config) => {
+            assert!(config.databases.values().all(|database| !database.hosts.is_empty()));
+            assert!(Config::diff_needs_restart(&config, &config).is_empty());
+            let (pool, plan) = (config.databases.keys().next(), |name| config.pool_for(name, "user"));
+            assert!(pool.is_some_and(|name| plan(name).is_some()), "a good configuration has a database");
+            config.warnings
+        }
+        Err(findings) => findings,
+    };
+    for finding in findings {
+        assert!(finding.line <= text.matches('\n').count() + 1, "{finding}");
+    }
+}

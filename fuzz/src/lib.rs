@@ -1,0 +1,179 @@
+//! One function per target: bytes in, panic on a broken promise.
+//!
+//! The targets are plain functions, so that the engine of cargo-fuzz and an ordinary test drive the same code.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod journal;
+mod scan;
+mod scram;
+
+pub use config::config;
+pub use journal::{journal_reader, journal_recovery};
+pub use scan::scan;
+pub use scram::scram;
+
+use tidegate_wire::backend::{self, Authentication, BackendKeyData, DataRow, ErrorFields, RowDescription};
+use tidegate_wire::frontend::{self, Bind, BindMessage, Execute, Parse, Query, SaslInitial, Target};
+use tidegate_wire::startup::{self, First, Negotiate};
+use tidegate_wire::{Frame, Walk};
+
+/// A target.
+pub type Run = fn(&[u8]);
+
+/// All targets with their names, which are those of the folders in `corpus/`.
+pub const TARGETS: [(&str, Run); 8] = [
+    ("scan", scan),
+    ("startup", startup),
+    ("frontend", frontend),
+    ("backend", backend),
+    ("scram", scram),
+    ("config", config),
+    ("journal_reader", journal_reader),
+    ("journal_recovery", journal_recovery),
+];
+
+fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    write(&mut out);
+    out
+}
+
+/// First packets: what is understood is written again as the same bytes.
+pub fn startup(data: &[u8]) {
+    let _ = startup::parse_options(data);
+    if let Ok(negotiate) = Negotiate::decode(data) {
+        let unknown: Vec<_> = negotiate.unknown().collect();
+        let again = written(|out| startup::negotiate_protocol_version(negotiate.minor, &unknown, out));
+        assert_eq!(Negotiate::decode(&again[5..]).map(|again| again.minor), Ok(negotiate.minor));
+        assert_eq!(again[9..], data[4..]);
+    }
+    let again = match First::decode(data) {
+        Ok(First::Ssl) => written(startup::ssl_request),
+        Ok(First::Gss) => written(startup::gss_request),
+        Ok(First::Cancel { pid, key }) => written(|out| startup::cancel_request(pid, key, out)),
+        Ok(First::Startup(start)) => {
+            let _ = (start.get("user"), start.text("database"), start.extensions().count());
+            let params: Vec<_> = start.params().collect();
+            written(|out| startup::startup(start.minor, &params, out))
+        }
+        Err(error) => return assert!(error.offset <= data.len()),
+    };
+    assert_eq!(again, data);
+}
+
+/// Client messages: what is understood is written again as the same bytes; a rename changes the name and nothing else.
+pub fn frontend(data: &[u8]) {
+    for frame in Walk::new(data).map_while(Result::ok) {
+        if let Some(again) = rewrite_frontend(frame) {
+            assert_eq!(again, frame.bytes);
+        }
+        check_rename(frame);
+    }
+}
+
+fn rewrite_frontend(frame: Frame<'_>) -> Option<Vec<u8>> {
+    let body = frame.body();
+    match frame.tag {
+        frontend::QUERY => Query::decode(body).ok().map(|query| written(|out| frontend::query(query.text, out))),
+        frontend::PARSE => Parse::decode(body).ok().map(|parse| {
+            let types: Vec<u32> = parse.types().collect();
+            written(|out| frontend::parse(parse.name, parse.query, &types, out))
+        }),
+        frontend::BIND => rewrite_bind(Bind::decode(body).ok()?),
+        frontend::EXECUTE => Execute::decode(body)
+            .ok()
+            .map(|execute| written(|out| frontend::execute(execute.portal, execute.max_rows, out))),
+        frontend::DESCRIBE => target(body).map(|found| written(|out| frontend::describe(found.kind, found.name, out))),
+        frontend::CLOSE => target(body).map(|found| written(|out| frontend::close(found.kind, found.name, out))),
+        frontend::PASSWORD => SaslInitial::decode(body)
+            .ok()
+            .map(|initial| written(|out| frontend::sasl_initial(initial.mechanism, initial.data, out))),
+        _ => None,
+    }
+}
+
+fn target(body: &[u8]) -> Option<Target<'_>> {
+    Target::decode(body).ok()
+}
+
+fn rewrite_bind(bind: Bind<'_>) -> Option<Vec<u8>> {
+    let values = bind.values().ok()?;
+    let (formats, result_formats): (Vec<u16>, Vec<u16>) =
+        (values.formats().collect(), values.result_formats().collect());
+    let values: Vec<_> = values.collect();
+    let (portal, statement) = (bind.portal, bind.statement);
+    let message =
+        BindMessage { portal, statement, formats: &formats, values: &values, result_formats: &result_formats };
+    Some(written(|out| frontend::bind(&message, out)))
+}
+
+/// Renamed twice, to something else and back, a message is what it was.
+fn check_rename(frame: Frame<'_>) {
+    let body = frame.body();
+    let name = match frame.tag {
+        frontend::PARSE => Parse::decode(body).ok().map(|parse| parse.name),
+        frontend::BIND => Bind::decode(body).ok().map(|bind| bind.statement),
+        _ => target(body).map(|found| found.name),
+    };
+    let mut renamed = Vec::new();
+    if frontend::rename_statement(frame.bytes, b"tide_1", &mut renamed).is_err() {
+        return assert!(renamed.is_empty());
+    }
+    let Some(name) = name else { return };
+    let mut back = Vec::new();
+    frontend::rename_statement(&renamed, name, &mut back).expect("a renamed message names a statement");
+    assert_eq!(back, frame.bytes);
+}
+
+/// Server messages: what is understood is whole to its end, and what can be written again is the same bytes.
+pub fn backend(data: &[u8]) {
+    for frame in Walk::new(data).map_while(Result::ok) {
+        if let Some(again) = rewrite_backend(frame) {
+            assert_eq!(again, frame.bytes);
+        }
+        read_backend(frame.body());
+    }
+}
+
+fn rewrite_backend(frame: Frame<'_>) -> Option<Vec<u8>> {
+    let body = frame.body();
+    match frame.tag {
+        backend::DATA_ROW => {
+            let values: Vec<_> = DataRow::decode(body).ok()?.collect();
+            Some(written(|out| backend::data_row(&values, out)))
+        }
+        backend::PARAMETER_STATUS => backend::ParameterStatus::decode(body)
+            .ok()
+            .map(|status| written(|out| backend::parameter_status(status.name, status.value, out))),
+        backend::BACKEND_KEY_DATA => BackendKeyData::decode(body)
+            .ok()
+            .map(|data| written(|out| backend::backend_key_data(data.pid, data.key, out))),
+        backend::READY_FOR_QUERY => backend::ready_for_query_status(body)
+            .ok()
+            .map(|status| written(|out| backend::ready_for_query(status, out))),
+        backend::COMMAND_COMPLETE => backend::CommandComplete::decode(body)
+            .ok()
+            .map(|complete| written(|out| backend::command_complete(complete.tag, out))),
+        _ => None,
+    }
+}
+
+/// Every decoder on every body: tags are no promise.
+fn read_backend(body: &[u8]) {
+    if let Ok(Authentication::Sasl { mechanisms }) = Authentication::decode(body) {
+        assert!(mechanisms.iter().map(|name| name.len() + 1).sum::<usize>() + 5 == body.len());
+    }
+    if let Ok(fields) = ErrorFields::decode(body) {
+        let _ = (fields.severity(), fields.code(), fields.message());
+        assert!(fields.iter().map(|(_, value)| value.len() + 2).sum::<usize>() + 1 == body.len());
+    }
+    if let Ok(columns) = RowDescription::decode(body) {
+        assert!(columns.map(|column| column.name.len() + 19).sum::<usize>() + 2 == body.len());
+    }
+    if let Ok(complete) = backend::CommandComplete::decode(body) {
+        let _ = complete.rows();
+    }
+    let _ = backend::Notification::decode(body);
+}

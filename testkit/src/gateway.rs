@@ -1,0 +1,240 @@
+//! The real binary as a child process, with a configuration of its own.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, kill_process};
+use toml::{Table, Value};
+
+use crate::{PATIENCE, RawClient, Startup};
+
+pub use rustix::process::Signal;
+
+const POLL: Duration = Duration::from_millis(5);
+/// Another process may take the port between the look and the bind.
+const PORT_TRIES: u32 = 5;
+/// How much of the log a failing test prints.
+const LOG_LINES_MAX: usize = 60;
+
+/// A running gateway; dropping it kills it.
+pub struct Gateway {
+    child: Child,
+    address: SocketAddr,
+    folder: tempfile::TempDir,
+    config: Table,
+}
+
+impl Gateway {
+    /// Starts the binary with this configuration and waits until it accepts.
+    ///
+    /// [`Self::binary`] says which binary that is. A listening address is filled in unless the text has one, and debug
+    /// logging unless it has a level. The io mode is
+    /// `$TIDEGATE_IO`, if set.
+    ///
+    /// # Panics
+    /// If the text is no TOML, or the gateway ends or accepts nothing before the deadline.
+    pub fn start(binary: impl AsRef<Path>, config: &str) -> Self {
+        let config: Table = config.parse().unwrap_or_else(|error| panic!("{error}\n{config}"));
+        let binary = Self::binary(binary);
+        for _ in 1..PORT_TRIES {
+            if let Some(gateway) = Self::try_start(&binary, &config) {
+                return gateway;
+            }
+        }
+        panic!("no free port found in {PORT_TRIES} tries");
+    }
+
+    /// What is run: `$TIDEGATE_BIN`, another build or one made elsewhere, or else this one.
+    pub fn binary(built: impl AsRef<Path>) -> PathBuf {
+        std::env::var_os("TIDEGATE_BIN").map_or_else(|| built.as_ref().to_owned(), PathBuf::from)
+    }
+
+    /// Starts the binary in trust mode, with one database `postgres` at this address; `pool` holds more keys of its
+    /// section, and, after a line `[...]`, further sections.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn before(binary: impl AsRef<Path>, server: SocketAddr, pool: &str) -> Self {
+        let section = crate::fixture::database_section("postgres", "postgres", server);
+        Self::start(binary, &format!("[auth]\nmethod = \"trust\"\n{section}{pool}"))
+    }
+
+    /// Nothing is returned when the port was taken by someone else.
+    fn try_start(binary: &Path, config: &Table) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let mut config = config.clone();
+        let address = listen_address(&mut config);
+        table(&mut config, "log").entry("level").or_insert_with(|| "debug".into());
+        // Two threads whatever the machine: what passes between threads is to be seen by every test.
+        table(&mut config, "runtime").entry("workers").or_insert_with(|| 2.into());
+        let file = folder.path().join("tidegate.toml");
+        fs::write(&file, config.to_string()).expect("the folder can be written");
+        let log = File::create(folder.path().join("log")).expect("the folder can be written");
+        let again = log.try_clone().expect("a file can be duplicated");
+        let mut command = Command::new(binary);
+        command.args(["run", "-c"]).arg(&file).stdin(Stdio::null()).stdout(log).stderr(again);
+        if let Ok(io) = std::env::var("TIDEGATE_IO") {
+            command.args(["--io", &io]);
+        }
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()));
+        let mut gateway = Self { child, address, folder, config };
+        gateway.accepts().then_some(gateway)
+    }
+
+    fn accepts(&mut self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                let log = self.log();
+                assert!(log.contains("in use"), "the gateway ended at once ({status}):\n{log}");
+                return false;
+            }
+            if TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok() {
+                return true;
+            }
+            assert!(Instant::now() < deadline, "the gateway accepts nothing:\n{}", self.log());
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A folder of this gateway alone.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A login through it as `postgres`, to be changed.
+    pub fn startup(&self, database: &str) -> Startup {
+        Startup::tcp(self.address, "postgres", database)
+    }
+
+    /// A client of this database.
+    #[track_caller]
+    pub fn client(&self, database: &str) -> RawClient {
+        self.startup(database).connect()
+    }
+
+    /// The admin console.
+    #[track_caller]
+    pub fn console(&self) -> RawClient {
+        self.client("tidegate")
+    }
+
+    /// The rows of `SHOW what`, each by column name.
+    #[track_caller]
+    pub fn show(&self, what: &str) -> Vec<BTreeMap<String, String>> {
+        let outcome = self.console().ok(&format!("SHOW {what}"));
+        let columns = outcome.messages.iter().find(|message| message.tag == b'T').map(crate::Message::columns);
+        let columns = columns.unwrap_or_default();
+        outcome.rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect()
+    }
+
+    /// The sum of a numeric column of SHOW POOLS over the pools of a database.
+    #[track_caller]
+    pub fn pool_count(&self, database: &str, column: &str) -> u64 {
+        let pools = self.show("POOLS");
+        let own = pools.iter().filter(|pool| pool["database"] == database);
+        own.map(|pool| pool[column].parse::<u64>().expect("the column is a number")).sum()
+    }
+
+    /// Waits until a column of SHOW POOLS, summed over the pools of a database, has this value.
+    #[track_caller]
+    pub fn wait_for_pool(&self, database: &str, column: &str, value: u64) {
+        crate::eventually(&format!("{column} of {database} becomes {value}"), || {
+            self.pool_count(database, column) == value
+        });
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// The log lines at level WARN or ERROR.
+    pub fn complaints(&self) -> Vec<String> {
+        let loud = |line: &&str| line.contains("WARN") || line.contains("ERROR");
+        self.log().lines().filter(loud).map(str::to_owned).collect()
+    }
+
+    /// Replaces a key of the configuration file, such as `databases.app.password`; the gateway is not told.
+    pub fn rewrite(&mut self, path: &str, value: impl Into<Value>) {
+        let (tables, key) = path.rsplit_once('.').expect("a path names a table and a key");
+        let into = tables.split('.').fold(&mut self.config, |table_, name| table(table_, name));
+        into.insert(key.to_owned(), value.into());
+        let file = self.config_file();
+        fs::write(file, self.config.to_string()).expect("the folder can be written");
+    }
+
+    /// The configuration file it runs with.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("tidegate.toml")
+    }
+
+    /// Sends a signal to the process.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the process is a child that was not waited for");
+    }
+
+    /// Whether the process is still there.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be asked").is_none()
+    }
+
+    /// Waits for the end of the process.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the gateway does not end:\n{}", self.log());
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way nothing is left to do about an error.
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            let last = lines.len().saturating_sub(LOG_LINES_MAX);
+            eprintln!("the gateway's log:\n{}", lines[last..].join("\n"));
+        }
+    }
+}
+
+fn listen_address(config: &mut Table) -> SocketAddr {
+    let listen = table(config, "listen");
+    let address = free_address();
+    let addresses = listen.entry("addresses").or_insert_with(|| vec![Value::from(address.to_string())].into());
+    let first = addresses.as_array().and_then(|list| list.first()).and_then(Value::as_str);
+    first.and_then(|text| text.parse().ok()).unwrap_or(address)
+}
+
+/// Below the range from which the kernel takes ports for outgoing connections: a socket that connects to a port of that
+/// range before anybody listens there may meet itself.
+fn free_address() -> SocketAddr {
+    let is_free = |address: &(Ipv4Addr, u16)| TcpListener::bind(*address).is_ok();
+    let tries = std::iter::repeat_with(|| (Ipv4Addr::LOCALHOST, fastrand::u16(10_000..20_000))).take(1_000);
+    tries.into_iter().find(is_free).expect("a port is free").into()
+}
+
+fn table<'t>(parent: &'t mut Table, name: &str) -> &'t mut Table {
+    let entry = parent.entry(name).or_insert_with(|| Table::new().into());
+    entry.as_table_mut().unwrap_or_else(|| panic!("{name} is no table"))
+}

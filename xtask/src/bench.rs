@@ -1,0 +1,95 @@
+//! `cargo xtask bench NAME`: one area side by side with its peers, in interleaved rounds; ratios within a run are what
+//! counts. A benchmark is not a test, and a test asserts no duration.
+
+mod crates;
+mod gateway;
+mod idle;
+pub(crate) mod load;
+mod logins;
+pub(crate) mod process;
+mod report;
+mod sample;
+pub(crate) mod subject;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use report::Report;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    area: Area,
+    /// Write the figures as JSON lines besides
+    #[arg(long, global = true, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Exit with 1 when a bar is missed
+    #[arg(long, global = true)]
+    check: bool,
+    /// Take a tenth of the time
+    #[arg(long, global = true)]
+    quick: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Area {
+    /// Queries, logins and large results against PgBouncer, HAProxy and no proxy at all
+    Gateway(gateway::Arguments),
+    /// Resident memory of 10,000 clients that do nothing
+    Idle(idle::Arguments),
+    /// Checkout and release against other ways to share connections
+    Pool(crates::Arguments),
+    /// Start and stop of many supervised tasks
+    Supervise(crates::Arguments),
+    /// A million records from many producers, against other logs
+    Journal(crates::Arguments),
+    /// Picks (pick), and calls while backends come and go (calls)
+    Balance(crates::Arguments),
+    /// Records through lanes from memory (throughput) and from a Kafka broker (kafka)
+    Lanes(crates::Arguments),
+}
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    Full,
+    /// A tenth of the time: to see whether it works, not how fast.
+    Quick,
+}
+
+impl Pace {
+    /// `full`, or a tenth of it and at least 1.
+    fn scale(self, full: u32) -> u32 {
+        match self {
+            Self::Full => full,
+            Self::Quick => full.div_ceil(10),
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let pace = if arguments.quick { Pace::Quick } else { Pace::Full };
+    let report = match &arguments.area {
+        Area::Gateway(options) => gateway::run(options, pace)?,
+        Area::Idle(options) => idle::run(options, pace)?,
+        Area::Pool(options) => return crates::run(crates::POOL, options, arguments),
+        Area::Supervise(options) => return crates::run(crates::SUPERVISE, options, arguments),
+        Area::Journal(options) => return crates::run(crates::JOURNAL, options, arguments),
+        Area::Balance(options) => return crates::run(crates::BALANCE, options, arguments),
+        Area::Lanes(options) => return crates::run(crates::LANES, options, arguments),
+    };
+    finish(&report, arguments)
+}
+
+fn finish(report: &Report, arguments: &Arguments) -> Result<()> {
+    println!("{report}");
+    if let Some(file) = &arguments.json {
+        report.write_json(file)?;
+    }
+    let missed = report.missed();
+    if arguments.check && missed > 0 {
+        bail!("{missed} bars missed");
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! `bench gateway`: small queries in three protocols, logins, and results of 1 MB, through every proxy and through
+//! none.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::Pace;
+use super::load::{self, Load, Yield};
+use super::logins;
+use super::process::resident_kib;
+use super::report::{Limit, Metric, Report};
+use super::sample::{median, paired_ratio};
+use super::subject::{Options, Role, Stage, Subject, fill};
+use crate::tests::Io;
+
+const PROTOCOLS: [&str; 3] = ["simple", "extended", "prepared"];
+
+/// A result of 1 MB, as one value and as many rows: the second has 10,000 message headers to look at.
+const LARGE: [(&str, &str); 2] = [
+    ("1 MB, one row", "SELECT repeat('x', 1000000);\n"),
+    ("1 MB, 10k rows", "SELECT repeat('x', 88) FROM generate_series(1, 10000);\n"),
+];
+const LARGE_BYTES: f64 = 1e6;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    subjects: Options,
+    /// Clients of the small queries
+    #[arg(long, default_value_t = 32)]
+    clients: u32,
+    /// Seconds per protocol, subject and round
+    #[arg(long, default_value_t = 10)]
+    seconds: u32,
+    /// How often everything is measured, in turn
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Only these cases (repeatable): simple, extended, prepared, logins, large
+    #[arg(long)]
+    case: Vec<String>,
+}
+
+impl Arguments {
+    fn wants(&self, case: &str) -> bool {
+        self.case.is_empty() || self.case.iter().any(|wanted| wanted == case)
+    }
+}
+
+pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
+    let pgbench = load::pgbench()?;
+    let stage = Stage::set(&arguments.subjects)?;
+    fill(&stage.postgres, &pgbench)?;
+    let mut report = Report::new("gateway");
+    stage.notes.iter().for_each(|note| report.note(note));
+    // Quick is fewer and shorter rounds: five of ten seconds become one of five, a tenth of the time.
+    let (seconds, rounds) = match pace {
+        Pace::Full => (arguments.seconds, arguments.rounds),
+        Pace::Quick => (arguments.seconds.div_ceil(2), arguments.rounds.div_ceil(5)),
+    };
+    report.note(format!(
+        "load: pgbench -S, scale 10, {} clients, pools of {}, {rounds} rounds of {seconds} s; medians; ratios by round",
+        arguments.clients, arguments.subjects.pool_size,
+    ));
+    let bench = Bench { stage: &stage, pgbench: &pgbench, seconds, rounds };
+    bench.queries(arguments, &mut report)?;
+    if arguments.wants("large") {
+        bench.large_results(&mut report)?;
+    }
+    if arguments.wants("logins") {
+        bench.logins(&mut report)?;
+    }
+    Ok(report)
+}
+
+/// Everything the parts share.
+struct Bench<'a> {
+    stage: &'a Stage,
+    pgbench: &'a Path,
+    seconds: u32,
+    rounds: u32,
+}
+
+/// What one subject yielded in one case, by round.
+struct Series<'a> {
+    subject: &'a Subject,
+    rounds: Vec<Yield>,
+}
+
+impl Series<'_> {
+    fn of(&self, quantity: impl Fn(&Yield) -> f64) -> Vec<f64> {
+        self.rounds.iter().map(quantity).collect()
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn queries(&self, arguments: &Arguments, report: &mut Report) -> Result<()> {
+        for protocol in PROTOCOLS.into_iter().filter(|protocol| arguments.wants(protocol)) {
+            let load =
+                Load { protocol, clients: arguments.clients, seconds: self.seconds, script: None, logged_share: 0.2 };
+            let able = |subject: &&Subject| subject.prepares || protocol != "prepared";
+            let series = self.rounds(&load, self.stage.subjects.iter().filter(able).collect())?;
+            report_queries(protocol, &series, report)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `load` against all subjects in turn, each round beginning with another one.
+    fn rounds(&self, load: &Load, subjects: Vec<&'a Subject>) -> Result<Vec<Series<'a>>> {
+        let mut series: Vec<Series<'a>> =
+            subjects.into_iter().map(|subject| Series { subject, rounds: Vec::new() }).collect();
+        // Caches of Postgres and pools of the proxies are filled before anything counts.
+        for one in &series {
+            load::run(self.pgbench, one.subject, &Load { seconds: 1, ..load.clone() })?;
+        }
+        for round in 0..self.rounds {
+            let first = round as usize % series.len();
+            series.rotate_left(first);
+            for one in &mut series {
+                let got = load::run(self.pgbench, one.subject, load)?;
+                eprintln!("round {}: {} {}: {:.0} tps", round + 1, load.protocol, one.subject.name, got.tps);
+                one.rounds.push(got);
+            }
+            series.rotate_right(first);
+        }
+        Ok(series)
+    }
+
+    fn large_results(&self, report: &mut Report) -> Result<()> {
+        for (case, sql) in LARGE {
+            let script = self.stage.dir.path().join("large.sql");
+            fs::write(&script, sql).context("write a script")?;
+            let load =
+                Load { protocol: "simple", clients: 8, seconds: self.seconds, script: Some(script), logged_share: 1.0 };
+            let series = self.rounds(&load, self.stage.subjects.iter().collect())?;
+            report_large(case, &series, report);
+        }
+        Ok(())
+    }
+
+    fn logins(&self, report: &mut Report) -> Result<()> {
+        let case = "logins, one by one";
+        let mut rates: Vec<(&Subject, Vec<f64>)> = self.stage.subjects.iter().map(|one| (one, Vec::new())).collect();
+        for _ in 0..self.rounds {
+            for (subject, rates) in &mut rates {
+                rates.push(logins::rate(subject.port, Duration::from_secs(u64::from(self.seconds.div_ceil(3))))?);
+            }
+        }
+        let measure = rates.iter().find(|(subject, _)| subject.role == Role::Measure).map(|(_, rates)| rates.clone());
+        for (subject, rates) in &rates {
+            report.add(subject.name, case, LOGINS, median(rates), None);
+            if let (Role::Ours(_), Some(theirs)) = (subject.role, &measure) {
+                report.add(subject.name, case, LOGIN_RATIO, paired_ratio(rates, theirs), Some(Limit::AtLeast(1.0)));
+            }
+        }
+        Ok(())
+    }
+}
+
+const TPS: Metric = Metric::new("tps", "");
+const CPU: Metric = Metric::new("cpu", "us/tx");
+const P50: Metric = Metric::new("p50", "ms");
+const P99: Metric = Metric::new("p99", "ms");
+const RESIDENT: Metric = Metric::new("resident", "MiB");
+const PER_CPU: Metric = Metric::new("per cpu second", "MB");
+const LOGINS: Metric = Metric::new("logins", "/s");
+const CPU_RATIO: Metric = Metric::new("cpu per tx / pgbouncer", "");
+const TPS_RATIO: Metric = Metric::new("tps / pgbouncer", "");
+const P99_RATIO: Metric = Metric::new("p99 / pgbouncer", "");
+const JOURNAL_RATIO: Metric = Metric::new("cpu per tx / no journal", "");
+const COUNTERS_RATIO: Metric = Metric::new("cpu per tx / uncounted", "");
+const PER_CPU_RATIO: Metric = Metric::new("bytes per cpu / pgbouncer", "");
+const LOGIN_RATIO: Metric = Metric::new("logins / pgbouncer", "");
+
+fn report_queries(case: &str, series: &[Series<'_>], report: &mut Report) -> Result<()> {
+    for one in series {
+        let name = one.subject.name;
+        report.add(name, case, TPS, median(&one.of(|got| got.tps)), None);
+        if let Some(pid) = one.subject.pid() {
+            report.add(name, case, CPU, median(&one.of(Yield::cpu_us_per_transaction)), None);
+            report.add(name, case, RESIDENT, resident_kib(pid)? as f64 / 1024.0, None);
+        }
+        report.add(name, case, P50, median(&one.of(|got| got.p50_ms)), None);
+        report.add(name, case, P99, median(&one.of(|got| got.p99_ms)), None);
+    }
+    for (ours, io, measure) in pairs(series) {
+        let ratio = |quantity: fn(&Yield) -> f64| paired_ratio(&ours.of(quantity), &measure.of(quantity));
+        let name = ours.subject.name;
+        // Where io_uring is forbidden the floor is that of epoll, which PgBouncer stands on.
+        let cpu_at_most = if io == Io::Uring { 0.90 } else { 1.05 };
+        report.add(name, case, CPU_RATIO, ratio(Yield::cpu_us_per_transaction), Some(Limit::AtMost(cpu_at_most)));
+        let bar = |limit| (io == Io::Uring).then_some(limit);
+        report.add(name, case, TPS_RATIO, ratio(|got| got.tps), bar(Limit::AtLeast(1.05)));
+        report.add(name, case, P99_RATIO, ratio(|got| got.p99_ms), bar(Limit::AtMost(1.0)));
+    }
+    report_part(case, series, (Role::Ours(Io::Uring), Role::Uncounted), (COUNTERS_RATIO, 1.02), report);
+    report_part(case, series, (Role::Journalled, Role::Ours(Io::Uring)), (JOURNAL_RATIO, 1.10), report);
+    Ok(())
+}
+
+/// What a part costs, if gateways with and without it took part.
+fn report_part(
+    case: &str,
+    series: &[Series<'_>],
+    (with, without): (Role, Role),
+    (metric, at_most): (Metric, f64),
+    report: &mut Report,
+) {
+    let of = |role| series.iter().find(|one| one.subject.role == role);
+    if let (Some(with), Some(without)) = (of(with), of(without)) {
+        let cpu = |one: &Series<'_>| one.of(Yield::cpu_us_per_transaction);
+        let ratio = paired_ratio(&cpu(with), &cpu(without));
+        report.add(with.subject.name, case, metric, ratio, Some(Limit::AtMost(at_most)));
+    }
+}
+
+fn report_large(case: &str, series: &[Series<'_>], report: &mut Report) {
+    let mb_per_cpu = |got: &Yield| got.transactions * LARGE_BYTES / 1e6 / got.cpu_seconds;
+    for one in series {
+        report.add(one.subject.name, case, TPS, median(&one.of(|got| got.tps)), None);
+        if one.subject.pid().is_some() {
+            report.add(one.subject.name, case, PER_CPU, median(&one.of(mb_per_cpu)), None);
+        }
+    }
+    for (ours, io, measure) in pairs(series) {
+        let ratio = paired_ratio(&ours.of(mb_per_cpu), &measure.of(mb_per_cpu));
+        let bar = (io == Io::Uring).then_some(Limit::AtLeast(1.5));
+        report.add(ours.subject.name, case, PER_CPU_RATIO, ratio, bar);
+    }
+}
+
+/// Each of ours beside PgBouncer, if that took part.
+fn pairs<'s, 'a>(series: &'s [Series<'a>]) -> impl Iterator<Item = (&'s Series<'a>, Io, &'s Series<'a>)> {
+    let measure = series.iter().find(|one| one.subject.role == Role::Measure);
+    series.iter().filter_map(move |one| match one.subject.role {
+        Role::Ours(io) => Some((one, io, measure?)),
+        _ => None,
+    })
+}

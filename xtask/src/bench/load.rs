@@ -1,0 +1,116 @@
+//! One run of pgbench against one subject, and what it cost the subject.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::process::cpu_time;
+use super::sample::percentile;
+use super::subject::{Subject, USER};
+use crate::machine::find_program;
+use crate::repository::output_of;
+
+/// What pgbench shall do.
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    /// `simple`, `extended`, `prepared`.
+    pub(crate) protocol: &'static str,
+    pub(crate) clients: u32,
+    pub(crate) seconds: u32,
+    /// A script instead of `-S`.
+    pub(crate) script: Option<PathBuf>,
+    /// The share of transactions whose latency is logged; writing all of them would be a load of its own.
+    pub(crate) logged_share: f64,
+}
+
+/// What one run yielded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Yield {
+    pub(crate) transactions: f64,
+    pub(crate) tps: f64,
+    /// Of the proxy process; NaN when there is none.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
+impl Yield {
+    pub(crate) fn cpu_us_per_transaction(&self) -> f64 {
+        self.cpu_seconds * 1e6 / self.transactions
+    }
+}
+
+/// The load driver of Postgres, from Debian's postgresql-contrib.
+pub(crate) fn pgbench() -> Result<PathBuf> {
+    find_program("pgbench").context("pgbench is not here; install Debian's package postgresql-contrib")
+}
+
+/// Runs `load` against `subject`.
+pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<Yield> {
+    let logs = tempfile::tempdir().context("create a folder")?;
+    let cpu = |pid: Option<u32>| pid.map_or(Ok(f64::NAN), |pid| Ok::<_, anyhow::Error>(cpu_time(pid)?.as_secs_f64()));
+    let before = cpu(subject.pid())?;
+    let said = output_of(&mut command(pgbench, subject.port, load, logs.path()))
+        .with_context(|| format!("pgbench, {} protocol, against {}", load.protocol, subject.name))?;
+    let cpu_seconds = cpu(subject.pid())? - before;
+    let latencies = latencies(logs.path())?;
+    // Without a single transaction there is no tps.
+    let number = |label| {
+        number_after(&said, label).with_context(|| format!("{} served nobody; pgbench says:\n{said}", subject.name))
+    };
+    let ms = |share| percentile(&latencies, share) as f64 / 1e3;
+    Ok(Yield {
+        transactions: number("actually processed: ")?,
+        tps: number("tps = ")?,
+        cpu_seconds,
+        p50_ms: ms(0.5),
+        p99_ms: ms(0.99),
+    })
+}
+
+/// The command alone, for who measures otherwise.
+pub(crate) fn command(pgbench: &Path, port: u16, load: &Load, dir: &Path) -> Command {
+    let mut command = Command::new(pgbench);
+    command.current_dir(dir).env("PGPASSWORD", USER);
+    command.args(["-n", "-h", "127.0.0.1", "-U", USER, "-p", &port.to_string(), "-M", load.protocol]);
+    command.args(["-c", &load.clients.to_string(), "-j", "2", "-T", &load.seconds.to_string()]);
+    command.args(["--log", &format!("--sampling-rate={}", load.logged_share)]);
+    match &load.script {
+        Some(script) => command.arg("-f").arg(script),
+        None => command.arg("-S"),
+    };
+    command.arg(USER);
+    command
+}
+
+/// Latencies in µs, sorted: the third column of pgbench's logs.
+fn latencies(dir: &Path) -> Result<Vec<u64>> {
+    let mut latencies = Vec::new();
+    for entry in fs::read_dir(dir).context("read the logs of pgbench")? {
+        let text = fs::read_to_string(entry.context("read the logs of pgbench")?.path()).context("read a log")?;
+        latencies.extend(text.lines().filter_map(|line| line.split(' ').nth(2)?.parse::<u64>().ok()));
+    }
+    latencies.sort_unstable();
+    Ok(latencies)
+}
+
+fn number_after(text: &str, label: &str) -> Option<f64> {
+    let rest = text.split_once(label)?.1;
+    rest.split([' ', '\n', '/']).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_from_what_pgbench_says() {
+        let said =
+            "number of transactions actually processed: 12345/0\ntps = 2469.13 (without initial connection time)";
+        assert_eq!(number_after(said, "actually processed: "), Some(12345.0));
+        assert_eq!(number_after(said, "tps = "), Some(2469.13));
+        assert_eq!(number_after(said, "latency = "), None);
+    }
+}

@@ -1,0 +1,47 @@
+//! Small statistics over the rounds of a run.
+
+/// The value in the middle; of two middles the mean. NaN of nothing.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+/// The smallest value that `share` (0 to 1) of the sorted values do not exceed; 0 of nothing.
+pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
+    let last = sorted.len().saturating_sub(1);
+    // The cast back is safe: the rank is between 0 and the length.
+    let rank = (sorted.len() as f64 * share) as usize;
+    sorted.get(rank.min(last)).copied().unwrap_or(0)
+}
+
+/// The median of the ratios round by round: what the machine did in a round, it did to both.
+pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
+    let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
+    median(&ratios)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_percentiles() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        let hundred: Vec<u64> = (1..=100).collect();
+        assert_eq!(percentile(&hundred, 0.5), 51);
+        assert_eq!(percentile(&hundred, 0.99), 100);
+        assert_eq!(percentile(&[], 0.5), 0);
+    }
+
+    #[test]
+    fn a_slow_round_slows_both_and_leaves_the_ratio() {
+        assert_eq!(paired_ratio(&[10.0, 5.0, 20.0], &[20.0, 10.0, 40.0]), 0.5);
+    }
+}

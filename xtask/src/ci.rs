@@ -1,0 +1,49 @@
+//! `cargo xtask ci`: everything a change must pass. All steps run, then one table says what failed.
+
+use anyhow::Result;
+
+use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::step::Steps;
+use crate::tests::{Io, fetch_postgres, tests};
+use crate::{drivers, fuzz, tidy};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, fuzz, drivers
+    #[arg(long)]
+    only: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut steps = Steps::only(&arguments.only);
+    steps.run("format", format);
+    steps.run("tidy", tidy::run);
+    steps.run("clippy", clippy);
+    steps.run("docs", docs);
+    steps.run("postgres", fetch_postgres);
+    steps.run("tests-io_uring", || tests(Io::Uring, &[]));
+    steps.run("tests-epoll", || tests(Io::Epoll, &[]));
+    steps.run("fuzz", fuzz::replay);
+    steps.run("drivers", drivers::run_for_ci);
+    steps.finish()
+}
+
+/// The workspace, and the two packages that are none of its members.
+fn format() -> Result<()> {
+    for manifest in ["Cargo.toml", "fuzz/Cargo.toml", "drivers/rust/Cargo.toml"] {
+        run_command(cargo().args(["fmt", "--all", "--check", "--manifest-path", manifest]))?;
+    }
+    Ok(())
+}
+
+fn clippy() -> Result<()> {
+    let mut command = cargo();
+    command.args(["clippy", "--quiet", "--workspace", "--all-targets"]).args(FEATURES);
+    run_command(command.args(["--", "-D", "warnings"]))
+}
+
+fn docs() -> Result<()> {
+    let mut command = cargo();
+    command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(FEATURES);
+    run_command(command.env("RUSTDOCFLAGS", "-D warnings"))
+}

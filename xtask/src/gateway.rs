@@ -1,0 +1,142 @@
+//! The gateway as a program: built, configured, started, stopped.
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::repository::{cargo, run, target_dir};
+use crate::tests::Io;
+
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How the gateway is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As for tests, which in CI are built already.
+    Dev,
+    /// As for use and measurement.
+    Release,
+}
+
+/// Builds the binary and returns its path.
+pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
+    let (flag, folder) = match profile {
+        Profile::Dev => (None, "debug"),
+        Profile::Release => (Some("--release"), "release"),
+    };
+    run(cargo().args(["build", "--quiet", "-p", "tidegate-gateway", "--bin", "tidegate"]).args(flag))?;
+    Ok(target_dir()?.join(folder).join("tidegate"))
+}
+
+/// Builds the binary without counters, apart from the other, and returns its path.
+pub(crate) fn build_uncounted() -> Result<PathBuf> {
+    let dir = target_dir()?.join("uncounted");
+    let mut command = cargo();
+    command.args(["build", "--quiet", "--release", "-p", "tidegate-gateway", "--bin", "tidegate"]);
+    run(command.args(["--features", "uncounted", "--target-dir"]).arg(&dir))?;
+    Ok(dir.join("release/tidegate"))
+}
+
+/// What differs between the gateways that we start. TLS is allowed when there is a certificate.
+#[derive(Debug)]
+pub(crate) struct Config<'a> {
+    pub(crate) mode: &'a str,
+    /// Of clients; the password is the user's name.
+    pub(crate) auth: &'a str,
+    pub(crate) io: Option<Io>,
+    pub(crate) pool_size: u32,
+    pub(crate) postgres_port: u16,
+    pub(crate) user: &'a str,
+    pub(crate) database: &'a str,
+    /// Paths of certificate and key.
+    pub(crate) tls: Option<(&'a Path, &'a Path)>,
+    /// Folder of the query journal.
+    pub(crate) journal: Option<&'a Path>,
+}
+
+impl Config<'_> {
+    fn toml(&self, port: u16) -> String {
+        let Self { mode, auth, pool_size, postgres_port, user, database, .. } = self;
+        let io = self.io.map_or("auto", Io::name);
+        let tls = self.tls.map_or(String::new(), |(certificate, key)| {
+            format!("tls = \"allow\"\ntls_cert = {certificate:?}\ntls_key = {key:?}\n")
+        });
+        // As it is when nothing but the folder is configured: every query, with its text.
+        let journal = self.journal.map_or(String::new(), |folder| format!("\n[journal]\nfolder = {folder:?}\n"));
+        format!(
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\nmax_clients = 100000\n{tls}\n\
+             [auth]\nmethod = \"{auth}\"\n\n\
+             [pool]\nmode = \"{mode}\"\nsize = {pool_size}\n\n\
+             [databases.{database}]\nhost = \"127.0.0.1\"\nport = {postgres_port}\nsslmode = \"disable\"\n\n\
+             [users.{user}]\npassword = \"{user}\"\n\n\
+             [log]\nconnections = false\n\n\
+             [runtime]\nio = \"{io}\"\n{journal}"
+        )
+    }
+}
+
+/// A running program with a port; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    pub(crate) port: u16,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Starts `tidegate run` in the folder `dir`, which also takes its configuration and log.
+    pub(crate) fn gateway(binary: &Path, dir: &Path, name: &str, config: &Config<'_>) -> Result<Self> {
+        let port = free_port()?;
+        let file = dir.join(format!("{name}.toml"));
+        fs::write(&file, config.toml(port)).with_context(|| format!("write {}", file.display()))?;
+        Self::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, name, port)
+    }
+
+    /// Starts any program and waits until its port accepts.
+    pub(crate) fn start(command: &mut Command, dir: &Path, name: &str, port: u16) -> Result<Self> {
+        let log = dir.join(format!("{name}.log"));
+        let out = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let err = out.try_clone().context("share a log")?;
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+        let child = child.with_context(|| format!("start {command:?}"))?;
+        let mut running = Self { child, port, log };
+        running.wait_until_accepting(name)?;
+        Ok(running)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn wait_until_accepting(&mut self, name: &str) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            let ended = !matches!(self.child.try_wait(), Ok(None));
+            if ended || Instant::now() > deadline {
+                bail!("{name} does not listen:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// A port nobody listens on right now.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").context("find a free port")?;
+    Ok(listener.local_addr().context("find a free port")?.port())
+}

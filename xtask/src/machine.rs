@@ -1,0 +1,52 @@
+//! What this machine is and allows: for the head of a table, and for saying what cannot run here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::repository::output_of;
+
+/// One line: processor, cores, kernel.
+pub(crate) fn describe() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{}, {cores} cores, Linux {}", model.map_or("unknown processor", |(_, model)| model), kernel.trim())
+}
+
+/// Of the last minute: above the number of cores, somebody else is at work here and figures are of little worth.
+pub(crate) fn load_average() -> String {
+    let averages = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    averages.split(' ').next().unwrap_or("unknown").to_owned()
+}
+
+/// Whether io_uring may be used. Kernels since 6.6 say so in a file; before, what is not forbidden by a filter is
+/// allowed, and a filter shows only when the tests fail.
+pub(crate) fn allows_io_uring() -> bool {
+    let forbidden = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    !matches!(forbidden.trim(), "1" | "2")
+}
+
+/// A program by its name, looked for on the path and where Debian puts daemons and Postgres' own tools.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let elsewhere = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).chain(elsewhere).collect();
+    dirs.extend(debian_postgres_dirs());
+    dirs.into_iter().map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+fn debian_postgres_dirs() -> Vec<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut dirs: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
+    dirs.sort();
+    dirs.reverse();
+    dirs
+}
+
+/// The first line of `PROGRAM --version`.
+pub(crate) fn version_of(program: &Path, flag: &str) -> String {
+    let said = output_of(Command::new(program).arg(flag)).unwrap_or_default();
+    said.lines().next().unwrap_or("unknown version").to_owned()
+}

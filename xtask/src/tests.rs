@@ -1,0 +1,101 @@
+//! `cargo xtask test`: brings what the tests need and runs all of them.
+
+use anyhow::Result;
+use indicatif::ProgressBar;
+use tidegate_sandbox::{Binaries, Major, Progress};
+
+use crate::machine;
+use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::step::{Outcome, Steps};
+
+/// The oldest and the newest version that the tests run against.
+const VERSIONS: [Major; 2] = [Major(14), Major(18)];
+
+/// Which way the gateway under test does its input and output; `TIDEGATE_IO` tells the tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Io {
+    /// Completions of io_uring.
+    #[value(name = "io_uring")]
+    Uring,
+    /// Readiness from epoll, as where io_uring is forbidden.
+    Epoll,
+}
+
+impl Io {
+    /// The name in the configuration and in `TIDEGATE_IO`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "io_uring",
+            Self::Epoll => "epoll",
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// One I/O mode only; both unless told
+    #[arg(long)]
+    io: Option<Io>,
+    /// Passed on to `cargo test`, such as `-p tidegate-gateway edge_07`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut steps = Steps::default();
+    steps.run("postgres", fetch_postgres);
+    let wanted = |io| arguments.io.is_none_or(|only| only == io);
+    if wanted(Io::Uring) {
+        steps.run("tests io_uring", || tests(Io::Uring, &arguments.rest));
+    }
+    if wanted(Io::Epoll) {
+        steps.run("tests epoll", || tests(Io::Epoll, &arguments.rest));
+    }
+    steps.finish()
+}
+
+/// Brings Postgres 14 and 18 into the cache, with a bar on a terminal.
+pub(crate) fn fetch_postgres() -> Result<()> {
+    for major in VERSIONS {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(std::time::Duration::from_millis(100));
+        let binaries = Binaries::find_or_fetch(major, &mut |progress| bar.set_message(describe(&progress)))?;
+        bar.finish_and_clear();
+        println!("Postgres {major}: {}", binaries.dir().display());
+    }
+    Ok(())
+}
+
+fn describe(progress: &Progress) -> String {
+    match progress {
+        Progress::Downloading { major } => format!("fetching Postgres {major}"),
+        Progress::Unpacking { version, bytes } => {
+            format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000)
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// The test targets that know of the I/O mode: the rest of the workspace is tested once. They are chosen by name and not
+/// by package, which would build every dependency anew with other features.
+const DOES_IO: [&str; 4] = ["link", "edges", "differential", "wrong_client"];
+
+/// All tests of the workspace with io_uring; with epoll those that can tell the difference.
+pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
+    if io == Io::Uring && !machine::allows_io_uring() {
+        return Outcome::Missing("this machine forbids io_uring".to_owned());
+    }
+    let mut command = cargo();
+    command.arg("test").env("TIDEGATE_IO", io.name());
+    let named = rest.iter().any(|argument| argument == "-p" || argument == "--package");
+    match io {
+        _ if named => {}
+        _ => {
+            command.arg("--workspace").args(FEATURES);
+            if io == Io::Epoll && machine::allows_io_uring() {
+                command.args(DOES_IO.iter().flat_map(|target| ["--test", target]));
+            }
+        }
+    }
+    run_command(command.args(rest)).into()
+}
