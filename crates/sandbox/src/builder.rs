@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tempfile::TempDir;
+
 use crate::account::{Account, give};
+use crate::cluster::copy;
 use crate::process::unprivileged;
 use crate::{Binaries, Error, Major, Postgres};
 
@@ -123,16 +126,30 @@ impl Builder {
     pub fn start_with_progress(self, progress: &mut dyn FnMut(Progress)) -> Result<Postgres, Error> {
         let binaries = Binaries::find_or_fetch(self.major, progress)?;
         let account = Account::to_switch_to();
-        let home = tempfile::Builder::new()
-            .prefix("tidegate-postgres-")
-            .tempdir()
-            .map_err(Error::io("create a temporary folder"))?;
-        give(home.path(), account, 0o755)?;
+        let home = make_home(account)?;
         progress(Progress::Initialising);
         initdb(&binaries, home.path(), account)?;
         self.write_files(home.path(), account)?;
         progress(Progress::Starting);
         Postgres::launch(home, self.port, binaries, account)
+    }
+
+    /// The folder of a server and so many copies of it, none of which runs yet.
+    pub(crate) fn prepare(&self, copies: usize) -> Result<(Prepared, Vec<Prepared>), Error> {
+        let binaries = Binaries::find_or_fetch(self.major, &mut |_| ())?;
+        let account = Account::to_switch_to();
+        let first = make_home(account)?;
+        initdb(&binaries, first.path(), account)?;
+        let prepared = |home: TempDir| Prepared { home: Some(home), binaries: binaries.clone(), account };
+        let mut others = Vec::new();
+        for _ in 0..copies {
+            let home = make_home(account)?;
+            copy(&first.path().join("data"), &home.path().join("data"), account)?;
+            self.write_files(home.path(), account)?;
+            others.push(prepared(home));
+        }
+        self.write_files(first.path(), account)?;
+        Ok((prepared(first), others))
     }
 
     fn write_files(&self, home: &Path, account: Option<Account>) -> Result<(), Error> {
@@ -171,8 +188,37 @@ impl Builder {
         self.settings.iter().for_each(|(name, value)| set(name, value));
         // The port is chosen at each attempt to start; see `Postgres::launch`.
         file.push_str("include_if_exists = 'port.conf'\n");
+        // From whom a replica streams changes with each promotion; see `Cluster::follow`.
+        file.push_str("include_if_exists = 'primary.conf'\n");
         file
     }
+}
+
+/// The folder of a server that does not run yet.
+pub(crate) struct Prepared {
+    home: Option<TempDir>,
+    binaries: Binaries,
+    pub(crate) account: Option<Account>,
+}
+
+impl Prepared {
+    /// The data directory.
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        self.home.as_ref().map_or_else(PathBuf::new, |home| home.path().join("data"))
+    }
+
+    /// Starts the server, once.
+    pub(crate) fn launch(&mut self) -> Result<Postgres, Error> {
+        let home = self.home.take().ok_or(Error::NotRunning)?;
+        Postgres::launch(home, None, self.binaries.clone(), self.account)
+    }
+}
+
+fn make_home(account: Option<Account>) -> Result<TempDir, Error> {
+    let home = tempfile::Builder::new().prefix("tidegate-postgres-").tempdir();
+    let home = home.map_err(Error::io("create a temporary folder"))?;
+    give(home.path(), account, 0o755)?;
+    Ok(home)
 }
 
 /// Writes a file that belongs to the server alone; a key with wider permissions is refused by Postgres.

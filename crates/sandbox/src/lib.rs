@@ -34,6 +34,8 @@ mod builder;
 mod cache;
 #[cfg(feature = "postgres")]
 mod client;
+#[cfg(feature = "postgres")]
+mod cluster;
 mod error;
 mod guard;
 #[cfg(feature = "kafka")]
@@ -49,6 +51,8 @@ pub use binaries::{Binaries, Major};
 pub use builder::{Builder, Progress};
 #[cfg(feature = "postgres")]
 pub use client::Row;
+#[cfg(feature = "postgres")]
+pub use cluster::Cluster;
 pub use error::Error;
 #[cfg(feature = "postgres")]
-pub use server::Postgres;
+pub use server::{Postgres, Shutdown};

@@ -18,9 +18,22 @@ use crate::{Binaries, Builder, Error};
 
 /// A machine under load may need a while for recovery after [`Postgres::kill9`].
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Whoever waits for sessions to leave may wait longer than one who ends them.
+const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// Another process may take the port between the look and the bind.
 const PORT_TRIES: u32 = 5;
+
+/// How a server ends; the words are those of `pg_ctl stop -m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Lets nobody in any more, and ends when the last session has left.
+    Smart,
+    /// Ends all sessions, with what they do.
+    Fast,
+    /// As a crash, but told.
+    Immediate,
+}
 
 /// A Postgres of one's own. Dropping it ends the server and removes its folder.
 #[derive(Debug)]
@@ -164,6 +177,32 @@ impl Postgres {
     pub fn restart(&mut self) -> Result<(), Error> {
         self.end(Signal::INT)?;
         self.start()
+    }
+
+    /// Begins to end the server and does not wait: [`Self::wait_closed`] does.
+    pub fn close(&self, mode: Shutdown) {
+        if let Some(process) = &self.process {
+            process.signal(match mode {
+                Shutdown::Smart => Signal::TERM,
+                Shutdown::Fast => Signal::INT,
+                Shutdown::Immediate => Signal::QUIT,
+            });
+        }
+    }
+
+    /// Waits for the end of a server that was told to. [`Self::restart`] brings it back.
+    ///
+    /// # Errors
+    /// [`Error::Stop`] when it does not end.
+    pub fn wait_closed(&mut self) -> Result<(), Error> {
+        let Some(mut process) = self.process.take() else {
+            return Ok(());
+        };
+        if process.wait(CLOSE_LIMIT) { Ok(()) } else { Err(Error::Stop { pid: process.pid() }) }
+    }
+
+    pub(crate) fn account(&self) -> Option<Account> {
+        self.account
     }
 
     /// Kills the postmaster and all sessions, as a crash would. [`Self::restart`] brings it back.

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tidegate_sandbox::{Error, Major, Postgres};
+use tidegate_sandbox::{Cluster, Error, Major, Postgres, Shutdown};
 
 fn one(postgres: &Postgres, sql: &str) -> String {
     postgres.simple_query(sql).unwrap()[0][0].clone().unwrap()
@@ -74,6 +74,28 @@ fn suspended_server_keeps_connections_and_answers_later() {
     assert!(state.contains(") T "), "{state}");
     postgres.resume();
     assert_eq!(one(&postgres, "SELECT 1"), "1");
+}
+
+#[test]
+fn replicas_stream_are_promoted_and_follow() {
+    let mut cluster = Cluster::start(&Postgres::builder(), 2).unwrap();
+    cluster.primary().simple_query("CREATE TABLE kept AS SELECT 7 AS n").unwrap();
+    for index in [1, 2] {
+        cluster.catch_up(index).unwrap();
+        assert_eq!(one(cluster.server(index), "SELECT n FROM kept"), "7");
+        assert_eq!(one(cluster.server(index), "SELECT pg_is_in_recovery()"), "t");
+    }
+    cluster.server(0).close(Shutdown::Fast);
+    cluster.server_mut(0).wait_closed().unwrap();
+    cluster.promote(1).unwrap();
+    for index in [0, 2] {
+        cluster.follow(index).unwrap();
+    }
+    cluster.primary().simple_query("UPDATE kept SET n = 8").unwrap();
+    for index in [0, 2] {
+        cluster.catch_up(index).unwrap();
+        assert_eq!(one(cluster.server(index), "SELECT n FROM kept"), "8");
+    }
 }
 
 /// Set in the copy of this test that plays the owner who is killed.
