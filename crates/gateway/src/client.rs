@@ -15,6 +15,7 @@ mod canceller;
 mod handshake;
 mod idle;
 mod passthrough;
+mod route;
 mod session;
 
 pub use handshake::{Console, ConsoleClient};

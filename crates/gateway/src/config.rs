@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 mod check;
 mod finding;
+mod hosts;
 mod keys;
 mod raw;
 mod rule;
@@ -31,6 +32,7 @@ pub mod toml;
 mod url;
 
 pub use finding::{ConfigErrors, Finding, Severity};
+pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
     Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Io, Journal, JournalAck, JournalFormat, Listen, Log,
     LogFormat, LogLevel, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime, SslMode,
@@ -56,6 +58,8 @@ pub struct Config {
     pub pool: PoolSettings,
     /// What holds for pools of which nothing else is said, and for the process.
     pub timeouts: Timeouts,
+    /// What holds for databases with several servers of which nothing else is said.
+    pub route: RouteSettings,
     /// The upstreams by the name that clients say; `*` is any other name.
     pub databases: BTreeMap<String, Database>,
     /// Who may log in, by name.
@@ -75,8 +79,8 @@ pub struct Config {
 /// An upstream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {
-    /// The servers, tried in order; never empty.
-    pub hosts: Vec<Host>,
+    /// The servers; never empty.
+    pub hosts: Vec<HostSpec>,
     /// Name on the server; empty for the name that the client says.
     pub dbname: String,
     /// User of every login to the server; empty for the client's own name.
@@ -120,6 +124,12 @@ pub struct PoolPlan {
     pub entry: String,
     /// The servers, tried in order; never empty.
     pub hosts: Vec<Host>,
+    /// The servers that each transaction has a choice of; none if there is one server, or one was chosen.
+    pub choice: Option<Vec<HostSpec>>,
+    /// By which rules it is made.
+    pub route: RouteSettings,
+    /// The address of the only host, if it is known already.
+    pub address: Option<SocketAddr>,
     /// Name of the database on the server.
     pub dbname: String,
     /// User that logs in to the server.
@@ -182,7 +192,10 @@ impl Config {
         let login = if forced_user { found.user.as_str() } else { user };
         Some(PoolPlan {
             entry: entry.to_owned(),
-            hosts: found.hosts.clone(),
+            hosts: found.hosts.iter().map(|spec| spec.host.clone()).collect(),
+            choice: found.has_choice().then(|| found.hosts.clone()),
+            route: merged(&self.route, found, person, |overrides, base| overrides.route.over(base)),
+            address: None,
             dbname: if found.dbname.is_empty() { database.to_owned() } else { found.dbname.clone() },
             user: login.to_owned(),
             secret: self.secret_of(found, login),
@@ -201,6 +214,14 @@ impl Config {
         }
         let stored = self.users.get(login).map(|user| &user.secret);
         stored.filter(|stored| !stored.secret().is_empty()).cloned()
+    }
+}
+
+impl Database {
+    /// Several servers, a name that stands for several, or a route that was asked for: then each transaction gets one
+    /// that fits.
+    fn has_choice(&self) -> bool {
+        self.hosts.len() > 1 || self.hosts.iter().any(|spec| spec.srv) || self.overrides.route.route.is_some()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod config;
 pub mod demo;
 pub mod error;
 pub mod exchange;
+pub mod hosts;
 pub mod listen;
 pub mod log;
 pub mod params;

@@ -3,10 +3,12 @@
 //! Nothing shared is touched while a query is under way. A thread owns its clients, its servers, its counters; others
 //! ask it questions by its mailbox.
 
+mod fleet;
 mod gateway;
 mod roster;
 mod worker;
 
+pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
 pub use gateway::{Gateway, Phase, PoolKey, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SharedPool};
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};

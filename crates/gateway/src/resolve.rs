@@ -17,6 +17,11 @@ impl Resolver {
         Self { control }
     }
 
+    /// Runs a task of the control plane, which somebody supervises.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.control.spawn(task);
+    }
+
     /// The addresses of a name.
     ///
     /// # Errors

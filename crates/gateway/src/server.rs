@@ -64,6 +64,8 @@ pub struct Server {
     pub doomed: bool,
     /// Postgres may have lost track of its own state: it goes to nobody else.
     pub confused: bool,
+    /// It may not be what it was: it takes no writes any more, or it is about to end.
+    pub suspect: bool,
     /// A send failed: the server reads no more.
     pub write_failed: bool,
     /// Holds the server back while a cancel request for it is under way.
@@ -114,6 +116,7 @@ impl Server {
             tainted: false,
             doomed: false,
             confused: false,
+            suspect: false,
             write_failed: false,
             cancels: CancelGate::default(),
             identity,

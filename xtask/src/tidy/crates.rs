@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "tidegate-gateway",
         &[
+            "tidegate-balance",
             "tidegate-journal",
             "tidegate-link",
             "tidegate-pool",

@@ -15,11 +15,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("main", &["run"]),
     ("demo", &[]),
     ("run", &["admin", "client", "demo", "listen", "plane"]),
-    ("admin", &["client", "plane", "server"]),
+    ("admin", &["client", "hosts", "plane", "server"]),
     ("listen", &["client", "plane"]),
-    ("client", &["exchange", "plane", "server"]),
+    ("client", &["exchange", "hosts", "plane", "server"]),
     ("exchange", &["server"]),
-    ("plane", &["server"]),
+    ("plane", &["hosts", "server"]),
+    ("hosts", &["server"]),
     ("server", &[]),
 ];
 

@@ -86,6 +86,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW SERVERS", "server connections, and who has them"),
     ("SHOW POOLS", "connections by database and user"),
     ("SHOW DATABASES", "databases with their servers and limits"),
+    ("SHOW HOSTS", "servers of each database: primary or replica, how far behind, in use or not"),
     ("SHOW USERS", "users with their limits"),
     ("SHOW STATS", "what was done by database: totals, and averages of the last minute"),
     ("SHOW STATS_TOTALS", "the totals alone"),

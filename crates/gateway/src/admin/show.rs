@@ -12,6 +12,7 @@ use crate::plane::Gateway;
 mod clients;
 mod config;
 mod databases;
+mod hosts;
 mod journal;
 mod lists;
 mod pools;
@@ -27,6 +28,7 @@ pub(super) enum Topic {
     Clients,
     Config,
     Databases,
+    Hosts,
     Journal,
     Lists,
     Pools,
@@ -47,6 +49,7 @@ impl Topic {
         ("clients", Self::Clients),
         ("config", Self::Config),
         ("databases", Self::Databases),
+        ("hosts", Self::Hosts),
         ("journal", Self::Journal),
         ("lists", Self::Lists),
         ("pools", Self::Pools),
@@ -72,6 +75,7 @@ impl Topic {
             Self::Clients => clients::COLUMNS,
             Self::Config => config::COLUMNS,
             Self::Databases => databases::COLUMNS,
+            Self::Hosts => hosts::COLUMNS,
             Self::Journal => journal::COLUMNS,
             Self::Lists => lists::COLUMNS,
             Self::Pools => pools::COLUMNS,
@@ -93,6 +97,7 @@ impl Topic {
             Self::Clients => clients::rows(gateway).await,
             Self::Config => config::rows(gateway),
             Self::Databases => databases::rows(gateway).await,
+            Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
             Self::Lists => lists::rows(gateway).await,
             Self::Pools => pools::rows(gateway).await,

@@ -11,9 +11,14 @@ use tidegate_wire::{
     startup::{self, First, Startup},
 };
 
-use super::{auth::Login, canceller, part, passthrough, session::Session};
+use super::{
+    auth::Login,
+    canceller, part, passthrough,
+    route::{self, find_server},
+    session::Session,
+};
 use crate::{
-    config::{Admin, ClientTls},
+    config::{Admin, ClientTls, Route},
     error::Refusal,
     exchange::Frontend,
     params::{ServerSettings, Settings, Value, canonical_encoding, is_settable},
@@ -122,7 +127,7 @@ fn leave(witness: Option<&Witness>, worker: &Worker, reason: &str) {
 }
 
 fn console_key(user: &str) -> PoolKey {
-    PoolKey { database: Admin::DATABASES[0].into(), user: user.into() }
+    PoolKey::new(Admin::DATABASES[0], user)
 }
 
 /// What a client asks for in its start-up packet.
@@ -133,6 +138,8 @@ pub(super) struct Request {
     /// Name and value of all other parameters, `options` taken apart.
     pub(super) params: Vec<(String, Vec<u8>)>,
     pub(super) replication: Option<Vec<u8>>,
+    /// The route that it asks for, where there is a choice of servers.
+    pub(super) route: Option<Route>,
     unknown: Vec<Vec<u8>>,
 }
 
@@ -203,7 +210,7 @@ impl Arriving {
     }
 
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
-        let Some(request) = self.first_packet().await? else { return Ok(Admitted::Served) };
+        let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
         self.asked = self.worker.recorder.is_some().then(|| (request.user.clone(), request.database.clone()));
         self.admit(&request)?;
         self.negotiate(&request);
@@ -223,6 +230,9 @@ impl Arriving {
             return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_CATALOG_NAME, message)));
         };
         let pool = self.worker.pool(&shared);
+        if pool.fleet().is_some() {
+            request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
+        }
         if request.replication.is_some() {
             return Ok(Admitted::Replication(pool, request));
         }
@@ -408,7 +418,7 @@ impl Arriving {
     }
 
     async fn begin_session(mut self, pool: Rc<WorkerPool>, request: &Request) -> Result<Session, (Self, LoginError)> {
-        let welcome = match self.welcome(&pool).await {
+        let welcome = match self.welcome(&pool, request.route).await {
             Ok(welcome) => welcome,
             Err(error) => return Err((self, error)),
         };
@@ -429,24 +439,60 @@ impl Arriving {
         let settings = self.worker.interned.intern(wanted);
         *entry.card.settings.borrow_mut() = Some(settings.clone());
         let front = Frontend::new(self.link, entry.card.id, settings);
-        Ok(Session::new(self.worker, front, pool, entry))
+        Ok(Session::new(self.worker, front, pool, request.route, entry))
     }
 
     /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
-    async fn welcome(&mut self, pool: &Rc<WorkerPool>) -> Result<Arc<ServerSettings>, LoginError> {
+    async fn welcome(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        asked: Option<Route>,
+    ) -> Result<Arc<ServerSettings>, LoginError> {
         if let Some(welcome) = pool.shared.welcome() {
-            return Ok(welcome);
+            return Ok(match pool.fleet() {
+                None => welcome,
+                Some(_) => as_routed(&welcome, asked.unwrap_or(pool.plan().route.route)),
+            });
         }
         let limit = pool.plan().timeouts.checkout;
-        let checkout = pool.local.checkout(self.worker.reactor.now());
-        match within(&self.worker.reactor, limit, checkout).await {
-            Some(Ok(lease)) => {
+        let route = asked.unwrap_or(pool.plan().route.route);
+        let found = async {
+            match pool.fleet() {
+                None => {
+                    let checkout = pool.local.checkout(self.worker.reactor.now());
+                    checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
+                }
+                Some(_) => find_server(&self.worker, pool, route, None).await,
+            }
+        };
+        match within(&self.worker.reactor, limit, found).await {
+            Some(Ok((_, lease))) => {
                 lease.release(tidegate_pool::Fate::Reuse, self.worker.reactor.now());
                 pool.shared.welcome().ok_or(LoginError::Gone)
             }
-            Some(Err(error)) => Err(LoginError::Server(super::session::checkout_words(&error))),
+            Some(Err(unserved)) => Err(LoginError::Server(unserved.words())),
             None => Err(LoginError::Refused(super::session::checkout_timeout(limit))),
         }
+    }
+}
+
+/// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a
+/// replica.
+fn as_routed(welcome: &Arc<ServerSettings>, route: Route) -> Arc<ServerSettings> {
+    const NAME: &str = "in_hot_standby";
+    let value: &[u8] = match route {
+        Route::Primary => b"off",
+        Route::Replica => b"on",
+        Route::PreferReplica | Route::Any => return welcome.clone(),
+    };
+    match welcome.reported.text(NAME) {
+        Some(known) if known != value => {
+            let mut welcome = ServerSettings::clone(welcome);
+            welcome.report(NAME, value);
+            Arc::new(welcome)
+        }
+        // It says so already, or is of before Postgres 14.
+        _ => welcome.clone(),
     }
 }
 
@@ -480,6 +526,7 @@ fn read_startup(startup: &Startup<'_>) -> Result<Request, LoginError> {
         database,
         params: Vec::new(),
         replication: None,
+        route: None,
         unknown: startup.extensions().map(<[u8]>::to_vec).collect(),
     };
     for (name, value) in startup.params() {

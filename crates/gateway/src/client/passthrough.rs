@@ -8,7 +8,10 @@ use std::{
 use tidegate_link::Link;
 use tidegate_wire::backend::{self, TxStatus};
 
-use super::handshake::{LoginError, Request};
+use super::{
+    handshake::{LoginError, Request},
+    route::find_server,
+};
 use crate::{
     params::Value,
     plane::{Worker, WorkerPool, within},
@@ -22,7 +25,19 @@ pub(super) async fn replicate(
     pool: &Rc<WorkerPool>,
     request: &Request,
 ) -> Result<(), LoginError> {
-    let mut server = connect(worker, pool, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
+    // Where there is a choice of servers, its route decides, as for a transaction.
+    let chosen = match pool.fleet() {
+        None => pool.clone(),
+        Some(_) => {
+            let route = request.route.unwrap_or(pool.plan().route.route);
+            let found = find_server(worker, pool, route, None).await;
+            let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
+            lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
+            placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
+        }
+    };
+    let mut server =
+        connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
     let mut out = Vec::new();
     backend::authentication_ok(&mut out);
     for (name, value) in server.settings.reported.iter() {

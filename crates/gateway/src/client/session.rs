@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease};
 use tidegate_supervise::Ctx;
@@ -16,12 +17,13 @@ use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
 use super::{
     idle::{Heard, Idle},
     part,
+    route::{Found, Unserved, begins_read_only, find_server},
 };
 use crate::{
-    config::{Mode, PoolPlan},
+    config::{Mode, PoolPlan, Route},
     error::Refusal,
     exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
-    plane::{ClientState, Entry, Gateway, Linked, Phase, Signal, Worker, WorkerPool},
+    plane::{ClientState, Entry, Fleet, Gateway, Linked, Phase, Placed, Signal, Worker, WorkerPool},
     record::{self, Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
 };
@@ -30,7 +32,14 @@ use crate::{
 pub(super) struct Session {
     worker: Rc<Worker>,
     front: Frontend,
+    /// The client's own pool.
+    home: Rc<WorkerPool>,
+    /// The one it gets servers from: its own, or that of the server that was chosen last.
     pool: Rc<WorkerPool>,
+    /// The server that was chosen for the transaction at hand, where there is a choice.
+    placed: Option<Placed>,
+    /// The route it asked for at its login.
+    asked: Option<Route>,
     entry: Entry,
     deadline: Deadline,
     idle: Idle,
@@ -59,10 +68,17 @@ impl Goodbye {
 }
 
 impl Session {
-    pub(super) fn new(worker: Rc<Worker>, front: Frontend, pool: Rc<WorkerPool>, entry: Entry) -> Self {
+    pub(super) fn new(
+        worker: Rc<Worker>,
+        front: Frontend,
+        home: Rc<WorkerPool>,
+        asked: Option<Route>,
+        entry: Entry,
+    ) -> Self {
         let deadline = worker.reactor.deadline();
         let witness = worker.witness(&entry.card, Some(&front.settings));
-        Self { worker, front, pool, entry, deadline, idle: Idle::default(), witness }
+        let (pool, placed) = (home.clone(), None);
+        Self { worker, front, home, pool, placed, asked, entry, deadline, idle: Idle::default(), witness }
     }
 
     /// Serves the client until it leaves or is sent away.
@@ -101,7 +117,7 @@ impl Session {
             };
             let now = self.worker.reactor.now();
             self.entry.card.request_at.set(Some(now));
-            let (lease, request) = match self.pool.local.try_checkout(now) {
+            let (lease, request) = match self.try_server(&request, now) {
                 Some(lease) => (lease, request),
                 // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
                 None => match Box::pin(self.wait_for_server(request, ctx)).await {
@@ -115,6 +131,42 @@ impl Session {
                 return goodbye;
             }
         }
+    }
+
+    /// A server that is free on this thread.
+    #[inline]
+    fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
+        match self.home.fleet() {
+            None => {
+                if !Rc::ptr_eq(&self.pool, &self.home) {
+                    // A reload has left one server.
+                    self.pool = self.home.clone();
+                }
+            }
+            Some(fleet) => self.choose(&fleet, request, now)?,
+        }
+        self.pool.local.try_checkout(now)
+    }
+
+    /// Chooses a server for the transaction that begins with `request`; `None` if there is none now.
+    fn choose(&mut self, fleet: &Fleet, request: &[u8], now: Instant) -> Option<()> {
+        let placed = fleet.pick(&self.worker, &self.home, self.route(request), &[], now)?;
+        if !Rc::ptr_eq(&self.pool, &placed.pool) {
+            self.pool = placed.pool.clone();
+        }
+        self.placed = Some(placed);
+        Some(())
+    }
+
+    /// Where a transaction goes that begins with `request`.
+    fn route(&self, request: &[u8]) -> Route {
+        let plan = self.home.plan();
+        let route = self.asked.unwrap_or(plan.route.route);
+        let follows = plan.route.read_only_to_replica && matches!(route, Route::Primary | Route::Any);
+        if follows && begins_read_only(request, self.front.statements.as_deref()) {
+            return Route::PreferReplica;
+        }
+        route
     }
 
     /// What ends any wait of the client.
@@ -192,13 +244,12 @@ impl Session {
         let now = self.worker.reactor.now();
         let mut request = request.park();
         self.entry.card.state.set(ClientState::Waiting(now));
-        let limit = self.pool.plan().timeouts.checkout;
+        let limit = self.home.plan().timeouts.checkout;
         self.deadline.set((!limit.is_zero()).then(|| now + limit));
-        let pool = self.pool.clone();
-        let mut checkout = pin!(pool.local.checkout(now));
+        let mut search = pin!(self.search(&request));
         let mut hears = true;
         let waited = std::future::poll_fn(|cx| {
-            if let Poll::Ready(outcome) = checkout.as_mut().poll(cx) {
+            if let Poll::Ready(outcome) = search.as_mut().poll(cx) {
                 return Poll::Ready(Waited::Decided(outcome));
             }
             self.poll_waiting(&mut hears, ctx, cx)
@@ -208,9 +259,13 @@ impl Session {
         self.entry.card.state.set(ClientState::Idle);
         self.pool.stats.wait_time.add_time(self.worker.reactor.now() - now);
         match waited {
-            Waited::Decided(Ok(lease)) => Ok(Some((lease, request))),
+            Waited::Decided(Ok((placed, lease))) => {
+                self.pool = placed.as_ref().map_or(&self.home, |placed| &placed.pool).clone();
+                self.placed = placed;
+                Ok(Some((lease, request)))
+            }
             Waited::Decided(Err(error)) => {
-                let goodbye = Goodbye::Told(checkout_words(&error), "no server");
+                let goodbye = Goodbye::Told(error.words(), "no server");
                 self.record_unserved(&request, &goodbye);
                 Err(goodbye)
             }
@@ -230,6 +285,21 @@ impl Session {
                 // What is behind the refused flight is read again before anything that arrived meanwhile.
                 self.front.link.unread_before(rest);
                 Ok(None)
+            }
+        }
+    }
+
+    /// Waits for a server: in the line of its pool, or of any that serves the route.
+    fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, Unserved>> + use<> {
+        let (worker, home, placed) = (self.worker.clone(), self.home.clone(), self.placed.take());
+        let route = self.route(request);
+        let now = self.worker.reactor.now();
+        // Its place in the line is that of this moment.
+        let checkout = home.fleet().is_none().then(|| home.local.checkout(now));
+        async move {
+            match checkout {
+                Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout),
+                None => find_server(&worker, &home, route, placed).await,
             }
         }
     }
@@ -293,6 +363,7 @@ impl Session {
     /// Serves requests on one server until it can be given back.
     async fn exchange(&mut self, mut lease: Lease<Server>, request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
         if lease.settle(&self.worker.reactor).is_err() {
+            self.placed = None;
             let refusal = Refusal::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
             return Err(Goodbye::refusal(&refusal, "server not registered"));
         }
@@ -341,7 +412,14 @@ impl Session {
         card.pins.set(self.front.pins);
         card.note_settings(&self.front.settings);
         card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
+        let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
         let outcome = self.part_from(lease, leftover, ended, keep);
+        if let Some((placed, (outcome, suspect))) = judgement {
+            if suspect {
+                placed.node().suspect();
+            }
+            placed.finish(self.worker.reactor.now(), outcome);
+        }
         if let Some(ledger) = ledger {
             ledger.close(outcome.as_ref().err().map_or("", Goodbye::reason), self.worker.reactor.now());
         }
@@ -398,7 +476,7 @@ impl Session {
 
 /// How a wait for a server ends.
 enum Waited {
-    Decided(Result<Lease<Server>, CheckoutError<ConnectError>>),
+    Decided(Result<Found, Unserved>),
     Cancelled,
     Goodbye(Goodbye),
 }
@@ -407,6 +485,15 @@ enum Waited {
 enum Ended {
     Exchange(End),
     Interrupted(Goodbye),
+}
+
+/// What an exchange tells of its server, and whether the server is to be asked what it is.
+fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
+    match ended {
+        Ended::Exchange(End::Trouble(Trouble::ServerGone(_) | Trouble::BadServer(_))) => (Outcome::Failure, true),
+        Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
+        Ended::Exchange(End::Trouble(_)) | Ended::Interrupted(_) => (Outcome::Neutral, suspect),
+    }
 }
 
 /// What may interrupt an exchange.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::finding::{ConfigErrors, Finding, Severity};
+use super::hosts::RouteSettings;
 use super::keys::{
     Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, PoolSettings, Runtime, Timeouts, UserKeys,
 };
@@ -37,6 +38,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("auth", Auth::KEYS),
     ("pool", PoolSettings::KEYS),
     ("timeouts", Timeouts::KEYS),
+    ("route", RouteSettings::KEYS),
     ("databases.NAME", DatabaseKeys::KEYS),
     ("users.NAME", UserKeys::KEYS),
     ("admin", Admin::KEYS),
@@ -112,6 +114,7 @@ impl Checker<'_> {
         let config = Config {
             listen: self.listen(&Section::of(root, "listen")),
             timeouts: self.settings(&Section::of(root, "timeouts")),
+            route: self.settings(&Section::of(root, "route")),
             databases: self.databases(&Section::of(root, "databases"), &pool),
             users: self.users(&Section::of(root, "users"), &auth),
             admin: self.settings(&Section::of(root, "admin")),
@@ -122,6 +125,7 @@ impl Checker<'_> {
             pool,
             warnings: Vec::new(),
         };
+        self.probes(&Section::of(root, "route"), &config.route);
         self.reachability(&Section::of(root, "auth"), &config);
         config
     }
@@ -290,7 +294,7 @@ fn help_for_key(key: &str, targets: &[Vec<&'static Key>]) -> String {
         return format!("did you mean `{near}`?");
     }
     let own: Vec<_> = targets.iter().take(1).flatten().map(|key| key.name).collect();
-    let others = if targets.len() > 1 { ", and those of [pool] and [timeouts]" } else { "" };
+    let others = if targets.len() > 1 { ", and those of [pool], [timeouts] and [route]" } else { "" };
     format!("the keys here are {}{others}", own.join(", "))
 }
 

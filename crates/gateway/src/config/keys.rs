@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::hosts::{HostList, RawRoute, RouteSettings, SessionAttrs};
 use super::raw::{Entry, Value};
 use super::rule::Rules;
 use super::secret::Secret;
@@ -262,13 +263,15 @@ section! {
 }
 
 section! {
-    /// `[databases.NAME]`: one upstream; NAME is what clients say, `*` any other name. All keys of `[pool]` and most of
-    /// `[timeouts]` may stand beside these.
+    /// `[databases.NAME]`: one upstream; NAME is what clients say, `*` any other name. All keys of `[pool]` and
+    /// `[route]` and most of `[timeouts]` may stand beside these.
     pub struct DatabaseKeys, raw RawDatabase {
         /// `postgres://user:password@host:port/dbname?sslmode=...` instead of the keys below.
         url: PgUrl = PgUrl::default() => Live Process;
-        /// Host name, address, or folder of a unix socket; several, separated by commas, are tried in order.
+        /// Host name, address, or folder of a unix socket; several are separated by commas. See `route`.
         host: String = String::new() => Live Process;
+        /// List of servers instead of `host`: texts, or tables with `host`, `port`, `weight` and `zone`.
+        hosts: HostList = HostList::default() => Live Process;
         /// Port, for every host.
         port: u16 = 5432, in 1..=65535 => Live Process;
         /// Name of the database on the server; empty for the name that the client says.
@@ -289,12 +292,14 @@ section! {
         sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
         /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
         startup_parameters: Parameters = Parameters::default() => Live Process;
+        /// libpq's words for `route`: `any`, `read-write`, `read-only`, `primary`, `standby` or `prefer-standby`.
+        target_session_attrs: SessionAttrs = SessionAttrs::Primary => Live Process;
     }
 }
 
 section! {
-    /// `[users.NAME]`: who may log in. All keys of `[pool]` and most of `[timeouts]` may stand beside these, and go
-    /// before those of the database.
+    /// `[users.NAME]`: who may log in. All keys of `[pool]` and `[route]` and most of `[timeouts]` may stand beside
+    /// these, and go before those of the database.
     pub struct UserKeys, raw RawUser {
         /// The password, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;
@@ -420,20 +425,22 @@ fn parameter(entry: &Entry) -> Result<(String, String), Wrong> {
     Ok((name.to_owned(), value))
 }
 
-/// The keys of `[pool]` and `[timeouts]` that were written for one database or user.
+/// The keys of `[pool]`, `[timeouts]` and `[route]` that were written for one database or user.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Overrides {
     pub(crate) pool: RawPool,
     pub(crate) timeouts: RawTimeouts,
+    pub(crate) route: RawRoute,
 }
 
 impl Keys for Overrides {
     fn keys(&self) -> Vec<&'static Key> {
-        PoolSettings::KEYS.iter().chain(Timeouts::KEYS).filter(|key| key.scope == Scope::Pool).collect()
+        let all = PoolSettings::KEYS.iter().chain(Timeouts::KEYS).chain(RouteSettings::KEYS);
+        all.filter(|key| key.scope == Scope::Pool).collect()
     }
 
     fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), Wrong>> {
         self.keys().iter().find(|known| known.name == key)?;
-        self.pool.set(key, value).or_else(|| self.timeouts.set(key, value))
+        self.pool.set(key, value).or_else(|| self.timeouts.set(key, value)).or_else(|| self.route.set(key, value))
     }
 }

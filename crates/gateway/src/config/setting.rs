@@ -140,7 +140,9 @@ pub(crate) fn list<T>(
     let Value::List(nodes) = value else {
         return Err(Wrong::kind("a list", value, &format!("write it in brackets: {example}")));
     };
-    let element = |node: &Node| read(&node.value).map_err(|wrong| Wrong { at: Some(node.at.clone()), ..wrong });
+    let element = |node: &Node| {
+        read(&node.value).map_err(|wrong| Wrong { at: wrong.at.clone().or(Some(node.at.clone())), ..wrong })
+    };
     nodes.iter().map(element).collect()
 }
 

@@ -1,10 +1,11 @@
 //! A configuration as rows: for `SHOW CONFIG`, and to tell what a reload cannot change.
 
 use super::check::SECTIONS;
+use super::hosts::RouteSettings;
 use super::keys::{Admin, Auth, Journal, Listen, Log, Overrides, PoolSettings, Runtime, Timeouts};
 use super::section::{Key, Reload};
 use super::setting::Setting;
-use super::{Config, Database, Host, UserSecret};
+use super::{Config, Database, UserSecret};
 
 /// A setting as `SHOW CONFIG` prints it; secrets are `***`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,7 @@ impl Config {
         section(&mut rows, "auth", Auth::KEYS, self.auth.shown(), Auth::default().shown());
         section(&mut rows, "pool", PoolSettings::KEYS, self.pool.shown(), PoolSettings::default().shown());
         section(&mut rows, "timeouts", Timeouts::KEYS, self.timeouts.shown(), Timeouts::default().shown());
+        section(&mut rows, "route", RouteSettings::KEYS, self.route.shown(), RouteSettings::default().shown());
         section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
         section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
         section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
@@ -54,9 +56,11 @@ impl Config {
     /// Overrides, with what holds for the others as the default.
     fn overrides(&self, path: &str, overrides: &Overrides) -> Vec<Row> {
         let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
+        let written = written.chain(overrides.route.written());
         let general = |key: &str| {
             let pool = PoolSettings::KEYS.iter().zip(self.pool.shown());
             let all = pool.chain(Timeouts::KEYS.iter().zip(self.timeouts.shown()));
+            let all = all.chain(RouteSettings::KEYS.iter().zip(self.route.shown()));
             all.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
         };
         written.map(|(key, value)| row(path, key, value, general(key))).collect()
@@ -65,7 +69,7 @@ impl Config {
 
 impl Database {
     fn rows(&self, path: &str) -> Vec<Row> {
-        let hosts = self.hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(", ");
+        let hosts = self.hosts.iter().map(|spec| spec.host.to_string()).collect::<Vec<_>>().join(", ");
         let parameters = super::Parameters(self.startup_parameters.clone());
         [
             ("host", hosts),

@@ -106,6 +106,27 @@ fn a_forced_user_logs_in_whoever_the_client_is() {
 }
 
 #[test]
+fn several_hosts_are_a_choice_and_one_is_none() {
+    let config = good(
+        "[databases.one]\nhost = \"db\"\n[databases.two]\nurl = \"postgres://a,b:6/shop\"\n\
+         [databases.ro]\nhosts = [\"a\", { host = \"b\", port = 6, weight = 3, zone = \"z\" }]\nroute = \"replica\"\n\
+         [databases.name]\nhost = \"db\"\nroute = \"any\"\n[databases.srv]\nhosts = [\"srv:_pg._tcp.db\"]\n\
+         [databases.libpq]\nurl = \"postgres://a?target_session_attrs=prefer-standby\"\n\
+         [users.report]\npassword = \"x\"\nroute = \"prefer-replica\"\n",
+    );
+    let plan = |database: &str, user: &str| config.pool_for(database, user).expect(database);
+    assert!(plan("one", "report").choice.is_none());
+    assert_eq!(plan("two", "app").route.route, Route::Primary);
+    assert_eq!(plan("two", "report").route.route, Route::PreferReplica);
+    let choice = plan("ro", "app").choice.expect("a choice");
+    assert_eq!((choice[1].host.to_string().as_str(), choice[1].weight, choice[1].zone.as_str()), ("b:6", 3, "z"));
+    assert_eq!(plan("ro", "app").route.route, Route::Replica);
+    assert!(plan("name", "app").choice.is_some() && plan("srv", "app").choice.is_some_and(|choice| choice[0].srv));
+    let libpq = plan("libpq", "app");
+    assert!(libpq.choice.is_some() && libpq.route.route == Route::PreferReplica);
+}
+
+#[test]
 fn a_misspelled_key_is_told_like_a_compiler_would() {
     let finding = only(&with("[listen]\nmax_client = 100"));
     let said = finding.to_string();
@@ -152,6 +173,19 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
         ("[pool]\nmin_size = 30", (2, 12), "min_size 30 is larger than size 20", "at most 20"),
         ("[databases.x]\ndbname = \"y\"", (1, 12), "[databases.x] has no host", "host = "),
         ("[databases.x]\nhost = \"a,,b\"", (2, 8), "an empty place", "first,second"),
+        ("[databases.x]\nhosts = []", (2, 9), "no host in the list", "10.0.0.1"),
+        ("[databases.x]\nhosts = [\"a:b\"]", (2, 10), "not a port", "10.0.0.1:5432"),
+        ("[databases.x]\nhosts = [{ host = \"a\", wieght = 2 }]", (2, 24), "unknown key `wieght`", "`weight`"),
+        ("[databases.x]\nhosts = [{ port = 5 }]", (2, 10), "without `host`", "weight"),
+        ("[databases.x]\nhosts = [\"a\"]\nport = 5", (3, 8), "already", "leave out"),
+        ("[databases.x]\nhost = \"a\"\nroute = \"replicas\"", (3, 9), "`replicas` is not known", "`replica`?"),
+        ("[databases.x]\nhost = \"a\"\nprobe_interval = 0", (3, 18), "cannot be off", "\"1s\""),
+        (
+            "[databases.x]\nurl = \"postgres://a?target_session_attrs=any\"\nroute = \"any\"",
+            (3, 9),
+            "given twice",
+            "leave out",
+        ),
         ("[databases.x]\nurl = \"http://x\"", (2, 7), "not a Postgres URL", "postgres://"),
         ("[databases.tidegate]\nhost = \"x\"", (1, 12), "admin console", "dbname"),
         ("[databases.x]\nhost = \"x\"\npassword = \"y\"", (3, 12), "without its user", "[users.NAME]"),
@@ -367,6 +401,7 @@ fn the_documentation_describes_every_key_and_no_other() {
             "auth" => Auth::default().shown(),
             "pool" => PoolSettings::default().shown(),
             "timeouts" => Timeouts::default().shown(),
+            "route" => RouteSettings::default().shown(),
             "databases.NAME" => DatabaseKeys::default().shown(),
             "users.NAME" => UserKeys::default().shown(),
             "admin" => Admin::default().shown(),

@@ -44,6 +44,16 @@ impl Host {
         }
     }
 
+    /// The same at another port, if one is given.
+    #[must_use]
+    pub(crate) fn on_port(self, other: Option<u16>) -> Self {
+        match (self, other) {
+            (Self::Tcp { name, .. }, Some(port)) => Self::Tcp { name, port },
+            (Self::Unix { dir, .. }, Some(port)) => Self::Unix { dir, port },
+            (host, None) => host,
+        }
+    }
+
     /// The socket's file, for [`Host::Unix`].
     pub fn socket_path(&self) -> Option<PathBuf> {
         match self {
@@ -79,7 +89,7 @@ pub struct PgUrl {
     /// Password of the login.
     pub password: Secret,
     /// `sslmode` and the like, by the key of `[databases.NAME]` that they stand for.
-    pub ssl: Vec<(&'static str, String)>,
+    pub keys: Vec<(&'static str, String)>,
     /// `connect_timeout` in seconds, as written.
     pub connect_timeout: Option<u32>,
     /// Parameters that the server is told when logging in.
@@ -89,7 +99,7 @@ pub struct PgUrl {
 }
 
 const ENCODE: &str = "in names and passwords, write : / ? # [ ] @ % as %3A %2F %3F %23 %5B %5D %40 %25: postgres://user:pass%40word@host:5432/db";
-const SSL: &[&str] = &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation"];
+const KEYS: &[&str] = &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation", "target_session_attrs"];
 const LOGIN: &[&str] = &["host", "port", "user", "password", "dbname", "connect_timeout"];
 const PARAMETERS: &[&str] = &["application_name", "client_encoding", "options"];
 const IGNORED: &[&str] = &[
@@ -116,7 +126,6 @@ const IGNORED: &[&str] = &[
     "requirepeer",
     "ssl_min_protocol_version",
     "ssl_max_protocol_version",
-    "target_session_attrs",
     "load_balance_hosts",
     "min_protocol_version",
     "max_protocol_version",
@@ -167,7 +176,7 @@ impl PgUrl {
             ("user", self.user.clone()),
             ("password", self.password.reveal().to_owned()),
         ];
-        self.ssl.clone().into_iter().chain(login).filter(|(_, text)| !text.is_empty())
+        self.keys.clone().into_iter().chain(login).filter(|(_, text)| !text.is_empty())
     }
 
     /// Sets the hosts from the parameters `host` and `port`, or to this machine if the URL names none.
@@ -181,8 +190,8 @@ impl PgUrl {
     }
 
     fn parameter(&mut self, name: &str, value: String) -> Result<(), Wrong> {
-        if let Some(key) = SSL.iter().find(|key| **key == name) {
-            self.ssl.push((key, value));
+        if let Some(key) = KEYS.iter().find(|key| **key == name) {
+            self.keys.push((key, value));
         } else if PARAMETERS.contains(&name) {
             self.parameters.push((name.to_owned(), value));
         } else if IGNORED.contains(&name) {
@@ -201,7 +210,7 @@ impl PgUrl {
 }
 
 fn unknown_parameter(name: &str) -> Wrong {
-    let known = [SSL, LOGIN, PARAMETERS, IGNORED].concat();
+    let known = [KEYS, LOGIN, PARAMETERS, IGNORED].concat();
     let help = match nearest(name, known.into_iter()) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "other settings of the server go into startup_parameters".to_owned(),
@@ -341,7 +350,7 @@ mod tests {
             (parsed.user.as_str(), parsed.password.reveal(), parsed.dbname.as_str()),
             ("user", "p@ss:word", "my db")
         );
-        assert_eq!(parsed.ssl, [("sslmode", "require".to_owned())]);
+        assert_eq!(parsed.keys, [("sslmode", "require".to_owned())]);
         assert_eq!(parsed.parameters, [("application_name".to_owned(), "a&b".to_owned())]);
         assert_eq!((parsed.connect_timeout, parsed.ignored), (Some(7), vec!["sslsni".to_owned()]));
     }

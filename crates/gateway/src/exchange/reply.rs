@@ -396,6 +396,7 @@ impl Exchange<'_> {
         let fields = ErrorFields::decode(body).map_err(Trouble::BadServer)?;
         let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
         self.server.doomed |= fatal;
+        self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
         if self.adopting && !fatal {
             self.adoption_error = Some(body.into());
             return Ok(Fate::Swallow);

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     config::{Config, PoolPlan},
+    hosts::{Cluster, Node},
     params::ServerSettings,
     plane::Mailbox,
     record::Archive,
@@ -29,6 +30,7 @@ use crate::{
 };
 
 mod census;
+mod clusters;
 mod operator;
 mod register;
 
@@ -38,13 +40,23 @@ use register::Register;
 pub use operator::ReloadReply;
 pub use register::ServerEntry;
 
-/// Which pool: what the client said.
+/// Which pool: what the client said, and, where there is a choice of servers, which of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolKey {
     /// The database, as clients name it.
     pub database: Arc<str>,
     /// The client's user.
     pub user: Arc<str>,
+    /// The server; none for the pool of a client itself, from which those of single servers are made.
+    pub host: Option<Arc<str>>,
+}
+
+impl PoolKey {
+    /// The pool of clients of this database and user.
+    #[must_use]
+    pub fn new(database: &str, user: &str) -> Self {
+        Self { database: database.into(), user: user.into(), host: None }
+    }
 }
 
 /// One configuration with what was made of its files; swapped whole.
@@ -82,8 +94,11 @@ pub struct SharedPool {
     pub id: usize,
     /// The connections.
     pub pool: Arc<Pool<Server>>,
-    /// What a fresh server reported last: the settings of a client that asks for nothing.
-    welcome: Mutex<Option<Arc<ServerSettings>>>,
+    /// What a fresh server reported last: the settings of a client that asks for nothing. One for all servers of a
+    /// cluster.
+    welcome: Arc<Mutex<Option<Arc<ServerSettings>>>>,
+    /// The servers that there is a choice of.
+    cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
     reconnected_at: Mutex<Option<SystemTime>>,
 }
@@ -108,6 +123,13 @@ impl SharedPool {
     pub fn plan(&self) -> Arc<PoolPlan> {
         self.plan.load_full()
     }
+
+    /// The servers that its transactions have a choice of, if they have; for the pool of a single one of them, those it
+    /// is among.
+    #[must_use]
+    pub fn cluster(&self) -> Option<Arc<Cluster>> {
+        lock(&self.cluster).clone()
+    }
 }
 
 /// What the operator wants of the whole gateway.
@@ -131,6 +153,7 @@ pub struct Gateway {
     setup: ArcSwap<Setup>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
     pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
+    clusters: Mutex<Vec<Arc<Cluster>>>,
     /// Statements that have come to give other columns.
     pub plan_changes: Arc<Changes>,
     /// Opens server connections.
@@ -186,6 +209,7 @@ impl Gateway {
             setup: ArcSwap::from_pointee(setup),
             workers: OnceLock::new(),
             pools: Mutex::default(),
+            clusters: Mutex::default(),
             plan_changes: Arc::default(),
             connector: Connector::new(resolver),
             verifiers: Mutex::default(),
@@ -212,23 +236,32 @@ impl Gateway {
     }
 
     /// Puts another configuration in force, for logins and pools from now on.
-    pub fn replace_setup(&self, setup: Setup) {
+    pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
         self.setup.store(Arc::new(setup));
         self.connector.forget_derived_keys();
         let setup = self.setup();
         for pool in self.pools() {
-            let Some(plan) = setup.config.pool_for(&pool.key.database, &pool.key.user) else {
+            let key = &pool.key;
+            let Some(plan) = setup.config.pool_for(&key.database, &key.user) else {
                 pool.pool.close(ConnectError::Closed("the database was taken out of the configuration"));
+                lock(&self.pools).remove(&pool.key);
+                continue;
+            };
+            let Some(plan) = self.follow_choice(&pool, plan) else {
+                pool.pool.close(ConnectError::Closed("the server was taken out of the configuration"));
                 lock(&self.pools).remove(&pool.key);
                 continue;
             };
             let old = pool.plan();
             pool.pool.set_limits(limits(&plan));
-            if needs_reconnect(&old, &plan) {
+            let reconnects = needs_reconnect(&old, &plan);
+            pool.plan.store(Arc::new(plan));
+            // Last: what is connected from here on is connected by the new plan.
+            if reconnects {
                 pool.reconnect();
             }
-            pool.plan.store(Arc::new(plan));
         }
+        self.close_unused_clusters();
     }
 
     /// The threads.
@@ -255,26 +288,54 @@ impl Gateway {
         if self.is_disabled(database) {
             return None;
         }
-        let key = PoolKey { database: database.into(), user: user.into() };
-        let mut pools = lock(&self.pools);
-        if let Some(pool) = pools.get(&key) {
+        let key = PoolKey::new(database, user);
+        if let Some(pool) = lock(&self.pools).get(&key) {
             return Some(pool.clone());
         }
         let plan = self.setup.load().config.pool_for(database, user)?;
+        let cluster = self.cluster_of(&plan);
+        let pool = self.enter_pool(key, plan, cluster, Arc::default());
+        if let Some(cluster) = pool.cluster() {
+            self.watch_cluster(&cluster, &pool.plan());
+        }
+        Some(pool)
+    }
+
+    /// The pool of one of the servers that the clients of `home` have a choice of.
+    #[must_use]
+    pub fn host_pool(self: &Arc<Self>, home: &SharedPool, cluster: &Arc<Cluster>, node: &Node) -> Arc<SharedPool> {
+        let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
+        let plan = one_of(&home.plan(), node);
+        self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone())
+    }
+
+    /// The pool of that key, made if it is not there.
+    fn enter_pool(
+        self: &Arc<Self>,
+        key: PoolKey,
+        plan: PoolPlan,
+        cluster: Option<Arc<Cluster>>,
+        welcome: Arc<Mutex<Option<Arc<ServerSettings>>>>,
+    ) -> Arc<SharedPool> {
+        let mut pools = lock(&self.pools);
+        if let Some(pool) = pools.get(&key) {
+            return pool.clone();
+        }
         let id = pools.values().map(|pool| pool.id + 1).max().unwrap_or(0);
         let pool = Arc::new(SharedPool {
             key: key.clone(),
             id,
             pool: self.open_pool(&plan, &key),
-            welcome: Mutex::default(),
+            welcome,
+            cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
         });
-        if self.is_paused(database) {
+        if self.is_paused(&key.database) {
             pool.pool.pause();
         }
         pools.insert(key, pool.clone());
-        Some(pool)
+        pool
     }
 
     fn open_pool(self: &Arc<Self>, plan: &PoolPlan, key: &PoolKey) -> Arc<Pool<Server>> {
@@ -339,7 +400,8 @@ fn limits(plan: &PoolPlan) -> Limits {
     let (pool, timeouts) = (&plan.pool, &plan.timeouts);
     Limits {
         size: pool.size as usize,
-        min: pool.min_size as usize,
+        // Where there is a choice of servers, each has a pool of its own, and this one opens nothing.
+        min: if plan.choice.is_some() { 0 } else { pool.min_size as usize },
         reserve: pool.reserve_size as usize,
         reserve_after: pool.reserve_after,
         connecting_max: pool.connects_in_flight as usize,
@@ -351,9 +413,16 @@ fn limits(plan: &PoolPlan) -> Limits {
     }
 }
 
+/// The settings of the pool of a single server.
+fn one_of(plan: &PoolPlan, node: &Node) -> PoolPlan {
+    PoolPlan { hosts: vec![node.host.clone()], address: node.address, choice: None, ..plan.clone() }
+}
+
 /// Whether servers connected under the old settings are of no use under the new ones.
 fn needs_reconnect(old: &PoolPlan, new: &PoolPlan) -> bool {
     old.hosts != new.hosts
+        || old.address != new.address
+        || old.choice.is_some() != new.choice.is_some()
         || old.dbname != new.dbname
         || old.user != new.user
         || old.tls != new.tls

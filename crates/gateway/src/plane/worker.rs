@@ -20,7 +20,7 @@ use tidegate_supervise::Scope;
 use crate::{
     config::PoolPlan,
     params::{Interned, Settings},
-    plane::{Card, Gateway, PoolKey, Roster, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, PoolKey, Roster, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -107,9 +107,33 @@ pub struct WorkerPool {
     /// What was counted on this thread.
     pub stats: PoolStats,
     plan: RefCell<Rc<PoolPlan>>,
+    fleet: RefCell<Option<Rc<Fleet>>>,
 }
 
 impl WorkerPool {
+    /// The servers that its transactions have a choice of, if they have.
+    #[inline]
+    #[must_use]
+    pub fn fleet(&self) -> Option<Rc<Fleet>> {
+        self.fleet.borrow().clone()
+    }
+
+    /// Takes over what all threads choose from now.
+    pub fn follow_cluster(&self) {
+        if self.shared.key.host.is_some() {
+            return;
+        }
+        let cluster = self.shared.cluster();
+        let same = match (&*self.fleet.borrow(), &cluster) {
+            (Some(fleet), Some(cluster)) => Arc::ptr_eq(&fleet.cluster, cluster),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            *self.fleet.borrow_mut() = cluster.map(Fleet::new);
+        }
+    }
+
     /// Its settings.
     #[must_use]
     pub fn plan(&self) -> Rc<PoolPlan> {
@@ -266,7 +290,9 @@ impl Worker {
             ),
             stats: PoolStats::default(),
             plan: RefCell::new(Rc::new((*shared.plan()).clone())),
+            fleet: RefCell::default(),
         });
+        pool.follow_cluster();
         self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
         pool
     }
@@ -289,6 +315,7 @@ impl Worker {
         }
         self.pools.borrow_mut().retain(|_, pool| {
             *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());
+            pool.follow_cluster();
             true
         });
         for pool in self.pools() {
@@ -371,7 +398,8 @@ impl tidegate_pool::Host<Server> for PoolHost {
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
-    let plan = pool.plan();
+    // Not this thread's copy: after a reload that may be of before.
+    let plan = pool.shared.plan();
     let setup = worker.gateway.setup();
     let limit = plan.timeouts.connect;
     let tls = setup.server_tls.get(&plan.entry);

@@ -61,6 +61,16 @@ fn message_of(body: &[u8]) -> String {
 }
 
 impl ConnectError {
+    /// Whether it is the server that is not there, so that another one may do: not the login that is wrong.
+    #[must_use]
+    pub fn is_of_server(&self) -> bool {
+        match self {
+            Self::Refused(_) => is_starting(self),
+            Self::Secret(_) | Self::Closed(_) => false,
+            _ => true,
+        }
+    }
+
     /// What a client that waits for the connection is told: the server's own words where there are any.
     #[must_use]
     pub fn client_view(&self) -> Vec<u8> {
@@ -159,7 +169,12 @@ impl Connector {
     ) -> Result<Server, ConnectError> {
         let mut last = None;
         for host in &plan.hosts {
-            let addresses = match self.addresses(host).await {
+            let known = plan.address.map(|address| Ok(vec![address.into()]));
+            let addresses = match known {
+                Some(known) => known,
+                None => self.addresses(host).await,
+            };
+            let addresses: Vec<SockAddr> = match addresses {
                 Ok(addresses) => addresses,
                 Err(error) => {
                     last = Some(error);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::super::table::{Column, Value, int4, row, text};
-use super::{clients, pools::LOAD_BALANCE};
+use super::{clients, pools::load_balance};
 use crate::{
     config::{Config, Host, PoolPlan},
     plane::Gateway,
@@ -70,7 +70,7 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
         plan.pool.reserve_size,
         plan.timeouts.server_lifetime.as_secs(),
         plan.pool.mode.as_str(),
-        LOAD_BALANCE,
+        load_balance(&plan),
         0_u32,
         servers,
         0_u32,

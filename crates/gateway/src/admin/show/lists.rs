@@ -15,7 +15,7 @@ pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
         ("databases", databases::names(gateway).len()),
         ("users", users::names(gateway).len()),
         ("peers", 0),
-        ("pools", gateway.pools().len()),
+        ("pools", gateway.pools().iter().filter(|pool| pool.key.host.is_none()).count()),
         ("peer_pools", 0),
         // PgBouncer keeps the memory of those who left; here it is given back.
         ("free_clients", 0),

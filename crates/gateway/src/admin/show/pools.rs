@@ -2,9 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use tidegate_pool::Counts;
+
 use super::super::table::{Column, Value, int4, row, text};
 use super::{clients, wait};
-use crate::plane::{ClientState, Gateway, PoolKey, SharedPool};
+use crate::{
+    config::{Policy, PoolPlan},
+    plane::{ClientState, Gateway, PoolKey, SharedPool},
+};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("database"),
@@ -26,8 +31,11 @@ pub(super) const COLUMNS: &[Column] = &[
     text("load_balance_hosts"),
 ];
 
-/// Hosts are tried in order; none is chosen for its load.
-pub(super) const LOAD_BALANCE: &str = "disable";
+/// PgBouncer's word for how one of several hosts is chosen.
+pub(super) fn load_balance(plan: &PoolPlan) -> &'static str {
+    // What PgBouncer knows of is the list in order, or in turn.
+    if plan.choice.is_none() || plan.route.policy == Policy::PickFirst { "disable" } else { "round-robin" }
+}
 
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     // As in PgBouncer, a client that asks for nothing counts as active: it is served, and does not wait.
@@ -37,12 +45,35 @@ pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
             *served.entry(client.key).or_default() += 1;
         }
     }
-    let row = |pool: &Arc<SharedPool>| row_of(pool, served.get(&pool.key).copied().unwrap_or_default());
-    gateway.pools().iter().map(row).collect()
+    // The pools of the servers of one database and user stand next to each other, behind that of the clients.
+    let pools = gateway.pools();
+    let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
+    let row = |group: &[Arc<SharedPool>]| row_of(group, served.get(&home(&group[0].key)).copied().unwrap_or_default());
+    groups.map(row).collect()
 }
 
-fn row_of(shared: &SharedPool, served: usize) -> Vec<Value> {
-    let counts = shared.pool.counts();
+/// The key of the clients' pool.
+fn home(key: &PoolKey) -> PoolKey {
+    PoolKey { host: None, ..key.clone() }
+}
+
+/// What several pools have together.
+fn sum(group: &[Arc<SharedPool>]) -> Counts {
+    group.iter().map(|shared| shared.pool.counts()).fold(Counts::default(), |sum, one| Counts {
+        active: sum.active + one.active,
+        idle: sum.idle + one.idle,
+        connecting: sum.connecting + one.connecting,
+        cleaning: sum.cleaning + one.cleaning,
+        moving: sum.moving + one.moving,
+        waiting: sum.waiting + one.waiting,
+        oldest_wait: sum.oldest_wait.into_iter().chain(one.oldest_wait).min(),
+        open: sum.open + one.open,
+    })
+}
+
+fn row_of(group: &[Arc<SharedPool>], served: usize) -> Vec<Value> {
+    let (shared, counts) = (&group[0], sum(group));
+    let plan = shared.plan();
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
     row![
         &shared.key.database,
@@ -60,7 +91,7 @@ fn row_of(shared: &SharedPool, served: usize) -> Vec<Value> {
         counts.connecting,
         maxwait,
         maxwait_us,
-        shared.plan().pool.mode.as_str(),
-        LOAD_BALANCE,
+        plan.pool.mode.as_str(),
+        load_balance(&plan),
     ]
 }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Checker, Section};
+use crate::config::hosts::{HostSpec, RouteSettings};
 use crate::config::keys::{Admin, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation};
 use crate::config::raw::Value;
 use crate::config::section::{Keys, Settings};
-use crate::config::url::{Host, PORT, PgUrl, host_list};
+use crate::config::url::{PORT, PgUrl, host_list};
 use crate::config::{Database, ServerTls};
 
 /// More servers than this per database and user is seldom what Postgres can stand (its own default is 100 in all).
@@ -21,6 +22,7 @@ impl Checker<'_> {
             Some(url) => self.spread_url(section, url, &mut raw, &mut overrides),
             None => self.hosts(section, &raw),
         };
+        self.route(section, &raw, &mut overrides);
         self.pool(section, &overrides.pool.over(pool));
         let keys = DatabaseKeys::from_raw(&raw);
         self.upstream(section, &keys);
@@ -35,22 +37,53 @@ impl Checker<'_> {
         }
     }
 
-    fn hosts(&mut self, section: &Section<'_>, raw: &RawDatabase) -> Vec<Host> {
+    fn hosts(&mut self, section: &Section<'_>, raw: &RawDatabase) -> Vec<HostSpec> {
+        if let Some(list) = &raw.hosts {
+            for key in ["host", "port"].into_iter().filter(|key| section.has(key)) {
+                let help =
+                    format!("leave out either hosts or `{key}`; a port stands behind its host: \"10.0.0.1:5432\"");
+                self.error(section.place(&[key]), "hosts says where the servers are already", help);
+            }
+            return list.0.clone();
+        }
         let place = section.place(&["host", "url"]);
         let listed = match &raw.host {
             Some(hosts) => host_list(hosts, raw.port.unwrap_or(PORT)),
             // A host or URL that could not be read was told already.
-            None if section.has("host") || section.has("url") => Ok(Vec::new()),
+            None if section.has("host") || section.has("hosts") || section.has("url") => Ok(Vec::new()),
             None => {
                 let help = "write host = \"127.0.0.1\" (or a folder with a socket), or a url";
                 self.error(section.place(&[]), format!("[{}] has no host", section.path), help);
                 Ok(Vec::new())
             }
         };
-        listed.unwrap_or_else(|wrong| {
+        let listed = listed.unwrap_or_else(|wrong| {
             self.wrong(place, wrong);
             Vec::new()
-        })
+        });
+        listed.into_iter().map(HostSpec::from).collect()
+    }
+
+    /// The route in libpq's words is as good as in ours.
+    fn route(&mut self, section: &Section<'_>, raw: &RawDatabase, overrides: &mut Overrides) {
+        if let Some(attrs) = raw.target_session_attrs {
+            if section.has("route") {
+                let help = "leave out one of them";
+                self.error(section.place(&["route"]), "the route is given twice, also by target_session_attrs", help);
+            }
+            overrides.route.route = Some(attrs.route());
+        }
+        self.probes(section, &overrides.route.over(&RouteSettings::default()));
+    }
+
+    /// Servers that are never asked would never be known.
+    pub(super) fn probes(&mut self, section: &Section<'_>, route: &RouteSettings) {
+        for (key, time) in [("probe_interval", route.probe_interval), ("probe_timeout", route.probe_timeout)] {
+            if time.is_zero() {
+                let help = format!("write a time such as {key} = \"1s\"");
+                self.error(section.place(&[key]), format!("{key} cannot be off"), help);
+            }
+        }
     }
 
     /// Writes the parts of the URL into the keys that they stand for; what is said twice is an error.
@@ -60,8 +93,9 @@ impl Checker<'_> {
         url: PgUrl,
         raw: &mut RawDatabase,
         overrides: &mut Overrides,
-    ) -> Vec<Host> {
+    ) -> Vec<HostSpec> {
         self.not_beside_url(section, "host");
+        self.not_beside_url(section, "hosts");
         self.not_beside_url(section, "port");
         for (key, text) in url.keys() {
             self.not_beside_url(section, key);
@@ -77,7 +111,7 @@ impl Checker<'_> {
             let reason = format!("the parameter `{ignored}` of the URL has no effect here");
             self.warning(section.place(&["url"]), reason, "leave it out");
         }
-        url.hosts
+        url.hosts.into_iter().map(HostSpec::from).collect()
     }
 
     fn not_beside_url(&mut self, section: &Section<'_>, key: &str) {

@@ -1,0 +1,240 @@
+//! Several servers for one database: how they are listed, and by what rules a transaction gets one of them.
+
+use std::time::Duration;
+
+use super::raw::{Entry, Value};
+use super::section::section;
+use super::setting::{Setting, Wrong, list, nearest, text, words};
+use super::url::{Host, PORT};
+
+words! {
+    /// To which of several servers transactions go.
+    pub enum Route {
+        /// The one that takes writes.
+        Primary = "primary",
+        /// A replica.
+        Replica = "replica",
+        /// A replica, or the primary if there is none.
+        PreferReplica = "prefer-replica",
+        /// Any of them.
+        Any = "any",
+    }
+
+    /// How one of several servers is chosen.
+    pub enum Policy {
+        /// One after the other, by weight.
+        RoundRobin = "round_robin",
+        /// The one with the fewest transactions under way for its weight, of two at random.
+        LeastRequest = "least_request",
+        /// The one that was quickest of late, of two at random.
+        PeakEwma = "peak_ewma",
+        /// The first that works, in the order of the list.
+        PickFirst = "pick_first",
+    }
+
+    /// libpq's `target_session_attrs`: the route in other words.
+    pub enum SessionAttrs {
+        /// Any server.
+        Any = "any",
+        /// One that takes writes.
+        ReadWrite = "read-write",
+        /// One that does not.
+        ReadOnly = "read-only",
+        /// The primary.
+        Primary = "primary",
+        /// A replica.
+        Standby = "standby",
+        /// A replica, or the primary if there is none.
+        PreferStandby = "prefer-standby",
+    }
+}
+
+impl SessionAttrs {
+    /// The route that is meant.
+    #[must_use]
+    pub const fn route(self) -> Route {
+        match self {
+            Self::Any => Route::Any,
+            Self::ReadWrite | Self::Primary => Route::Primary,
+            Self::ReadOnly | Self::Standby => Route::Replica,
+            Self::PreferStandby => Route::PreferReplica,
+        }
+    }
+}
+
+section! {
+    /// `[route]`: which of several servers a transaction goes to.
+    pub struct RouteSettings, raw RawRoute {
+        /// `primary`, `replica`, `prefer-replica` or `any`: where transactions go.
+        route: Route = Route::Primary => Live Pool;
+        /// Whether a transaction that begins with BEGIN READ ONLY goes to a replica if there is one.
+        read_only_to_replica: bool = false => Live Pool;
+        /// `round_robin`, `least_request`, `peak_ewma` or `pick_first`: which of those that fit.
+        policy: Policy = Policy::RoundRobin => Live Pool;
+        /// Bytes of WAL that a replica may lie behind the primary; one that lies further back is not used. 0 is off.
+        lag_bytes_max: u64 = 0, in 0..=9_223_372_036_854_775_807 => Live Pool;
+        /// Time that a replica may lie behind the primary; one that lies further back is not used.
+        lag_max: Duration = Duration::ZERO => Live Pool;
+        /// Zone of this gateway: servers of the same `zone` go before all others.
+        zone: String = String::new() => Live Pool;
+        /// How often each server is asked what it is and how far behind.
+        probe_interval: Duration = Duration::from_secs(1) => Live Pool;
+        /// A server that does not answer for so long, twice, is not used while another one fits.
+        probe_timeout: Duration = Duration::from_secs(2) => Live Pool;
+        /// How long a transaction waits for a server that fits, as while a primary is replaced; 0 fails at once.
+        failover_wait: Duration = Duration::from_secs(30) => Live Pool;
+        /// After so many broken connections in a row a server is left alone for `eject_time`; 0 never. If that leaves
+        /// nobody, all are used.
+        eject_after: u32 = 3, in 0..=1_000_000 => Live Pool;
+        /// How long the first such pause lasts; further ones are longer.
+        eject_time: Duration = Duration::from_secs(10) => Live Pool;
+        /// For so long a server that comes back gets less than its share.
+        slow_start: Duration = Duration::ZERO => Live Pool;
+    }
+}
+
+/// One entry in a list of servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSpec {
+    /// Where it is. A name with several addresses is as many servers, where there is a choice.
+    pub host: Host,
+    /// The name is one of SRV records, which say where the servers are; the port means nothing.
+    pub srv: bool,
+    /// Its share, for `round_robin`, `least_request` and `peak_ewma`.
+    pub weight: u32,
+    /// Its zone; empty for none.
+    pub zone: String,
+}
+
+impl From<Host> for HostSpec {
+    fn from(host: Host) -> Self {
+        Self { host, srv: false, weight: 1, zone: String::new() }
+    }
+}
+
+/// The servers of a database.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostList(pub Vec<HostSpec>);
+
+const EXAMPLE: &str = "[\"10.0.0.1:5432\", \"10.0.0.2\"], or [{ host = \"10.0.0.1\", weight = 2, zone = \"a\" }]";
+const KEYS: &[&str] = &["host", "port", "weight", "zone"];
+const WEIGHT_MAX: i64 = 1_000_000;
+
+impl Setting for HostList {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        let hosts = list(value, EXAMPLE, |value| match value {
+            Value::Table(table) => from_table(&table.entries),
+            other => from_text(text(other, "\"10.0.0.1:5432\"")?),
+        })?;
+        if hosts.is_empty() {
+            return Err(Wrong::new("there is no host in the list", format!("write {EXAMPLE}")));
+        }
+        Ok(Self(hosts))
+    }
+
+    fn show(&self) -> String {
+        self.0.iter().map(|spec| spec.host.to_string()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// `name`, `name:port`, `[::1]:port`, `/folder`, `srv:_postgresql._tcp.name`.
+fn from_text(text: &str) -> Result<HostSpec, Wrong> {
+    let text = text.trim();
+    if let Some(name) = text.strip_prefix("srv:") {
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(Wrong::new("`srv:` without a name", "write \"srv:_postgresql._tcp.db.example\""));
+        }
+        return Ok(HostSpec { srv: true, ..Host::new(name, 0).into() });
+    }
+    let broken = |reason: &str| Wrong::new(format!("`{text}`: {reason}"), format!("write {EXAMPLE}"));
+    if text.is_empty() {
+        return Err(Wrong::new("the list of hosts has an empty place", format!("write {EXAMPLE}")));
+    }
+    if text.starts_with('/') {
+        return Ok(Host::new(text, PORT).into());
+    }
+    let (name, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (name, rest) = rest.split_once(']').ok_or_else(|| broken("the closing bracket is missing"))?;
+            (name, rest.strip_prefix(':'))
+        }
+        // More than one colon without brackets: an IPv6 address alone.
+        None if text.matches(':').count() > 1 => (text, None),
+        None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
+    };
+    let port = match port {
+        None => PORT,
+        Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| broken("this is not a port"))?,
+    };
+    if name.is_empty() {
+        return Err(broken("the name is missing"));
+    }
+    Ok(Host::new(name, port).into())
+}
+
+fn from_table(entries: &[Entry]) -> Result<HostSpec, Wrong> {
+    let (mut spec, mut port) = (None, None);
+    let (mut weight, mut zone) = (1, String::new());
+    for entry in entries {
+        let value = &entry.node.value;
+        let at = |wrong: Wrong| Wrong { at: wrong.at.or(Some(entry.node.at.clone())), ..wrong };
+        match entry.key.as_str() {
+            "host" => spec = Some(from_text(text(value, "\"10.0.0.1\"").map_err(at)?).map_err(at)?),
+            "port" => port = Some(super::setting::within::<u16>(value, &(1..=65535)).map_err(at)?),
+            "weight" => weight = whole(value).map_err(at)?,
+            "zone" => zone = String::read(value).map_err(at)?,
+            unknown => {
+                let help = match nearest(unknown, KEYS.iter().copied()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("the keys of a host are {}", KEYS.join(", ")),
+                };
+                let wrong = Wrong::new(format!("unknown key `{unknown}`"), help);
+                return Err(Wrong { at: Some(entry.key_at.clone()), ..wrong });
+            }
+        }
+    }
+    let spec: HostSpec = spec.ok_or_else(|| Wrong::new("a host without `host`", format!("write {EXAMPLE}")))?;
+    Ok(HostSpec { host: spec.host.on_port(port), weight, zone, ..spec })
+}
+
+fn whole(value: &Value) -> Result<u32, Wrong> {
+    let help = format!("write a whole number from 0 to {WEIGHT_MAX}");
+    match value {
+        Value::Integer(number @ 0..=WEIGHT_MAX) => Ok(u32::try_from(*number).unwrap_or(1)),
+        Value::Integer(number) => Err(Wrong::new(format!("{number} is out of range"), help)),
+        other => Err(Wrong::new(format!("expected a number, found {}", other.kind()), help)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_a_listed_host_is_read() {
+        for (written, shown, srv) in [
+            ("10.0.0.1", "10.0.0.1:5432", false),
+            ("db:7000", "db:7000", false),
+            ("[::1]:7000", "[::1]:7000", false),
+            ("[::1]", "[::1]:5432", false),
+            ("fe80::1", "[fe80::1]:5432", false),
+            ("/run/pg", "/run/pg/.s.PGSQL.5432", false),
+            ("srv:_postgresql._tcp.db.example", "_postgresql._tcp.db.example:0", true),
+        ] {
+            let spec = from_text(written).expect(written);
+            assert_eq!((spec.host.to_string().as_str(), spec.srv), (shown, srv), "{written}");
+        }
+        for written in ["", "db:", "db:0", "db:x", ":5432", "[::1", "srv:"] {
+            assert!(from_text(written).is_err(), "{written}");
+        }
+    }
+
+    #[test]
+    fn attributes_of_libpq_are_routes() {
+        let route = |word: &str| word.parse::<SessionAttrs>().expect(word).route();
+        assert_eq!(route("read-write"), Route::Primary);
+        assert_eq!(route("standby"), Route::Replica);
+        assert_eq!(route("prefer-standby"), Route::PreferReplica);
+        assert_eq!(route("any"), Route::Any);
+    }
+}

@@ -1,0 +1,328 @@
+//! The owner of a cluster: a task that takes reports in, follows names, and publishes who may serve.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Instant,
+};
+
+use tidegate_balance::{
+    Address, Balancer, Dns, Follow, Resolution, Resolve, ResolveError, ResolveEvent, ResolveNow, ResolveRules,
+    Resolved, Resolving,
+};
+use tidegate_supervise::{Ctx, Scope};
+use tokio::sync::mpsc;
+
+use super::{
+    cluster::{Cluster, Group, Node, spec_of},
+    observation::Report,
+    probe::Sink,
+    topology::{HostState, HostView, Role, Rules, Topology, Verdict},
+};
+use crate::{
+    config::{Host, HostSpec, Policy},
+    resolve::Resolver,
+};
+
+/// What the owner of a cluster hears.
+#[derive(Debug)]
+pub enum Event {
+    /// A server was asked.
+    Report(Arc<str>, Report),
+    /// An entry of the list was looked up.
+    Resolved(usize, Vec<Resolved>),
+    /// It could not be.
+    Unresolved(usize, ResolveError),
+}
+
+/// What a cluster asks of the gateway around it.
+pub trait Ground: Send + Sync + 'static {
+    /// Begin to ask this server what it is; see [`watch`](super::watch).
+    fn watch(&self, cluster: &Arc<Cluster>, node: &Arc<Node>, sink: Sink);
+
+    /// Close the connections to this server, those in use when they are released.
+    fn retire(&self, cluster: &Cluster, node: &Node);
+}
+
+/// Reports that may wait. Probes wait for room; there is one report per server and question.
+const EVENTS_MAX: usize = 256;
+
+/// The owner of a cluster.
+pub struct Control<G> {
+    cluster: Arc<Cluster>,
+    ground: G,
+    topology: Topology,
+    /// What each entry of the list stands for.
+    places: Vec<Vec<Arc<Node>>>,
+    verdict: Verdict,
+    sink: mpsc::Sender<Event>,
+    events: mpsc::Receiver<Event>,
+    look_again: Vec<ResolveNow>,
+}
+
+impl<G: Ground> Control<G> {
+    /// The owner of `cluster`, to be run.
+    pub fn new(cluster: Arc<Cluster>, ground: G) -> Self {
+        let rules = &cluster.spec.rules;
+        let (sink, events) = mpsc::channel(EVENTS_MAX);
+        Self {
+            topology: Topology::new(Rules { lag_bytes_max: rules.lag_bytes_max, lag_max: rules.lag_max }),
+            places: vec![Vec::new(); cluster.spec.hosts.len()],
+            verdict: Verdict::default(),
+            look_again: Vec::new(),
+            cluster,
+            ground,
+            sink,
+            events,
+        }
+    }
+
+    /// Works until the cluster is closed, or the scope is stopped.
+    pub async fn run(mut self, ctx: Ctx, scope: Scope, resolver: Resolver) {
+        self.begin(&scope, &resolver);
+        let cluster = self.cluster.clone();
+        while !cluster.is_closed() {
+            let tick = Group::ALL.iter().filter_map(|group| cluster.group(*group).tick(Instant::now())).min();
+            let ticked = async {
+                match tick {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = ctx.cancelled() => break,
+                () = cluster.ended.notified() => break,
+                Some(event) = self.events.recv() => self.hear(event),
+                () = ticked => {}
+            }
+        }
+        for node in cluster.nodes() {
+            node.leave();
+        }
+    }
+
+    /// Servers whose addresses are written in the list are known at once; names are followed.
+    fn begin(&mut self, scope: &Scope, resolver: &Resolver) {
+        let hosts = self.cluster.spec.hosts.clone();
+        let dns = Dns::system();
+        for (index, spec) in hosts.iter().enumerate() {
+            let Some(make) = follower(spec, &dns, resolver) else {
+                let tier = self.tier(index, 0);
+                let node = Node::new(spec.host.to_string().into(), spec.host.clone(), None, spec.weight, tier);
+                self.places[index] = vec![Arc::new(node)];
+                continue;
+            };
+            let asked = ResolveNow::default();
+            let follow = Follow::new(make, ResolveRules::default(), asked.clone(), fastrand::u64(..));
+            let sink = self.sink.clone();
+            // A full queue loses the set until the next look, which tells it again.
+            let tell = move |event| drop(sink.try_send(of_resolver(index, event)));
+            let cluster = self.cluster.clone();
+            let task = scope.wrap(move |ctx| async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = closed(&cluster) => {}
+                    () = follow.run(tell) => {}
+                }
+            });
+            if let Ok(task) = task {
+                resolver.spawn(async move {
+                    let _ = task.await;
+                });
+            }
+            self.look_again.push(asked);
+        }
+        self.renew();
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Report(name, report) => {
+                if matches!(report, Report::Down(_)) {
+                    // Its name may have come to mean another address.
+                    self.look_again.iter().for_each(ResolveNow::ask);
+                }
+                self.topology.note(&name, report, Instant::now());
+                self.publish();
+            }
+            Event::Resolved(index, found) => {
+                self.resolve(index, &found);
+                self.renew();
+            }
+            Event::Unresolved(index, error) => {
+                let host = &self.cluster.spec.hosts[index].host;
+                tracing::warn!(%host, %error, "host name");
+            }
+        }
+    }
+
+    /// An entry of the list stands for these addresses now; who was among them before stays the same server.
+    fn resolve(&mut self, index: usize, found: &[Resolved]) {
+        let spec = &self.cluster.spec.hosts[index];
+        let before = std::mem::take(&mut self.places[index]);
+        let node = |resolved: &Resolved| {
+            let Address::Socket(address) = resolved.address else { return None };
+            let name: Arc<str> = format!("{}/{address}", spec.host).into();
+            let known = before.iter().find(|node| node.name == name).cloned();
+            let weight = if spec.srv { resolved.weight } else { spec.weight };
+            let tier = self.tier(index, resolved.tier);
+            let host = match &spec.host {
+                Host::Tcp { name, .. } => Host::Tcp { name: name.clone(), port: address.port() },
+                other => other.clone(),
+            };
+            Some(known.unwrap_or_else(|| Arc::new(Node::new(name, host, Some(address), weight, tier))))
+        };
+        self.places[index] = found.iter().filter_map(node).collect();
+    }
+
+    /// Servers of the own zone go before all others; then the place in the list counts, if the policy is to go by it, and
+    /// the priority of a record.
+    fn tier(&self, index: usize, priority: u16) -> u16 {
+        let (spec, rules) = (&self.cluster.spec.hosts[index], &self.cluster.spec.rules);
+        let is_far = !rules.zone.is_empty() && rules.zone != spec.zone;
+        let place = if rules.policy == Policy::PickFirst { u16::try_from(index).unwrap_or(u16::MAX) } else { 0 };
+        u16::from(is_far) * (u16::MAX / 2) + place.saturating_add(priority).min(u16::MAX / 2)
+    }
+
+    /// The set of servers may have changed.
+    fn renew(&mut self) {
+        let mut seen = BTreeSet::new();
+        let all = self.places.iter().flatten();
+        let nodes: Vec<Arc<Node>> = all.filter(|node| seen.insert(node.name.clone())).cloned().collect();
+        let before = self.cluster.nodes();
+        let has = |list: &[Arc<Node>], node: &Arc<Node>| list.iter().any(|other| Arc::ptr_eq(other, node));
+        self.cluster.set_nodes(nodes.clone());
+        self.topology.set_hosts(nodes.iter().map(|node| node.name.clone()));
+        self.publish();
+        for node in before.iter().filter(|node| !has(&nodes, node)) {
+            tracing::info!(host = %node.name, "host removed");
+            node.leave();
+            self.ground.retire(&self.cluster, node);
+        }
+        for node in nodes.iter().filter(|node| !has(&before, node)) {
+            self.ground.watch(&self.cluster, node, Sink(self.sink.clone()));
+        }
+    }
+
+    /// Publishes what the topology says now.
+    fn publish(&mut self) {
+        let verdict = self.topology.verdict();
+        let nodes: HashMap<Arc<str>, Arc<Node>> =
+            self.cluster.nodes().into_iter().map(|node| (node.name.clone(), node)).collect();
+        let before = std::mem::replace(&mut self.verdict, verdict);
+        let verdict = &self.verdict;
+        let of = |group: Group| -> &[Arc<str>] {
+            match group {
+                Group::Primary => verdict.primary.as_slice(),
+                Group::Replica => &verdict.replicas,
+                Group::Any => &verdict.any,
+            }
+        };
+        for node in nodes.values() {
+            let groups: Vec<Group> = Group::ALL.into_iter().filter(|group| of(*group).contains(&node.name)).collect();
+            node.join(&groups);
+        }
+        for group in Group::ALL {
+            let members: Vec<&Arc<Node>> = of(group).iter().filter_map(|name| nodes.get(name)).collect();
+            fill(self.cluster.group(group), &members);
+        }
+        for (name, view) in self.topology.views() {
+            if let Some(node) = nodes.get(&name) {
+                tell(node, &node.see(view.clone()), &view);
+            }
+        }
+        for name in verdict.deposed.difference(&before.deposed) {
+            tracing::error!(host = %name, primary = verdict.primary.as_deref().unwrap_or("none"),
+                "two primaries: this one is of an older timeline, or came later, and is not used; \
+                 rebuild it as a replica (pg_rewind) or take it out of the configuration");
+        }
+        for name in verdict.unfit.difference(&before.unfit) {
+            if let Some(node) = nodes.get(name) {
+                self.ground.retire(&self.cluster, node);
+            }
+        }
+        if *verdict != before {
+            if verdict.primary != before.primary {
+                tracing::info!(
+                    primary = verdict.primary.as_deref().unwrap_or("none"),
+                    before = before.primary.as_deref().unwrap_or("none"),
+                    "primary"
+                );
+            }
+            self.cluster.announce();
+        }
+    }
+}
+
+/// Waits until the cluster is closed.
+async fn closed(cluster: &Cluster) {
+    let mut changes = cluster.subscribe();
+    while !cluster.is_closed() && changes.changed().await.is_ok() {}
+}
+
+/// Puts exactly these into a set to choose from.
+fn fill(group: &Balancer<Arc<Node>>, members: &[&Arc<Node>]) {
+    let make = |spec: &tidegate_balance::Spec, _| {
+        let member = members.iter().find(|node| *node.name == *spec.key.as_str());
+        Arc::clone(member.expect("every spec was made of a member"))
+    };
+    group.update(Instant::now(), members.iter().map(|node| spec_of(node)), make);
+    // Connections belong to pools, which are retired on their own: nothing waits for the end of a drain.
+    drop(group.departed());
+}
+
+/// Logs what has changed for a server.
+fn tell(node: &Node, before: &HostView, now: &HostView) {
+    if (before.state, before.role) == (now.state, now.role) {
+        return;
+    }
+    let (role, state) = (now.role.as_str(), now.state.as_str());
+    let error = now.error.as_deref().unwrap_or("none");
+    let is_well = matches!(now.state, HostState::Up | HostState::New) && now.role != Role::Unknown;
+    if is_well {
+        tracing::info!(host = %node.name, role, state, "host");
+    } else {
+        tracing::warn!(host = %node.name, role, state, error, "host");
+    }
+}
+
+fn of_resolver(index: usize, event: ResolveEvent) -> Event {
+    match event {
+        ResolveEvent::Set(found) => Event::Resolved(index, found),
+        ResolveEvent::Failed(error) => Event::Unresolved(index, error),
+        // Answers are kept for ever.
+        _ => Event::Resolved(index, Vec::new()),
+    }
+}
+
+/// How an entry of the list is followed; `None` if it is an address.
+fn follower(spec: &HostSpec, dns: &Dns, resolver: &Resolver) -> Option<tidegate_balance::MakeResolver> {
+    let Host::Tcp { name, port } = &spec.host else { return None };
+    if spec.srv {
+        let (dns, name) = (dns.clone(), name.clone());
+        return Some(Box::new(move || Ok(dns.srv(&name))));
+    }
+    if name.parse::<std::net::IpAddr>().is_ok() {
+        return None;
+    }
+    let (name, port, resolver) = (name.clone(), *port, resolver.clone());
+    Some(Box::new(move || Ok(Box::new(SystemName { name: name.clone(), port, resolver: resolver.clone() }))))
+}
+
+/// A name as the system resolves it, as for a database with one host.
+struct SystemName {
+    name: String,
+    port: u16,
+    resolver: Resolver,
+}
+
+impl Resolve for SystemName {
+    fn resolve(&mut self) -> Resolving<'_> {
+        Box::pin(async {
+            let found = self.resolver.resolve(&self.name, self.port).await;
+            let found = found.map_err(|error| ResolveError::lookup(&self.name, std::io::Error::other(error)))?;
+            let found = found.into_iter().map(|address| Resolved::new(Address::Socket(address))).collect();
+            Ok(Resolution { found, ttl: None })
+        })
+    }
+}

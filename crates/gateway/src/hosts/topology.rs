@@ -1,0 +1,347 @@
+//! Who is primary, who is a replica, how far behind, and who may serve: from reports to a verdict.
+//!
+//! Pure: reports and the time come from outside, and nothing here waits.
+//!
+//! Two servers that both say they are primary are a split brain: the one of the higher timeline is believed, since a
+//! promotion begins a new one; of equal timelines, the one that was primary before. A server of a lower timeline than
+//! was ever seen is never believed, also while no other primary is there: it was left behind by a promotion.
+//!
+//! Lag in time is measured by our own clock: how long ago the primary was first seen beyond the place that the replica
+//! has reached. So a primary that writes nothing makes no lag, and clocks of servers do not matter.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::observation::{Observation, Report};
+
+/// What a server is, as it said last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// It has not said.
+    #[default]
+    Unknown,
+    /// It takes writes.
+    Primary,
+    /// It replays the WAL of another.
+    Replica,
+}
+
+/// Whether a server may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostState {
+    /// It was not heard of yet.
+    #[default]
+    New,
+    /// It answers.
+    Up,
+    /// It is a replica that lies too far behind.
+    Lagging,
+    /// It does not answer; used only if nobody else is there.
+    Silent,
+    /// It lets nobody in: it starts, stops or recovers.
+    Closed,
+    /// It says it is primary, and another one is.
+    Deposed,
+    /// It cannot be reached.
+    Down,
+}
+
+impl Role {
+    /// For people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Primary => "primary",
+            Self::Replica => "replica",
+        }
+    }
+}
+
+impl HostState {
+    /// For people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Up => "up",
+            Self::Lagging => "lagging",
+            Self::Silent => "silent",
+            Self::Closed => "closed",
+            Self::Deposed => "deposed",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// What is known of one server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostView {
+    /// What it is.
+    pub role: Role,
+    /// Whether it may be used.
+    pub state: HostState,
+    /// Bytes of WAL between the primary and it; of replicas, once a primary was seen.
+    pub lag_bytes: Option<u64>,
+    /// The same in time.
+    pub lag: Option<Duration>,
+    /// What went wrong last; nothing once it answers.
+    pub error: Option<String>,
+}
+
+/// How far behind a replica may be; zero is as far as it likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// In bytes of WAL.
+    pub lag_bytes_max: u64,
+    /// In time.
+    pub lag_max: Duration,
+}
+
+/// Who may serve what. Names are those that [`Topology::set_hosts`] was given, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Takes writes.
+    pub primary: Option<Arc<str>>,
+    /// Take what is read from replicas.
+    pub replicas: Vec<Arc<str>>,
+    /// Take anything that any server can do.
+    pub any: Vec<Arc<str>>,
+    /// Must not be used: connections to them are closed.
+    pub unfit: BTreeSet<Arc<str>>,
+    /// Say they are primary, and are not believed.
+    pub deposed: BTreeSet<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    name: Arc<str>,
+    seen: Option<Observation>,
+    reached: Reached,
+    error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Reached {
+    #[default]
+    Never,
+    Yes,
+    /// Silent so often in a row.
+    Silent(u32),
+    Closed,
+    Down,
+}
+
+/// A server is silent when it was not heard of so often in a row: one slow answer means little.
+const SILENT_AFTER: u32 = 2;
+
+impl Entry {
+    fn role(&self) -> Role {
+        match self.seen {
+            None => Role::Unknown,
+            Some(seen) if seen.in_recovery => Role::Replica,
+            Some(_) => Role::Primary,
+        }
+    }
+
+    fn answers(&self) -> bool {
+        match self.reached {
+            Reached::Yes => true,
+            Reached::Silent(times) => times < SILENT_AFTER,
+            _ => false,
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        matches!(self.reached, Reached::Silent(times) if times >= SILENT_AFTER)
+    }
+
+    fn claims(&self) -> Option<u32> {
+        self.seen.filter(|seen| !seen.in_recovery && self.answers()).map(|seen| seen.timeline)
+    }
+}
+
+/// What is known of all servers of a cluster.
+#[derive(Debug, Default)]
+pub struct Topology {
+    rules: Rules,
+    hosts: Vec<Entry>,
+    /// Believed to be primary now.
+    primary: Option<Arc<str>>,
+    /// The highest timeline of any primary that was believed.
+    timeline: u32,
+    wal: Wal,
+}
+
+impl Topology {
+    /// Nobody is known.
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
+    /// The servers there are, by name. What is known of those that stay is kept.
+    pub fn set_hosts(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        let mut before = std::mem::take(&mut self.hosts);
+        for name in names {
+            let known = before.iter().position(|entry| entry.name == name).map(|at| before.swap_remove(at));
+            self.hosts.push(known.unwrap_or_else(|| Entry { name, ..Entry::default() }));
+        }
+        self.elect();
+    }
+
+    /// Takes in how it went to ask a server.
+    pub fn note(&mut self, name: &str, report: Report, now: Instant) {
+        let believed = self.primary.as_deref() == Some(name);
+        let Some(entry) = self.hosts.iter_mut().find(|entry| *entry.name == *name) else { return };
+        (entry.reached, entry.error) = match report {
+            Report::Answer(seen) => {
+                entry.seen = Some(seen);
+                (Reached::Yes, None)
+            }
+            Report::Silent => {
+                let times = if let Reached::Silent(times) = entry.reached { times.saturating_add(1) } else { 1 };
+                (Reached::Silent(times), Some("no answer in time".to_owned()))
+            }
+            Report::Closed(error) => (Reached::Closed, Some(error)),
+            Report::Mute(error) => (Reached::Yes, Some(error)),
+            Report::Down(error) => (Reached::Down, Some(error)),
+        };
+        let answered = entry.seen.filter(|seen| entry.reached == Reached::Yes && !seen.in_recovery);
+        self.elect();
+        let is_primary = self.primary.as_deref() == Some(name);
+        if let Some(seen) = answered.filter(|_| is_primary) {
+            if !believed {
+                self.wal.begin();
+            }
+            self.wal.note(seen.lsn, now);
+        }
+    }
+
+    /// Who is believed to be primary.
+    fn elect(&mut self) {
+        let claims = || self.hosts.iter().filter_map(|entry| Some((entry, entry.claims()?)));
+        let highest = claims().map(|(_, timeline)| timeline).max().unwrap_or(0).max(self.timeline);
+        let mut newest = claims().filter(|(_, timeline)| *timeline == highest).map(|(entry, _)| &entry.name);
+        let first = newest.clone().next().cloned();
+        let same = newest.find(|name| Some(*name) == self.primary.as_ref()).cloned();
+        self.primary = same.or(first);
+        self.timeline = highest;
+    }
+
+    /// Who may serve what.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        let names = |fits: &dyn Fn(&Entry, HostState) -> bool| -> Vec<Arc<str>> {
+            let fitting = self.hosts.iter().filter(|entry| fits(entry, self.state(entry)));
+            fitting.map(|entry| entry.name.clone()).collect()
+        };
+        let up = |state| state == HostState::Up;
+        // All silent means use all: it is probably not the servers.
+        let silent = |entry: &Entry, state| state == HostState::Silent && self.is_fresh(entry);
+        let replica = |entry: &Entry| entry.role() == Role::Replica;
+        let mut replicas = names(&|entry, state| replica(entry) && up(state));
+        if replicas.is_empty() {
+            replicas = names(&|entry, state| replica(entry) && silent(entry, state));
+        }
+        let mut any = names(&|_, state| up(state));
+        if any.is_empty() {
+            any = names(&silent);
+        }
+        let set = |states: &[HostState]| names(&|_, state| states.contains(&state)).into_iter().collect();
+        Verdict {
+            primary: self.primary.clone(),
+            replicas,
+            any,
+            unfit: set(&[HostState::Closed, HostState::Deposed, HostState::Down]),
+            deposed: set(&[HostState::Deposed]),
+        }
+    }
+
+    /// What is known of each, in order.
+    #[must_use]
+    pub fn views(&self) -> Vec<(Arc<str>, HostView)> {
+        let view = |entry: &Entry| {
+            let lag = self.lag(entry);
+            HostView {
+                role: entry.role(),
+                state: self.state(entry),
+                lag_bytes: lag.map(|(bytes, _)| bytes),
+                lag: lag.map(|(_, time)| time),
+                error: entry.error.clone(),
+            }
+        };
+        self.hosts.iter().map(|entry| (entry.name.clone(), view(entry))).collect()
+    }
+
+    fn state(&self, entry: &Entry) -> HostState {
+        match entry.reached {
+            Reached::Never => HostState::New,
+            Reached::Down => HostState::Down,
+            Reached::Closed => HostState::Closed,
+            _ if entry.is_silent() => HostState::Silent,
+            // Heard of neither before nor now.
+            Reached::Silent(_) if entry.seen.is_none() => HostState::New,
+            _ if entry.claims().is_some() && self.primary.as_ref() != Some(&entry.name) => HostState::Deposed,
+            _ if !self.is_fresh(entry) => HostState::Lagging,
+            _ => HostState::Up,
+        }
+    }
+
+    fn is_fresh(&self, entry: &Entry) -> bool {
+        let Rules { lag_bytes_max, lag_max } = self.rules;
+        self.lag(entry).is_none_or(|(bytes, time)| {
+            (lag_bytes_max == 0 || bytes <= lag_bytes_max) && (lag_max.is_zero() || time <= lag_max)
+        })
+    }
+
+    fn lag(&self, entry: &Entry) -> Option<(u64, Duration)> {
+        let seen = entry.seen.filter(|seen| seen.in_recovery)?;
+        self.wal.lag_of(seen.lsn)
+    }
+}
+
+/// Where the primary's WAL ended, and when it was first seen there.
+#[derive(Debug, Default)]
+struct Wal {
+    places: VecDeque<(Instant, u64)>,
+    /// When the primary was last heard of. A dead one gets no further ahead.
+    heard: Option<Instant>,
+}
+
+/// An hour of a primary that is asked once a second.
+const PLACES_MAX: usize = 3600;
+
+impl Wal {
+    /// Another primary: its WAL may go on from an earlier place than the last one's.
+    fn begin(&mut self) {
+        self.places.clear();
+    }
+
+    fn note(&mut self, lsn: u64, now: Instant) {
+        self.heard = Some(now);
+        if self.places.back().is_some_and(|(_, last)| *last == lsn) {
+            return;
+        }
+        if self.places.len() == PLACES_MAX {
+            self.places.pop_front();
+        }
+        self.places.push_back((now, lsn));
+    }
+
+    /// How far behind somebody is who has reached `lsn`: in bytes, and in time.
+    fn lag_of(&self, lsn: u64) -> Option<(u64, Duration)> {
+        let (_, end) = self.places.back()?;
+        let missed = self.places.partition_point(|(_, place)| *place <= lsn);
+        let since = self.places.get(missed).map(|(at, _)| *at);
+        let heard = self.heard?;
+        let time = since.map_or(Duration::ZERO, |since| heard.saturating_duration_since(since));
+        Some((end.saturating_sub(lsn), time))
+    }
+}
+
+#[cfg(test)]
+mod tests;

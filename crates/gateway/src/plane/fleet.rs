@@ -1,0 +1,94 @@
+//! The servers that clients of one pool have a choice of, as one thread sees them.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
+
+use tidegate_balance::{Endpoint, Lease, Outcome, Pick, Picker};
+
+use crate::{
+    config::Route,
+    hosts::{Cluster, Group, Node},
+    plane::{Worker, WorkerPool},
+};
+
+/// See the [module](self).
+pub struct Fleet {
+    /// What all threads see of them.
+    pub cluster: Arc<Cluster>,
+    pickers: RefCell<[Picker<Arc<Node>>; 3]>,
+    /// The pools of those that were chosen so far.
+    pools: RefCell<Vec<(Arc<Node>, Rc<WorkerPool>)>>,
+}
+
+/// The choice of a server for a transaction, until it ends.
+pub struct Placed {
+    /// Counts as in flight.
+    lease: Lease<Arc<Node>>,
+    /// The server's pool.
+    pub pool: Rc<WorkerPool>,
+}
+
+impl Placed {
+    /// Which server.
+    #[must_use]
+    pub fn node(&self) -> &Arc<Node> {
+        &self.lease
+    }
+
+    /// The transaction has ended, or came to nothing.
+    pub fn finish(self, now: Instant, outcome: Outcome) {
+        if outcome == Outcome::Failure {
+            self.node().suspect();
+        }
+        self.lease.finish(Some(now), outcome);
+    }
+}
+
+impl Fleet {
+    pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
+        let picker = |group| cluster.group(group).picker(fastrand::u64(..));
+        Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default() })
+    }
+
+    /// Chooses a server that serves the route, other than those. `None` if there is none now.
+    #[inline]
+    pub fn pick(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        tried: &[Arc<Node>],
+        now: Instant,
+    ) -> Option<Placed> {
+        let untried = |endpoint: &Endpoint<Arc<Node>>| !tried.iter().any(|node| Arc::ptr_eq(node, endpoint.value()));
+        let pick = Pick::new().at(now);
+        let pick = if tried.is_empty() { pick } else { pick.filter(&untried) };
+        let mut pickers = self.pickers.borrow_mut();
+        let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
+        drop(pickers);
+        let pool = self.pool(worker, home, &lease);
+        Some(Placed { lease, pool })
+    }
+
+    #[inline]
+    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Rc<WorkerPool> {
+        let pools = self.pools.borrow();
+        let known = pools.iter().find(|(known, _)| Arc::ptr_eq(known, node)).map(|(_, pool)| pool.clone());
+        drop(pools);
+        known.unwrap_or_else(|| self.open_pool(worker, home, node))
+    }
+
+    #[cold]
+    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Rc<WorkerPool> {
+        let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node);
+        let pool = worker.pool(&shared);
+        let mut pools = self.pools.borrow_mut();
+        pools.retain(|(known, _)| !known.is_gone());
+        pools.push((node.clone(), pool.clone()));
+        pool
+    }
+
+    /// Forgets the pool of a server: it was closed.
+    pub fn forget(&self, node: &Arc<Node>) {
+        self.pools.borrow_mut().retain(|(known, _)| !Arc::ptr_eq(known, node));
+    }
+}

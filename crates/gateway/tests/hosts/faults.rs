@@ -1,0 +1,207 @@
+//! Replicas that lag, leave, crash and hang.
+
+use tidegate_testkit::{Frames, Signal};
+use toml::Value;
+
+use crate::load::{Load, Work};
+use crate::stage::{
+    connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, value, wait_for,
+    wait_until_settled, whereabouts,
+};
+
+#[test]
+fn a_replica_that_lies_too_far_behind_is_not_used() {
+    let cluster = ours();
+    let sections = [
+        database(&cluster, "ro", "route = \"replica\"\nlag_bytes_max = 1000"),
+        database(&cluster, "prefer", "route = \"prefer-replica\"\nlag_bytes_max = 1000"),
+    ];
+    let gateway = gateway(&sections);
+    let (mut ro, mut prefer) = (connect(&gateway, "ro"), connect(&gateway, "prefer"));
+    wait_until_settled(&gateway, &cluster, "ro");
+    wait_until_settled(&gateway, &cluster, "prefer");
+    let write = || sql(cluster.primary(), "insert into t (v) select repeat('x', 1000) from generate_series(1, 20)");
+    cluster.hold_replay(1).expect("replay can be paused");
+    write();
+    wait_for(&gateway, &cluster, "ro", 1, "state", "lagging");
+    let lag: u64 = shown(&gateway, &cluster, "ro", 1, "lag_bytes").parse().expect("a number");
+    assert!(lag > 1000, "{lag}");
+    assert!(servers_of(&cluster, &mut ro, 6).into_iter().eq([2]));
+    cluster.hold_replay(2).expect("replay can be paused");
+    write();
+    wait_for(&gateway, &cluster, "prefer", 2, "state", "lagging");
+    eventually("the primary serves instead", || servers_of(&cluster, &mut prefer, 4).into_iter().eq([0]));
+    for index in [1, 2] {
+        cluster.release_replay(index).expect("replay goes on");
+        wait_for(&gateway, &cluster, "ro", index, "state", "up");
+    }
+    // Whatever the primary writes by itself may make one of them lag for a moment.
+    eventually("both serve again", || servers_of(&cluster, &mut ro, 6).into_iter().eq([1, 2]));
+}
+
+#[test]
+fn a_client_whose_servers_all_lag_is_told_after_a_while() {
+    let cluster = ours();
+    let section = database(&cluster, "ro", "route = \"replica\"\nlag_bytes_max = 1000")
+        .replace("failover_wait = \"120s\"", "failover_wait = \"100ms\"");
+    let gateway = gateway(&[section, database(&cluster, "app", "")]);
+    let mut here = connect(&gateway, "app");
+    wait_until_settled(&gateway, &cluster, "app");
+    here.ok("select 1");
+    let mut ro = connect(&gateway, "ro");
+    wait_until_settled(&gateway, &cluster, "ro");
+    for index in [1, 2] {
+        cluster.hold_replay(index).expect("replay can be paused");
+    }
+    sql(cluster.primary(), "insert into t (v) select repeat('x', 1000) from generate_series(1, 20)");
+    for index in [1, 2] {
+        wait_for(&gateway, &cluster, "ro", index, "state", "lagging");
+    }
+    ro.send(&Frames::new().query("select 1"));
+    let fields = ro.expect_fatal("57P03");
+    assert!(fields.message.contains("a replica that is fresh enough"), "{}", fields.message);
+    for index in [1, 2] {
+        cluster.release_replay(index).expect("replay goes on");
+        wait_for(&gateway, &cluster, "ro", index, "state", "up");
+    }
+}
+
+#[test]
+fn a_replica_is_drained_by_a_reload_without_a_failure() {
+    let cluster = ours();
+    let mut gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
+    let startup = gateway.startup("ro");
+    log_in(&startup).ok("select 1");
+    wait_until_settled(&gateway, &cluster, "ro");
+    let load = Load::start(&startup, 6, Work::Read);
+    // A transaction that began there ends there.
+    let mut stays = connect(&gateway, "ro");
+    eventually("a transaction begins on server 1", || {
+        stays.ok("begin");
+        let there = whereabouts(&cluster, &mut stays) == 1;
+        if !there {
+            stays.ok("commit");
+        }
+        there
+    });
+    gateway.rewrite("databases.ro.hosts", Value::from(hosts(&cluster, &[0, 2])));
+    gateway.signal(Signal::HUP);
+    wait_for(&gateway, &cluster, "ro", 1, "state", "gone");
+    let left =
+        "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
+    eventually("only the open transaction is left on server 1", || value(cluster.server(1), left) == "1");
+    load.goes_on();
+    assert_eq!(whereabouts(&cluster, &mut stays), 1);
+    stays.ok("commit");
+    eventually("nothing is left on server 1", || value(cluster.server(1), left) == "0");
+    assert_eq!(whereabouts(&cluster, &mut stays), 2);
+    gateway.rewrite("databases.ro.hosts", Value::from(hosts(&cluster, &[0, 1, 2])));
+    gateway.signal(Signal::HUP);
+    wait_for(&gateway, &cluster, "ro", 1, "state", "up");
+    eventually("server 1 serves again", || servers_of(&cluster, &mut stays, 4).contains(&1));
+    load.goes_on();
+    let (_, failed) = load.end();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn a_replica_that_is_shut_down_smartly_is_let_go_without_a_failure() {
+    let mut cluster = ours();
+    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
+    let startup = gateway.startup("ro");
+    log_in(&startup).ok("select 1");
+    wait_until_settled(&gateway, &cluster, "ro");
+    let load = Load::start(&startup, 6, Work::Read);
+    // It ends when the last session has left: the gateway has to notice, and to go.
+    cluster.server(1).close(tidegate_sandbox::Shutdown::Smart);
+    cluster.server_mut(1).wait_closed().expect("the gateway lets go of it");
+    load.goes_on();
+    cluster.server_mut(1).restart().expect("it starts again");
+    wait_for(&gateway, &cluster, "ro", 1, "state", "up");
+    load.goes_on();
+    let (_, failed) = load.end();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// What a client may be told whose server is killed under it.
+const CRASHED: [&str; 3] = ["08006", "57P01", "57P02"];
+
+#[test]
+fn a_crash_of_a_replica_hits_only_what_ran_there() {
+    let mut cluster = ours();
+    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
+    let startup = gateway.startup("ro");
+    let mut idle = log_in(&startup);
+    wait_until_settled(&gateway, &cluster, "ro");
+    let mut inside = log_in(&startup);
+    inside.ok("begin");
+    let struck = whereabouts(&cluster, &mut inside);
+    assert_ne!(struck, 0);
+    let load = Load::start(&startup, 6, Work::Read);
+    cluster.server_mut(struck).kill9().expect("it can be killed");
+    // The end of its connection, or what its session said when it found its master gone.
+    inside.send(&Frames::new().query("select 1"));
+    let said = inside.expect("N* E")[0].error().code;
+    assert!(CRASHED.contains(&said.as_str()), "{said}");
+    load.goes_on();
+    wait_for(&gateway, &cluster, "ro", struck, "state", "down");
+    // Who was between transactions has not noticed.
+    let other = 3 - struck;
+    assert!(servers_of(&cluster, &mut idle, 4).into_iter().eq([other]));
+    cluster.server_mut(struck).restart().expect("it starts again");
+    wait_for(&gateway, &cluster, "ro", struck, "state", "up");
+    eventually("it serves again", || servers_of(&cluster, &mut idle, 4).contains(&struck));
+    load.goes_on();
+    let (_, failed) = load.end();
+    // At most what each client had under way, and each with this code.
+    let count: usize = failed.values().sum();
+    assert!(count <= 6 && failed.keys().all(|code| CRASHED.contains(&code.as_str())), "{failed:?}");
+}
+
+#[test]
+fn a_replica_that_hangs_is_left_alone() {
+    let cluster = ours();
+    let section =
+        database(&cluster, "ro", "route = \"replica\"").replace("probe_timeout = \"15s\"", "probe_timeout = \"2s\"");
+    let gateway = gateway(&[section]);
+    let mut here = connect(&gateway, "ro");
+    wait_for(&gateway, &cluster, "ro", 2, "role", "replica");
+    cluster.server(1).suspend();
+    wait_for(&gateway, &cluster, "ro", 1, "state", "silent");
+    // Whoever comes now is served by the other one; a busy machine may make that one look silent for a moment.
+    eventually("the other one serves", || {
+        shown(&gateway, &cluster, "ro", 2, "state") == "up" && whereabouts(&cluster, &mut here) == 2
+    });
+    cluster.server(1).resume();
+    wait_for(&gateway, &cluster, "ro", 1, "state", "up");
+    eventually("it serves again", || servers_of(&cluster, &mut here, 4).contains(&1));
+}
+
+#[test]
+fn when_all_are_ejected_all_are_used() {
+    let cluster = ours();
+    let section = database(&cluster, "ro", "route = \"replica\"\neject_after = 2");
+    let gateway = gateway(&[section.replace("eject_time = \"1s\"", "eject_time = \"1h\"")]);
+    connect(&gateway, "ro").ok("select 1");
+    wait_until_settled(&gateway, &cluster, "ro");
+    // A success in between begins the count anew, so nothing else is asked meanwhile.
+    let mut broken = [0, 0, 0];
+    for _ in 0..40 {
+        let mut here = connect(&gateway, "ro");
+        here.ok("begin");
+        let backend = here.backend();
+        let server = index_of(&cluster, &here.value("select inet_server_port()"));
+        sql(cluster.server(server), &format!("select pg_terminate_backend({backend}, 10000)"));
+        here.expect_fatal("57P01");
+        broken[server] += 1;
+        if [1, 2].iter().all(|index| shown(&gateway, &cluster, "ro", *index, "ejections") != "0") {
+            break;
+        }
+    }
+    for index in [1, 2] {
+        assert_ne!(shown(&gateway, &cluster, "ro", index, "ejections"), "0", "{broken:?}");
+        assert_eq!(shown(&gateway, &cluster, "ro", index, "state"), "ejected", "{broken:?}");
+    }
+    let mut here = connect(&gateway, "ro");
+    assert!(servers_of(&cluster, &mut here, 6).into_iter().eq([1, 2]));
+}

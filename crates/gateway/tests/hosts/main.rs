@@ -1,0 +1,8 @@
+//! A primary and two streaming replicas behind one gateway: routes, lag, drains, crashes and promotions.
+
+mod console;
+mod failover;
+mod faults;
+mod load;
+mod routes;
+mod stage;
