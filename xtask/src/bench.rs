@@ -3,6 +3,7 @@
 
 mod crates;
 mod gateway;
+mod hosts;
 mod idle;
 pub(crate) mod load;
 mod logins;
@@ -36,6 +37,8 @@ pub(crate) struct Arguments {
 enum Area {
     /// Queries, logins and large results against PgBouncer, HAProxy and no proxy at all
     Gateway(gateway::Arguments),
+    /// What a choice of three servers costs the gateway
+    Hosts(hosts::Arguments),
     /// Resident memory of 10,000 clients that do nothing
     Idle(idle::Arguments),
     /// Checkout and release against other ways to share connections
@@ -72,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let pace = if arguments.quick { Pace::Quick } else { Pace::Full };
     let report = match &arguments.area {
         Area::Gateway(options) => gateway::run(options, pace)?,
+        Area::Hosts(options) => hosts::run(options, pace)?,
         Area::Idle(options) => idle::run(options, pace)?,
         Area::Pool(options) => return crates::run(crates::POOL, options, arguments),
         Area::Supervise(options) => return crates::run(crates::SUPERVISE, options, arguments),

@@ -76,6 +76,11 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// A gateway that was started elsewhere.
+    pub(crate) fn gateway(name: &'static str, role: Role, process: Running) -> Self {
+        Self { name, role, port: process.port, prepares: true, process: Some(process) }
+    }
+
     /// The proxy's process; none when it is Postgres itself.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Running::pid)
@@ -266,8 +271,7 @@ fn add_tidegate(
 
 /// Debian's build when it is there: the peers' published figures were taken with it.
 fn start_postgres(options: &Options) -> Result<Postgres> {
-    let wanted = Major(options.postgres);
-    let major = if Binaries::find(wanted)?.is_some() { wanted } else { Major(18) };
+    let major = major_or_newest(options.postgres)?;
     let postgres = Postgres::builder()
         .version(major)
         .setting("max_connections", "300")
@@ -277,6 +281,12 @@ fn start_postgres(options: &Options) -> Result<Postgres> {
     postgres.ensure_role(USER, USER)?;
     postgres.ensure_database(USER, USER)?;
     Ok(postgres)
+}
+
+/// That version if it is on this machine, else the newest.
+pub(crate) fn major_or_newest(wanted: u8) -> Result<Major> {
+    let wanted = Major(wanted);
+    Ok(if Binaries::find(wanted)?.is_some() { wanted } else { Major(18) })
 }
 
 /// Fills the tables of pgbench.

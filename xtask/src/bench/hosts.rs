@@ -1,0 +1,147 @@
+//! `bench hosts`: what a choice of servers costs the gateway. The same binary before the same primary and two replicas:
+//! with one host, with three of which any may serve, and with three of which the primary does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use tidegate_sandbox::{Cluster, Major, Postgres};
+
+use super::Pace;
+use super::load::{self, Load, Yield};
+use super::report::{Limit, Metric, Report};
+use super::sample::{median, paired_ratio};
+use super::subject::{Role, Subject, USER, fill, major_or_newest};
+use crate::gateway::{Profile, Running, build, free_port};
+use crate::machine::{allows_io_uring, version_of};
+use crate::tests::Io;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A Tidegate instead of a fresh release build
+    #[arg(long, value_name = "PATH")]
+    tidegate: Option<PathBuf>,
+    /// Clients
+    #[arg(long, default_value_t = 32)]
+    clients: u32,
+    /// Server connections in all: a third of them for each server where there are three
+    #[arg(long, default_value_t = 21)]
+    pool_size: u32,
+    /// Seconds per protocol, subject and round
+    #[arg(long, default_value_t = 10)]
+    seconds: u32,
+    /// How often everything is measured, in turn
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Major version of the Postgres behind; Debian's of that version is taken when it is installed
+    #[arg(long, default_value_t = 15)]
+    postgres: u8,
+}
+
+const ONE: &str = "1 host";
+const ANY: &str = "3 hosts, any";
+const PRIMARY: &str = "3 hosts, primary";
+
+const TPS: Metric = Metric::new("tps", "");
+const CPU: Metric = Metric::new("cpu", "us/tx");
+const RATIO: Metric = Metric::new("cpu per tx / 1 host", "");
+
+/// What the issue allows a choice to cost.
+const AT_MOST: f64 = 1.05;
+
+pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
+    let pgbench = load::pgbench()?;
+    let cluster = start_cluster(major_or_newest(arguments.postgres)?)?;
+    fill(cluster.primary(), &pgbench)?;
+    (1..3).try_for_each(|index| cluster.catch_up(index))?;
+    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
+    // Inside the sandbox: whose configuration lies there may be adopted by it.
+    let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
+    let start = |name, list: &str| start_gateway(&binary, dir.path(), name, list, arguments.pool_size);
+    let one = format!("hosts = [{}]\nsize = {}\n", list(&cluster, 1), arguments.pool_size);
+    let three = format!("hosts = [{}]\n", list(&cluster, 3));
+    let third = arguments.pool_size.div_ceil(3);
+    let subjects = [
+        start(ONE, &one)?,
+        start(ANY, &format!("{three}size = {third}\nroute = \"any\"\n"))?,
+        start(PRIMARY, &format!("{three}size = {}\nroute = \"primary\"\n", arguments.pool_size))?,
+    ];
+    subjects.iter().filter_map(Subject::pid).try_for_each(|pid| cluster.primary().adopt(pid))?;
+    let (seconds, rounds) = match pace {
+        Pace::Full => (arguments.seconds, arguments.rounds),
+        Pace::Quick => (arguments.seconds.div_ceil(2), arguments.rounds.div_ceil(5)),
+    };
+    let mut report = Report::new("hosts");
+    report.note(format!("tidegate: {}", version_of(&binary, "--version")));
+    report.note(format!(
+        "load: pgbench -S, scale 10, {} clients, {} server connections in all, {rounds} rounds of {seconds} s; medians; \
+         ratios by round",
+        arguments.clients, arguments.pool_size,
+    ));
+    for protocol in ["simple", "prepared"] {
+        let load = Load { protocol, clients: arguments.clients, seconds, script: None, logged_share: 0.01 };
+        measure(&subjects, &pgbench, &load, rounds, &mut report)?;
+    }
+    Ok(report)
+}
+
+fn measure(subjects: &[Subject], pgbench: &Path, load: &Load, rounds: u32, report: &mut Report) -> Result<()> {
+    let mut yields: Vec<Vec<Yield>> = vec![Vec::new(); subjects.len()];
+    for subject in subjects {
+        load::run(pgbench, subject, &Load { seconds: 1, ..load.clone() })?;
+    }
+    for round in 0..rounds as usize {
+        for turn in 0..subjects.len() {
+            let index = (round + turn) % subjects.len();
+            let got = load::run(pgbench, &subjects[index], load)?;
+            eprintln!("round {}: {} {}: {:.0} tps", round + 1, load.protocol, subjects[index].name, got.tps);
+            yields[index].push(got);
+        }
+    }
+    let of = |index: usize, quantity: fn(&Yield) -> f64| yields[index].iter().map(quantity).collect::<Vec<_>>();
+    for (index, subject) in subjects.iter().enumerate() {
+        report.add(subject.name, load.protocol, TPS, median(&of(index, |got| got.tps)), None);
+        report.add(subject.name, load.protocol, CPU, median(&of(index, Yield::cpu_us_per_transaction)), None);
+    }
+    for (index, subject) in subjects.iter().enumerate().skip(1) {
+        let cpu = |index| of(index, Yield::cpu_us_per_transaction);
+        let ratio = paired_ratio(&cpu(index), &cpu(0));
+        report.add(subject.name, load.protocol, RATIO, ratio, Some(Limit::AtMost(AT_MOST)));
+    }
+    Ok(())
+}
+
+fn start_cluster(major: Major) -> Result<Cluster> {
+    let builder = Postgres::builder()
+        .version(major)
+        .setting("max_connections", "300")
+        .setting("shared_buffers", "256MB")
+        .setting("max_wal_size", "4GB")
+        .setting("autovacuum", "off");
+    let cluster = Cluster::start(&builder, 2)?;
+    cluster.primary().ensure_role(USER, USER)?;
+    cluster.primary().ensure_database(USER, USER)?;
+    Ok(cluster)
+}
+
+/// The first so many servers, as a list of the configuration.
+fn list(cluster: &Cluster, count: usize) -> String {
+    let hosts = cluster.servers().take(count).map(|server| format!("\"127.0.0.1:{}\"", server.port()));
+    hosts.collect::<Vec<_>>().join(", ")
+}
+
+fn start_gateway(binary: &Path, dir: &Path, name: &'static str, keys: &str, pool_size: u32) -> Result<Subject> {
+    let port = free_port()?;
+    let io = if allows_io_uring() { Io::Uring } else { Io::Epoll }.name();
+    let config = format!(
+        "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[auth]\nmethod = \"trust\"\n[pool]\nsize = {pool_size}\n\
+         [databases.{USER}]\nsslmode = \"disable\"\n{keys}[users.{USER}]\npassword = \"{USER}\"\n\
+         [log]\nconnections = false\n[runtime]\nio = \"{io}\"\n"
+    );
+    let stem = name.replace([' ', ','], "-");
+    let file = dir.join(format!("{stem}.toml"));
+    fs::write(&file, config).with_context(|| format!("write {}", file.display()))?;
+    let process = Running::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, &stem, port)?;
+    Ok(Subject::gateway(name, Role::Ours(Io::Uring), process))
+}
