@@ -9,6 +9,7 @@ mod fuzz;
 mod gateway;
 mod machine;
 mod repository;
+mod second;
 mod soak;
 mod step;
 mod table;

@@ -13,6 +13,8 @@ pub(crate) enum Outcome {
     Passed,
     /// It could not run here, and why; said aloud, and no failure.
     Missing(String),
+    /// It passed, but for these tests only when they were asked once more, alone.
+    Flaky(Vec<String>),
     Failed(String),
 }
 
@@ -73,6 +75,7 @@ fn row(name: &str, took: Duration, outcome: &Outcome) -> Vec<String> {
     let result = match outcome {
         Outcome::Passed => "passed".to_owned(),
         Outcome::Missing(why) => format!("MISSING: {why}"),
+        Outcome::Flaky(tests) => format!("passed, FLAKY: {}", tests.join(", ")),
         Outcome::Failed(why) => format!("FAILED: {}", start_of(why)),
     };
     vec![name.to_owned(), result, format!("{:.1}", took.as_secs_f64())]

@@ -1,11 +1,14 @@
 //! `cargo xtask test`: brings what the tests need and runs all of them.
 
+use std::process::Command;
+
 use anyhow::Result;
 use indicatif::ProgressBar;
 use tidegate_sandbox::{Binaries, Major, Progress};
 
 use crate::machine;
 use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::second;
 use crate::step::{Outcome, Steps};
 
 /// The oldest and the newest version that the tests run against.
@@ -85,6 +88,13 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
     if io == Io::Uring && !machine::allows_io_uring() {
         return Outcome::Missing("this machine forbids io_uring".to_owned());
     }
+    if rest.is_empty() {
+        return second::run(|| command(io, rest));
+    }
+    run_command(&mut command(io, rest)).into()
+}
+
+fn command(io: Io, rest: &[String]) -> Command {
     let mut command = cargo();
     command.arg("test").env("TIDEGATE_IO", io.name());
     let named = rest.iter().any(|argument| argument == "-p" || argument == "--package");
@@ -97,5 +107,6 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
             }
         }
     }
-    run_command(command.args(rest)).into()
+    command.args(rest);
+    command
 }
