@@ -20,21 +20,23 @@ use crate::roster::{Change, Roster, State, Status, Update};
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 use crate::sync::{Mutex, lock};
-use crate::thread;
+use crate::thread::{self, Places};
 use crate::wait::Waiters;
 
 /// A set of endpoints to choose from, each with a value `T` of the caller's. Cheap to clone; all clones are one.
 ///
 /// One owner changes the set: [`update`](Self::update), [`ready`](Self::ready), [`failed`](Self::failed),
 /// [`tick`](Self::tick), [`departed`](Self::departed). These take a short lock and never wait. Everybody else picks.
-pub struct Balancer<T: Send + Sync + 'static>(Arc<Shared<T>>);
+pub struct Balancer<T: Send + Sync + 'static>(Arc<Whole<T>>);
+
+struct Whole<T: Send + Sync + 'static> {
+    shared: Arc<Shared<T>>,
+    /// What threads keep of it.
+    places: Places<T>,
+}
 
 pub(crate) struct Shared<T> {
     pub(crate) published: Published<Snapshot<T>>,
-    /// Never used again by another balancer of this process.
-    pub(crate) name: u64,
-    /// Where threads keep what they know of it.
-    pub(crate) seat: usize,
     /// Failures in a row that eject; 0: none do.
     streak_max: AtomicU32,
     /// Taken by the owner for each change, and by a caller whose endpoint failed too often in a row. Policies build
@@ -73,8 +75,7 @@ pub struct Counters {
     pub waiting: usize,
 }
 
-/// Numbers of snapshots and balancers, one sequence for the whole process: so a version alone tells which snapshot it
-/// is.
+/// Numbers of snapshots, one sequence for the whole process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 fn next_number() -> u64 {
@@ -90,20 +91,20 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// Like [`new`](Self::new), with a policy that is chosen at run time.
     pub fn with_policy(policy: Arc<dyn Policy>, settings: Settings, seed: u64, now: Instant) -> Self {
         let empty = Snapshot { ready: Box::default(), table: Arc::new(Nobody), known: 0, cause: None, closed: false };
-        Self(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             published: Published::new(next_number(), Arc::new(empty)),
-            name: next_number(),
-            seat: thread::take_seat(),
             streak_max: AtomicU32::new(settings.outlier.map_or(0, |rules| rules.consecutive)),
             waiters: Waiters::new(settings.waiters_max),
             watchers: Waiters::new(usize::MAX),
             roster: Mutex::new(Roster::new(policy, settings, seed, now)),
             counters: Counts::default(),
-        }))
+        });
+        Self(Arc::new(Whole { shared, places: Places::new() }))
     }
 
+    #[inline]
     pub(crate) fn shared(&self) -> &Shared<T> {
-        &self.0
+        &self.0.shared
     }
 
     /// Replaces the set. `make` makes the value of an endpoint that was not in it. Who is in it with the same key stays
@@ -116,35 +117,35 @@ impl<T: Send + Sync + 'static> Balancer<T> {
         make: impl FnMut(&Spec, EndpointId) -> T,
     ) -> Update<T> {
         let specs = set.into_iter().collect();
-        let owner = Arc::downgrade(&self.0);
-        self.0.change(Some(now), |roster| roster.update(specs, &owner, make))
+        let owner = Arc::downgrade(&self.0.shared);
+        self.shared().change(Some(now), |roster| roster.update(specs, &owner, make))
     }
 
     /// Somebody tries to connect to it.
     pub fn connecting(&self, id: EndpointId) {
-        self.0.change(None, |roster| ((), roster.set_state(id, State::Connecting)));
+        self.shared().change(None, |roster| ((), roster.set_state(id, State::Connecting)));
     }
 
     /// It can be chosen from now on.
     pub fn ready(&self, id: EndpointId, now: Instant) {
-        self.0.change(Some(now), |roster| ((), roster.set_state(id, State::Ready)));
+        self.shared().change(Some(now), |roster| ((), roster.set_state(id, State::Ready)));
     }
 
     /// It is not connected, and nobody tries: neither chosen nor failed.
     pub fn idle(&self, id: EndpointId) {
-        self.0.change(None, |roster| ((), roster.set_state(id, State::Idle)));
+        self.shared().change(None, |roster| ((), roster.set_state(id, State::Idle)));
     }
 
     /// It was connected and is no more; somebody connects again. It is not chosen from the next pick on, but nothing
     /// failed yet: who fails fast still waits for it.
     pub fn lost(&self, id: EndpointId, cause: Cause) {
-        self.0.change(None, |roster| ((), roster.lose(id, cause)));
+        self.shared().change(None, |roster| ((), roster.lose(id, cause)));
     }
 
     /// Like [`lost`](Self::lost), from a caller that may be late: what its owner has said since stands.
     #[cfg(feature = "tonic")]
     pub(crate) fn lost_if_ready(&self, id: EndpointId, cause: Cause) {
-        self.0.change(None, |roster| {
+        self.shared().change(None, |roster| {
             let is_ready = roster.find(id).is_some_and(|entry| entry.is_ready());
             ((), if is_ready { roster.lose(id, cause) } else { Change::None })
         });
@@ -153,17 +154,17 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// It could not be connected, or must not be used: it is not chosen from the next pick on. Returns when it is to be
     /// tried again, or `None` if it is not known any more.
     pub fn failed(&self, id: EndpointId, now: Instant, cause: Cause) -> Option<Instant> {
-        self.0.change(Some(now), |roster| roster.fail(id, cause))
+        self.shared().change(Some(now), |roster| roster.fail(id, cause))
     }
 
     /// Changes a weight between updates.
     pub fn set_weight(&self, key: &Key, weight: u32) {
-        self.0.change(None, |roster| ((), roster.set_weight(key, weight)));
+        self.shared().change(None, |roster| ((), roster.set_weight(key, weight)));
     }
 
     /// The set cannot be learnt. Whoever fails fast is told so, while nothing is known; what is known stays.
     pub fn unknown(&self, cause: Cause) {
-        self.0.change(None, |roster| {
+        self.shared().change(None, |roster| {
             roster.unknown = Some(cause);
             ((), Change::when(roster.present.is_empty()))
         });
@@ -171,14 +172,14 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// Chooses in another way from now on. No pick is lost, nothing in flight is forgotten.
     pub fn set_policy(&self, policy: Arc<dyn Policy>) {
-        let old = self.0.change(None, |roster| (std::mem::replace(&mut roster.policy, policy), Change::Publish));
+        let old = self.shared().change(None, |roster| (std::mem::replace(&mut roster.policy, policy), Change::Publish));
         drop(old);
     }
 
     /// Ejects by other rules from now on, or no more.
     pub fn set_outlier(&self, rules: Option<Outlier>) {
-        self.0.streak_max.store(rules.map_or(0, |rules| rules.consecutive), Ordering::Relaxed);
-        self.0.change(None, |roster| {
+        self.shared().streak_max.store(rules.map_or(0, |rules| rules.consecutive), Ordering::Relaxed);
+        self.shared().change(None, |roster| {
             roster.outlier = rules;
             roster.interval_ends = roster.now + rules.unwrap_or_default().interval;
             ((), Change::None)
@@ -188,19 +189,19 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// Does what is due by time alone, and returns when to call it again; `None`: after the next
     /// [change](Self::changed).
     pub fn tick(&self, now: Instant) -> Option<Instant> {
-        self.0.change(Some(now), |roster| ((), roster.tick()));
-        lock(&self.0.roster).next_tick()
+        self.shared().change(Some(now), |roster| ((), roster.tick()));
+        lock(&self.shared().roster).next_tick()
     }
 
     /// Those who are out of use since the last call: wait until each is [drained](Endpoint::drained), then close it.
     /// To be called after every change. Dropped instead, an endpoint is forgotten: added again it is a new one.
     pub fn departed(&self) -> Vec<Arc<Endpoint<T>>> {
-        lock(&self.0.roster).take_departed()
+        lock(&self.shared().roster).take_departed()
     }
 
     /// Picks fail from now on; all endpoints [depart](Self::departed).
     pub fn close(&self) {
-        self.0.change(None, |roster| {
+        self.shared().change(None, |roster| {
             roster.close();
             ((), Change::Publish)
         });
@@ -208,7 +209,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// Was it closed?
     pub fn is_closed(&self) -> bool {
-        lock(&self.0.roster).closed
+        lock(&self.shared().roster).closed
     }
 
     /// Chooses an endpoint and calls `f` with it, from any thread: no lock, no write to shared memory, no reference
@@ -219,10 +220,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// When there is nothing to choose; see [`PickError`].
     #[inline]
     pub fn pick_with<R>(&self, pick: &Pick<'_, T>, f: impl FnOnce(&Endpoint<T>) -> R) -> Result<R, PickError> {
-        let mut held = thread::take(&self.0);
-        let result = held.choose(pick).map(|endpoint| f(endpoint));
-        thread::put(&self.0, held);
-        result
+        thread::held(self.shared(), &self.0.places).choose(pick).map(|endpoint| f(endpoint))
     }
 
     /// Chooses an endpoint, and owns it until the lease ends. From any thread.
@@ -232,10 +230,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// When there is nothing to choose; see [`PickError`].
     #[inline]
     pub fn pick(&self, pick: &Pick<'_, T>) -> Result<Lease<T>, PickError> {
-        let mut held = thread::take(&self.0);
-        let result = held.lease(&self.0, pick);
-        thread::put(&self.0, held);
-        result
+        thread::held(self.shared(), &self.0.places).lease(self.shared(), pick)
     }
 
     /// Waits until there is an endpoint to choose. Without an end of its own: the caller sets the deadline.
@@ -249,7 +244,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     ///
     /// Dropped, it leaves the list of those who wait.
     pub async fn pick_ready(&self, pick: &Pick<'_, T>, patience: Patience) -> Result<Lease<T>, PickError> {
-        let mut place = Place { waiters: &self.0.waiters, ticket: None };
+        let mut place = Place { waiters: &self.shared().waiters, ticket: None };
         poll_fn(|cx| {
             if let Some(result) = self.pick_patiently(pick, patience) {
                 return Poll::Ready(result);
@@ -274,7 +269,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// The number of the current snapshot. It grows with every publication, not by one.
     pub fn version(&self) -> u64 {
-        self.0.published.version()
+        self.shared().published.version()
     }
 
     /// Waits until the version is not `seen` any more, and returns it.
@@ -283,7 +278,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     ///
     /// May be dropped and called again.
     pub async fn changed(&self, seen: u64) -> u64 {
-        let mut place = Place { waiters: &self.0.watchers, ticket: None };
+        let mut place = Place { waiters: &self.shared().watchers, ticket: None };
         poll_fn(|cx| {
             // The list has no limit that could be reached.
             let _ = place.waiters.join(&mut place.ticket, cx.waker());
@@ -300,21 +295,21 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// Every endpoint that is known, those included that leave.
     pub fn status(&self) -> Vec<Status> {
-        let roster = lock(&self.0.roster);
+        let roster = lock(&self.shared().roster);
         let present = roster.present.iter().map(|entry| entry.status(false));
         present.chain(roster.departing.iter().map(|entry| entry.status(true))).collect()
     }
 
     /// Every endpoint that is in the set.
     pub fn endpoints(&self) -> Vec<Arc<Endpoint<T>>> {
-        let roster = lock(&self.0.roster);
+        let roster = lock(&self.shared().roster);
         let present = roster.present.iter().filter(|entry| entry.leaving.is_none());
         present.map(|entry| Arc::clone(&entry.endpoint)).collect()
     }
 
     /// Endpoints in the set in the order of the policy, with their states: whom to dial first.
     pub fn dial_order(&self) -> Vec<(EndpointId, State)> {
-        let roster = lock(&self.0.roster);
+        let roster = lock(&self.shared().roster);
         let mut entries: Vec<_> = roster.present.iter().filter(|entry| entry.leaving.is_none()).collect();
         entries.sort_by_key(|entry| (entry.tier, entry.rank));
         entries.into_iter().map(|entry| (entry.endpoint.id, entry.state)).collect()
@@ -322,15 +317,15 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// The policy in use.
     pub fn policy(&self) -> Arc<dyn Policy> {
-        Arc::clone(&lock(&self.0.roster).policy)
+        Arc::clone(&lock(&self.shared().roster).policy)
     }
 
     /// What happened so far.
     pub fn counters(&self) -> Counters {
         Counters {
-            publications: self.0.counters.publications.load(Ordering::Relaxed),
-            policy_failures: self.0.counters.policy_failures.load(Ordering::Relaxed),
-            waiting: self.0.waiters.len(),
+            publications: self.shared().counters.publications.load(Ordering::Relaxed),
+            policy_failures: self.shared().counters.policy_failures.load(Ordering::Relaxed),
+            waiting: self.shared().waiters.len(),
         }
     }
 
@@ -341,7 +336,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 }
 
 /// A [`Balancer`] that may be gone.
-pub struct WeakBalancer<T: Send + Sync + 'static>(Weak<Shared<T>>);
+pub struct WeakBalancer<T: Send + Sync + 'static>(Weak<Whole<T>>);
 
 impl<T: Send + Sync + 'static> WeakBalancer<T> {
     /// The balancer, if somebody still has it.
@@ -406,12 +401,6 @@ impl<T> Shared<T> {
         if limit > 0 && streak.is_multiple_of(limit) {
             self.change(now, |roster| ((), roster.eject(id)));
         }
-    }
-}
-
-impl<T> Drop for Shared<T> {
-    fn drop(&mut self) {
-        thread::leave_seat(self.seat);
     }
 }
 

@@ -62,12 +62,9 @@ impl<T: Send + Sync + 'static> fmt::Debug for Picker<T> {
 
 /// What a thread keeps of a balancer.
 pub(crate) struct Held<T> {
-    /// Of the snapshot. No two snapshots of a process have the same, whatever balancer they are of.
     version: u64,
     snapshot: Arc<Snapshot<T>>,
     local: Local,
-    /// The name of the balancer.
-    owner: u64,
 }
 
 impl<T: Send + Sync + 'static> Held<T> {
@@ -75,15 +72,7 @@ impl<T: Send + Sync + 'static> Held<T> {
         let (version, snapshot) = shared.published.read();
         let mut local = Local::new(seed);
         local.cursor = start(&snapshot, &mut local);
-        Self { version, snapshot, local, owner: shared.name }
-    }
-
-    pub(crate) fn version(&self) -> u64 {
-        self.version
-    }
-
-    pub(crate) fn owner(&self) -> u64 {
-        self.owner
+        Self { version, snapshot, local }
     }
 
     /// Takes the current snapshot over, if there is a new one.
