@@ -3,6 +3,10 @@
 //! Stripes take the bound in chunks, so the counter that all share is touched once in some thousand records, and what it
 //! counts is memory that was really taken. Chunks that come back are kept for the next one: memory does not exceed the bound,
 //! and does not move either.
+//!
+//! Bytes that are promised to those who wait count as used from the promise on ([`Credit`]), so nobody takes them meanwhile.
+//! An eighth of the bound is never promised: with it, whoever comes first of those in their turn gets a whole chunk, and
+//! the others find room in it. When that eighth is taken too, each still gets what it was promised, in a chunk of its own.
 
 use std::{
     task::Waker,
@@ -27,6 +31,11 @@ pub(crate) struct Budget {
     line: Mutex<Line>,
 }
 
+/// Bytes of the bound that are set aside for one record. What is left of them goes back by [`Budget::refund`].
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Credit(usize);
+
 impl Budget {
     /// No single need is larger than a quarter of `max`.
     pub(crate) fn new(max: usize, chunk_bytes: usize) -> Self {
@@ -41,21 +50,26 @@ impl Budget {
         }
     }
 
-    /// An empty chunk for at least `bytes`, if the bound allows it.
-    pub(crate) fn take(&self, bytes: usize) -> Option<Chunk> {
-        let charge = bytes.max(self.chunk_bytes);
+    /// An empty chunk for at least `bytes`, if the bound allows it. It takes the place of the credit; with one that is large
+    /// enough there always is a chunk, though it may be a small one.
+    pub(crate) fn take(&self, bytes: usize, credit: &mut Credit) -> Option<Chunk> {
+        let wished = bytes.max(self.chunk_bytes);
+        let least = if credit.0 == 0 { wished } else { bytes };
         let mut used = self.used.load(Ordering::SeqCst);
-        loop {
-            if used + charge > self.max {
+        let (charge, now) = loop {
+            let others = used - credit.0;
+            let charge = wished.min(self.max.saturating_sub(others));
+            if charge < least {
                 return None;
             }
-            match self.used.compare_exchange(used, used + charge, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => break,
+            match self.used.compare_exchange(used, others + charge, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => break (charge, others + charge),
                 Err(now) => used = now,
             }
-        }
-        self.used_max.fetch_max(used + charge, Ordering::Relaxed);
-        Some(Chunk::new(self.buffer(charge, used + charge), charge))
+        };
+        credit.0 = 0;
+        self.used_max.fetch_max(now, Ordering::Relaxed);
+        Some(Chunk::new(self.buffer(charge, now), charge))
     }
 
     fn buffer(&self, charge: usize, used: usize) -> Vec<u8> {
@@ -65,7 +79,7 @@ impl Budget {
         {
             return buffer;
         }
-        // A large one takes the place of spare ones.
+        // One of another size takes the place of spare ones.
         spare.truncate((self.max - used.min(self.max)) / self.chunk_bytes);
         drop(spare);
         Vec::with_capacity(charge)
@@ -89,10 +103,17 @@ impl Budget {
             return;
         }
         let mut line = lock(&self.line);
-        let woken = line.grant(self.free());
+        let woken = line.grant(|need| self.set_aside(need));
         self.waiting.store(line.waiting(), Ordering::SeqCst);
         drop(line);
         woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Counts bytes as used for one that waits, if that leaves enough for chunks.
+    fn set_aside(&self, need: usize) -> bool {
+        let most = self.max - self.max / 8;
+        let more = |used: usize| Some(used + need).filter(|used| *used <= most);
+        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
     fn free(&self) -> usize {
@@ -105,16 +126,10 @@ impl Budget {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits in line for `need` bytes, at an earlier turn if there was one. `true`: nobody's deadline is nearer.
-    pub(crate) fn join(
-        &self,
-        turn: Option<Turn>,
-        need: usize,
-        waker: &Waker,
-        deadline: Option<Instant>,
-    ) -> (Turn, bool) {
+    /// Waits in line for `need` bytes. `true`: nobody's deadline is nearer.
+    pub(crate) fn join(&self, need: usize, waker: &Waker, deadline: Option<Instant>) -> (Turn, bool) {
         let mut line = lock(&self.line);
-        let turn = line.join(turn, need, waker.clone(), deadline);
+        let turn = line.join(need, waker.clone(), deadline);
         let nearest = deadline.is_some_and(|at| line.is_nearest(at));
         self.waiting.store(line.waiting(), Ordering::SeqCst);
         drop(line);
@@ -128,12 +143,20 @@ impl Budget {
         lock(&self.line).look(turn, waker)
     }
 
-    /// Leaves the line; what was promised goes to the next.
-    pub(crate) fn leave(&self, turn: Turn) {
+    /// Leaves the line with what was promised, if anything was.
+    pub(crate) fn leave(&self, turn: Turn) -> Credit {
         let mut line = lock(&self.line);
-        line.leave(turn);
+        let credit = Credit(line.leave(turn));
         self.waiting.store(line.waiting(), Ordering::SeqCst);
-        drop(line);
+        credit
+    }
+
+    /// What was promised and not taken goes to the next.
+    pub(crate) fn refund(&self, credit: Credit) {
+        if credit.0 > 0 {
+            self.used.fetch_sub(credit.0, Ordering::SeqCst);
+            total_order();
+        }
         self.serve();
     }
 

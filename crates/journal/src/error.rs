@@ -102,6 +102,9 @@ pub enum ReadError {
     /// Another process owns the folder, and the operation needs it alone.
     #[error("a journal owns {}; close it first", .0.display())]
     Owned(PathBuf),
+    /// A file whose name is not that of a segment.
+    #[error("{} is no segment: those are called `journal-00-0000000001.tgj` (or .jsonl, .log, and .zst behind it)", .0.display())]
+    NotASegment(PathBuf),
     /// A position that is of no segment of this folder.
     #[error("stripe {stripe} has no segment {segment}; it was removed, or the position is of another journal")]
     NoSegment {

@@ -4,9 +4,30 @@ use std::{
     fs::{File, TryLockError},
     io,
     path::Path,
+    thread,
+    time::Duration,
 };
 
+/// Whether a journal has the folder open now, here or in another process.
+///
+/// # Errors
+/// What the system says.
+pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
+    let file = match File::open(folder.as_ref().join(LOCK_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        result => result?,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 const LOCK_FILE: &str = "journal.lock";
+/// Whoever only looks by [`is_open`] holds the lock for an instant, which is no reason to give up.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Holds a folder until it is dropped or the process ends, in whatever way. A child process does not inherit it.
 #[derive(Debug)]
@@ -18,10 +39,13 @@ impl Ownership {
     /// `None`: somebody else owns the folder.
     pub(crate) fn take(folder: &Path) -> io::Result<Option<Self>> {
         let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK_FILE))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Self { _file: file })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
+        for _ in 0..TRIES {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(Self { _file: file })),
+                Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
         }
+        Ok(None)
     }
 }

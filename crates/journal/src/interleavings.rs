@@ -17,12 +17,12 @@ use loom::{
 
 use crate::{
     acks::Acks,
-    budget::Budget,
+    budget::{Budget, Credit},
     config::{ClassConfig, Overload},
     frame::{Framed, HEAD_BYTES, Kind},
     line::Standing,
     note::{Ack, Class},
-    staging::{Nudge, Outside, Pace, Patience, Staging, Taken},
+    staging::{Nudge, Outside, Pace, Patience, Room, Staging, Taken},
     time::Time,
 };
 
@@ -46,7 +46,8 @@ impl Model {
     fn append(&self) -> Result<(u64, Nudge), Outside> {
         let framed = Framed::new(Kind::Record, Class::new(0), Time::MIN, &PAYLOAD);
         let mut staging = self.staging.lock().expect("nobody panics");
-        staging.append(&framed, Ack::Accepted, Patience::Leaves, &self.classes, &self.budget)
+        let room = Room { classes: &self.classes, budget: &self.budget, credit: &mut Credit::default() };
+        staging.append(&framed, Ack::Accepted, Patience::Leaves, room)
     }
 
     /// Takes what is there. Returns how many records, and whether the writer would sleep now.
@@ -111,14 +112,18 @@ fn jo_30_a_writer_that_sleeps_is_woken_once() {
 #[test]
 fn jo_30_whoever_waits_for_room_gets_what_comes_back() {
     loom::model(|| {
-        let budget = Arc::new(Budget::new(CHUNK, CHUNK));
-        let chunk = budget.take(CHUNK).expect("it is empty");
+        // Of which a part is never promised.
+        let budget = Arc::new(Budget::new(2 * CHUNK, CHUNK));
+        let chunk = budget.take(CHUNK, &mut Credit::default()).expect("it is empty");
         let giving = Arc::clone(&budget);
         let giver = thread::spawn(move || giving.give(chunk));
-        let (turn, _) = budget.join(None, CHUNK, Waker::noop(), None);
+        let (turn, _) = budget.join(CHUNK, Waker::noop(), None);
         giver.join().expect("it does not panic");
         assert_eq!(budget.look(turn, Waker::noop()), Standing::Granted, "room came back and nobody was told");
-        assert!(budget.take(CHUNK).is_some());
+        let mut credit = budget.leave(turn);
+        assert!(budget.take(CHUNK, &mut credit).is_some());
+        budget.refund(credit);
+        assert_eq!(budget.used(), CHUNK);
     });
 }
 

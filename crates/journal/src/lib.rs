@@ -90,13 +90,15 @@ mod waiting;
 
 pub use config::{ClassConfig, Config, Format, Overload, Pack, Retention, Space};
 pub use error::{CommitError, Lost, OpenError, ReadError, Refused};
+pub use folder::is_open;
 pub use gap::{Cause, Gap};
 pub use health::{Event, State};
 pub use journal::{CloseReport, Journal};
 pub use note::{Ack, Class, Note, Ticket};
 pub use producer::{Acked, Appending, Producer};
-pub use reader::{AtEnd, Entry, NoPosition, Position, Reader, Record, Start};
+pub use reader::{AtEnd, Clock, Entry, NoPosition, Position, Reader, Record, Start};
 pub use recovery::{Damage, DamageKind, Recovery};
+pub use segment::{Segment, segments};
 pub use stats::{ClassStats, Stats};
 pub use storage::{Disk, SegmentFile, Storage};
 pub use time::Time;

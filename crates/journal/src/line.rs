@@ -1,8 +1,8 @@
 //! Producers that wait for room, first come, first served.
 //!
 //! Whoever finds the journal full joins the line, and whoever finds a line joins it. Room is promised from the front, by
-//! the bytes that each one needs, so a wake-up finds what it was woken for. A promise is entitlement, not a reservation:
-//! if another stripe was quicker to take the last chunk, the loser goes back to the place that it had.
+//! the bytes that each one needs, and set aside for it: a wake-up finds what it was woken for, in whatever order those who
+//! were woken come, and whoever came later and did not wait cannot take it from them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,19 +35,15 @@ pub(crate) struct Line {
     next: Turn,
     waiting: BTreeMap<Turn, Place>,
     deadlines: BTreeSet<(Instant, Turn)>,
-    /// What those may take who were told to try again.
+    /// The bytes that were set aside for those who were told to try again.
     granted: BTreeMap<Turn, usize>,
-    promised: usize,
 }
 
 impl Line {
-    /// Joins at the end, or again at an earlier place.
-    pub(crate) fn join(&mut self, turn: Option<Turn>, need: usize, waker: Waker, deadline: Option<Instant>) -> Turn {
-        let turn = turn.unwrap_or_else(|| {
-            self.next += 1;
-            self.next
-        });
-        self.leave(turn);
+    /// Joins at the end.
+    pub(crate) fn join(&mut self, need: usize, waker: Waker, deadline: Option<Instant>) -> Turn {
+        self.next += 1;
+        let turn = self.next;
         self.deadlines.extend(deadline.map(|at| (at, turn)));
         self.waiting.insert(turn, Place { need, waker, deadline });
         turn
@@ -62,21 +58,21 @@ impl Line {
         if self.granted.contains_key(&turn) { Standing::Granted } else { Standing::Expired }
     }
 
-    /// Done, or given up.
-    pub(crate) fn leave(&mut self, turn: Turn) {
+    /// In its turn, or given up. Returns the bytes that were set aside for it: they are the caller's from now on.
+    pub(crate) fn leave(&mut self, turn: Turn) -> usize {
         if let Some(place) = self.waiting.remove(&turn) {
             place.deadline.map(|at| self.deadlines.remove(&(at, turn)));
         }
-        self.promised -= self.granted.remove(&turn).unwrap_or(0);
+        self.granted.remove(&turn).unwrap_or(0)
     }
 
-    /// Promises what is free to those in front. Returns whom to wake, after the lock.
-    pub(crate) fn grant(&mut self, free: usize) -> Vec<Waker> {
+    /// Promises room to those in front, as long as `set_aside` has as much as the next one needs. Returns whom to wake,
+    /// after the lock.
+    pub(crate) fn grant(&mut self, mut set_aside: impl FnMut(usize) -> bool) -> Vec<Waker> {
         let mut woken = Vec::new();
-        while let Some(first) = self.waiting.first_entry().filter(|first| self.promised + first.get().need <= free) {
+        while let Some(first) = self.waiting.first_entry().filter(|first| set_aside(first.get().need)) {
             let (turn, place) = first.remove_entry();
             place.deadline.map(|at| self.deadlines.remove(&(at, turn)));
-            self.promised += place.need;
             self.granted.insert(turn, place.need);
             woken.push(place.waker);
         }
@@ -121,47 +117,43 @@ mod tests {
     use super::*;
 
     fn join(line: &mut Line, need: usize) -> Turn {
-        line.join(None, need, Waker::noop().clone(), None)
+        line.join(need, Waker::noop().clone(), None)
+    }
+
+    /// How many are promised something, of so much that is free.
+    fn grant(line: &mut Line, free: &mut usize) -> usize {
+        let set_aside = |need| free.checked_sub(need).map(|rest| *free = rest).is_some();
+        line.grant(set_aside).len()
     }
 
     #[test]
     fn room_is_promised_from_the_front_and_once() {
-        let mut line = Line::default();
+        let (mut line, mut free) = (Line::default(), 100);
         let turns = [40, 40, 40].map(|need| join(&mut line, need));
-        assert_eq!(line.grant(100).len(), 2);
-        assert_eq!(line.grant(100).len(), 0, "promised already");
+        assert_eq!((grant(&mut line, &mut free), free), (2, 20));
+        assert_eq!(grant(&mut line, &mut free), 0, "promised already");
         assert_eq!(line.look(turns[2], Waker::noop()), Standing::Waiting);
-        line.leave(turns[0]);
-        assert_eq!(line.grant(100).len(), 1);
+        free += line.leave(turns[0]);
+        assert_eq!(line.leave(turns[0]), 0, "given back once");
+        assert_eq!(grant(&mut line, &mut free), 1);
     }
 
     #[test]
     fn a_large_one_in_front_is_not_overtaken() {
-        let mut line = Line::default();
+        let (mut line, mut free) = (Line::default(), 50);
         let (large, small) = (join(&mut line, 100), join(&mut line, 1));
-        assert!(line.grant(50).is_empty());
+        assert_eq!(grant(&mut line, &mut free), 0);
         assert_eq!(line.look(small, Waker::noop()), Standing::Waiting);
-        line.leave(large);
-        assert_eq!(line.grant(50).len(), 1);
-    }
-
-    #[test]
-    fn whoever_was_too_slow_keeps_its_place() {
-        let mut line = Line::default();
-        let (first, second) = (join(&mut line, 10), join(&mut line, 10));
-        line.grant(10);
-        line.join(Some(first), 10, Waker::noop().clone(), None);
-        line.grant(10);
-        assert_eq!(line.look(first, Waker::noop()), Standing::Granted);
-        assert_eq!(line.look(second, Waker::noop()), Standing::Waiting);
+        assert_eq!(line.leave(large), 0, "nothing was promised to it");
+        assert_eq!(grant(&mut line, &mut free), 1);
     }
 
     #[test]
     fn deadlines_expire_in_their_order() {
         let (mut line, now) = (Line::default(), Instant::now());
         let second = Duration::from_secs(1);
-        let late = line.join(None, 1, Waker::noop().clone(), Some(now + 2 * second));
-        let soon = line.join(None, 1, Waker::noop().clone(), Some(now + second));
+        let late = line.join(1, Waker::noop().clone(), Some(now + 2 * second));
+        let soon = line.join(1, Waker::noop().clone(), Some(now + second));
         let (woken, next) = line.expire(now + second);
         assert_eq!((woken.len(), next), (1, Some(now + 2 * second)));
         assert_eq!(line.look(soon, Waker::noop()), Standing::Expired);

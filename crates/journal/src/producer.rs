@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     acks::Seat,
+    budget::Credit,
     config::Overload,
     error::{CommitError, Lost, Refused},
     frame::{Framed, Kind},
@@ -163,7 +164,7 @@ impl Producer {
         if self.shared.budget.has_line() && !self.stripe.is_closed() && self.blocks(framed) {
             return Err(Outside::Full);
         }
-        self.stripe.append(framed, ack, patience)
+        self.stripe.append(framed, ack, patience, &mut Credit::default())
     }
 
     fn blocks(&self, framed: &Framed<'_>) -> bool {
@@ -217,17 +218,20 @@ impl<'a> Appending<'a> {
         Self { producer, note, patience, framed: None, turn: None, deadline: None }
     }
 
-    /// The first attempt, or the first in its turn.
+    /// The first attempt, or the one in its turn, for which there is room.
     fn attempt(&mut self, framed: &Framed<'a>, ack: Ack) -> Result<u64, Outside> {
-        if self.turn.is_none() {
-            return self.producer.try_in_turn(framed, ack, self.patience);
-        }
-        self.producer.stripe.append(framed, ack, self.patience)
+        let Some(turn) = self.turn.take() else { return self.producer.try_in_turn(framed, ack, self.patience) };
+        let budget = &self.producer.shared.budget;
+        let mut credit = budget.leave(turn);
+        let result = self.producer.stripe.append(framed, ack, self.patience, &mut credit);
+        budget.refund(credit);
+        result
     }
 
     fn leave(&mut self) {
         if let Some(turn) = self.turn.take() {
-            self.producer.shared.budget.leave(turn);
+            let budget = &self.producer.shared.budget;
+            budget.refund(budget.leave(turn));
         }
     }
 
@@ -238,7 +242,7 @@ impl<'a> Appending<'a> {
         };
         let shared = &self.producer.shared;
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + patience);
-        let (turn, nearest) = shared.budget.join(self.turn, framed.bytes(), context.waker(), Some(deadline));
+        let (turn, nearest) = shared.budget.join(framed.bytes(), context.waker(), Some(deadline));
         self.turn = Some(turn);
         if nearest {
             shared.wake_clock();
@@ -275,15 +279,11 @@ impl Future for Appending<'_> {
                 Some(Standing::Granted) | None => {}
             }
             let refused = match this.attempt(&framed, ack) {
-                Ok(seq) => {
-                    this.leave();
-                    return Poll::Ready(Ok(this.producer.ticket(seq)));
-                }
+                Ok(seq) => return Poll::Ready(Ok(this.producer.ticket(seq))),
                 Err(Outside::Full) => this.full(&framed, context),
                 Err(outside) => Some(this.producer.refuse(&framed, outside)),
             };
             if let Some(refused) = refused {
-                this.leave();
                 return Poll::Ready(Err(refused));
             }
         }

@@ -43,7 +43,7 @@ pub struct Record<'a> {
     pub stripe: u16,
     /// Its number within the stripe; in JSON and text, of the line within the segment.
     pub seq: u64,
-    /// When; in JSON and text, [`Time::MIN`].
+    /// When; in JSON and text, what the reader's [`Clock`] says, or [`Time::MIN`].
     pub time: Time,
     /// Its class; in JSON and text, the first.
     pub class: Class,
@@ -74,6 +74,9 @@ pub enum AtEnd {
     /// More may come: half a record is a record that is being written.
     Follow,
 }
+
+/// Reads the time of a record in the JSON and text formats, which stands nowhere but in its line.
+pub type Clock = fn(&[u8]) -> Option<Time>;
 
 /// A place in all stripes of a journal: as text it is `name/stripe:segment+offset`, with commas between stripes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -107,7 +110,10 @@ struct Place {
 pub struct Reader {
     folder: PathBuf,
     at_end: AtEnd,
+    clock: Option<Clock>,
     from: Time,
+    /// Of one file: there are no streams but this.
+    only: bool,
     streams: Vec<Stream>,
     /// Whose entry was handed out last, and has to be left before the next.
     shown: Option<usize>,
@@ -119,9 +125,43 @@ impl Reader {
     /// # Errors
     /// [`ReadError`]
     pub fn open(folder: impl AsRef<Path>, start: &Start, at_end: AtEnd) -> Result<Self, ReadError> {
-        let folder = folder.as_ref().to_path_buf();
+        Self::open_at(folder.as_ref(), start, at_end, None)
+    }
+
+    /// [`open`](Self::open) for records whose lines say when they are of: those in JSON and text are merged by time, and
+    /// [`Start::Time`] is heeded, as with frames.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn open_with_clock(
+        folder: impl AsRef<Path>,
+        start: &Start,
+        at_end: AtEnd,
+        clock: Clock,
+    ) -> Result<Self, ReadError> {
+        Self::open_at(folder.as_ref(), start, at_end, Some(clock))
+    }
+
+    /// A reader of one segment, wherever it lies. A name that ends with `.damaged` is one that [`repair`](crate::repair)
+    /// has kept.
+    ///
+    /// # Errors
+    /// [`ReadError::NotASegment`] if it is not called as a segment is; [`ReadError`] otherwise.
+    pub fn open_segment(path: impl AsRef<Path>, at_end: AtEnd, clock: Option<Clock>) -> Result<Self, ReadError> {
+        let path = path.as_ref().to_path_buf();
+        let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
+        let name = SegmentName::parse(file.strip_suffix(".damaged").unwrap_or(file));
+        let Some(name) = name else { return Err(ReadError::NotASegment(path)) };
+        std::fs::metadata(&path).map_err(ReadError::io(&path))?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let streams = vec![Stream::of_file(name, path, clock)];
+        Ok(Self { folder, at_end, clock, from: Time::MIN, only: true, streams, shown: None })
+    }
+
+    fn open_at(folder: &Path, start: &Start, at_end: AtEnd, clock: Option<Clock>) -> Result<Self, ReadError> {
+        let folder = folder.to_path_buf();
         let from = if let Start::Time(time) = start { *time } else { Time::MIN };
-        let mut reader = Self { folder, at_end, from, streams: Vec::new(), shown: None };
+        let mut reader = Self { folder, at_end, clock, from, only: false, streams: Vec::new(), shown: None };
         reader.find_streams()?;
         for stream in &mut reader.streams {
             match start {
@@ -171,13 +211,16 @@ impl Reader {
 
     /// Stripes that exist by now.
     fn find_streams(&mut self) -> Result<(), ReadError> {
+        if self.only {
+            return Ok(());
+        }
         let names = match segment::list(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.at_end == AtEnd::Follow => Vec::new(),
             result => result.map_err(ReadError::io(&self.folder))?,
         };
         for SegmentName { journal, stripe, .. } in names {
             if !self.streams.iter().any(|stream| stream.is(&journal, stripe)) {
-                self.streams.push(Stream::new(&self.folder, journal, stripe));
+                self.streams.push(Stream::new(&self.folder, journal, stripe, self.clock));
             }
         }
         Ok(())
@@ -197,6 +240,9 @@ impl Reader {
     /// # Errors
     /// [`ReadError`] if the folder cannot be read.
     pub fn progress(&self) -> Result<(u64, u64), ReadError> {
+        if let (true, [stream]) = (self.only, &self.streams[..]) {
+            return Ok(stream.progress());
+        }
         let names = segment::list(&self.folder).map_err(ReadError::io(&self.folder))?;
         let (mut read, mut all) = (0, 0);
         for name in names {

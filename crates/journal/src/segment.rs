@@ -11,7 +11,9 @@ use std::{
 
 use crate::{
     config::Format,
+    error::ReadError,
     frame::{HEAD_BYTES, u32_at, u64_at},
+    scan,
     time::Time,
 };
 
@@ -86,6 +88,48 @@ pub(crate) fn list(folder: &Path) -> io::Result<Vec<SegmentName>> {
         (&later.journal, later.stripe, later.number) == (&earlier.journal, earlier.stripe, earlier.number)
     });
     Ok(names)
+}
+
+/// What can be said of a segment without reading its records.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Segment {
+    /// Its file.
+    pub path: PathBuf,
+    /// The name of its journal: see [`Config::name`](crate::Config::name).
+    pub journal: String,
+    /// Its stripe.
+    pub stripe: u16,
+    /// Its number within the stripe; later ones have larger numbers.
+    pub number: u64,
+    /// In which form its records stand.
+    pub format: Format,
+    /// Whether it was packed.
+    pub packed: bool,
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// How many records it has, and the earliest and latest time of one, if it ended in order and says so.
+    pub records: Option<(u64, Option<(Time, Time)>)>,
+}
+
+/// The segments of a folder, by journal, stripe and number.
+///
+/// # Errors
+/// [`ReadError`]
+pub fn segments(folder: impl AsRef<Path>) -> Result<Vec<Segment>, ReadError> {
+    let folder = folder.as_ref();
+    let mut segments = Vec::new();
+    for name in list(folder).map_err(ReadError::io(folder))? {
+        let path = name.path(folder);
+        // One that is gone by now is none.
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let framed = name.format == Format::Framed;
+        let told = if framed { scan::header_and_sum(&path).ok().flatten() } else { None };
+        let records = told.and_then(|(_, sum)| sum).map(|sum| (sum.records, sum.times));
+        let SegmentName { journal, stripe, number, packed, format } = name;
+        segments.push(Segment { path, journal, stripe, number, format, packed, bytes: metadata.len(), records });
+    }
+    Ok(segments)
 }
 
 /// What a framed segment begins with.

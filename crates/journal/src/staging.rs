@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    budget::Budget,
+    budget::{Budget, Credit},
     chunk::Chunk,
     config::{ClassConfig, Overload},
     frame::{Framed, Kind},
@@ -47,6 +47,14 @@ pub(crate) enum Patience {
     Writes,
     /// It must not.
     Leaves,
+}
+
+/// Where room for a record comes from.
+pub(crate) struct Room<'a> {
+    pub(crate) classes: &'a [ClassConfig],
+    pub(crate) budget: &'a Budget,
+    /// What was set aside for this record.
+    pub(crate) credit: &'a mut Credit,
 }
 
 /// Books of one class. Everything offered is accepted, dropped at the door, or refused by a deadline.
@@ -98,8 +106,19 @@ pub(crate) struct Pace {
     pub(crate) linger: Duration,
     /// At most so many bytes of chunks at once, but at least one chunk.
     pub(crate) bytes_max: usize,
-    /// More producers are about to ask for the same sync: wait for so many of them, until then.
-    pub(crate) gather: Option<(usize, Instant)>,
+    /// More producers are about to ask for the same sync.
+    pub(crate) gather: Option<Gather>,
+}
+
+/// For whom a sync waits, so that it serves all of them and not the first alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gather {
+    /// For so many.
+    pub(crate) asks: usize,
+    /// Until then at most.
+    pub(crate) until: Instant,
+    /// No longer than this without another one coming.
+    pub(crate) quiet: Duration,
 }
 
 pub(crate) struct Staging {
@@ -110,6 +129,8 @@ pub(crate) struct Staging {
     /// The most that any staged record, or anybody else, asks for.
     ask: Ack,
     asks: usize,
+    /// How many asked when it was looked last, and since when there were so many.
+    gathered: Option<(usize, Instant)>,
     /// Since when something lies here.
     since: Option<Instant>,
     losses: Losses,
@@ -129,6 +150,7 @@ impl Staging {
             next_seq,
             ask: Ack::Accepted,
             asks: 0,
+            gathered: None,
             since: None,
             losses: Losses::default(),
             attention: Attention::Busy,
@@ -145,21 +167,20 @@ impl Staging {
         framed: &Framed<'_>,
         ack: Ack,
         patience: Patience,
-        classes: &[ClassConfig],
-        budget: &Budget,
+        room: Room<'_>,
     ) -> Result<(u64, Nudge), Outside> {
         if self.closed {
             return Err(Outside::Closed);
         }
         let class = usize::from(framed.class.index());
-        if let Overload::Sample { one_in } = classes[class].overload
-            && !self.keeps_sample(class, one_in, budget)
+        if let Overload::Sample { one_in } = room.classes[class].overload
+            && !self.keeps_sample(class, one_in, room.budget)
         {
             return Err(Outside::Sampled);
         }
         let bytes = framed.bytes();
         if !self.current.as_ref().is_some_and(|chunk| chunk.has_room_for(bytes)) {
-            self.turn_over(bytes, classes, class, budget)?;
+            self.turn_over(bytes, class, room)?;
         }
         let chunk = self.current.as_mut().expect("there is a chunk with room");
         let seq = self.next_seq;
@@ -179,17 +200,12 @@ impl Staging {
     }
 
     /// Puts the current chunk to the full ones and begins another.
-    fn turn_over(
-        &mut self,
-        bytes: usize,
-        classes: &[ClassConfig],
-        class: usize,
-        budget: &Budget,
-    ) -> Result<(), Outside> {
-        let fresh = match budget.take(bytes) {
+    fn turn_over(&mut self, bytes: usize, class: usize, room: Room<'_>) -> Result<(), Outside> {
+        let Room { classes, budget, credit } = room;
+        let fresh = match budget.take(bytes, credit) {
             Some(chunk) => chunk,
             None if classes[class].overload == Overload::DropOldest && self.drop_oldest(classes, budget) => {
-                budget.take(bytes).ok_or(Outside::Full)?
+                budget.take(bytes, credit).ok_or(Outside::Full)?
             }
             None => return Err(Outside::Full),
         };
@@ -333,11 +349,16 @@ impl Staging {
         first.map_or(self.next_seq, |(first, _)| first)
     }
 
-    /// How many more askers the writer waits for, and how long.
-    fn gathering(&self, pace: &Pace, now: Instant) -> Option<(usize, Duration)> {
-        let (asks, until) = pace.gather?;
-        let waits = self.ask > Ack::Accepted && self.full.is_empty() && self.asks < asks && now < until && !self.closed;
-        waits.then(|| (asks, until.saturating_duration_since(now)))
+    /// How many askers the writer waits for, and how long until it looks again.
+    fn gathering(&mut self, pace: &Pace, now: Instant) -> Option<(usize, Duration)> {
+        let Gather { asks, until, quiet } = pace.gather?;
+        if self.ask == Ack::Accepted || !self.full.is_empty() || self.asks >= asks || self.closed {
+            return None;
+        }
+        let (known, since) = self.gathered.filter(|(known, _)| *known >= self.asks).unwrap_or((self.asks, now));
+        self.gathered = Some((known, since));
+        let until = until.min(since + quiet);
+        (now < until).then(|| (asks, until - now))
     }
 
     fn batch(&mut self, pace: &Pace, due: bool) -> Batch {
@@ -351,6 +372,7 @@ impl Staging {
         self.attention = Attention::Busy;
         let ask = mem::take(&mut self.ask);
         let asks = mem::take(&mut self.asks);
+        self.gathered = None;
         // What did not fit is asked for as before.
         if !self.full.is_empty() {
             self.ask = ask;
@@ -406,5 +428,53 @@ impl ClassBooks {
     fn lose(&mut self, gap: &Gap) {
         self.lost[gap.cause as usize] += gap.records;
         self.lost_bytes[gap.cause as usize] += gap.bytes;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::note::Class;
+
+    const QUIET: Duration = Duration::from_micros(100);
+
+    fn ask(staging: &mut Staging, budget: &Budget) {
+        let classes = [ClassConfig::new("one")];
+        let framed = Framed::new(Kind::Record, Class::new(0), Time::MIN, b"record");
+        let room = Room { classes: &classes, budget, credit: &mut Credit::default() };
+        staging.append(&framed, Ack::Durable, Patience::Leaves, room).expect("there is room");
+    }
+
+    #[test]
+    fn a_sync_waits_for_as_many_as_the_last_one_served_while_they_come() {
+        let (mut staging, budget) = (Staging::new(1, 0, 0), Budget::new(1 << 20, 64 << 10));
+        let begun = Instant::now();
+        let gather = Gather { asks: 4, until: begun + 10 * QUIET, quiet: QUIET };
+        let pace = Pace { linger: Duration::from_secs(1), bytes_max: 1 << 20, gather: Some(gather) };
+        let asks = |taken: Taken| match taken {
+            Taken::Batch(batch) => Some(batch.asks),
+            Taken::Linger(time) => {
+                assert!(time <= QUIET, "{time:?}");
+                None
+            }
+            other => panic!("{other:?}"),
+        };
+        // All of them come.
+        for _ in 0..3 {
+            ask(&mut staging, &budget);
+            assert_eq!(asks(staging.take(&pace, begun)), None);
+        }
+        ask(&mut staging, &budget);
+        assert_eq!(asks(staging.take(&pace, begun)), Some(4));
+        // No more come than two.
+        ask(&mut staging, &budget);
+        assert_eq!(asks(staging.take(&pace, begun)), None);
+        ask(&mut staging, &budget);
+        assert_eq!(asks(staging.take(&pace, begun + QUIET)), None, "there is one more");
+        assert_eq!(asks(staging.take(&pace, begun + QUIET + QUIET / 2)), None, "woken early");
+        assert_eq!(asks(staging.take(&pace, begun + 2 * QUIET)), Some(2));
+        // They come one by one, and the time is over.
+        ask(&mut staging, &budget);
+        assert_eq!(asks(staging.take(&pace, begun + 10 * QUIET)), Some(1));
     }
 }

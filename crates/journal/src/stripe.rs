@@ -11,14 +11,14 @@ use std::{
 
 use crate::{
     acks::Acks,
-    budget::Budget,
+    budget::{Budget, Credit},
     config::Config,
     frame::Framed,
     gap::Gap,
     health::Health,
     note::Ack,
     sink::{Beginning, Ended, Sink, SinkCounts},
-    staging::{Batch, ClassBooks, Nudge, Outside, Pace, Patience, Staging, Taken},
+    staging::{Batch, ClassBooks, Gather, Nudge, Outside, Pace, Patience, Room, Staging, Taken},
     storage::Storage,
     sync::{Mutex, lock},
     time::Time,
@@ -28,6 +28,10 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// What is taken from producers at a time. Larger writes cost no less per byte, and smaller batches return room sooner.
 const BATCH_BYTES: usize = 1 << 20;
+/// A sync of up to this is waited for once more while producers come; of a longer one, half.
+const GATHER_SHORT: Duration = Duration::from_millis(2);
+/// How long nobody may come until the next sync begins: an eighth of the last one's time, within these.
+const QUIET: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// How many ended segments may wait for their sync before the writer does it itself.
 const ENDED_MAX: usize = 4;
 
@@ -55,7 +59,7 @@ pub(crate) struct Stripe {
 struct Writing {
     sink: Sink,
     failures: u32,
-    /// How many waited for the last sync, and when it ended.
+    /// How many waited for the last sync, and when they were told.
     synced: Option<(usize, Instant)>,
 }
 
@@ -115,8 +119,15 @@ impl Stripe {
     }
 
     #[inline]
-    pub(crate) fn append(&self, framed: &Framed<'_>, ack: Ack, patience: Patience) -> Result<u64, Outside> {
-        let result = lock(&self.staging).append(framed, ack, patience, &self.config.classes, &self.budget);
+    pub(crate) fn append(
+        &self,
+        framed: &Framed<'_>,
+        ack: Ack,
+        patience: Patience,
+        credit: &mut Credit,
+    ) -> Result<u64, Outside> {
+        let room = Room { classes: &self.config.classes, budget: &self.budget, credit };
+        let result = lock(&self.staging).append(framed, ack, patience, room);
         let (seq, nudge) = result?;
         if nudge != Nudge::None {
             self.heed(nudge);
@@ -236,11 +247,14 @@ impl Stripe {
         writing.sink.accept(batch);
     }
 
-    /// Producers that were just woken by a sync ask for the next one: they are waited for a part of the time that it takes.
+    /// Producers that were just woken by a sync ask for the next one, one after the other as they come to run. A sync that
+    /// began with the first of them would leave the others to the one after it, and each would serve a part only. So it
+    /// waits for as many as the last one served, as long as more of them come, and not for much of its own time.
     fn pace(&self, writing: &Writing) -> Pace {
         let gather = writing.synced.filter(|(asks, _)| *asks > 1).map(|(asks, ended)| {
-            let wait = writing.sink.counts.sync_time_last / 2;
-            (asks - asks / 8, ended + wait)
+            let sync = writing.sink.counts.sync_time_last;
+            let wait = (sync / 2).max(sync.min(GATHER_SHORT));
+            Gather { asks, until: ended + wait, quiet: (sync / 8).clamp(QUIET.0, QUIET.1) }
         });
         Pace { linger: self.config.linger, bytes_max: BATCH_BYTES.min(self.config.bytes_max / 2), gather }
     }
@@ -275,7 +289,6 @@ impl Stripe {
         self.hand_over(&mut writing.sink);
         if batch.ask == Ack::Durable {
             self.sync_ended();
-            writing.synced = Some((batch.asks, Instant::now()));
         }
         if let Some(salt) = writing.sink.salt() {
             lock(&self.staging).bind(salt);
@@ -284,6 +297,10 @@ impl Stripe {
         // First the room, so that whoever is told finds the books settled.
         batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
         self.acks.publish(batch.end, batch.ask);
+        if batch.ask == Ack::Durable {
+            // From when on they can come back: to wake many takes as long as to sync.
+            writing.synced = Some((batch.asks, Instant::now()));
+        }
     }
 
     /// The journal is being closed and the disk does not take the batch: its records are lost, and their waiters told.

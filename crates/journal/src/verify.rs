@@ -12,7 +12,7 @@ use crate::{
     frame::{Framed, Kind},
     gap::{Cause, Gap, Losses},
     note::Class,
-    reader::{AtEnd, Entry, Reader, Start},
+    reader::{AtEnd, Entry, Reader, Record, Start},
     recovery::{Damage, DamageKind},
     scan::{Scan, Step, Tail},
     segment::{self, SegmentName, Sum},
@@ -52,6 +52,33 @@ impl Verdict {
         let displaced: u64 = self.gaps.iter().filter(|gap| gap.cause == Cause::Oldest).map(|gap| gap.records).sum();
         self.missing.saturating_sub(displaced)
     }
+
+    /// Reads on to the end and checks what comes. `watch` is called after every entry, for progress.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn read(reader: &mut Reader, mut watch: impl FnMut(&Reader)) -> Result<Self, ReadError> {
+        let mut verdict = Self::default();
+        let mut losses = Losses::default();
+        while let Some(entry) = reader.read()? {
+            match entry {
+                Entry::Record(record) => verdict.count(record),
+                Entry::Gap(gap) => losses.add(&gap),
+                Entry::Missing { records, .. } => verdict.missing += records,
+                Entry::Damage(damage) => verdict.damage.push(damage),
+            }
+            watch(reader);
+        }
+        verdict.gaps = losses.drain().collect();
+        Ok(verdict)
+    }
+
+    fn count(&mut self, record: Record<'_>) {
+        self.records += 1;
+        self.bytes += record.payload.len() as u64;
+        let time = Some((record.time, record.time)).filter(|_| record.time > Time::MIN);
+        self.times = chunk::join(self.times, time);
+    }
 }
 
 /// Reads everything and checks it. A journal that is being written may be verified too; the end it had then is checked.
@@ -61,24 +88,8 @@ impl Verdict {
 pub fn verify(folder: impl AsRef<Path>) -> Result<Verdict, ReadError> {
     let folder = folder.as_ref();
     let segments = segment::list(folder).map_err(ReadError::io(folder))?.len();
-    let mut verdict = Verdict { segments, ..Verdict::default() };
-    let mut losses = Losses::default();
     let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop)?;
-    while let Some(entry) = reader.read()? {
-        match entry {
-            Entry::Record(record) => {
-                verdict.records += 1;
-                verdict.bytes += record.payload.len() as u64;
-                let time = Some((record.time, record.time)).filter(|_| record.time > Time::MIN);
-                verdict.times = chunk::join(verdict.times, time);
-            }
-            Entry::Gap(gap) => losses.add(&gap),
-            Entry::Missing { records, .. } => verdict.missing += records,
-            Entry::Damage(damage) => verdict.damage.push(damage),
-        }
-    }
-    verdict.gaps = losses.drain().collect();
-    Ok(verdict)
+    Ok(Verdict { segments, ..Verdict::read(&mut reader, |_| ())? })
 }
 
 /// What was repaired.

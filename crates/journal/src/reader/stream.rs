@@ -3,9 +3,10 @@
 use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use super::{AtEnd, Entry, Place, Position, Record};
+use super::{AtEnd, Clock, Entry, Place, Position, Record};
 use crate::{
     config::Format,
     error::ReadError,
@@ -17,6 +18,11 @@ use crate::{
     segment::{self, SegmentName},
     time::Time,
 };
+
+/// How many lines without a time are looked at for the first that has one.
+const UNTIMED_MAX: usize = 100;
+/// How much earlier a line may be than one before it.
+const UNORDERED: Duration = Duration::from_secs(10);
 
 /// What a stream has to show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +53,9 @@ pub(super) struct Stream {
     folder: PathBuf,
     journal: String,
     stripe: u16,
+    /// The one file that is read, where it is not the folder's segments.
+    only: Option<(SegmentName, PathBuf)>,
+    clock: Option<Clock>,
     /// The segment that is open, or was last.
     name: Option<SegmentName>,
     open: Option<Open>,
@@ -55,6 +64,8 @@ pub(super) struct Stream {
     found: Option<Found>,
     /// The number that comes next; earlier ones were seen.
     next_seq: Option<u64>,
+    /// What the clock says of the line that stands in the open segment.
+    line_time: Option<Time>,
     /// The latest time so far, so that a clock that went back does not hold the others up.
     time: Time,
 }
@@ -66,9 +77,28 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    pub(super) fn new(folder: &Path, journal: String, stripe: u16) -> Self {
-        let (folder, time) = (folder.to_path_buf(), Time::MIN);
-        Self { folder, journal, stripe, name: None, open: None, offset: None, found: None, next_seq: None, time }
+    pub(super) fn new(folder: &Path, journal: String, stripe: u16, clock: Option<Clock>) -> Self {
+        Self {
+            folder: folder.to_path_buf(),
+            journal,
+            stripe,
+            only: None,
+            clock,
+            name: None,
+            open: None,
+            offset: None,
+            found: None,
+            next_seq: None,
+            line_time: None,
+            time: Time::MIN,
+        }
+    }
+
+    /// Of one segment, whatever its file is called.
+    pub(super) fn of_file(name: SegmentName, path: PathBuf, clock: Option<Clock>) -> Self {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let stream = Self::new(folder, name.journal.clone(), name.stripe, clock);
+        Self { only: Some((name, path)), ..stream }
     }
 
     pub(super) fn is(&self, journal: &str, stripe: u16) -> bool {
@@ -93,11 +123,15 @@ impl Stream {
         if let (Some(Found::Frame), Some(Open::Frames(scan))) = (&self.found, &self.open) {
             self.time = self.time.max(scan.frame().time);
         }
+        self.time = self.time.max(self.line_time.unwrap_or(Time::MIN));
         Ok(Head::Ready(self.time))
     }
 
     /// The names of this stream after the present one.
     fn later(&self) -> Result<Vec<SegmentName>, ReadError> {
+        if let Some((name, _)) = &self.only {
+            return Ok(if self.name.is_none() { vec![name.clone()] } else { Vec::new() });
+        }
         let mut names = segment::list(&self.folder).map_err(ReadError::io(&self.folder))?;
         let after = self.name.as_ref().map(|name| name.number);
         names.retain(|name| self.is(&name.journal, name.stripe) && after.is_none_or(|after| name.number > after));
@@ -110,8 +144,13 @@ impl Stream {
         self.open_segment(name)
     }
 
+    /// Where a segment of this stream lies.
+    pub(super) fn file(&self, name: &SegmentName) -> PathBuf {
+        self.only.as_ref().map_or_else(|| name.path(&self.folder), |(_, path)| path.clone())
+    }
+
     fn open_segment(&mut self, name: SegmentName) -> Result<bool, ReadError> {
-        let path = name.path(&self.folder);
+        let path = self.file(&name);
         let opened = match name.format {
             Format::Framed => Scan::open(&path, name.packed).map(|scan| scan.map(|scan| Open::Frames(Box::new(scan)))),
             Format::Json | Format::Text => LineScan::open(&path, name.packed).map(|scan| Some(Open::Lines(scan))),
@@ -124,7 +163,9 @@ impl Stream {
                 Ok(true)
             }
             // Packed or removed since it was listed: the list is read again.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(!self.later()?.contains(&name)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.only.is_none() => {
+                Ok(!self.later()?.contains(&name))
+            }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(ReadError::Packed(path)),
             Err(source) => Err(ReadError::Io { path, source }),
         }
@@ -179,7 +220,7 @@ impl Stream {
     }
 
     fn path(&self) -> PathBuf {
-        self.name.as_ref().map_or_else(|| self.folder.clone(), |name| name.path(&self.folder))
+        self.name.as_ref().map_or_else(|| self.folder.clone(), |name| self.file(name))
     }
 
     /// `true`: go on.
@@ -220,6 +261,9 @@ impl Stream {
 
     fn take_frame(&mut self) {
         let Some(Open::Frames(scan)) = &self.open else {
+            if let (Some(clock), Some(Open::Lines(lines))) = (self.clock, &self.open) {
+                self.line_time = clock(lines.line());
+            }
             self.found = Some(Found::Frame);
             return;
         };
@@ -252,7 +296,7 @@ impl Stream {
             (_, Some(Open::Lines(lines))) => Entry::Record(Record {
                 stripe: self.stripe,
                 seq: lines.number(),
-                time: Time::MIN,
+                time: self.line_time.unwrap_or(Time::MIN),
                 class: crate::Class::default(),
                 payload: lines.line(),
             }),
@@ -281,6 +325,7 @@ impl Stream {
     pub(super) fn is_older_than(&self, from: Time) -> bool {
         match (&self.found, &self.open) {
             (Some(Found::Frame), Some(Open::Frames(scan))) => scan.frame().time < from,
+            (Some(Found::Frame), Some(Open::Lines(_))) => self.line_time.is_some_and(|time| time < from),
             _ => false,
         }
     }
@@ -297,15 +342,42 @@ impl Stream {
 
     /// Begins with the first segment that may hold records of the time or later.
     pub(super) fn skip_segments_before(&mut self, time: Time) -> Result<(), ReadError> {
-        for name in self.later()? {
-            let path = name.path(&self.folder);
-            let sum = scan::header_and_sum(&path).map_err(ReadError::io(path))?.and_then(|(_, sum)| sum);
-            if sum.and_then(|sum| sum.times).is_none_or(|(_, last)| last >= time) {
+        let names = self.later()?;
+        for (at, name) in names.iter().enumerate() {
+            let path = self.file(name);
+            let is_over = if name.format == Format::Framed {
+                let sum = scan::header_and_sum(&path).map_err(ReadError::io(path))?.and_then(|(_, sum)| sum);
+                sum.and_then(|sum| sum.times).is_some_and(|(_, last)| last < time)
+            } else {
+                self.begins_before(names.get(at + 1), time)?
+            };
+            if !is_over {
                 break;
             }
-            self.name = Some(name);
+            self.name = Some(name.clone());
         }
         Ok(())
+    }
+
+    /// Lines have no sums, but what stands before a line is not much later than it.
+    fn begins_before(&self, name: Option<&SegmentName>, time: Time) -> Result<bool, ReadError> {
+        let (Some(clock), Some(name)) = (self.clock, name) else { return Ok(false) };
+        let path = self.file(name);
+        let first = || {
+            let mut lines = LineScan::open(&path, name.packed)?;
+            for _ in 0..UNTIMED_MAX {
+                if lines.advance(Tail::Final)? != Step::Frame {
+                    break;
+                }
+                if let Some(first) = clock(lines.line()) {
+                    return Ok(Some(first));
+                }
+            }
+            Ok(None)
+        };
+        Ok(first()
+            .map_err(ReadError::io(&path))?
+            .is_some_and(|first| first.since(Time::MIN) + UNORDERED < time.since(Time::MIN)))
     }
 
     pub(super) fn seek(&mut self, position: &Position) -> Result<(), ReadError> {
@@ -326,6 +398,13 @@ impl Stream {
             _ => u64::MAX,
         };
         Some(((self.journal.clone(), self.stripe), Place { segment, offset }))
+    }
+
+    /// Of the one file that is read: bytes that were, and all.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let Some((name, path)) = &self.only else { return (0, 0) };
+        let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
+        (self.read_of(name.number, bytes), bytes)
     }
 
     /// How many of a segment's bytes were read.

@@ -114,6 +114,42 @@ fn jo_21_producers_in_line_are_served_in_their_order() {
 }
 
 #[test]
+fn jo_21_room_that_was_promised_is_there_whoever_else_comes_meanwhile() {
+    let folder = TempDir::new().unwrap();
+    let (blocks, drops) = (ClassConfig::new("blocks").overload(BLOCK), ClassConfig::new("drops"));
+    let classes = vec![blocks, drops.overload(Overload::DropNewest)];
+    let config = Config { stripes: 2, bytes_max: 128 << 10, classes, ..small(folder.path()) };
+    let (journal, _) = Journal::open(config).unwrap();
+    let mut random = fastrand::Rng::with_seed(crate::seed());
+    let producers = [journal.producer_for(0), journal.producer_for(1)];
+    let sizes: Vec<usize> = (0..2000).map(|_| random.usize(1..4000)).collect();
+    let payload = [b'x'; 4000];
+    let mut context = Context::from_waker(Waker::noop());
+    let append = |size: &usize| Box::pin(producers[size % 2].append(note(&payload[..*size])));
+    let mut waiting: Vec<_> = sizes.iter().map(append).collect();
+    waiting.retain_mut(|future| future.as_mut().poll(&mut context).is_pending());
+    // In line by now, and then polled from its end, while somebody who waits in no line takes what is free.
+    let thief = journal.producer_for(0);
+    while !waiting.is_empty() {
+        let mut ready = Vec::new();
+        for (number, future) in waiting.iter_mut().rev().enumerate() {
+            ready.push(future.as_mut().poll(&mut context).is_ready());
+            if number % 10 == 0 {
+                let _ = thief.offer(tidegate_journal::Note::new(tidegate_journal::Class::new(1), &payload[..300]));
+            }
+        }
+        let first = ready.iter().rev().position(|ready| !ready).unwrap_or(ready.len());
+        assert!(ready.iter().rev().skip(first).all(|ready| !ready), "somebody was overtaken");
+        waiting.drain(..first);
+        std::thread::yield_now();
+    }
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    let stats = journal.stats();
+    assert_eq!((stats.reserved_bytes, stats.blocked, stats.classes[0].accepted), (0, 0, 2000), "{stats:?}");
+    assert!(stats.reserved_bytes_max <= 128 << 10);
+}
+
+#[test]
 fn jo_21_no_producer_starves() {
     let folder = TempDir::new().unwrap();
     let (journal, _) = Journal::open(small(folder.path())).unwrap();

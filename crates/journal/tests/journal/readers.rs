@@ -178,6 +178,72 @@ fn lines_can_be_read_by_anything() {
     }
 }
 
+/// Reads the number that a line begins with as its time in seconds.
+fn seconds(line: &[u8]) -> Option<Time> {
+    let number = std::str::from_utf8(line).ok()?.split(' ').next()?.parse::<u64>().ok()?;
+    Some(Time::from_unix_nanos(number * 1_000_000_000))
+}
+
+#[test]
+fn lines_have_times_where_somebody_can_read_them() {
+    let folder = TempDir::new().unwrap();
+    let config =
+        Config { format: Format::Text, segment_bytes: 32 << 10, record_bytes_max: 1 << 10, ..small(folder.path()) };
+    let (journal, _) = Journal::open(config).unwrap();
+    let producer = journal.producer();
+    for number in 0..300 {
+        producer.append_blocking(note(format!("{number} {}", "x".repeat(500)).as_bytes())).unwrap();
+    }
+    assert!(journal.close(LONG).is_complete());
+    assert!(segments(folder.path()).len() > 3);
+    let start = Start::Time(Time::from_unix_nanos(200_000_000_000));
+    let mut reader = Reader::open_with_clock(folder.path(), &start, AtEnd::Stop, seconds).unwrap();
+    // The first segment that can hold any is not the first of all.
+    let (before, all) = reader.progress().unwrap();
+    assert!(before > all / 4, "{before} of {all}");
+    for number in 200..300 {
+        let Some(Entry::Record(record)) = reader.read().unwrap() else { panic!("{number}") };
+        assert_eq!(record.time, Time::from_unix_nanos(number * 1_000_000_000));
+    }
+    assert_eq!(reader.read().unwrap(), None);
+}
+
+#[test]
+fn one_segment_is_read_alone_and_segments_say_what_they_hold() {
+    let folder = TempDir::new().unwrap();
+    let config = Config { segment_bytes: 32 << 10, record_bytes_max: 1 << 10, ..small(folder.path()) };
+    let (journal, _) = Journal::open(config).unwrap();
+    for number in 0..300_u64 {
+        let note = Note::new(ONE, &[b'x'; 500]).at(Time::from_unix_nanos(number));
+        journal.producer().append_blocking(note).unwrap();
+    }
+    assert!(tidegate_journal::is_open(folder.path()).unwrap());
+    assert!(journal.close(LONG).is_complete());
+    assert!(!tidegate_journal::is_open(folder.path()).unwrap());
+    let found = tidegate_journal::segments(folder.path()).unwrap();
+    let (mut records, mut next) = (0, 0);
+    for segment in &found {
+        let (told, times) = segment.records.expect("it ended in order");
+        assert_eq!(times.map(|(first, _)| first), Some(Time::from_unix_nanos(next)));
+        let mut reader = Reader::open_segment(&segment.path, AtEnd::Stop, None).unwrap();
+        let mut seen = 0;
+        while let Some(entry) = reader.read().unwrap() {
+            let Entry::Record(record) = entry else { panic!("{entry:?}") };
+            assert_eq!(record.time, Time::from_unix_nanos(next));
+            (seen, next) = (seen + 1, next + 1);
+        }
+        assert_eq!((seen, reader.progress().unwrap()), (told, (segment.bytes, segment.bytes)));
+        records += told;
+    }
+    assert_eq!((found.len() > 3, records), (true, 300));
+    // A copy under the name that repair gives is one too; anything else is none.
+    let copy = folder.path().join("journal-00-0000000001.tgj.damaged");
+    fs::copy(&found[0].path, &copy).unwrap();
+    assert!(Reader::open_segment(&copy, AtEnd::Stop, None).unwrap().read().unwrap().is_some());
+    assert_eq!(tidegate_journal::segments(folder.path()).unwrap(), found);
+    assert!(Reader::open_segment(folder.path().join("journal.lock"), AtEnd::Stop, None).is_err());
+}
+
 #[test]
 fn a_torn_line_is_cut_when_it_is_opened() {
     let folder = TempDir::new().unwrap();
