@@ -1,6 +1,9 @@
 //! The command line.
 //!
-//! This room parses, and carries out `check`; `run` and `demo` are carried out by whoever has a gateway to run.
+//! This room parses, and carries out `check`; `run` and `demo` are carried out by whoever has a gateway to run, `journal` by
+//! the room of that name.
+
+mod journal;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -8,6 +11,10 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+
+pub use journal::{
+    By, Cat, Colour, Export, Journal, JournalCommand, Look, Merge, Places, Repair, Sieve, Stats, Tail, Top, Verify,
+};
 
 use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
 
@@ -23,6 +30,10 @@ With a file:
 
 See it at work (fetches a Postgres if none is at hand):
   tidegate demo
+
+Who ran what, once [journal] names a folder:
+  tidegate journal tail -f                           what runs now
+  tidegate journal top --since 1h                    where the time went
 
 Signals:
   HUP    read the configuration again; a bad file changes nothing, and the log says why
@@ -50,6 +61,8 @@ pub enum Command {
     Check(Check),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(Demo),
+    /// Read the query journal: cat, tail, top, stats, verify, repair, merge, export.
+    Journal(Journal),
 }
 
 /// `tidegate run`.
@@ -212,7 +225,7 @@ mod tests {
     #[test]
     fn help_teaches() {
         let help = Cli::command().render_help().to_string();
-        for word in ["run", "check", "demo", "One minute", "Signals", "docs/configuration.md", "--version"] {
+        for word in ["run", "check", "demo", "journal", "One minute", "Signals", "docs/configuration.md", "--version"] {
             assert!(help.contains(word), "{word} is not in\n{help}");
         }
     }

@@ -242,6 +242,14 @@ pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     setting::listen_address(text).map_err(|wrong| format!("{}; {}", wrong.reason, wrong.help))
 }
 
+/// Reads a time with its unit: `250ms`, `5s`, `2min`, `1h`.
+///
+/// # Errors
+/// A sentence that says what is wrong and what to write instead.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    setting::duration(text).map_err(|wrong| format!("{}; {}", wrong.reason, wrong.help.replace("; 0 is off", "")))
+}
+
 impl Listen {
     /// The file of the unix socket, if there is to be one.
     pub fn unix_socket(&self) -> Option<PathBuf> {

@@ -15,6 +15,7 @@ pub mod demo;
 pub mod error;
 pub mod exchange;
 pub mod hosts;
+pub mod journal;
 pub mod listen;
 pub mod log;
 pub mod params;

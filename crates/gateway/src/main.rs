@@ -18,6 +18,11 @@ fn main() -> ExitCode {
             Err(error) => Err(error.into()),
         },
         Command::Demo(demo) => tidegate::run::demo(&demo),
+        Command::Journal(journal) => match tidegate::journal::run(&journal) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         _ => return ExitCode::from(2),
     };
     match outcome {

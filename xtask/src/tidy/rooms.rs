@@ -12,8 +12,9 @@ const LEAVES: &[&str] =
 /// A room and those it may enter besides the leaves.
 const EDGES: &[(&str, &[&str])] = &[
     ("lib", ANY),
-    ("main", &["run"]),
+    ("main", &["journal", "run"]),
     ("demo", &[]),
+    ("journal", &[]),
     ("run", &["admin", "client", "demo", "listen", "plane"]),
     ("admin", &["client", "hosts", "plane", "server"]),
     ("listen", &["client", "plane"]),

@@ -199,7 +199,7 @@ impl Setting for Duration {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, Wrong> {
+pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
     let written = text.trim();
     let wrong = |reason: String| {
         Wrong::new(reason, "write a number and its unit: \"250ms\", \"5s\", \"2min\", \"1h\"; 0 is off")

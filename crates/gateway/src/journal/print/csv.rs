@@ -1,0 +1,140 @@
+//! Comma-separated values, as RFC 4180 has them: one column for each key of a record.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use crate::{
+    journal::entry::{Item, What, words_of},
+    record::entry::Entry,
+};
+
+/// The keys of a record, in the order in which they stand in it.
+pub(in crate::journal) const COLUMNS: &[&str] = &[
+    "time",
+    "kind",
+    "client",
+    "user",
+    "database",
+    "application",
+    "session",
+    "transaction",
+    "statement",
+    "fingerprint",
+    "prepared",
+    "parameters",
+    "server",
+    "server_pid",
+    "wait_us",
+    "server_us",
+    "total_us",
+    "queries",
+    "rows",
+    "bytes_in",
+    "bytes_out",
+    "tag",
+    "sqlstate",
+    "message",
+    "reason",
+];
+
+pub(super) fn heading(out: &mut impl Write) -> io::Result<()> {
+    write!(out, "{}\r\n", COLUMNS.join(","))
+}
+
+/// A hole is a row as well: its kind says what it is, its message how large.
+pub(super) fn row(item: &Item, out: &mut impl Write) -> io::Result<()> {
+    let (kind, message) = match &item.what {
+        What::Record { entry, .. } => {
+            for (at, column) in COLUMNS.iter().enumerate() {
+                let cell = cell(entry, column).unwrap_or_default();
+                write!(out, "{}{}", if at > 0 { "," } else { "" }, quoted(&cell))?;
+            }
+            return out.write_all(b"\r\n");
+        }
+        What::Text(text) => ("text", text.clone()),
+        What::Loss(loss) => ("gap", format!("{} records of class {} lost ({})", loss.records, loss.class, loss.cause)),
+        What::Missing { records, .. } => ("missing", format!("{records} records missing")),
+        What::Damage(damage) => {
+            let (bytes, at, file) = (damage.bytes, damage.at, damage.path.display());
+            ("damage", format!("{bytes} bytes at {at} of {file} are no records: {}", words_of(damage)))
+        }
+    };
+    for (at, column) in COLUMNS.iter().enumerate() {
+        let cell = match *column {
+            "time" => Cow::Owned(item.time.to_string()),
+            "kind" => Cow::Borrowed(kind),
+            "message" => quoted(&message),
+            _ => Cow::Borrowed(""),
+        };
+        write!(out, "{}{cell}", if at > 0 { "," } else { "" })?;
+    }
+    out.write_all(b"\r\n")
+}
+
+/// The value of a key, if the record has it.
+pub(super) fn cell<'a>(entry: &'a Entry, column: &str) -> Option<Cow<'a, str>> {
+    let number = |number: Option<u64>| number.map(|number| Cow::Owned(number.to_string()));
+    let text = |text: &'a Option<String>| text.as_deref().map(Cow::Borrowed);
+    match column {
+        "time" => Some(Cow::Owned(entry.time.to_string())),
+        "kind" => Some(Cow::Borrowed(entry.kind.name())),
+        "client" => text(&entry.client),
+        "user" => text(&entry.user),
+        "database" => text(&entry.database),
+        "application" => text(&entry.application),
+        "session" => number(entry.session),
+        "transaction" => number(entry.transaction),
+        "statement" => text(&entry.statement),
+        "fingerprint" => text(&entry.fingerprint),
+        "prepared" => text(&entry.prepared),
+        "parameters" => entry.parameters.as_ref().map(|all| Cow::Owned(serde_json::json!(all).to_string())),
+        "server" => text(&entry.server),
+        "server_pid" => number(entry.server_pid.map(u64::from)),
+        "wait_us" => number(entry.wait_us),
+        "server_us" => number(entry.server_us),
+        "total_us" => number(entry.total_us),
+        "queries" => number(entry.queries),
+        "rows" => number(entry.rows),
+        "bytes_in" => number(entry.bytes_in),
+        "bytes_out" => number(entry.bytes_out),
+        "tag" => text(&entry.tag),
+        "sqlstate" => text(&entry.sqlstate),
+        "message" => text(&entry.message),
+        "reason" => text(&entry.reason),
+        _ => None,
+    }
+}
+
+/// A cell in quotes if it needs them.
+pub(in crate::journal) fn quoted(cell: &str) -> Cow<'_, str> {
+    if cell.contains([',', '"', '\n', '\r']) {
+        return Cow::Owned(format!("\"{}\"", cell.replace('"', "\"\"")));
+    }
+    Cow::Borrowed(cell)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::entry::What;
+
+    #[test]
+    fn every_key_of_a_record_has_its_column() {
+        let documented = include_str!("../../../../../docs/journal.md");
+        for column in COLUMNS {
+            assert!(documented.contains(&format!("`{column}`")), "{column} is not in docs/journal.md");
+        }
+        let what = What::of_payload(
+            br#"{"time":"2026-03-01T12:00:00Z","kind":"query","statement":"select \"a\",\n1","parameters":["1",null],"rows":2}"#,
+        );
+        let mut out = Vec::new();
+        row(&Item { time: crate::record::entry::Moment::default(), what }, &mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        assert!(
+            text.starts_with(
+                "2026-03-01T12:00:00.000000Z,query,,,,,,,\"select \"\"a\"\",\n1\",,,\"[\"\"1\"\",null]\","
+            )
+        );
+        assert!(text.ends_with("\r\n") && text.contains(",2,,,,,,\r\n"), "{text}");
+    }
+}
