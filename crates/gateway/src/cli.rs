@@ -62,7 +62,7 @@ pub enum Command {
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(Demo),
     /// Read the query journal: cat, tail, top, stats, verify, repair, merge, export.
-    Journal(Journal),
+    Journal(Box<Journal>),
 }
 
 /// `tidegate run`.

@@ -152,9 +152,9 @@ impl Budget {
     }
 
     /// What was promised and not taken goes to the next.
-    pub(crate) fn refund(&self, credit: Credit) {
-        if credit.0 > 0 {
-            self.used.fetch_sub(credit.0, Ordering::SeqCst);
+    pub(crate) fn refund(&self, Credit(bytes): Credit) {
+        if bytes > 0 {
+            self.used.fetch_sub(bytes, Ordering::SeqCst);
             total_order();
         }
         self.serve();

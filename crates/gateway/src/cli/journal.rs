@@ -18,7 +18,7 @@ Examples, with the folder of [journal] in ./tidegate.toml:
 With folders or single files:
   tidegate journal cat /var/lib/tidegate/journal
   tidegate journal merge /mnt/a/journal /mnt/b/journal      of two gateways, in one order
-  tidegate journal verify /mnt/a/journal                    exit status 1 if records are damaged or missing
+  tidegate journal verify /mnt/a/journal                    whether every record is whole and there
 
 Records that were lost are shown in every view. Reading needs no leave of the gateway, and does not hold it up.
 docs/journal.md says what stands in a record.";

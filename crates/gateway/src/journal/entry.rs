@@ -62,7 +62,8 @@ impl Loss {
         Self { class, cause, records: gap.records, bytes: gap.bytes, first, last }
     }
 
-    fn from_line(line: &[u8]) -> Option<Self> {
+    /// How a loss stands in the JSON format.
+    pub(super) fn from_line(line: &[u8]) -> Option<Self> {
         let line = line.starts_with(b"{\"gap\":").then(|| serde_json::from_slice::<LossLine>(line).ok())?;
         line.map(|line| line.gap)
     }
@@ -86,6 +87,15 @@ impl What {
         }
     }
 
+    /// The time that it says itself.
+    pub(super) fn time(&self) -> Option<Moment> {
+        match self {
+            Self::Record { entry, .. } => Some(entry.time),
+            Self::Loss(loss) => Some(loss.last),
+            Self::Text(_) | Self::Missing { .. } | Self::Damage(_) => None,
+        }
+    }
+
     /// Whether it is something that was written down, and not a hole.
     pub(super) fn is_record(&self) -> bool {
         matches!(self, Self::Record { .. } | Self::Text(_))
@@ -105,12 +115,13 @@ pub(super) fn time(moment: Moment) -> Time {
     Time::from_unix_nanos(moment.micros().saturating_mul(1000))
 }
 
-/// The clock of lines: see [`tidegate_journal::Clock`]. The time is the first key of a record, always of one length.
+/// The clock of lines: see [`tidegate_journal::Clock`]. The time is the first key of a record, always of one length, unless
+/// somebody else has written it.
 pub(super) fn clock(line: &[u8]) -> Option<Time> {
     const BEFORE: &[u8] = b"{\"time\":\"";
     const TIME_BYTES: usize = "2026-03-01T12:00:00.000042Z".len();
     let Some(rest) = line.strip_prefix(BEFORE) else {
-        return Loss::from_line(line).map(|loss| time(loss.last));
+        return What::of_payload(line).time().map(time);
     };
     let text = rest.get(..TIME_BYTES).and_then(|text| std::str::from_utf8(text).ok())?;
     Moment::parse(text).map(time)
@@ -148,5 +159,7 @@ mod tests {
         for line in ["", "{\"time\":\"", "{\"time\":\"2026\"}", "hello"] {
             assert_eq!(clock(line.as_bytes()), None, "{line}");
         }
+        let spaced = String::from_utf8_lossy(RECORD).replace(':', " : ").replace("12 : 00 : 00", "12:00:00");
+        assert_eq!(clock(spaced.as_bytes()), clock(RECORD), "{spaced}");
     }
 }

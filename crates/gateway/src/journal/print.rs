@@ -49,10 +49,13 @@ pub(super) enum Sink {
     /// A file that gets its name when it is complete.
     File {
         file: BufWriter<File>,
-        part: PathBuf,
+        part: Unfinished,
         path: PathBuf,
     },
 }
+
+/// A file that is removed unless it was finished.
+pub(super) struct Unfinished(Option<PathBuf>);
 
 impl Sink {
     pub(super) fn new(path: Option<&Path>) -> Result<Self> {
@@ -61,18 +64,31 @@ impl Sink {
         part.push(".part");
         let (part, path) = (PathBuf::from(part), path.to_path_buf());
         let file = File::create(&part).with_context(|| format!("cannot write {}", part.display()))?;
-        Ok(Self::File { file: BufWriter::new(file), part, path })
+        Ok(Self::File { file: BufWriter::new(file), part: Unfinished(Some(part)), path })
     }
 
     /// Everything was written.
     pub(super) fn finish(self) -> Result<()> {
         match self {
             Self::Standard(mut out) => Ok(out.flush()?),
-            Self::File { file, part, path } => {
+            Self::File { file, mut part, path } => {
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error).context("write the output")?;
-                file.sync_all().with_context(|| format!("cannot write {}", part.display()))?;
-                std::fs::rename(&part, &path).with_context(|| format!("cannot name {}", path.display()))
+                file.sync_all().with_context(|| format!("cannot write {}", path.display()))?;
+                if let Some(unfinished) = &part.0 {
+                    std::fs::rename(unfinished, &path).with_context(|| format!("cannot name {}", path.display()))?;
+                }
+                part.0 = None;
+                Ok(())
             }
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(path) = self.0.take() {
+            // What is left of it is found by whoever looks for it.
+            let _ = std::fs::remove_file(path);
         }
     }
 }

@@ -137,11 +137,11 @@ mod tests {
         r#""server":"db:5432","total_us":250000,"sqlstate":"40001"}"#,
     );
 
-    fn judge(sieve: cli::Sieve, json: &str) -> Verdict {
-        Sieve::new(&sieve, &Zone::new(true)).expect("a sieve").judge(&item(json))
+    fn judge(sieve: &cli::Sieve, json: &str) -> Verdict {
+        Sieve::new(sieve, &Zone::new(true)).expect("a sieve").judge(&item(json))
     }
 
-    fn takes(sieve: cli::Sieve) -> bool {
+    fn takes(sieve: &cli::Sieve) -> bool {
         judge(sieve, QUERY) == Verdict::Wanted
     }
 
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn every_key_can_be_asked_for() {
         use cli::Sieve as S;
-        let asked = |yes: S, no: S| assert!(takes(yes.clone()) && !takes(no.clone()), "{yes:?} {no:?}");
+        let asked = |yes: S, no: S| assert!(takes(&yes) && !takes(&no), "{yes:?} {no:?}");
         asked(S { user: words(&["eve", "a*"]), ..S::default() }, S { user: words(&["an"]), ..S::default() });
         asked(S { database: words(&["s*p"]), ..S::default() }, S { database: words(&["s*q"]), ..S::default() });
         asked(S { client: words(&["10.1."]), ..S::default() }, S { client: words(&["unix"]), ..S::default() });
@@ -170,20 +170,20 @@ mod tests {
         asked(S { min_duration: millis(250), ..S::default() }, S { min_duration: millis(251), ..S::default() });
         asked(S { grep: words(&["from O.*s$"]), ..S::default() }, S { grep: words(&["^from"]), ..S::default() });
         asked(S { contains: words(&["* from"]), ..S::default() }, S { contains: words(&["orders"]), ..S::default() });
-        assert!(takes(S { contains: words(&["orders"]), ignore_case: true, ..S::default() }));
-        assert!(takes(S { errors: true, ..S::default() }));
-        assert!(!takes(S { errors: true, user: words(&["eve"]), ..S::default() }), "all that are given must hold");
+        assert!(takes(&S { contains: words(&["orders"]), ignore_case: true, ..S::default() }));
+        assert!(takes(&S { errors: true, ..S::default() }));
+        assert!(!takes(&S { errors: true, user: words(&["eve"]), ..S::default() }), "all that are given must hold");
     }
 
     #[test]
     fn times_bound_it_and_what_is_much_later_ends_it() {
         let until = |text: &str| cli::Sieve { until: Some(text.to_owned()), ..cli::Sieve::default() };
         let since = |text: &str| cli::Sieve { since: Some(text.to_owned()), ..cli::Sieve::default() };
-        assert_eq!(judge(until("2026-03-01 12:00"), QUERY), Verdict::Wanted);
-        assert_eq!(judge(until("2026-03-01 11:59:59"), QUERY), Verdict::Unwanted, "one that is earlier may follow");
-        assert_eq!(judge(until("2026-03-01 11:59"), QUERY), Verdict::Over);
-        assert_eq!(judge(since("2026-03-01 12:00"), QUERY), Verdict::Wanted);
-        assert_eq!(judge(since("2026-03-01 12:00:01"), QUERY), Verdict::Unwanted);
+        assert_eq!(judge(&until("2026-03-01 12:00"), QUERY), Verdict::Wanted);
+        assert_eq!(judge(&until("2026-03-01 11:59:59"), QUERY), Verdict::Unwanted, "one that is earlier may follow");
+        assert_eq!(judge(&until("2026-03-01 11:59"), QUERY), Verdict::Over);
+        assert_eq!(judge(&since("2026-03-01 12:00"), QUERY), Verdict::Wanted);
+        assert_eq!(judge(&since("2026-03-01 12:00:01"), QUERY), Verdict::Unwanted);
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         let loss =
             r#"{"gap":{"class":"queries","cause":"newest","records":3,"bytes":90,"first_ns":1000,"last_ns":2000}}"#;
         let sieve = cli::Sieve { user: words(&["ann"]), errors: true, ..cli::Sieve::default() };
-        assert_eq!(judge(sieve, loss), Verdict::Wanted);
+        assert_eq!(judge(&sieve, loss), Verdict::Wanted);
     }
 
     #[test]

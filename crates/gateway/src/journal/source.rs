@@ -118,14 +118,17 @@ impl Source {
         }
         let Some(entry) = self.reader.read()? else { return Ok(()) };
         let (time, what) = match entry {
-            Entry::Record(record) => (Some(moment(record.time)), What::of_payload(record.payload)),
+            Entry::Record(record) => {
+                let what = What::of_payload(record.payload);
+                let framed = Some(moment(record.time)).filter(|time| *time > Moment::default());
+                (framed.or_else(|| what.time()), what)
+            }
             Entry::Gap(gap) => (Some(moment(gap.last)), What::Loss(Loss::from_gap(&gap))),
             Entry::Missing { stripe, records } => (None, What::Missing { stripe, records }),
             Entry::Damage(damage) => (None, What::Damage(damage)),
             _ => return self.fetch(),
         };
-        // A record of lines that no clock can read is of the time of the one before it.
-        let time = time.filter(|time| *time > Moment::default()).unwrap_or(self.latest);
+        let time = time.unwrap_or(self.latest);
         self.latest = time;
         self.next = Some(Item { time, what });
         Ok(())

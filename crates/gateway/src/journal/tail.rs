@@ -34,14 +34,23 @@ pub(super) fn run(tail: &cli::Tail) -> Result<()> {
         printer.print(item, &mut out)?;
     }
     out.flush()?;
-    while tail.follow {
+    if tail.follow {
+        follow(&mut sources, &sieve, &mut printer, &mut out)?;
+    }
+    out.finish()
+}
+
+/// Those to come; ends only with an error, such as a pipe that nobody reads any more, or when the time that was asked for
+/// is over.
+fn follow(sources: &mut Sources, sieve: &Sieve, printer: &mut Printer, out: &mut Sink) -> Result<()> {
+    loop {
         let mut some = false;
         while let Some(item) = sources.next()? {
             match sieve.judge(&item) {
-                Verdict::Over => return out.finish(),
+                Verdict::Over => return Ok(()),
                 Verdict::Unwanted => {}
                 Verdict::Wanted => {
-                    printer.print(&item, &mut out)?;
+                    printer.print(&item, out)?;
                     some = true;
                 }
             }
@@ -51,7 +60,6 @@ pub(super) fn run(tail: &cli::Tail) -> Result<()> {
         }
         thread::sleep(INTERVAL);
     }
-    out.finish()
 }
 
 /// The last entries that are wanted, and the sources where they go on. Newest segments are read first; older ones as well

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use serde_json::json;
-use tidegate_journal::{AtEnd, Damage, DamageKind, Format, ReadError, Verdict};
+use tidegate_journal::{AtEnd, Damage, DamageKind, Entry, Format, ReadError, Verdict};
 
 use super::{
     entry::{Loss, moment, words_of},
@@ -18,6 +18,12 @@ use super::{
 };
 use crate::cli;
 
+/// What was found in a place.
+struct Judged {
+    verdict: Verdict,
+    losses: Vec<Loss>,
+}
+
 /// Whether everything is well.
 pub(super) fn verify(verify: &cli::Verify) -> Result<bool> {
     let places = source::places(&verify.places)?;
@@ -26,7 +32,7 @@ pub(super) fn verify(verify: &cli::Verify) -> Result<bool> {
     drop(progress);
     let zone = Zone::new(verify.utc);
     let mut out = Sink::new(None)?;
-    let good = verdicts.iter().all(Verdict::is_whole);
+    let good = verdicts.iter().all(|judged| judged.verdict.is_whole());
     if verify.json {
         let journals = places.iter().zip(&verdicts).map(|(place, verdict)| json_of(place, verdict));
         writeln!(out, "{}", json!({ "ok": good, "journals": journals.collect::<Vec<_>>() }))?;
@@ -39,14 +45,35 @@ pub(super) fn verify(verify: &cli::Verify) -> Result<bool> {
     Ok(good)
 }
 
-fn judge(place: &Place, progress: &mut Progress) -> Result<Verdict> {
+fn judge(place: &Place, progress: &mut Progress) -> Result<Judged> {
     let mut reader = place.reader(None, AtEnd::Stop)?;
     let mut verdict = Verdict::read(&mut reader, |reader| progress.step(|| reader.progress().unwrap_or_default()))?;
-    verdict.segments = place.segments()?.len();
-    Ok(verdict)
+    let segments = place.segments()?;
+    verdict.segments = segments.len();
+    let mut losses: Vec<Loss> = verdict.gaps.iter().map(Loss::from_gap).collect();
+    if segments.iter().any(|segment| segment.format != Format::Framed) {
+        // Lines tell of losses in lines, which are records to whoever does not read them.
+        let told = losses_in_lines(place, progress)?;
+        verdict.records = verdict.records.saturating_sub(told.len() as u64);
+        losses.extend(told);
+    }
+    Ok(Judged { verdict, losses })
 }
 
-fn print(place: &Place, verdict: &Verdict, zone: &Zone, out: &mut impl Write) -> Result<()> {
+fn losses_in_lines(place: &Place, progress: &mut Progress) -> Result<Vec<Loss>> {
+    let mut reader = place.reader(None, AtEnd::Stop)?;
+    let mut losses = Vec::new();
+    while let Some(entry) = reader.read()? {
+        if let Entry::Record(record) = entry {
+            losses.extend(Loss::from_line(record.payload));
+        }
+        progress.step(|| reader.progress().unwrap_or_default());
+    }
+    Ok(losses)
+}
+
+fn print(place: &Place, judged: &Judged, zone: &Zone, out: &mut impl Write) -> Result<()> {
+    let Judged { verdict, losses } = judged;
     for damage in &verdict.damage {
         writeln!(out, "{}", words_of_place(damage))?;
     }
@@ -58,8 +85,8 @@ fn print(place: &Place, verdict: &Verdict, zone: &Zone, out: &mut impl Write) ->
             counted(unexplained, "record")
         )?;
     }
-    for gap in &verdict.gaps {
-        writeln!(out, "told: {}", words_of_loss(&Loss::from_gap(gap), zone))?;
+    for loss in losses {
+        writeln!(out, "told: {}", words_of_loss(loss, zone))?;
     }
     let (segments, records) = (counted(verdict.segments as u64, "segment"), counted(verdict.records, "record"));
     let whole = if verdict.is_whole() { "good" } else { "NOT whole" };
@@ -79,12 +106,13 @@ fn words_of_place(damage: &Damage) -> String {
     format!("{path}: {size} at {at} are no records: {}", words_of(damage))
 }
 
-fn json_of(place: &Place, verdict: &Verdict) -> serde_json::Value {
+fn json_of(place: &Place, judged: &Judged) -> serde_json::Value {
+    let Judged { verdict, losses } = judged;
     let damage = verdict.damage.iter().map(|damage| {
         let (file, why) = (damage.path.display().to_string(), words_of(damage));
         json!({ "file": file, "at": damage.at, "bytes": damage.bytes, "why": why })
     });
-    let gaps: Vec<_> = verdict.gaps.iter().map(|gap| loss_json(&Loss::from_gap(gap))).collect();
+    let gaps: Vec<_> = losses.iter().map(loss_json).collect();
     json!({
         "path": place.path.display().to_string(),
         "ok": verdict.is_whole(),
@@ -142,7 +170,7 @@ fn mend(place: &Place, out: &mut impl Write) -> Result<()> {
 }
 
 fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
-    let verdict = judge(place, &mut Progress::new())?;
+    let verdict = judge(place, &mut Progress::new())?.verdict;
     let mut by_file: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
     for damage in &verdict.damage {
         by_file.entry(&damage.path).or_default().push(damage);
