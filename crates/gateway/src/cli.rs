@@ -4,6 +4,7 @@
 //! the room of that name.
 
 mod journal;
+mod stream;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -16,6 +17,8 @@ pub use journal::{
     By, Cat, Colour, Export, Journal, JournalCommand, Look, Merge, Places, Repair, Sieve, Stats, Tail, Top, Verify,
 };
 
+pub use stream::{Stream, Streams};
+
 use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
 
 const EXAMPLES: &str = "\
@@ -27,6 +30,10 @@ One minute:
 With a file:
   tidegate check tidegate.toml                       everything that is wrong with it, by line
   tidegate run -c tidegate.toml
+
+Records in order per key, from Kafka or a file to whatever takes them:
+  tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
+  tidegate stream --help
 
 See it at work (fetches a Postgres if none is at hand):
   tidegate demo
@@ -59,6 +66,8 @@ pub enum Command {
     Run(Run),
     /// Say everything that is wrong with a configuration file; exit status 1 if it cannot be used.
     Check(Check),
+    /// Take records from Kafka or from a file to a web service, a Postgres, a topic or a command: in order per key.
+    Stream(Box<Stream>),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(Demo),
     /// Read the query journal: cat, tail, top, stats, verify, repair, merge, export.
@@ -194,7 +203,11 @@ fn verdict(checked: &Result<Config, ConfigErrors>, findings: &[Finding]) -> Stri
         Err(_) => format!("cannot be used: {}, {warnings}", counted(of(Severity::Error), "error")),
         Ok(config) => {
             let databases = counted(config.databases.len(), "database");
-            format!("good: {databases}, {}, {warnings}", counted(config.users.len(), "user"))
+            let streams = match config.streams.len() {
+                0 => String::new(),
+                some => format!("{}, ", counted(some, "stream")),
+            };
+            format!("good: {databases}, {}, {streams}{warnings}", counted(config.users.len(), "user"))
         }
     }
 }
@@ -225,7 +238,9 @@ mod tests {
     #[test]
     fn help_teaches() {
         let help = Cli::command().render_help().to_string();
-        for word in ["run", "check", "demo", "journal", "One minute", "Signals", "docs/configuration.md", "--version"] {
+        for word in
+            ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "docs/configuration.md", "--version"]
+        {
             assert!(help.contains(word), "{word} is not in\n{help}");
         }
     }

@@ -26,6 +26,7 @@ mod secret;
 mod section;
 mod setting;
 mod show;
+pub mod stream;
 #[cfg(test)]
 mod tests;
 pub mod toml;
@@ -43,6 +44,7 @@ pub use secret::{Secret, UserSecret};
 pub use section::{Key, Reload, Scope};
 pub use setting::FileMode;
 pub use show::Row;
+pub use stream::Stream;
 pub use url::{Host, PgUrl};
 
 use keys::Overrides;
@@ -72,6 +74,8 @@ pub struct Config {
     pub journal: Journal,
     /// Threads and I/O.
     pub runtime: Runtime,
+    /// What flows beside the queries.
+    pub streams: Vec<Stream>,
     /// What looked odd but works; for the log and for `tidegate check`.
     pub warnings: Vec<Finding>,
 }
@@ -161,6 +165,16 @@ impl Config {
     pub fn from_url(url: &str) -> Result<Self, ConfigErrors> {
         let source = raw::Source { name: "--database".to_owned(), text: url.to_owned() };
         check::check(&source, &url::document(url), check::Disk::Untouched)
+    }
+
+    /// The stream that a command line describes: keys of `[[streams]]` with their values, and the flag that each was
+    /// written with.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn stream_of(flags: &[(&str, stream::Flag)]) -> Result<Stream, ConfigErrors> {
+        let (source, table) = stream::document(flags);
+        check::stream::one(&source, &table, check::Disk::Folder(std::path::Path::new("")))
     }
 
     /// Listens on other addresses than the configured ones.

@@ -26,4 +26,5 @@ pub mod run;
 pub mod server;
 pub mod statements;
 pub mod stats;
+pub mod stream;
 pub mod tls;

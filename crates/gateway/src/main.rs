@@ -17,6 +17,10 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error.into()),
         },
+        Command::Stream(stream) => match tidegate::run::stream(&stream) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Demo(demo) => tidegate::run::demo(&demo),
         Command::Journal(journal) => match tidegate::journal::run(&journal) {
             Ok(true) => Ok(()),

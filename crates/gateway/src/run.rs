@@ -1,5 +1,7 @@
 //! A whole gateway: threads, listeners, signals, reload, shutdown.
 
+mod streams;
+
 use std::{
     sync::{Arc, Mutex, atomic::Ordering, mpsc},
     thread::JoinHandle,
@@ -19,6 +21,7 @@ use crate::{
     plane::{Gateway, Mailbox, Phase, Setup, Worker},
     record::Archive,
     resolve::Resolver,
+    stream::{self, Fleet},
 };
 
 /// A gateway that runs, for the binary and for tests.
@@ -26,6 +29,8 @@ pub struct Running {
     gateway: Arc<Gateway>,
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
+    /// What flows beside the queries; `None` if nothing is to.
+    streams: Option<Fleet>,
     /// The command line, for reading the configuration again.
     source: cli::Run,
     log: log::Handle,
@@ -48,6 +53,14 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
         let running = start(config, run.clone(), log)?;
         running.until_stopped(signals).await
     })
+}
+
+/// `tidegate stream`; with the exit status.
+///
+/// # Errors
+/// When the streams cannot be read or started.
+pub fn stream(stream: &cli::Stream) -> anyhow::Result<std::process::ExitCode> {
+    stream::main(stream)
 }
 
 /// `tidegate demo`.
@@ -99,7 +112,8 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
             tracing::info!(%address, "listening");
         }
     }
-    Ok(Running { gateway, threads, listeners, source, log })
+    let streams = streams::start(&gateway)?;
+    Ok(Running { gateway, threads, listeners, streams, source, log })
 }
 
 fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
@@ -219,7 +233,7 @@ impl Running {
                 Some(reply) = reloads.recv() => drop(reply.send(self.reload())),
                 _ = terminate.recv() => self.escalate(Phase::WaitingForClients),
                 _ = interrupt.recv() => self.escalate(Phase::WaitingForTransactions),
-                () = drained(&gateway, phase) => break,
+                () = drained(&gateway, self.streams.as_ref(), phase) => break,
                 () = gateway.phase_changed.notified() => {}
             }
         }
@@ -243,6 +257,7 @@ impl Running {
             return;
         }
         self.listeners.clear();
+        self.streams.iter().for_each(|streams| streams.board().stop());
         self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         tracing::info!("no longer listening");
     }
@@ -267,6 +282,8 @@ impl Running {
     async fn stop(mut self) -> anyhow::Result<()> {
         self.gateway.set_phase(Phase::Stopping);
         self.close_listeners().await;
+        // What has not ended by now has no time left; what it did not commit comes again.
+        drop(self.streams.take());
         for worker in self.gateway.workers() {
             worker.visit(|worker| worker.roster.wake_all());
         }
@@ -294,19 +311,21 @@ impl Running {
 }
 
 /// Completes when the gateway may end, given what the operator wants.
-async fn drained(gateway: &Arc<Gateway>, phase: Phase) {
+async fn drained(gateway: &Arc<Gateway>, streams: Option<&Fleet>, phase: Phase) {
     match phase {
         Phase::Active | Phase::Paused => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
             let limit = gateway.setup().config.timeouts.shutdown;
             if limit.is_zero() {
-                no_clients(gateway).await;
-            } else if tokio::time::timeout(limit, no_clients(gateway)).await.is_err() {
+                no_clients(gateway, streams).await;
+            } else if tokio::time::timeout(limit, no_clients(gateway, streams)).await.is_err() {
                 tracing::warn!(clients = gateway.client_count(), "timeouts.shutdown is over");
             }
         }
         Phase::WaitingForTransactions => {
+            // They are clients as well, and what they deliver may take several transactions.
+            streams::ended(streams).await;
             // Each client is told to leave, and does so when it has no transaction open.
             gateway.client_scope.stop(Tokio::current(), TRANSACTIONS_GRACE, STOP_ABORT).await;
         }
@@ -337,7 +356,8 @@ fn sample(gateway: &Arc<Gateway>) {
 
 /// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:
 /// somebody may want to watch.
-async fn no_clients(gateway: &Gateway) {
+async fn no_clients(gateway: &Gateway, streams: Option<&Fleet>) {
+    streams::ended(streams).await;
     while gateway.client_count() > gateway.consoles.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -92,6 +92,17 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
     Ok(Some(Arc::new(config)))
 }
 
+/// TLS towards web servers: a certificate of an authority that the machine trusts, for that very name.
+///
+/// # Errors
+/// When TLS itself cannot be set up.
+pub fn for_web() -> Result<ClientConfig, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", Path::new("the web"), error))?;
+    Ok(builder.with_root_certificates(machine_roots()).with_no_client_auth())
+}
+
 fn verifier(tls: &ServerTls) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
     let explicit = !tls.root_cert.as_os_str().is_empty();
     let wanted = match tls.mode {

@@ -26,6 +26,14 @@ impl Handle {
         self.request(Request::Stop(within));
     }
 
+    /// Ends the subscription as if its source had come to its end: nothing more is taken, everything that was taken is done,
+    /// and it ends with the same results. [`stop`](Self::stop) after it sets a deadline.
+    ///
+    /// A `stop` alone drops what has not begun; what is done behind that is not committed, and comes again.
+    pub fn finish(&self) {
+        self.request(Request::Finish);
+    }
+
     /// Changes the bounds from now on. What is above a lower one is worked off.
     pub fn set_bounds(&self, bounds: Bounds) {
         self.request(Request::SetBounds(bounds));

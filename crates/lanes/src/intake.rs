@@ -33,6 +33,7 @@ use ending::Phase;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
     Stop(Duration),
+    Finish,
     SetBounds(Bounds),
 }
 
@@ -155,6 +156,7 @@ impl<S: Source> Intake<S> {
         for request in mail.requests.drain(..) {
             match request {
                 Request::SetBounds(bounds) => self.bounds = bounds,
+                Request::Finish => self.phase.source_ended(),
                 Request::Stop(within) => self.begin_end(None, now.after(within)),
             }
         }

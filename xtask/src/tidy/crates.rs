@@ -15,6 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "tidegate-balance",
             "tidegate-journal",
+            "tidegate-lanes",
             "tidegate-link",
             "tidegate-pool",
             "tidegate-sandbox",

@@ -15,14 +15,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("main", &["journal", "run"]),
     ("demo", &[]),
     ("journal", &[]),
-    ("run", &["admin", "client", "demo", "listen", "plane"]),
-    ("admin", &["client", "hosts", "plane", "server"]),
+    ("run", &["admin", "client", "demo", "listen", "plane", "stream"]),
+    ("admin", &["client", "hosts", "plane", "server", "stream"]),
     ("listen", &["client", "plane"]),
     ("client", &["exchange", "hosts", "plane", "server"]),
     ("exchange", &["server"]),
-    ("plane", &["hosts", "server"]),
+    ("plane", &["hosts", "server", "stream"]),
     ("hosts", &["server"]),
     ("server", &[]),
+    ("stream", &[]),
 ];
 
 /// Marks a room that may enter all.

@@ -95,6 +95,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW LISTS", "how many there are of what"),
     ("SHOW CONFIG", "settings in force, and their defaults"),
     ("SHOW JOURNAL", "the query journal: its disk, what waits to be written, what was lost"),
+    ("SHOW STREAMS", "streams of records: what they do, how far they are behind, what failed"),
     ("SHOW STATE", "whether the gateway works, is paused, or is shutting down"),
     ("SHOW TASKS", "the tree of tasks: living, started, ended how"),
     ("SHOW VERSION", "the version"),

@@ -19,6 +19,7 @@ mod pools;
 mod servers;
 mod state;
 mod stats;
+mod streams;
 mod tasks;
 mod users;
 
@@ -37,6 +38,7 @@ pub(super) enum Topic {
     Stats,
     StatsAverages,
     StatsTotals,
+    Streams,
     Tasks,
     Totals,
     Users,
@@ -58,6 +60,7 @@ impl Topic {
         ("stats", Self::Stats),
         ("stats_averages", Self::StatsAverages),
         ("stats_totals", Self::StatsTotals),
+        ("streams", Self::Streams),
         ("tasks", Self::Tasks),
         ("totals", Self::Totals),
         ("users", Self::Users),
@@ -84,6 +87,7 @@ impl Topic {
             Self::Stats => stats::ALL,
             Self::StatsAverages => stats::AVERAGES,
             Self::StatsTotals => stats::TOTALS,
+            Self::Streams => streams::COLUMNS,
             Self::Tasks => tasks::COLUMNS,
             Self::Totals => stats::SUMS,
             Self::Users => users::COLUMNS,
@@ -106,6 +110,7 @@ impl Topic {
             Self::Stats => stats::all(gateway).await,
             Self::StatsAverages => stats::averages(gateway).await,
             Self::StatsTotals => stats::totals(gateway).await,
+            Self::Streams => streams::rows(gateway),
             Self::Tasks => tasks::rows(gateway),
             Self::Totals => stats::sums(gateway).await,
             Self::Users => users::rows(gateway).await,

@@ -11,10 +11,12 @@ use super::keys::{
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
 use super::setting::{Wrong, nearest};
+use super::stream::StreamKeys;
 use super::{Config, Database, User};
 
 mod disk;
 mod journal;
+pub(super) mod stream;
 mod upstream;
 mod user;
 
@@ -45,7 +47,11 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("log", Log::KEYS),
     ("journal", Journal::KEYS),
     ("runtime", Runtime::KEYS),
+    ("streams", StreamKeys::KEYS),
 ];
+
+/// The section that is a list of tables.
+const LISTED: &str = "streams";
 
 /// The names of the sections, without what follows a dot.
 fn section_names() -> impl Iterator<Item = &'static str> {
@@ -115,12 +121,13 @@ impl Checker<'_> {
             listen: self.listen(&Section::of(root, "listen")),
             timeouts: self.settings(&Section::of(root, "timeouts")),
             route: self.settings(&Section::of(root, "route")),
-            databases: self.databases(&Section::of(root, "databases"), &pool),
+            databases: self.databases(&Section::of(root, "databases"), &pool, root.entry(LISTED).is_none()),
             users: self.users(&Section::of(root, "users"), &auth),
             admin: self.settings(&Section::of(root, "admin")),
             log: self.settings(&Section::of(root, "log")),
             journal: self.journal(&Section::of(root, "journal")),
             runtime: self.settings(&Section::of(root, "runtime")),
+            streams: self.streams(root),
             auth,
             pool,
             warnings: Vec::new(),
@@ -133,13 +140,17 @@ impl Checker<'_> {
     /// Finds the sections that do not exist, and those that are not tables.
     fn sections(&mut self, root: &Table) {
         for entry in &root.entries {
-            let is_table = matches!(entry.node.value, Value::Table(_));
+            let is_table = match entry.key.as_str() {
+                LISTED => matches!(entry.node.value, Value::List(_)),
+                _ => matches!(entry.node.value, Value::Table(_)),
+            };
             if !section_names().any(|name| name == entry.key) {
                 let help = help_for_section(&entry.key, is_table);
                 self.unknown(entry, &entry.key, format!("unknown section `{}`", entry.key), help);
             } else if !is_table {
-                let reason = format!("expected a table, found {}", entry.node.value.kind());
-                let help = format!("begin a section: [{}]", entry.key);
+                let expected = if entry.key == LISTED { "a list of tables" } else { "a table" };
+                let reason = format!("expected {expected}, found {}", entry.node.value.kind());
+                let help = format!("begin a section: {}", bracketed(&entry.key));
                 self.unknown(entry, &entry.key, reason, help);
             }
         }
@@ -162,7 +173,7 @@ impl Checker<'_> {
                 None => {
                     let keys = targets.iter().map(|target| target.keys()).collect::<Vec<_>>();
                     let help = help_for_key(name, &keys);
-                    let reason = format!("unknown key `{name}` in [{}]", section.path);
+                    let reason = format!("unknown key `{name}` in {}", bracketed(&section.path));
                     self.unknown(entry, &section.key(name), reason, help);
                 }
             }
@@ -220,7 +231,7 @@ impl Checker<'_> {
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if config.auth.method != AuthMethod::Trust && config.users.is_empty() {
+        } else if config.auth.method != AuthMethod::Trust && config.users.is_empty() && !config.databases.is_empty() {
             let method = config.auth.method;
             let reason = format!("there are no users: nobody can log in with method {method}");
             self.warning(place, reason, "add [users.NAME] with a password");
@@ -274,7 +285,9 @@ fn home_of(key: &str) -> Option<String> {
 }
 
 fn help_for_section(name: &str, is_table: bool) -> String {
-    let near = home_of(name).or_else(|| nearest(name, section_names()).map(bracketed));
+    // A table is a section whose name is misspelled; anything else is a key that lost its section.
+    let (home, like) = (home_of(name), nearest(name, section_names()).map(bracketed));
+    let near = if is_table { like.or(home) } else { home.or(like) };
     match near {
         Some(near) if is_table => format!("did you mean {near}?"),
         Some(home) => format!("it belongs below {home}"),
@@ -298,16 +311,16 @@ fn help_for_key(key: &str, targets: &[Vec<&'static Key>]) -> String {
     format!("the keys here are {}{others}", own.join(", "))
 }
 
-fn bracketed(name: impl std::fmt::Display) -> String {
-    format!("[{name}]")
+fn bracketed(name: &str) -> String {
+    if name == LISTED { format!("[[{name}]]") } else { format!("[{name}]") }
 }
 
 /// One value per named table.
 type Named<T> = BTreeMap<String, T>;
 
 impl Checker<'_> {
-    fn databases(&mut self, section: &Section<'_>, pool: &PoolSettings) -> Named<Database> {
-        if section.table.entries.is_empty() {
+    fn databases(&mut self, section: &Section<'_>, pool: &PoolSettings, is_needed: bool) -> Named<Database> {
+        if section.table.entries.is_empty() && is_needed {
             let help = "add [databases.\"*\"] with host = \"127.0.0.1\", or [databases.NAME] with a url";
             self.error(section.place(&[]), "there is no database to send clients to", help);
         }

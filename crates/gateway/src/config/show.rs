@@ -5,6 +5,7 @@ use super::hosts::RouteSettings;
 use super::keys::{Admin, Auth, Journal, Listen, Log, Overrides, PoolSettings, Runtime, Timeouts};
 use super::section::{Key, Reload};
 use super::setting::Setting;
+use super::stream::{Stream, StreamKeys};
 use super::{Config, Database, UserSecret};
 
 /// A setting as `SHOW CONFIG` prints it; secrets are `***`.
@@ -43,14 +44,22 @@ impl Config {
             rows.push(row(&format!("users.{name}"), "password", secret, String::new()));
             rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
         }
+        for stream in &self.streams {
+            rows.extend(stream.rows());
+        }
         rows
     }
 
     /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
     pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
-        let fixed = |config: &Self| config.render().into_iter().filter(|row| !row.reloadable).collect::<Vec<_>>();
+        let is_fixed = |row: &Row| !row.reloadable && !row.key.starts_with("streams.");
+        let fixed = |config: &Self| config.render().into_iter().filter(is_fixed).collect::<Vec<_>>();
         let pairs = fixed(old).into_iter().zip(fixed(new));
-        pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
+        let mut keys: Vec<_> = pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect();
+        if old.streams != new.streams {
+            keys.push("streams".to_owned());
+        }
+        keys
     }
 
     /// Overrides, with what holds for the others as the default.
@@ -64,6 +73,18 @@ impl Config {
             all.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
         };
         written.map(|(key, value)| row(path, key, value, general(key))).collect()
+    }
+}
+
+impl Stream {
+    /// What is written for it.
+    fn rows(&self) -> Vec<Row> {
+        let path = format!("streams.{}", self.keys.name);
+        let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown());
+        let default_of = |key: &str| defaults.clone().find(|(known, _)| known.name == key).map(|(_, value)| value);
+        let written = self.written.written().into_iter();
+        let row = |(key, value): (&str, _)| row(&path, key, value, default_of(key).unwrap_or_default());
+        written.map(row).map(|row| Row { reloadable: false, ..row }).collect()
     }
 }
 

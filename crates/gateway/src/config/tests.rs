@@ -376,7 +376,7 @@ fn documented() -> Vec<(String, String, String)> {
     let mut rows = Vec::new();
     for line in include_str!("../../../../docs/configuration.md").lines() {
         if let Some(heading) = line.strip_prefix("## `[").and_then(|rest| rest.split_once("]`")) {
-            section = heading.0.to_owned();
+            section = heading.0.trim_matches(['[', ']']).to_owned();
         }
         let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
         if let [key, default, reload, _] = cells[..]
@@ -407,6 +407,7 @@ fn the_documentation_describes_every_key_and_no_other() {
             "admin" => Admin::default().shown(),
             "log" => Log::default().shown(),
             "journal" => Journal::default().shown(),
+            "streams" => stream::StreamKeys::default().shown(),
             _ => Runtime::default().shown(),
         };
         for (key, default) in keys.iter().zip(defaults) {

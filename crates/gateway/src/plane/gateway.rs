@@ -26,6 +26,7 @@ use crate::{
     server::{ConnectError, Connector, Server},
     statements::Changes,
     stats::History,
+    stream::Board,
     tls::{self, TlsError},
 };
 
@@ -175,6 +176,8 @@ pub struct Gateway {
     pub clients: Vec<AtomicUsize>,
     /// The query journal, if one is kept.
     pub archive: Option<Archive>,
+    /// The streams that run beside the queries.
+    pub streams: OnceLock<Board>,
     /// When it was started.
     pub started_at: SystemTime,
     next_client: AtomicU64,
@@ -218,6 +221,7 @@ impl Gateway {
             phase_changed: tokio::sync::Notify::new(),
             clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             archive: None,
+            streams: OnceLock::new(),
             started_at: SystemTime::now(),
             next_client: AtomicU64::new(1),
             consoles: AtomicUsize::new(0),

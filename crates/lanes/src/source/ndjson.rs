@@ -3,6 +3,7 @@
 //! All lines are one lane. The position of a line is where it ends, in bytes from the beginning, so that what follows a
 //! committed position is the next line. A thread of its own reads ahead, as far as a bound of bytes.
 
+mod follow;
 mod line;
 mod reader;
 
@@ -13,6 +14,7 @@ use std::task::{Context, Poll};
 
 use super::{Event, Mark, Room, Source};
 use crate::record::{Epoch, Lane, Position, Record};
+use follow::{Follow, Interest};
 use reader::{Lines, Reader};
 
 pub use line::Format;
@@ -58,6 +60,8 @@ pub struct Ndjson {
     /// Taken from the reader and not handed out.
     next: std::vec::IntoIter<Record>,
     checkpoint: Option<PathBuf>,
+    /// Nobody else has it: when it is gone, a file is not followed any more.
+    _interest: Option<Interest>,
     /// A checkpoint that could not be written ends the source.
     broken: Option<NdjsonError>,
     is_assigned: bool,
@@ -73,7 +77,7 @@ impl Ndjson {
         let path = path.as_ref();
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
-        Self::of(name, file, 0, format)
+        Self::of_file(name, file, 0, format)
     }
 
     /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets.
@@ -90,7 +94,7 @@ impl Ndjson {
             return Err(NdjsonError::ForeignCheckpoint { path: checkpoint });
         }
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
-        let source = Self::of(name, file, from, format)?;
+        let source = Self::of_file(name, file, from, format)?;
         Ok(Self { checkpoint: Some(checkpoint), ..source })
     }
 
@@ -110,11 +114,29 @@ impl Ndjson {
         Self::of(name.to_owned(), input, 0, format)
     }
 
+    fn of_file(name: String, file: File, from: u64, format: Format) -> Result<Self, NdjsonError> {
+        if !format.follow {
+            return Self::of(name, file, from, format);
+        }
+        let (file, interest) = Follow::new(file, from);
+        let source = Self::of(name, file, from, format)?;
+        Ok(Self { _interest: Some(interest), ..source })
+    }
+
     fn of(name: String, input: impl Read + Send + 'static, from: u64, format: Format) -> Result<Self, NdjsonError> {
         let started = Reader::new(input, from, format).start();
         let lines = started.map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
         let next = Vec::new().into_iter();
-        Ok(Self { name, lines, next, checkpoint: None, broken: None, is_assigned: false, is_paused: false })
+        Ok(Self {
+            name,
+            lines,
+            next,
+            checkpoint: None,
+            _interest: None,
+            broken: None,
+            is_assigned: false,
+            is_paused: false,
+        })
     }
 
     /// Hands out what is there, at most what there is room for.

@@ -9,7 +9,7 @@ use tidegate_lanes::{Delivery, Event, Lane, Position, Subscription};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::checker::{Checker, LANE, MS, SECOND, records, seed, until, watched};
+use crate::checker::{Checker, LANE, MS, SECOND, record, records, seed, until, watched};
 
 const OTHER: Lane = Lane(1);
 
@@ -201,6 +201,44 @@ async fn la_37_a_stop_commits_exactly_the_finished_prefix() {
     assert!(feed.is_closed());
     // Which of the twenty got a permit is the semaphore's choice: the first seven.
     assert_eq!(feed.committed(LANE), Some(Position(6)));
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_is_done_before_a_subscription_finishes() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 100, |at| at % 7));
+    let work = Work::new(&checker);
+    let subscription = Subscription::builder("test").source(source).concurrency(3).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("all are taken", || handle.metrics().pending == 100).await;
+    handle.finish();
+    feed.extend((100..200).map(|at| record(LANE, epoch, at, at % 7)));
+    work.gate.add_permits(200);
+    let tally = running.await.unwrap().unwrap();
+    assert_eq!((tally.done, tally.abandoned), (100, 0));
+    assert_eq!(feed.committed(LANE), Some(Position(99)));
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_sets_a_deadline_to_a_subscription_that_finishes() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |_| 0));
+    let work = Work::new(&checker);
+    let subscription = Subscription::builder("test").source(source).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    work.gate.add_permits(4);
+    until("one waits for ever", || handle.metrics().pending == 6).await;
+    handle.finish();
+    handle.stop(SECOND);
+    let tally = running.await.unwrap().unwrap();
+    assert_eq!((tally.done, tally.abandoned), (4, 1));
+    assert_eq!(feed.committed(LANE), Some(Position(3)));
     checker.assert_order();
 }
 

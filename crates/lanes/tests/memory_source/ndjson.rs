@@ -104,6 +104,28 @@ async fn a_checkpoint_of_another_file_is_refused() {
     }
 }
 
+#[tokio::test]
+async fn a_file_that_is_followed_has_no_end_and_may_not_become_shorter() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &["one", "two", "thr"]);
+    let format = Format { follow: true, ..Format::default() };
+    let running = tokio::spawn(run(Ndjson::open(&path, format).unwrap(), Exhausted::Stop, "three"));
+    let mut more = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    // The line that is whole now is the one that fails.
+    more.write_all(b"ee\n").unwrap();
+    let (result, seen) = running.await.unwrap();
+    assert!(matches!(result, Err(RunError::Exhausted { .. })), "{result:?}");
+    assert_eq!(seen[&None], ["one", "two"]);
+    let checkpoint = folder.path().join("done");
+    std::fs::write(&checkpoint, std::fs::metadata(&path).unwrap().len().to_string()).unwrap();
+    let format = Format { follow: true, ..Format::default() };
+    let running = tokio::spawn(run(Ndjson::resume(&path, &checkpoint, format).unwrap(), Exhausted::Stop, ""));
+    std::fs::File::create(&path).unwrap();
+    let error = running.await.unwrap().0.unwrap_err();
+    let said = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
+    assert!(said.contains("became shorter"), "{said}");
+}
+
 /// Gives a line, and then an error.
 struct Failing(bool);
 

@@ -139,7 +139,7 @@ impl Checker<'_> {
         }
     }
 
-    fn server_tls(&mut self, section: &Section<'_>, keys: &DatabaseKeys) -> ServerTls {
+    pub(super) fn server_tls(&mut self, section: &Section<'_>, keys: &DatabaseKeys) -> ServerTls {
         let system = keys.sslrootcert.as_os_str() == "system";
         let mut tls = ServerTls {
             mode: keys.sslmode,

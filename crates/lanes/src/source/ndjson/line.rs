@@ -16,11 +16,13 @@ pub struct Format {
     pub line_max: usize,
     /// Bytes read ahead, besides what was handed out; 4 MiB by default.
     pub ahead_max: usize,
+    /// At the end of a file, wait for more instead of ending; not by default. The file may only grow.
+    pub follow: bool,
 }
 
 impl Default for Format {
     fn default() -> Self {
-        Self { key: None, line_max: 16 << 20, ahead_max: 4 << 20 }
+        Self { key: None, line_max: 16 << 20, ahead_max: 4 << 20, follow: false }
     }
 }
 

@@ -1,0 +1,233 @@
+//! `[[streams]]`: ordered records from a source to a sink, one at a time per key.
+
+mod endpoint;
+mod field;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::ServerTls;
+use super::raw::{Node, Source, Span, Table, Value};
+use super::section::section;
+use super::setting::{Setting, Wrong, words};
+
+pub use endpoint::{GatewayTarget, HttpTarget, Letters, Origin, Target, Topics};
+pub use field::{Field, Fields, KeyOf};
+
+words! {
+    /// How records without a key are ordered.
+    pub enum Keyless {
+        /// Not at all.
+        Unordered = "unordered",
+        /// As if all of a partition, or of a file, had one key.
+        Lane = "lane",
+    }
+
+    /// Where a Kafka group begins that has no committed position.
+    pub enum Start {
+        /// With the oldest record that is there.
+        Earliest = "earliest",
+        /// With the next record that arrives.
+        Latest = "latest",
+        /// Nowhere: the stream ends with an error.
+        Fail = "fail",
+    }
+
+    /// What becomes of a record whose attempts are used up.
+    pub enum OnExhausted {
+        /// The stream drains, commits what is done, and ends with an error.
+        Stop = "stop",
+        /// Its partition, or its file, starts nothing more.
+        HaltLane = "halt_lane",
+        /// It waits, and the later records of its key with it.
+        Park = "park",
+        /// It is logged, counted, and counts as done.
+        Skip = "skip",
+        /// It goes to the dead-letter, and counts as done once that has it.
+        DeadLetter = "dead_letter",
+    }
+
+    /// How a record is written where lines or bodies are written.
+    pub enum RecordForm {
+        /// Its value as it came.
+        Value = "value",
+        /// A JSON object with value, key, place, time and headers.
+        Envelope = "envelope",
+    }
+}
+
+section! {
+    /// `[[streams]]`: records from `from` to `to`, concurrently across keys and in order within a key.
+    pub struct StreamKeys, raw RawStream {
+        /// What it is called in logs, in `SHOW STREAMS`, and by `tidegate stream -c FILE NAME`.
+        name: String = String::new() => Restart Process;
+        /// A file with a JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
+        from: Origin = Origin::Unset => Restart Process;
+        /// `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or `-`.
+        to: Target = Target::Unset => Restart Process;
+        /// `record` for the record's own key, or a JSON pointer into its value such as `/customer/id`.
+        key: KeyOf = KeyOf::Record => Restart Process;
+        /// `unordered` or `lane`: how records without a key are ordered.
+        keyless: Keyless = Keyless::Unordered => Restart Process;
+        /// Kafka's consumer group; empty for `tidegate-NAME`.
+        group: String = String::new() => Restart Process;
+        /// `earliest`, `latest` or `fail`: where a group begins that has committed nothing.
+        start: Start = Start::Earliest => Restart Process;
+        /// Table of librdkafka's properties, for every Kafka client of the stream.
+        kafka_properties: Properties = Properties::default() => Restart Process;
+        /// File that notes how far `from` is done, so that the next run goes on there; empty for none.
+        checkpoint: PathBuf = PathBuf::new() => Restart Process;
+        /// Whether to wait for more at the end of the file, as `tail -f` does.
+        follow: bool = false => Restart Process;
+        /// Statement for Postgres, such as `insert into orders values ($1, $2) on conflict do nothing`.
+        sql: String = String::new() => Restart Process;
+        /// What its parameters are: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or pointers.
+        params: Fields = Fields::default() => Restart Process;
+        /// Connections to Postgres.
+        connections: u32 = 4, in 1..=10_000 => Restart Process;
+        /// Processes of a command, each with one batch at a time; 0 for one per core.
+        processes: u32 = 0, in 0..=10_000 => Restart Process;
+        /// Table of headers for each HTTP request.
+        headers: Properties = Properties::default() => Restart Process;
+        /// `value` or `envelope`: what is written to HTTP, a command or standard output.
+        form: RecordForm = RecordForm::Value => Restart Process;
+        /// Waiting records of one key that are delivered together at most.
+        batch: u32 = 1, in 1..=100_000 => Restart Process;
+        /// How long one attempt may take; 0 for any time.
+        timeout: Duration = Duration::from_secs(30) => Restart Process;
+        /// Deliveries under way at a time; to Postgres and to a command not more than `connections` and `processes`.
+        concurrency: u32 = 100, in 1..=1_000_000 => Restart Process;
+        /// Deliveries begun in a second; 0 for any number.
+        rate: u32 = 0, in 0..=100_000_000 => Restart Process;
+        /// Records of one key that may begin in a `quota_window`; 0 for any number.
+        quota: u16 = 0 => Restart Process;
+        /// See `quota`.
+        quota_window: Duration = Duration::from_secs(1) => Restart Process;
+        /// Of the waiting records of a key only the newest is delivered; for values that hold the whole state.
+        compact: bool = false => Restart Process;
+        /// Attempts at a record; 0 for any number.
+        attempts: u32 = 10, in 0..=1_000_000_000 => Restart Process;
+        /// Age of a record, since it was read, beyond which it is not tried again; 0 for none.
+        age_max: Duration = Duration::ZERO => Restart Process;
+        /// Wait after a failed attempt; it doubles, with jitter, and only the record's key waits.
+        retry_wait: Duration = Duration::from_millis(100) => Restart Process;
+        /// The longest such wait.
+        retry_wait_max: Duration = Duration::from_secs(30) => Restart Process;
+        /// `stop`, `halt_lane`, `park`, `skip`, or `dead_letter`, which it is if a `dead_letter` is named.
+        exhausted: OnExhausted = OnExhausted::Stop => Restart Process;
+        /// Where records go that cannot be done: a file, or `kafka://BROKER:9092/TOPIC`; empty for nowhere.
+        dead_letter: Letters = Letters::None => Restart Process;
+        /// Records that were read and are not done, of all partitions together.
+        records_max: u32 = 100_000, in 1..=100_000_000 => Restart Process;
+        /// Their bytes, with what is read ahead.
+        bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Restart Process;
+        /// Records of one partition from the oldest that is not done to the newest that was read.
+        span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Restart Process;
+        /// How long what is done may wait to be committed.
+        commit_every: Duration = Duration::from_millis(200) => Restart Process;
+        /// How long what was read may take to be delivered when the stream is stopped.
+        drain: Duration = Duration::from_secs(30) => Restart Process;
+    }
+}
+
+/// A stream as it is to run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stream {
+    /// Every key.
+    pub keys: StreamKeys,
+    /// TLS towards the Postgres of `to`.
+    pub tls: ServerTls,
+    pub(crate) written: RawStream,
+}
+
+/// Names and texts, in the order of the text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Properties(pub Vec<(String, String)>);
+
+impl Setting for Properties {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        let Value::Table(table) = value else {
+            let help = "write names and texts in braces: { name = \"text\" }";
+            return Err(Wrong::new(format!("expected a table, found {}", value.kind()), help));
+        };
+        let property = |entry: &super::raw::Entry| {
+            let text = match &entry.node.value {
+                Value::Integer(number) => number.to_string(),
+                Value::Boolean(value) => value.to_string(),
+                other => String::read(other).map_err(|wrong| Wrong { at: Some(entry.node.at.clone()), ..wrong })?,
+            };
+            Ok((entry.key.clone(), text))
+        };
+        table.entries.iter().map(property).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The names alone: a value may be a password.
+    fn show(&self) -> String {
+        self.0.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The value of a flag.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Flag {
+    /// A text, a time, or a word.
+    Text(String),
+    /// A number.
+    Number(u64),
+    /// A flag without a value.
+    Yes,
+    /// A flag that may be repeated.
+    List(Vec<String>),
+    /// A flag of `name=text`, that may be repeated.
+    Table(Vec<(String, String)>),
+}
+
+/// The flags as if they stood in a file: findings then point at the command line.
+pub(crate) fn document(flags: &[(&str, Flag)]) -> (Source, Table) {
+    let mut source = Source { name: "the command line".to_owned(), text: "tidegate stream".to_owned() };
+    let mut table = Table::default();
+    for (key, flag) in flags {
+        source.text.push_str(&format!(" --{} ", key.replace('_', "-")));
+        let start = source.text.len();
+        source.text.push_str(&flag.shown());
+        let at = start..source.text.len();
+        table.push(key, flag.value(&at), at);
+    }
+    (source, table)
+}
+
+impl Flag {
+    fn shown(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(number) => number.to_string(),
+            Self::Yes => String::new(),
+            Self::List(texts) => texts.join(" "),
+            Self::Table(pairs) => pairs.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(" "),
+        }
+    }
+
+    fn value(&self, at: &Span) -> Value {
+        let node = |text: &String| Node { value: Value::Text(text.clone()), at: at.clone() };
+        match self {
+            Self::Text(text) => Value::Text(text.clone()),
+            Self::Number(number) => i64::try_from(*number).map_or(Value::Other("a number too large"), Value::Integer),
+            Self::Yes => Value::Boolean(true),
+            Self::List(texts) => Value::List(texts.iter().map(node).collect()),
+            Self::Table(pairs) => {
+                let mut table = Table::default();
+                for (name, text) in pairs {
+                    table.push_text(name, text, at.clone());
+                }
+                Value::Table(table)
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Where records come from and where they go, without secrets.
+    pub fn ends(&self) -> (String, String) {
+        (self.keys.from.show(), self.keys.to.show())
+    }
+}

@@ -1,0 +1,166 @@
+//! A login to Postgres, or to the gateway itself.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, NoTls};
+use tokio_rustls::TlsConnector;
+
+use crate::config::stream::{GatewayTarget, Target};
+use crate::config::{Host, PgUrl, ServerTls, SslMode, SslNegotiation, Stream};
+use crate::stream::door::{Door, Doors};
+use crate::stream::error::{StreamError, whole};
+use crate::tls;
+
+/// How to log in.
+pub(super) struct Login {
+    config: tokio_postgres::Config,
+    way: Way,
+}
+
+enum Way {
+    Inside(Door),
+    Hosts { hosts: Vec<Host>, tls: Option<Arc<ClientConfig>>, settings: ServerTls },
+}
+
+/// A connection, and the task that moves its bytes.
+pub(super) struct Connected {
+    pub(super) client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Login {
+    pub(super) fn new(stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
+        match &stream.keys.to {
+            Target::Postgres(url) => Self::to_server(url, stream),
+            Target::Gateway(target) => Self::to_gateway(target, stream, doors),
+            _ => unreachable!("a sink of Postgres leads to one"),
+        }
+    }
+
+    fn to_server(url: &PgUrl, stream: &Stream) -> Result<Self, StreamError> {
+        let user = if url.user.is_empty() { "postgres" } else { &url.user };
+        let mut config = config(stream, user, if url.dbname.is_empty() { user } else { &url.dbname });
+        if !url.password.is_empty() {
+            config.password(url.password.reveal());
+        }
+        for (name, value) in &url.parameters {
+            if name == "options" {
+                config.options(value);
+            } else if name == "application_name" {
+                config.application_name(value);
+            }
+        }
+        let tls = tls::for_servers(&stream.tls).map_err(|error| StreamError::Sink(error.to_string()))?;
+        let way = Way::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };
+        Ok(Self { config, way })
+    }
+
+    fn to_gateway(target: &GatewayTarget, stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
+        let Some(door) = doors.door.clone() else {
+            let text = "there is no gateway here: name a postgres:// URL, or a configuration with -c".to_owned();
+            return Err(StreamError::Sink(text));
+        };
+        let mut config = config(stream, &target.user, &target.database);
+        let given = Some(&target.password).filter(|password| !password.is_empty());
+        if let Some(password) = given.or_else(|| doors.password(&target.user)) {
+            config.password(password.reveal());
+        }
+        let way = match door {
+            Door::Outside(hosts) => Way::Hosts { hosts, tls: None, settings: stream.tls.clone() },
+            inside @ Door::Inside(_) => Way::Inside(inside),
+        };
+        Ok(Self { config, way })
+    }
+
+    /// Tries the hosts in their order.
+    pub(super) async fn connect(&self) -> Result<Connected, String> {
+        match &self.way {
+            Way::Inside(Door::Inside(open)) => {
+                let opened = open().and_then(|socket| {
+                    socket.set_nonblocking(true)?;
+                    UnixStream::from_std(socket)
+                });
+                self.log_in(opened.map_err(|error| error.to_string())?).await
+            }
+            Way::Inside(Door::Outside(_)) => Err("there is no gateway in this process".to_owned()),
+            Way::Hosts { hosts, tls, settings } => {
+                let mut reason = "no host is named".to_owned();
+                for host in hosts {
+                    match self.connect_to(host, tls.as_ref(), settings).await {
+                        Ok(connected) => return Ok(connected),
+                        Err(error) => reason = format!("{host}: {error}"),
+                    }
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    async fn connect_to(
+        &self,
+        host: &Host,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+    ) -> Result<Connected, String> {
+        let text = |error: io::Error| error.to_string();
+        let (name, port) = match host {
+            Host::Unix { .. } => {
+                let path = host.socket_path().unwrap_or_default();
+                return self.log_in(UnixStream::connect(path).await.map_err(text)?).await;
+            }
+            Host::Tcp { name, port } => (name, *port),
+        };
+        let mut socket = TcpStream::connect((name.as_str(), port)).await.map_err(text)?;
+        socket.set_nodelay(true).map_err(text)?;
+        let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return self.log_in(socket).await };
+        let is_direct = settings.negotiation == SslNegotiation::Direct;
+        if !is_direct && !asks_for_tls(&mut socket).await.map_err(text)? {
+            if settings.mode == SslMode::Prefer {
+                return self.log_in(socket).await;
+            }
+            return Err(format!("the server has no TLS, and sslmode is {}", settings.mode));
+        }
+        let server = match name.parse::<IpAddr>() {
+            Ok(address) => ServerName::from(address),
+            Err(_) => ServerName::try_from(name.clone()).map_err(|error| error.to_string())?,
+        };
+        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await.map_err(text)?;
+        self.log_in(socket).await
+    }
+
+    async fn log_in<S>(&self, socket: S) -> Result<Connected, String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| whole(&error))?;
+        // Why it ended is seen by the next statement.
+        let task = tokio::spawn(async move { drop(connection.await) });
+        Ok(Connected { client, task })
+    }
+}
+
+fn config(stream: &Stream, user: &str, database: &str) -> tokio_postgres::Config {
+    let mut config = tokio_postgres::Config::new();
+    config.user(user).dbname(database).application_name(format!("tidegate stream {}", stream.keys.name));
+    config
+}
+
+/// Sends an SSLRequest; whether the server answers that it will.
+async fn asks_for_tls(socket: &mut TcpStream) -> io::Result<bool> {
+    // Length 8, then the code of the request: PostgreSQL documentation, "SSLRequest".
+    socket.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await?;
+    Ok(socket.read_u8().await? == b'S')
+}

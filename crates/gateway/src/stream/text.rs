@@ -1,0 +1,176 @@
+//! A record as a line: its value as it came, or an envelope around it.
+
+use std::io::Write as _;
+
+use base64::Engine as _;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tidegate_lanes::{Failure, Header, Record};
+
+use super::place::Places;
+use crate::config::stream::RecordForm;
+
+/// Writes records as texts of one line.
+#[derive(Clone)]
+pub(super) struct Texts {
+    pub(super) form: RecordForm,
+    pub(super) places: Places,
+}
+
+impl Texts {
+    /// Appends the record and a line break.
+    pub(super) fn line(&self, record: &Record, out: &mut Vec<u8>) -> Result<(), Failure> {
+        match self.form {
+            RecordForm::Envelope => self.envelope(record, out),
+            RecordForm::Value => match record.payload() {
+                None => out.extend_from_slice(b"null"),
+                Some(value) if !value.contains(&b'\n') => out.extend_from_slice(value),
+                Some(value) => {
+                    let value: Value = serde_json::from_slice(value).map_err(|_| {
+                        Failure::permanent("its value has a line break in it: choose form = \"envelope\"")
+                    })?;
+                    write_json(out, &value);
+                }
+            },
+        }
+        out.push(b'\n');
+        Ok(())
+    }
+
+    /// Appends the record as the body of a request; a tombstone is an empty one.
+    pub(super) fn body(&self, record: &Record, out: &mut Vec<u8>) {
+        match self.form {
+            RecordForm::Envelope => self.envelope(record, out),
+            RecordForm::Value => out.extend_from_slice(record.payload().unwrap_or_default()),
+        }
+    }
+
+    /// Appends `{"topic":...,"value":...}`.
+    pub(super) fn envelope(&self, record: &Record, out: &mut Vec<u8>) {
+        out.push(b'{');
+        self.members(record, out);
+        out.push(b'}');
+    }
+
+    /// The members of an envelope, without its braces.
+    pub(super) fn members(&self, record: &Record, out: &mut Vec<u8>) {
+        let (topic, partition) = self.places.of(record.lane());
+        match partition {
+            Some(number) => {
+                member(out, "topic", topic.as_bytes());
+                let _ = write!(out, ",\"partition\":{number}");
+            }
+            None => member(out, "file", topic.as_bytes()),
+        }
+        let _ = write!(out, ",\"position\":{}", record.position());
+        if record.timestamp_ms() != 0 {
+            let _ = write!(out, ",\"timestamp\":{}", record.timestamp_ms());
+        }
+        out.extend_from_slice(b",\"key\":");
+        push_text(out, record.key());
+        if !record.headers().is_empty() {
+            out.extend_from_slice(b",\"headers\":[");
+            for (index, Header { name, value }) in record.headers().iter().enumerate() {
+                out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
+                write_json(out, &**name);
+                out.push(b',');
+                push_text(out, value.as_deref());
+                out.push(b']');
+            }
+            out.push(b']');
+        }
+        out.extend_from_slice(b",\"value\":");
+        push_value(out, record.payload());
+    }
+}
+
+/// Appends `"name":"text"`.
+pub(super) fn member(out: &mut Vec<u8>, name: &str, text: &[u8]) {
+    write_json(out, name);
+    out.push(b':');
+    push_text(out, Some(text));
+}
+
+fn write_json(out: &mut Vec<u8>, value: &(impl serde::Serialize + ?Sized)) {
+    // Memory takes everything, and texts and values can be written as JSON.
+    let _ = serde_json::to_writer(out, value);
+}
+
+/// A JSON string; what is not UTF-8 becomes `{"base64":"..."}`, and nothing becomes null.
+fn push_text(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
+    match bytes.map(std::str::from_utf8) {
+        None => out.extend_from_slice(b"null"),
+        Some(Ok(text)) => write_json(out, text),
+        Some(Err(_)) => {
+            let text = base64::engine::general_purpose::STANDARD.encode(bytes.unwrap_or_default());
+            let _ = write!(out, "{{\"base64\":\"{text}\"}}");
+        }
+    }
+}
+
+/// The value as it is if it is JSON, else as a text.
+fn push_value(out: &mut Vec<u8>, payload: Option<&[u8]>) {
+    let Some(value) = payload else { return out.extend_from_slice(b"null") };
+    if serde_json::from_slice::<IgnoredAny>(value).is_err() {
+        return push_text(out, payload);
+    }
+    if !value.contains(&b'\n') && !value.contains(&b'\r') {
+        return out.extend_from_slice(value.trim_ascii());
+    }
+    // Line breaks of JSON stand between its parts only.
+    match serde_json::from_slice::<Value>(value) {
+        Ok(value) => write_json(out, &value),
+        Err(_) => push_text(out, payload),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_lanes::{Epoch, Lane, Position};
+
+    use super::*;
+
+    fn texts(form: RecordForm) -> Texts {
+        Texts { form, places: Places::File { name: "orders".into(), path: None } }
+    }
+
+    fn record(key: Option<&[u8]>, value: Option<&[u8]>) -> Record {
+        Record::new(Lane(0), Epoch(1), Position(7), key, value)
+    }
+
+    fn line(form: RecordForm, record: &Record) -> Result<String, Failure> {
+        let mut out = Vec::new();
+        texts(form).line(record, &mut out)?;
+        Ok(String::from_utf8(out).expect("lines are UTF-8"))
+    }
+
+    #[test]
+    fn a_value_is_one_line() {
+        let of = |value: Option<&[u8]>| line(RecordForm::Value, &record(None, value));
+        assert_eq!(of(Some(b"{ \"a\": 1 }")).as_deref(), Ok("{ \"a\": 1 }\n"));
+        assert_eq!(of(Some(b"{\n\"a\": 1\n}")).as_deref(), Ok("{\"a\":1}\n"));
+        assert_eq!(of(None).as_deref(), Ok("null\n"));
+        assert!(of(Some(b"two\nlines")).is_err_and(|failure| failure.is_permanent()));
+    }
+
+    #[test]
+    fn an_envelope_holds_any_bytes() {
+        let header = Header { name: "h".into(), value: Some(b"x"[..].into()) };
+        let full = record(Some(b"k\"1"), Some(b"two\nlines")).with_timestamp_ms(5).with_headers(vec![header]);
+        assert_eq!(
+            line(RecordForm::Envelope, &full).as_deref(),
+            Ok("{\"file\":\"orders\",\"position\":7,\"timestamp\":5,\"key\":\"k\\\"1\",\"headers\":[[\"h\",\"x\"]],\
+                \"value\":\"two\\nlines\"}\n")
+        );
+        let json = record(None, Some(b"[1, 2]"));
+        assert_eq!(
+            line(RecordForm::Envelope, &json).as_deref(),
+            Ok("{\"file\":\"orders\",\"position\":7,\"key\":null,\"value\":[1, 2]}\n")
+        );
+        let bytes = record(Some(&[0xff]), None);
+        assert_eq!(
+            line(RecordForm::Envelope, &bytes).as_deref(),
+            Ok("{\"file\":\"orders\",\"position\":7,\"key\":{\"base64\":\"/w==\"},\"value\":null}\n")
+        );
+    }
+}

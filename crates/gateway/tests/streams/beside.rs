@@ -1,0 +1,106 @@
+//! Streams beside the queries of a gateway: through its pool, on its console, ended with it.
+
+use std::collections::BTreeMap;
+
+use tidegate_testkit::{Fixture, Gateway, Signal};
+
+use crate::process::{Folder, Stream, eventually, numbers};
+
+fn fixture() -> Fixture {
+    Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18)
+}
+
+fn stream(gateway: &Gateway, name: &str) -> BTreeMap<String, String> {
+    let streams = gateway.show("STREAMS");
+    streams.into_iter().find(|stream| stream["name"] == name).unwrap_or_else(|| panic!("no stream {name}"))
+}
+
+/// `[[streams]]` from a file into a table, through the gateway.
+fn section(name: &str, file: &str, table: &str, more: &str) -> String {
+    format!(
+        "[[streams]]\nname = \"{name}\"\nfrom = \"{file}\"\nto = \"gateway://postgres@postgres\"\nkey = \"/k\"\n\
+         sql = \"insert into {table} values ($1, $2)\"\nparams = [\"/k\", \"/n\"]\n{more}"
+    )
+}
+
+#[test]
+fn a_stream_goes_through_the_gateways_own_pool() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("k text, n int");
+    let file = folder.write("in.ndjson", &numbers(0..500, 10));
+    let more = "follow = true\nconnections = 3\nretry_wait = \"1ms\"\nattempts = 0\n";
+    let mut gateway = fixture.gateway(&format!("size = 2\n{}", section("orders", &file, &table, more)));
+    let count = || fixture.server.value(&format!("select count(*) from {table}"));
+    eventually("the rows arrive", || count() == "500");
+    eventually("the console knows", || stream(&gateway, "orders")["done"] == "500");
+    let row = stream(&gateway, "orders");
+    assert_eq!((row["state"].as_str(), row["sink"].as_str()), ("running", "gateway://postgres@postgres"));
+    assert_eq!((row["pending"].as_str(), row["restarts"].as_str()), ("0", "0"));
+    eventually("nothing is left", || stream(&gateway, "orders")["lag"] == "0");
+    let clients = gateway.show("CLIENTS");
+    let ours: Vec<_> = clients.iter().filter(|row| row["application_name"] == "tidegate stream orders").collect();
+    assert!(!ours.is_empty() && ours.iter().all(|row| row["addr"] == "unix"), "{clients:?}");
+    // Clients of the stream do not hold up the end.
+    folder.append("in.ndjson", &numbers(500..600, 10));
+    eventually("more rows arrive", || count() == "600");
+    gateway.signal(Signal::TERM);
+    assert!(gateway.wait().success(), "{}", gateway.log());
+    assert_eq!(count(), "600");
+}
+
+#[test]
+fn a_stream_logs_in_with_the_password_of_its_user() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("k text, n int");
+    let file = folder.write("in.ndjson", &numbers(0..10, 2));
+    let database = fixture.database_section("postgres", "postgres");
+    let config = |password: &str, to: &str| {
+        let stream = section("orders", &file, &table, "").replace("gateway://postgres@postgres", to);
+        format!("{database}[users.postgres]\npassword = \"{password}\"\n{stream}")
+    };
+    let gateway = fixture.start(&config("postgres", "gateway://postgres@postgres"));
+    eventually("the rows arrive", || fixture.server.value(&format!("select count(*) from {table}")) == "10");
+    drop(gateway);
+    let gateway = fixture.start(&config("postgres", "gateway://postgres:wrong@postgres"));
+    eventually("the log tells why", || gateway.log().contains("cannot open the sink"));
+}
+
+#[test]
+fn a_stream_that_cannot_connect_is_started_again_and_the_gateway_goes_on() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.name("later");
+    let file = folder.write("in.ndjson", &numbers(0..10, 2));
+    let gateway = fixture.gateway(&section("orders", &file, &table, ""));
+    eventually("it waits", || stream(&gateway, "orders")["last_error"].contains("42P01"));
+    assert_eq!(gateway.client("postgres").ok("select 1").value(), "1");
+    fixture.server.sql(&format!("create table {table} (k text, n int)"));
+    eventually("it ends", || stream(&gateway, "orders")["state"] == "ended");
+    assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
+    assert_ne!(stream(&gateway, "orders")["restarts"], "0");
+}
+
+#[test]
+fn a_stream_of_the_file_runs_alone_through_the_gateway_that_runs() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("k text, n int");
+    let file = folder.write("in.ndjson", &numbers(0..10, 2));
+    let gateway = fixture.gateway("");
+    let text = std::fs::read_to_string(gateway.config_file()).unwrap();
+    let config = folder.write("tidegate.toml", &format!("{text}\n{}", section("orders", &file, &table, "")));
+    Stream::run(["-c", &config, "orders"]).expect(0);
+    assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
+}
+
+#[test]
+fn standard_input_is_for_streams_that_run_alone() {
+    let fixture = fixture();
+    let folder = Folder::new();
+    let text = format!(
+        "[listen]\naddresses = [\"127.0.0.1:0\"]\n{}[[streams]]\nname = \"a\"\nfrom = \"-\"\nto = \"-\"\n",
+        fixture.database_section("postgres", "postgres")
+    );
+    let config = folder.write("tidegate.toml", &text);
+    let output = std::process::Command::new(crate::process::binary()).args(["run", "-c", &config]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && errors.contains("`tidegate stream -c FILE a`"), "{errors}");
+}

@@ -1,0 +1,202 @@
+//! Kafka on either side, with a real broker.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rdkafka::Message as _;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::Headers as _;
+use rdkafka::{Offset, TopicPartitionList};
+use rustix::process::Signal;
+use tidegate_sandbox::kafka::Broker;
+
+use crate::ledger::Ledger;
+use crate::process::{Folder, LIMIT, Stream, assert_each_once_in_order, eventually, number, numbers};
+use crate::web::{Answer, Web};
+
+/// Topics and a group that no other test knows.
+struct World {
+    broker: &'static Broker,
+    name: String,
+}
+
+impl World {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { broker: Broker::shared(), name: format!("t{}", NEXT.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    /// Makes a topic; its URL.
+    fn topic(&self, what: &str, partitions: u16) -> String {
+        let topic = format!("{}-{what}", self.name);
+        self.broker.create_topic(&topic, partitions, &[]).unwrap();
+        format!("kafka://{}/{topic}", self.broker.bootstrap())
+    }
+
+    /// Fills a topic with records whose key is that of their number.
+    fn fill(&self, what: &str, range: std::ops::Range<u64>, keys: u64) {
+        self.fill_with(what, range, keys, |line| number(line).0);
+    }
+
+    fn fill_with(&self, what: &str, range: std::ops::Range<u64>, keys: u64, key: fn(&str) -> String) {
+        let lines = numbers(range, keys);
+        let records = lines.lines().map(|line| (key(line), line.to_owned()));
+        self.broker.fill(&format!("{}-{what}", self.name), records).unwrap();
+    }
+
+    /// So many records of a topic: key, payload, names of headers.
+    fn read(&self, what: &str, count: usize) -> Vec<(String, String, Vec<String>)> {
+        let mut config = self.broker.client_config();
+        config.set("group.id", "reader").set("enable.auto.commit", "false");
+        let reader: BaseConsumer = config.create().unwrap();
+        let topic = format!("{}-{what}", self.name);
+        let metadata = reader.fetch_metadata(Some(&topic), LIMIT).unwrap();
+        let mut all = TopicPartitionList::new();
+        for partition in metadata.topics()[0].partitions() {
+            all.add_partition_offset(&topic, partition.id(), Offset::Beginning).unwrap();
+        }
+        reader.assign(&all).unwrap();
+        let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
+        let (mut records, deadline) = (Vec::new(), Instant::now() + LIMIT);
+        while records.len() < count {
+            assert!(Instant::now() < deadline, "{} of {count} records", records.len());
+            let Some(Ok(message)) = reader.poll(std::time::Duration::from_millis(100)) else { continue };
+            let headers = message.headers().map(|headers| headers.iter().map(|header| header.key.to_owned()).collect());
+            records.push((text(message.key()), text(message.payload()), headers.unwrap_or_default()));
+        }
+        records
+    }
+
+    /// The sum of the group's committed offsets.
+    fn committed(&self, what: &str, partitions: i32) -> i64 {
+        let mut config = self.broker.client_config();
+        let asking: BaseConsumer = config.set("group.id", self.group()).create().unwrap();
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition_range(&format!("{}-{what}", self.name), 0, partitions - 1);
+        let ask = || asking.committed_offsets(asked.clone(), LIMIT);
+        let answer = std::iter::repeat_with(ask).take(100).find_map(Result::ok).unwrap();
+        let offset = |offset| if let Offset::Offset(offset) = offset { offset } else { 0 };
+        answer.elements().iter().map(|at| offset(at.offset())).sum()
+    }
+
+    fn group(&self) -> String {
+        format!("group-{}", self.name)
+    }
+
+    /// Flags for a source; a member of that name takes the place of an earlier one of the same name at once.
+    fn from(&self, url: &str) -> Vec<String> {
+        let group = self.group();
+        ["--from", url, "--group", &group, "--kafka", "group.instance.id=one", "--kafka", "fetch.wait.max.ms=10"]
+            .map(str::to_owned)
+            .into()
+    }
+}
+
+fn with<'a>(flags: Vec<String>, more: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    flags.into_iter().chain(more.into_iter().map(str::to_owned)).collect()
+}
+
+#[test]
+fn from_topic_to_topic_in_order_per_key() {
+    let world = World::new();
+    let (from, to) = (world.topic("in", 1), world.topic("out", 2));
+    // The keys that order them here are inside of the values.
+    world.fill_with("in", 0..3_000, 30, |line| number(line).1.to_string());
+    let stream = Stream::start(with(world.from(&from), ["--key", "/k", "--to", &to]));
+    let records = world.read("out", 3_000);
+    eventually("all is committed", || world.committed("in", 1) == 3_000);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    let values: Vec<String> = records.iter().map(|(_, value, _)| value.clone()).collect();
+    assert_each_once_in_order(&values, 0..3_000);
+    assert!(records.iter().all(|(key, value, _)| *key == number(value).0));
+}
+
+#[test]
+fn from_a_topic_to_postgres_with_the_place_of_each_record() {
+    let (world, ledger) = (World::new(), Ledger::new());
+    let from = world.topic("in", 3);
+    world.fill("in", 0..1_000, 25);
+    let table = ledger.fixture.own_table("p int, o bigint, k text, v jsonb, primary key (p, o)");
+    let sql = format!("insert into {table} values ($1, $2, $3, $4)");
+    let url = ledger.url();
+    let params = ["partition", "position", "key", "value"].into_iter().flat_map(|part| ["--param", part]);
+    let stream = Stream::start(with(world.from(&from), ["--to", &url, "--sql", &sql].into_iter().chain(params)));
+    let count = || ledger.fixture.server.value(&format!("select count(*) from {table} where v ->> 'k' = k"));
+    eventually("all rows are there", || count() == "1000");
+    eventually("all is committed", || world.committed("in", 3) == 1_000);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+}
+
+#[test]
+fn what_cannot_be_done_is_in_the_dead_letter_topic_before_it_is_committed() {
+    let world = World::new();
+    let (from, dead) = (world.topic("in", 1), world.topic("dead", 1));
+    world.fill("in", 0..10, 2);
+    let web = Web::start(|seen| if number(&seen.body).1 == 4 { Answer::Status(400) } else { Answer::Status(200) });
+    let url = web.url("/");
+    let stream = Stream::start(with(world.from(&from), ["--to", &url, "--dead-letter", &dead]));
+    let letters = world.read("dead", 1);
+    eventually("all is committed", || world.committed("in", 1) == 10);
+    stream.signal(Signal::INT);
+    stream.wait().expect(3);
+    let (key, value, headers) = &letters[0];
+    assert_eq!((key.as_str(), number(value).1), ("k0", 4));
+    assert!(headers.iter().any(|header| header == "tidegate-error"), "{headers:?}");
+}
+
+#[test]
+fn a_signal_lets_what_runs_end_and_the_next_run_repeats_nothing() {
+    let world = World::new();
+    let from = world.topic("in", 2);
+    let web = Web::start(|_| Answer::Status(200));
+    let url = web.url("/");
+    let flags = || with(world.from(&from), ["--to", &url, "--concurrency", "10"]);
+    for part in 0..3 {
+        world.fill("in", part * 1_000..(part + 1) * 1_000, 20);
+        let (stream, before) = (Stream::start(flags()), web.seen().len());
+        eventually("some arrive", || web.seen().len() >= before + 30);
+        stream.signal(Signal::TERM);
+        stream.wait().expect(0);
+    }
+    let stream = Stream::start(flags());
+    eventually("all arrive", || web.seen().len() >= 3_000);
+    eventually("all is committed", || world.committed("in", 2) == 3_000);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    assert_each_once_in_order(&web.bodies(), 0..3_000);
+}
+
+#[test]
+fn a_topic_whose_reader_is_killed_again_and_again_is_done_at_least_once() {
+    let seed =
+        std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("TIDEGATE_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (world, ledger) = (World::new(), Ledger::new());
+    let from = world.topic("in", 3);
+    world.fill("in", 0..3_000, 30);
+    let (url, sql) = (ledger.url(), ledger.sql());
+    let flags = || with(world.from(&from), ["--to", &url, "--sql", &sql, "--param", "/k", "--param", "/n"]);
+    for _ in 0..4 {
+        let (stream, until) = (Stream::start(flags()), ledger.distinct() + random.u64(1..700));
+        eventually("some more arrive", || ledger.distinct() >= until.min(3_000));
+        stream.kill9();
+    }
+    let stream = Stream::start(flags());
+    eventually("all arrive", || ledger.distinct() == 3_000);
+    eventually("all is committed", || world.committed("in", 3) == 3_000);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    ledger.audit(0..3_000);
+}
+
+#[test]
+fn a_topic_that_is_not_there_ends_the_stream_with_its_reason() {
+    let world = World::new();
+    let folder = Folder::new();
+    let from = format!("kafka://{}/no-such-topic", world.broker.bootstrap());
+    let ended = Stream::run(with(world.from(&from), ["--to", "-", "--dead-letter", &folder.path("dead")])).expect(1);
+    assert!(ended.errors.contains("a topic does not exist"), "{}", ended.errors);
+}

@@ -1,0 +1,142 @@
+//! Lines to standard output: no server at all.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::process::{Folder, Stream, assert_each_once_in_order, eventually, numbers};
+
+#[test]
+fn a_file_comes_out_in_order_per_key() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..20_000, 50));
+    let ended = Stream::run(["--from", &file, "--key", "/k", "--to", "-"]).expect(0);
+    assert_each_once_in_order(&ended.lines, 0..20_000);
+    assert!(ended.errors.contains("stream ended") && ended.errors.contains("done=20000"), "{}", ended.errors);
+}
+
+#[test]
+fn standard_input_is_a_source() {
+    let mut stream = Stream::start(["--from", "-", "--key", "/k", "--to", "-", "-q"]);
+    let mut input = stream.input.take().unwrap();
+    input.write_all(numbers(0..10, 2).as_bytes()).unwrap();
+    eventually("the lines are there before the input ends", || stream.lines().len() == 10);
+    input.write_all(numbers(10..20, 2).as_bytes()).unwrap();
+    drop(input);
+    let ended = stream.wait().expect(0);
+    assert_each_once_in_order(&ended.lines, 0..20);
+    assert_eq!(ended.errors, "");
+}
+
+#[test]
+fn the_next_run_goes_on_at_the_checkpoint() {
+    let folder = Folder::new();
+    let (file, checkpoint) = (folder.write("in.ndjson", &numbers(0..100, 5)), folder.path("done"));
+    let run = || Stream::run(["--from", &file, "--checkpoint", &checkpoint, "--key", "/k", "--to", "-"]).expect(0);
+    assert_each_once_in_order(&run().lines, 0..100);
+    assert_eq!(run().lines, [""; 0]);
+    folder.append("in.ndjson", &numbers(100..150, 5));
+    assert_each_once_in_order(&run().lines, 100..150);
+}
+
+#[test]
+fn a_file_that_grows_is_followed_until_a_signal() {
+    let folder = Folder::new();
+    let (file, checkpoint) = (folder.write("in.ndjson", &numbers(0..10, 5)), folder.path("done"));
+    let arguments = ["--from", &file, "--follow", "--checkpoint", &checkpoint, "--key", "/k", "--to", "-"];
+    let stream = Stream::start(arguments);
+    eventually("what is there comes out", || stream.lines().len() == 10);
+    // Half a line is none.
+    folder.append("in.ndjson", "{\"k\":\"k0\",");
+    folder.append("in.ndjson", "\"n\":10}\n");
+    eventually("what is added comes out", || stream.lines().len() == 11);
+    stream.signal(Signal::TERM);
+    let ended = stream.wait().expect(0);
+    assert_each_once_in_order(&ended.lines, 0..11);
+    folder.append("in.ndjson", &numbers(11..20, 5));
+    let next = Stream::run(["--from", &file, "--checkpoint", &checkpoint, "--key", "/k", "--to", "-"]).expect(0);
+    assert_each_once_in_order(&next.lines, 11..20);
+}
+
+#[test]
+fn an_envelope_tells_where_a_record_stood() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", "{\"k\":\"a\"}\n");
+    let ended = Stream::run(["--from", &file, "--key", "/k", "--to", "-", "--form", "envelope"]).expect(0);
+    let envelope: serde_json::Value = serde_json::from_str(&ended.lines[0]).unwrap();
+    assert_eq!((&envelope["file"], &envelope["key"]), (&file.as_str().into(), &"a".into()));
+    assert_eq!((&envelope["value"]["k"], &envelope["position"]), (&"a".into(), &10.into()));
+}
+
+#[test]
+fn lines_that_are_no_json_go_to_the_dead_letter_and_the_status_says_so() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", "{\"k\":\"a\",\"n\":0}\nno json\n{\"k\":\"a\",\"n\":1}\n");
+    let dead = folder.path("dead.ndjson");
+    let arguments = ["--from", &file, "--key", "/k", "--to", "-", "--dead-letter", &dead, "--name", "orders"];
+    let ended = Stream::run(arguments).expect(3);
+    assert_each_once_in_order(&ended.lines, 0..2);
+    let letter: serde_json::Value = serde_json::from_str(folder.read("dead.ndjson").trim()).unwrap();
+    assert_eq!((&letter["stream"], &letter["cause"]), (&"orders".into(), &"undecodable".into()));
+    assert_eq!((&letter["value"], &letter["attempts"]), (&"no json".into(), &0.into()));
+    assert!(letter["error"].as_str().unwrap().contains("not JSON"), "{letter}");
+}
+
+#[test]
+fn without_a_dead_letter_a_bad_line_stops_the_stream_and_is_named() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", "{\"k\":\"a\",\"n\":0}\nno json\n");
+    let ended = Stream::run(["--from", &file, "--key", "/k", "--to", "-"]).expect(1);
+    assert!(ended.errors.contains("record 24 of lane") && ended.errors.contains("not JSON"), "{}", ended.errors);
+    let skipping = ["--from", &file, "--key", "/k", "--to", "-", "--exhausted", "skip"];
+    assert_each_once_in_order(&Stream::run(skipping).expect(3).lines, 0..1);
+}
+
+/// `tidegate stream ... | head -1`: what could not be written is not dead, it was never tried.
+#[test]
+fn a_reader_that_leaves_ends_the_stream_and_nothing_is_dead_lettered() {
+    let folder = Folder::new();
+    let (file, dead) = (folder.write("in.ndjson", &numbers(0..100_000, 5)), folder.path("dead.ndjson"));
+    let line = format!(
+        "'{}' stream --from {file} --key /k --to - --dead-letter {dead}; echo status $? >&2",
+        crate::process::binary().display()
+    );
+    let output = std::process::Command::new("sh").args(["-c", &format!("{{ {line}; }} | head -1")]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("standard output is gone") && errors.contains("status 1"), "{errors}");
+    assert_eq!(folder.read("dead.ndjson"), "");
+}
+
+#[test]
+fn compaction_delivers_the_newest_of_each_key() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..1_000, 4));
+    // One at a time, and one process: while it has the first record, all others wait.
+    let sink = folder.script("slow.sh", "while read -r line; do echo \"$line\" >> out; echo ok; done\n");
+    let arguments = ["--from", &file, "--key", "/k", "--to", &sink, "--compact", "--concurrency", "1"];
+    Stream::start_in(Path::new(&folder.path("")), arguments).wait().expect(0);
+    let seen: Vec<(String, u64)> = folder.read("out").lines().map(crate::process::number).collect();
+    for key in 0..4 {
+        let name = format!("k{key}");
+        let last = seen.iter().rfind(|(seen, _)| *seen == name).map(|(_, n)| *n);
+        assert_eq!(last, Some(996 + key));
+    }
+}
+
+/// What docs/streams.md shows first.
+#[test]
+fn the_example_runs_without_any_server() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = Folder::new();
+    let dead = folder.path("dead.ndjson");
+    let sink = "command:exec sh examples/streams/ship.sh";
+    let arguments =
+        ["--from", "examples/streams/orders.ndjson", "--key", "/customer", "--to", sink, "--dead-letter", &dead];
+    let ended = Stream::start_in(&root, arguments).wait().expect(3);
+    assert!(ended.errors.contains("dead_lettered=1"), "{}", ended.errors);
+    let letter: serde_json::Value = serde_json::from_str(folder.read("dead.ndjson").trim()).unwrap();
+    assert_eq!(letter["error"], "an order needs an amount");
+    let docs = std::fs::read_to_string(root.join("docs/streams.md")).unwrap();
+    assert!(docs.contains(sink), "the documentation shows this example");
+}

@@ -1,0 +1,103 @@
+//! A Postgres as the sink.
+
+use rustix::process::Signal;
+use tidegate_testkit::Fixture;
+
+use crate::ledger::Ledger;
+use crate::process::{Folder, Stream, eventually, numbers};
+
+fn fixture() -> Fixture {
+    Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18)
+}
+
+fn url(fixture: &Fixture) -> String {
+    format!("postgres://postgres@127.0.0.1:{}/postgres", fixture.server.port())
+}
+
+#[test]
+fn every_record_is_a_row_in_order_per_key() {
+    let (folder, ledger) = (Folder::new(), Ledger::new());
+    let file = folder.write("in.ndjson", &numbers(0..2_000, 40));
+    let arguments = ["--from", &file, "--key", "/k", "--to", &ledger.url(), "--sql", &ledger.sql()];
+    Stream::run(arguments.iter().chain(&["--param", "/k", "--param", "/n"])).expect(0);
+    ledger.audit(0..2_000);
+    assert_eq!(ledger.count(), 2_000);
+}
+
+#[test]
+fn texts_become_what_the_columns_are() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("a int, b numeric, c timestamptz, d jsonb, e int[], f text, g bool, h text");
+    let line = r#"{"a":7,"b":1.25,"c":"2026-01-31T12:00:00Z","d":{"x":[1,null]},"e":"{1,2}","f":null,"g":true}"#;
+    let file = folder.write("in.ndjson", &format!("{line}\n"));
+    let sql = format!("insert into {table} values ($1,$2,$3,$4,$5,$6,$7,$8)");
+    let url = url(&fixture);
+    let params = ["/a", "/b", "/c", "/d", "/e", "/f", "/g", "value"].into_iter().flat_map(|part| ["--param", part]);
+    Stream::run(["--from", &file, "--to", &url, "--sql", &sql].into_iter().chain(params)).expect(0);
+    let asked = format!("select a, b, c at time zone 'UTC', d, e[2], f is null, g, h = '{line}' from {table}");
+    let rows = fixture.server.client().ok(&asked).rows;
+    assert_eq!(rows, [["7", "1.25", "2026-01-31 12:00:00", "{\"x\": [1, null]}", "2", "t", "t", "t"]]);
+}
+
+#[test]
+fn a_value_that_does_not_fit_is_not_tried_again() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("n int");
+    let file = folder.write("in.ndjson", "{\"n\":1}\n{\"n\":\"two\"}\n{\"n\":3}\n");
+    let (sql, url, dead) = (format!("insert into {table} values ($1)"), url(&fixture), folder.path("dead"));
+    let arguments = ["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--dead-letter", &dead];
+    Stream::run(arguments).expect(3);
+    assert_eq!(fixture.server.value(&format!("select sum(n) from {table}")), "4");
+    let letter: serde_json::Value = serde_json::from_str(folder.read("dead").trim()).unwrap();
+    assert_eq!(letter["attempts"], 1);
+    assert!(letter["error"].as_str().unwrap().starts_with("22P02: invalid input syntax"), "{letter}");
+}
+
+#[test]
+fn what_is_wrong_with_the_statement_is_said_before_the_first_record() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let (file, url) = (folder.write("in.ndjson", "{}\n"), url(&fixture));
+    for (sql, words) in
+        [("insert into no_such_table values ($1)", "42P01"), ("select $1::int, $2::int", "has 2 parameters")]
+    {
+        let ended = Stream::run(["--from", &file, "--to", &url, "--sql", sql, "--param", "/n"]).expect(1);
+        assert!(ended.errors.contains(words) && ended.errors.contains("cannot open the sink"), "{}", ended.errors);
+    }
+    let ended = Stream::run(["--from", &file, "--to", "postgres://me@127.0.0.1:1/x", "--sql", "select 1"]).expect(1);
+    assert!(ended.errors.contains("cannot connect: 127.0.0.1:1"), "{}", ended.errors);
+}
+
+/// A statement that fails takes nothing of its batch with it: the records come again one by one.
+#[test]
+fn a_batch_is_a_transaction() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("n int check (n <> 70)");
+    let file = folder.write("in.ndjson", &numbers(0..200, 2));
+    let (sql, url, dead) = (format!("insert into {table} values ($1)"), url(&fixture), folder.path("dead"));
+    let arguments = ["--from", &file, "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/n", "--batch", "100"];
+    let more = ["--connections", "1", "--attempts", "2", "--retry-wait", "1ms", "--dead-letter", &dead];
+    Stream::run(arguments.iter().chain(&more)).expect(3);
+    let asked = format!("select count(*) || ' ' || count(distinct n) from {table}");
+    assert_eq!(fixture.server.value(&asked), "199 199");
+    assert_eq!(folder.read("dead").lines().count(), 1);
+}
+
+#[test]
+fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
+    let (folder, ledger) = (Folder::new(), Ledger::new());
+    let file = folder.write("in.ndjson", &numbers(0..200, 20));
+    let (url, sql, name) = (ledger.url(), ledger.sql(), ledger.fixture.name("cut"));
+    let arguments = ["--from", &file, "--follow", "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/k"];
+    let more = ["--param", "/n", "--name", &name, "--attempts", "0", "--retry-wait", "1ms"];
+    let stream = Stream::start(arguments.iter().chain(&more));
+    for round in 1..=3 {
+        eventually("what is there arrives", || ledger.distinct() == round * 200);
+        let own = format!("application_name = 'tidegate stream {name}'");
+        ledger.fixture.server.sql(&format!("select pg_terminate_backend(pid) from pg_stat_activity where {own}"));
+        folder.append("in.ndjson", &numbers(round * 200..(round + 1) * 200, 20));
+    }
+    eventually("what came last arrives", || ledger.distinct() == 800);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    ledger.audit(0..800);
+}

@@ -1,0 +1,206 @@
+//! A `tidegate stream` as a child process, and the files that it is given.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// Longer than anything here takes on a busy machine; reached only by what hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// A folder that is gone after the test.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+
+    pub(crate) fn append(&self, name: &str, text: &str) {
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(self.path(name)).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// A shell script that reads lines, as a command for `--to`.
+    pub(crate) fn script(&self, name: &str, text: &str) -> String {
+        format!("command:exec sh {}", self.write(name, text))
+    }
+}
+
+/// Records `from..to`: number `n` has the key `n % keys`.
+pub(crate) fn numbers(range: std::ops::Range<u64>, keys: u64) -> String {
+    range.map(|n| format!("{{\"k\":\"k{}\",\"n\":{n}}}\n", n % keys)).collect()
+}
+
+/// Key and number of a line that [`numbers`] made.
+pub(crate) fn number(line: &str) -> (String, u64) {
+    let value: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    (value["k"].as_str().unwrap().to_owned(), value["n"].as_u64().unwrap())
+}
+
+/// Each number of the range is there once, and those of a key stand in their order.
+#[track_caller]
+pub(crate) fn assert_each_once_in_order(lines: &[String], range: std::ops::Range<u64>) {
+    let mut last = std::collections::BTreeMap::<String, u64>::new();
+    let mut all: Vec<u64> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    let again: Vec<u64> = lines.iter().map(|line| number(line).1).filter(|n| !seen.insert(*n)).collect();
+    assert_eq!(again, [0; 0], "these came again");
+    for line in lines {
+        let (key, n) = number(line);
+        if let Some(before) = last.insert(key.clone(), n) {
+            assert!(before < n, "{key}: {n} after {before}");
+        }
+        all.push(n);
+    }
+    all.sort_unstable();
+    assert_eq!(all, range.collect::<Vec<_>>());
+}
+
+pub(crate) struct Stream {
+    child: Child,
+    pub(crate) input: Option<ChildStdin>,
+    lines: Arc<Mutex<Vec<String>>>,
+    errors: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// How a process ended.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) lines: Vec<String>,
+    pub(crate) errors: String,
+}
+
+pub(crate) fn binary() -> PathBuf {
+    tidegate_testkit::Gateway::binary(env!("CARGO_BIN_EXE_tidegate"))
+}
+
+impl Stream {
+    pub(crate) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Self {
+        Self::start_in(Path::new("."), arguments)
+    }
+
+    pub(crate) fn start_in<A: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = A>) -> Self {
+        let mut command = Command::new(binary());
+        command.arg("stream").args(arguments).current_dir(folder);
+        Self::spawn(command)
+    }
+
+    /// One that trusts this authority, as if the machine did.
+    pub(crate) fn start_trusting<A: AsRef<OsStr>>(ca: &Path, arguments: impl IntoIterator<Item = A>) -> Self {
+        let mut command = Command::new(binary());
+        command.arg("stream").args(arguments).env("SSL_CERT_FILE", ca);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.process_group(0);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (lines, errors) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(String::new())));
+        let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let (seen, said) = (Arc::clone(&lines), Arc::clone(&errors));
+        let readers = vec![
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    seen.lock().unwrap().push(line);
+                }
+            }),
+            thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(read @ 1..) = stderr.read(&mut buffer) {
+                    said.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
+                }
+            }),
+        ];
+        let input = child.stdin.take();
+        Self { child, input, lines, errors, readers }
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
+        Self::start(arguments).wait()
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    pub(crate) fn errors(&self) -> String {
+        self.errors.lock().unwrap().clone()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// As a crash would end it, with the commands that it has started.
+    pub(crate) fn kill9(mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end; its standard input ends now.
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Ended {
+        drop(self.input.take());
+        let deadline = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the stream does not end:\n{}", self.errors());
+            thread::sleep(Duration::from_millis(5));
+        };
+        // Their pipes may be held by what the stream has started; that is killed by the stream.
+        self.readers.drain(..).for_each(|reader| reader.join().unwrap());
+        Ended { code: status.code(), lines: self.lines(), errors: self.errors() }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the stream's log:\n{}", self.errors());
+        }
+    }
+}
+
+impl Ended {
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.errors);
+        self
+    }
+}
+
+/// Polls a condition until it holds.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

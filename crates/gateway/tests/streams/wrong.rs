@@ -1,0 +1,64 @@
+//! What cannot be run says why, and what to write instead.
+
+use std::process::Command;
+
+use crate::process::{Folder, Stream, binary};
+
+/// What `tidegate stream` says to these flags.
+fn said(arguments: &[&str]) -> String {
+    let ended = Stream::run(arguments);
+    assert!(matches!(ended.code, Some(1 | 2)), "{:?}: {}", ended.code, ended.errors);
+    ended.errors
+}
+
+#[test]
+fn flags_are_checked_like_a_file() {
+    for (arguments, words) in [
+        (&["--from", "a", "--to", "htp://x"][..], "did you mean http://?"),
+        (&["--from", "a", "--to", "postgres://x/y"], "needs its statement"),
+        (&["--from", "a", "--to", "-", "--timeout", "5"], "lacks a unit"),
+        (&["--from", "a", "--to", "-", "--key", "id"], "begins with a slash"),
+        (&["--from", "a", "--to", "-", "--exhausted", "dead_letter"], "there is no dead-letter"),
+        (&["--from", "a", "--to", "-", "--exhausted", "ignore"], "possible values"),
+        (&["--from", "a"], "--to"),
+        (&["--from", "no/such/file", "--to", "-"], "no/such/file"),
+        (&["--from", "-", "--to", "gateway://a@b", "--sql", "select 1"], "there is no gateway here"),
+        (&["--from", "-", "--to", "http://x", "--header", "a b=c"], "the header `a b` cannot be sent"),
+    ] {
+        let errors = said(arguments);
+        assert!(errors.contains(words), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn a_file_is_checked_by_line_and_nearest_key() {
+    let folder = Folder::new();
+    let good = "[[streams]]\nname = \"orders\"\nfrom = \"in\"\nto = \"-\"\n";
+    for (text, words) in [
+        ("[[streams]]\nname = \"a\"\nfrm = \"x\"\nto = \"-\"\n".to_owned(), ":3:1"),
+        ("[[streams]]\nname = \"a\"\nfrm = \"x\"\nto = \"-\"\n".to_owned(), "did you mean `from`?"),
+        (format!("{good}{good}"), "two streams named `orders`"),
+        (format!("{good}batch = 0\n"), "write a number from 1"),
+        (format!("{good}exhausted = \"dead_leter\"\n"), "did you mean `dead_letter`?"),
+        ("[streams]\nname = \"a\"\n".to_owned(), "begin a section: [[streams]]"),
+        ("[[streams]]\nfrom = \"in\"\nto = \"-\"\n".to_owned(), "the stream has no name"),
+        ("[databases.a]\nhost = \"db\"\n".to_owned(), "has no streams"),
+    ] {
+        let file = folder.write("tidegate.toml", &text);
+        let errors = said(&["-c", &file]);
+        assert!(errors.contains(words), "{text}: {errors}");
+    }
+    let file = folder.write("tidegate.toml", good);
+    assert!(said(&["-c", &file, "order"]).contains("it has orders"));
+    assert!(said(&["-c", &file, "--batch", "7"]).contains("leave it out beside -c"));
+    let check = Command::new(binary()).arg("check").arg(&file).output().unwrap();
+    assert!(check.status.success(), "{check:?}");
+}
+
+#[test]
+fn a_secret_in_a_url_is_not_repeated() {
+    let errors = said(&["--from", "no/such/file", "--to", "postgres://me:hunter2@127.0.0.1:1/x", "--sql", "select 1"]);
+    assert!(!errors.contains("hunter2"), "{errors}");
+    let errors = said(&["--from", "-", "--to", "kafka://me:hunter2@host/t"]);
+    assert!(errors.contains("kafka_properties") && !errors.contains("hunter2"), "{errors}");
+}
