@@ -1,7 +1,7 @@
 //! Tests that failed are asked once more, alone: what fails again is broken; what passes then depends on the machine's
 //! load, passes the step, and is named in the summary, so that somebody mends it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -38,11 +38,9 @@ fn watch(command: &mut Command) -> Result<(bool, Vec<String>)> {
     let output = child.stdout.take().context("the output is piped")?;
     let mut failed = Vec::new();
     for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        failed.extend(failure(&String::from_utf8_lossy(&line)));
-        let mut shown = std::io::stdout().lock();
-        shown.write_all(&line)?;
-        shown.write_all(b"\n")?;
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        failed.extend(failure(&line));
+        println!("{line}");
     }
     Ok((child.wait()?.success(), failed))
 }

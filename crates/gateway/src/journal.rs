@@ -1,7 +1,7 @@
 //! `tidegate journal`: reading, checking and mending a query journal.
 //!
-//! [`source`] finds the journals that are asked for and gives their entries in one order; [`sieve`] says which are wanted;
-//! [`print`] shows them. The commands ([`cat`], [`tail`], [`top`], [`stats`], [`verify`]) put the three together. Records that
+//! `source` finds the journals that are asked for and gives their entries in one order; `sieve` says which are wanted;
+//! `print` shows them. The commands (`cat`, `tail`, `top`, `stats`, `verify`) put the three together. Records that
 //! were lost, are missing or damaged pass every sieve: no view may look whole that is not.
 
 mod cat;

@@ -80,7 +80,7 @@ pub enum JournalCommand {
 /// Where records are read.
 #[derive(Debug, Clone, Args, Default)]
 pub struct Places {
-    /// Folders of journals, or single segments [default: the folder of [journal] in the configuration].
+    /// Folders of journals, or single segments [default: the journal's folder in the configuration].
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
 

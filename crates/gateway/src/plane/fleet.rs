@@ -10,7 +10,7 @@ use crate::{
     plane::{Worker, WorkerPool},
 };
 
-/// See the [module](self).
+/// The servers of one pool and what this thread knows of them.
 pub struct Fleet {
     /// What all threads see of them.
     pub cluster: Arc<Cluster>,
