@@ -8,6 +8,8 @@ mod command;
 pub mod console;
 mod desk;
 mod fault;
+pub mod http;
+mod metrics;
 mod order;
 mod parameters;
 mod show;

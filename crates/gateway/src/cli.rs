@@ -6,12 +6,13 @@
 mod journal;
 mod stream;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub use journal::{
     By, Cat, Colour, Export, Journal, JournalCommand, Look, Merge, Places, Repair, Sieve, Stats, Tail, Top, Verify,
@@ -20,6 +21,7 @@ pub use journal::{
 pub use stream::{Stream, Streams};
 
 use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
+use crate::pgbouncer;
 
 const EXAMPLES: &str = "\
 One minute:
@@ -30,6 +32,10 @@ One minute:
 With a file:
   tidegate check tidegate.toml                       everything that is wrong with it, by line
   tidegate run -c tidegate.toml
+
+In place of PgBouncer, with its files:
+  tidegate pgbouncer.ini                             -d, -q, -v and -u as PgBouncer has them
+  tidegate convert pgbouncer.ini                     the same as a tidegate.toml
 
 Records in order per key, from Kafka or a file to whatever takes them:
   tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
@@ -46,6 +52,8 @@ Signals:
   HUP    read the configuration again; a bad file changes nothing, and the log says why
   TERM   stop when the last client has left (timeouts.shutdown bounds it)
   INT    stop when the transactions under way have ended; a second one stops now
+  QUIT   stop now
+  USR1   PAUSE, and USR2 RESUME, as in the admin console
 
 Every key is described in docs/configuration.md; tidegate.example.toml is a file to begin with.";
 
@@ -66,6 +74,11 @@ pub enum Command {
     Run(Run),
     /// Say everything that is wrong with a configuration file; exit status 1 if it cannot be used.
     Check(Check),
+    /// Print a pgbouncer.ini as the tidegate.toml that means the same.
+    Convert(Convert),
+    /// Run with a pgbouncer.ini: what `tidegate FILE.ini` stands for.
+    #[command(hide = true)]
+    Pgbouncer(Bouncer),
     /// Take records from Kafka or from a file to a web service, a Postgres, a topic or a command: in order per key.
     Stream(Box<Stream>),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
@@ -105,6 +118,59 @@ pub struct Run {
     /// Least important event that is logged.
     #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
     pub log_level: Option<LogLevel>,
+
+    /// The command line was PgBouncer's.
+    #[arg(skip)]
+    pub bouncer: Option<Bouncer>,
+}
+
+/// `tidegate pgbouncer.ini`, with PgBouncer's options.
+#[derive(Debug, Clone, Args, Default)]
+pub struct Bouncer {
+    /// The pgbouncer.ini.
+    pub file: PathBuf,
+
+    /// Run in the background; needs `pidfile`, and `logfile` for a log.
+    #[arg(short, long)]
+    pub daemon: bool,
+
+    /// Log to the file only, not to standard error.
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Log more; twice for every message.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Become that user; has to be started as root.
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Threads of the data plane; 0 is half the cores.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub workers: Option<u16>,
+
+    /// How to talk to the kernel.
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = words::<Io>(Io::WORDS))]
+    pub io: Option<Io>,
+
+    /// Address that answers GET /metrics; may be repeated.
+    #[arg(long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
+    pub metrics: Vec<SocketAddr>,
+}
+
+impl From<Bouncer> for Run {
+    fn from(bouncer: Bouncer) -> Self {
+        Self { workers: bouncer.workers, io: bouncer.io, bouncer: Some(bouncer), ..Self::default() }
+    }
+}
+
+/// `tidegate convert`.
+#[derive(Debug, Clone, Args)]
+pub struct Convert {
+    /// The pgbouncer.ini.
+    #[arg(default_value = "pgbouncer.ini")]
+    pub file: PathBuf,
 }
 
 /// `tidegate check`.
@@ -143,9 +209,72 @@ where
     PossibleValuesParser::new(words.iter().copied()).try_map(|word| word.parse::<T>())
 }
 
+impl Cli {
+    /// Reads a command line. `tidegate [OPTIONS] FILE.ini` and `tidegate run FILE.ini` are PgBouncer's.
+    pub fn read(arguments: impl Iterator<Item = OsString>) -> Self {
+        Self::parse_from(with_command(arguments.collect()))
+    }
+}
+
+/// The arguments, with the command that PgBouncer's command line leaves out.
+fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let first = arguments.get(1).and_then(|first| first.to_str()).unwrap_or_default();
+    let is_command = first == "help" || Cli::command().find_subcommand(first).is_some();
+    let named = |argument: &OsString| argument == "-c" || argument == "--config";
+    let is_ini = |argument: &OsString| Path::new(argument).extension().is_some_and(|extension| extension == "ini");
+    let rest = arguments.get(1..).unwrap_or_default();
+    if first == "run" && rest.iter().any(is_ini) && !rest.iter().any(named) {
+        arguments[1] = "pgbouncer".into();
+    } else if !is_command && rest.iter().any(|argument| is_ini(argument) || Path::new(argument).is_file()) {
+        arguments.insert(1, "pgbouncer".into());
+    }
+    arguments
+}
+
+/// Reads a configuration: a `pgbouncer.ini` by the end of its name, any other file as TOML.
+fn load(file: &Path) -> Result<Config, ConfigErrors> {
+    match file.extension() {
+        Some(extension) if extension == "ini" => pgbouncer::load(file),
+        _ => config::toml::load(file),
+    }
+}
+
+impl Bouncer {
+    fn config(&self) -> Result<Config, ConfigErrors> {
+        let mut config = pgbouncer::load(&self.file)?;
+        let Config { log, metrics, runtime, .. } = &mut config;
+        log.stderr &= !(self.quiet || self.daemon);
+        match self.verbose {
+            0 => {}
+            1 => log.level = LogLevel::Debug,
+            _ => log.level = LogLevel::Trace,
+        }
+        if let Some(user) = &self.user {
+            runtime.user.clone_from(user);
+        }
+        if !self.metrics.is_empty() {
+            metrics.addresses.clone_from(&self.metrics);
+        }
+        Ok(config)
+    }
+}
+
+impl Convert {
+    /// Prints the file as TOML.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file.
+    pub fn run(&self, out: &mut impl Write) -> Result<io::Result<()>, ConfigErrors> {
+        pgbouncer::convert(&self.file).map(|text| out.write_all(text.as_bytes()))
+    }
+}
+
 impl Run {
     /// The file that is read, or `None` when a URL stands for it. A reload reads it again.
     pub fn file(&self) -> Option<&Path> {
+        if let Some(bouncer) = &self.bouncer {
+            return Some(&bouncer.file);
+        }
         let named = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
         self.database.is_none().then(named)
     }
@@ -155,9 +284,10 @@ impl Run {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn config(&self) -> Result<Config, ConfigErrors> {
-        let mut config = match (&self.database, self.file()) {
-            (Some(url), _) => Config::from_url(url)?,
-            (None, file) => config::toml::load(file.unwrap_or(Path::new("tidegate.toml")))?,
+        let mut config = match (&self.bouncer, &self.database, self.file()) {
+            (Some(bouncer), ..) => bouncer.config()?,
+            (None, Some(url), _) => Config::from_url(url)?,
+            (None, None, file) => load(file.unwrap_or(Path::new("tidegate.toml")))?,
         };
         if !self.listen.is_empty() {
             config.listen_on(self.listen.clone());
@@ -177,7 +307,7 @@ impl Check {
     /// # Errors
     /// If `out` cannot be written.
     pub fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let checked = config::toml::load(&self.file);
+        let checked = load(&self.file);
         let findings = match &checked {
             Ok(config) => &config.warnings,
             Err(errors) => errors.findings(),
@@ -218,8 +348,6 @@ fn counted(number: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn run(arguments: &[&str]) -> Run {
@@ -274,6 +402,30 @@ mod tests {
         let config = run(&["-d", "postgres://db/shop", "-l", "*:7000"]).config().expect("a configuration");
         assert_eq!(config.warnings.len(), 1);
         assert!(config.warnings[0].reason.contains("trust"), "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn the_command_line_of_pgbouncer_needs_no_command() {
+        let given = |arguments: &[&str]| {
+            let all = std::iter::once("tidegate").chain(arguments.iter().copied()).map(OsString::from).collect();
+            match Cli::try_parse_from(with_command(all)).expect("a command line").command {
+                Command::Pgbouncer(bouncer) => bouncer,
+                other => panic!("not PgBouncer's: {other:?}"),
+            }
+        };
+        for arguments in [&["a.ini"][..], &["run", "a.ini"], &["-q", "a.ini"]] {
+            assert_eq!(given(arguments).file, Path::new("a.ini"), "{arguments:?}");
+        }
+        let all = given(&["-d", "-q", "-v", "-v", "-u", "pooler", "a.ini"]);
+        assert!(all.daemon && all.quiet && all.verbose == 2 && all.user.as_deref() == Some("pooler"));
+        let plain = |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
+        for arguments in [&["tidegate", "check", "a.ini"][..], &["tidegate", "run", "-c", "a.ini"], &["tidegate"]] {
+            assert_eq!(with_command(plain(arguments)), plain(arguments));
+        }
+        for command in Cli::command().get_subcommands().filter(|command| command.get_name() != "run") {
+            let arguments = ["tidegate", command.get_name(), "a.ini"];
+            assert_eq!(with_command(plain(&arguments)), plain(&arguments), "a command of its own");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod auth;
 mod canceller;
 mod handshake;
 mod idle;
+mod lookup;
 mod passthrough;
 mod route;
 mod session;

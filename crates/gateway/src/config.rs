@@ -16,28 +16,29 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-mod check;
-mod finding;
+mod change;
+pub(crate) mod check;
+pub(crate) mod finding;
 mod hosts;
 mod keys;
-mod raw;
+pub(crate) mod raw;
 mod rule;
 mod secret;
 mod section;
-mod setting;
+pub(crate) mod setting;
 mod show;
 pub mod stream;
 #[cfg(test)]
 mod tests;
 pub mod toml;
-mod url;
+pub(crate) mod url;
 
 pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
-    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Io, Journal, JournalAck, JournalFormat, Listen, Log,
-    LogFormat, LogLevel, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime, SslMode,
-    SslNegotiation, StatementForm, Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Io, Journal, JournalAck, JournalFormat,
+    Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime,
+    SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
 };
 pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret};
@@ -70,6 +71,10 @@ pub struct Config {
     pub admin: Admin,
     /// What is logged, and how.
     pub log: Log,
+    /// Figures for Prometheus.
+    pub metrics: Metrics,
+    /// When a peer that says nothing is held for gone.
+    pub tcp: Tcp,
     /// What is written to the query journal.
     pub journal: Journal,
     /// Threads and I/O.
@@ -95,7 +100,28 @@ pub struct Database {
     pub tls: ServerTls,
     /// Parameters of server logins, in the order of the text.
     pub startup_parameters: Vec<(String, String)>,
+    /// Whether all clients share one pool, if there is a user.
+    pub shared_pool: bool,
+    /// SQL that every new connection runs first; empty for none.
+    pub connect_query: String,
+    /// Server connections of all its pools, if it has a limit of its own.
+    pub max_servers: Option<u32>,
+    /// Clients, if it has a limit of its own.
+    pub max_clients: Option<u32>,
+    /// How its clients are looked up; what is empty is as in `[auth]`.
+    pub lookup: Lookup,
     overrides: Overrides,
+}
+
+/// How users that the configuration does not know are looked up on a server.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lookup {
+    /// Who logs in for it; empty for no look-up.
+    pub user: String,
+    /// The query.
+    pub query: String,
+    /// In which database; empty for the client's.
+    pub database: String,
 }
 
 /// TLS to a server; an empty path means none.
@@ -118,6 +144,10 @@ pub struct ServerTls {
 pub struct User {
     /// The password in one of its forms. An empty one lets nobody in, except with method trust.
     pub secret: UserSecret,
+    /// Server connections of all its pools, if it has a limit of its own.
+    pub max_servers: Option<u32>,
+    /// Clients, if it has a limit of its own.
+    pub max_clients: Option<u32>,
     overrides: Overrides,
 }
 
@@ -146,10 +176,29 @@ pub struct PoolPlan {
     pub tls: ServerTls,
     /// Parameters of server logins.
     pub startup_parameters: Vec<(String, String)>,
+    /// SQL that every new connection runs first; empty for none.
+    pub connect_query: String,
+    /// Limits that it shares with other pools.
+    pub shared: SharedLimits,
+    /// When a server that says nothing is held for gone.
+    pub tcp: Tcp,
     /// Mode, sizes and the like.
     pub pool: PoolSettings,
     /// Times; those of the process (`login`, `shutdown`, `cancel`) are the same in every plan.
     pub timeouts: Timeouts,
+}
+
+/// Limits of what all pools of a database, or of a user, have together; 0 is without limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SharedLimits {
+    /// Server connections of the database.
+    pub database_servers: u32,
+    /// Server connections of the user that logs in to the server.
+    pub user_servers: u32,
+    /// Clients of the database.
+    pub database_clients: u32,
+    /// Clients of the user.
+    pub user_clients: u32,
 }
 
 impl Config {
@@ -163,7 +212,7 @@ impl Config {
     /// # Errors
     /// What is wrong with the URL.
     pub fn from_url(url: &str) -> Result<Self, ConfigErrors> {
-        let source = raw::Source { name: "--database".to_owned(), text: url.to_owned() };
+        let source = raw::Source::new("--database", url);
         check::check(&source, &url::document(url), check::Disk::Untouched)
     }
 
@@ -183,7 +232,7 @@ impl Config {
         self.warnings.retain(|warning| warning.key != check::OPEN_TO_ALL);
         if check::is_open_to_all(&self.auth, &self.listen) {
             let text = setting::Setting::show(&self.listen.addresses);
-            let source = raw::Source { name: "--listen".to_owned(), text };
+            let source = raw::Source::new("--listen", text);
             let finding = Finding::new(&source, &(0..source.text.len()), Severity::Warning, check::OPEN_TO_ALL);
             self.warnings.push(check::open_to_all(finding));
         }
@@ -216,9 +265,57 @@ impl Config {
             forced_user,
             tls: found.tls.clone(),
             startup_parameters: found.startup_parameters.clone(),
+            connect_query: found.connect_query.clone(),
+            shared: self.shared_limits(found, user, login),
+            tcp: self.tcp.clone(),
             pool,
             timeouts: merged(&self.timeouts, found, person, |overrides, base| overrides.timeouts.over(base)),
         })
+    }
+
+    /// Whose pool a client of that database and user gets: its own, or the one that all clients share.
+    pub fn pool_user<'u>(&'u self, database: &str, user: &'u str) -> &'u str {
+        match self.database(database) {
+            Some((_, found)) if found.shared_pool && !found.user.is_empty() => &found.user,
+            _ => user,
+        }
+    }
+
+    /// The limits for clients of that database and user.
+    pub fn client_limits(&self, database: &str, user: &str) -> SharedLimits {
+        self.database(database).map(|(_, found)| self.shared_limits(found, user, user)).unwrap_or_default()
+    }
+
+    /// The limits that a pool shares with others; `login` is who logs in to the server.
+    fn shared_limits(&self, database: &Database, user: &str, login: &str) -> SharedLimits {
+        let of = |name: &str, own: fn(&User) -> Option<u32>| self.users.get(name).and_then(own);
+        SharedLimits {
+            database_servers: database.max_servers.unwrap_or(self.pool.max_per_database),
+            user_servers: of(login, |user| user.max_servers).unwrap_or(self.pool.max_per_user),
+            database_clients: database.max_clients.unwrap_or(self.pool.max_clients_per_database),
+            user_clients: of(user, |user| user.max_clients).unwrap_or(self.pool.max_clients_per_user),
+        }
+    }
+
+    /// How users without a password here are looked up for clients of a database; `None` if they are not.
+    pub fn lookup(&self, database: &str) -> Option<Lookup> {
+        let found = match self.database(database) {
+            Some((_, found)) => &found.lookup,
+            None if self.auth.lookup_database.is_empty() => return None,
+            None => &Lookup::default(),
+        };
+        let or = |own: &String, general: &String| if own.is_empty() { general.clone() } else { own.clone() };
+        let lookup = Lookup {
+            user: or(&found.user, &self.auth.lookup_user),
+            query: or(&found.query, &self.auth.lookup_query),
+            database: or(&found.database, &self.auth.lookup_database),
+        };
+        (!lookup.user.is_empty()).then_some(lookup)
+    }
+
+    /// Whether any users are looked up on a server.
+    pub fn looks_up_users(&self) -> bool {
+        !self.auth.lookup_user.is_empty() || self.databases.values().any(|database| !database.lookup.user.is_empty())
     }
 
     /// The secret for logins to a server: the database's password, else that of the user of the same name.

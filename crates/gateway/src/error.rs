@@ -7,6 +7,10 @@ use tidegate_wire::{
     sqlstate::{self, SqlState},
 };
 
+mod cause;
+
+pub use cause::{Cause, pgbouncer_reason};
+
 /// An error in the words of the protocol: SQLSTATE, message, hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({sqlstate})")]

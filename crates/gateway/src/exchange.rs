@@ -86,6 +86,8 @@ pub enum Trouble {
     BadClient(DecodeError),
     /// The client sent a message of a kind that has no place in a session.
     UnknownMessage(u8),
+    /// The client used the simple protocol, which it may not.
+    SimpleQuery,
     /// The server sent what is no message.
     BadServer(DecodeError),
     /// The server sent a message that nobody had asked for.

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
+use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -18,33 +19,63 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::config::{Log, LogFormat, LogLevel};
 
-/// Changes the level of a running log.
-#[derive(Debug, Clone)]
-pub struct Handle(reload::Handle<LevelFilter, Registry>);
+mod output;
 
-/// The process has a log already.
+use output::{LogFile, Output};
+
+/// Changes the level of a running log, and follows a rotation.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    level: reload::Handle<LevelFilter, Registry>,
+    file: Option<Arc<LogFile>>,
+}
+
+/// Why there is no log.
 #[derive(Debug, thiserror::Error)]
-#[error("the log of this process is set up already")]
 #[non_exhaustive]
-pub struct AlreadySet;
+pub enum LogError {
+    /// The process has a log already.
+    #[error("the log of this process is set up already")]
+    AlreadySet,
+    /// Its file cannot be opened.
+    #[error("cannot open the log {0}: {1}")]
+    File(std::path::PathBuf, #[source] std::io::Error),
+}
 
 impl Handle {
     /// Logs from now on what is as important as `level`, or more.
     pub fn set_level(&self, level: LogLevel) {
         // It fails only when the log is gone, and then there is nothing to set.
-        let _ = self.0.reload(filter(level));
+        let _ = self.level.reload(filter(level));
+    }
+
+    /// Opens the file again, which may have been renamed. If that fails, lines go on into the old one.
+    pub fn reopen(&self) {
+        if let Some(Err(error)) = self.file.as_ref().map(|file| file.reopen()) {
+            tracing::error!(%error, "the log cannot be opened again");
+        }
     }
 }
 
-/// Begins to log to standard error; once in a process.
+/// Begins to log; once in a process.
 ///
 /// # Errors
-/// If the process has a log already.
-pub fn init(log: &Log) -> Result<Handle, AlreadySet> {
-    let style = Style::choose(log.format, std::io::stderr().is_terminal(), std::env::var("NO_COLOR").ok().as_deref());
-    let (subscriber, handle) = subscriber(style, log.level, std::io::stderr);
-    tracing::subscriber::set_global_default(subscriber).map_err(|_| AlreadySet)?;
-    Ok(handle)
+/// If the process has a log already, or its file cannot be opened.
+pub fn init(log: &Log) -> Result<Handle, LogError> {
+    let file = match log.file.as_os_str().is_empty() {
+        true => None,
+        false => {
+            let file = LogFile::open(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
+            Some(Arc::new(file))
+        }
+    };
+    let terminal = std::io::stderr().is_terminal() && file.is_none();
+    let style = Style::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
+    // Without a file there is nowhere else to go.
+    let output = Output { stderr: log.stderr || file.is_none(), file: file.clone() };
+    let (subscriber, level) = subscriber(style, log.level, output);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
+    Ok(Handle { level, file })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +96,11 @@ impl Style {
     }
 }
 
-fn subscriber<W>(style: Style, level: LogLevel, writer: W) -> (impl Subscriber + Send + Sync, Handle)
+fn subscriber<W>(
+    style: Style,
+    level: LogLevel,
+    writer: W,
+) -> (impl Subscriber + Send + Sync, reload::Handle<LevelFilter, Registry>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -78,7 +113,7 @@ where
         }
         Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
     };
-    (Registry::default().with(level).with(lines), Handle(handle))
+    (Registry::default().with(level).with(lines), handle)
 }
 
 fn filter(level: LogLevel) -> LevelFilter {
@@ -192,7 +227,8 @@ mod tests {
     fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
-        let (subscriber, handle) = subscriber(style, level, move || writer.clone());
+        let (subscriber, level) = subscriber(style, level, move || writer.clone());
+        let handle = Handle { level, file: None };
         tracing::subscriber::with_default(subscriber, || events(&handle));
         let bytes = sink.0.lock().expect("no writer panics").clone();
         String::from_utf8(bytes).expect("lines are UTF-8")

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use tidegate::cli::{Cli, Command};
 
 /// Small short-lived objects, one per I/O operation: what this allocator is best at.
@@ -10,13 +9,21 @@ use tidegate::cli::{Cli, Command};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let outcome = match Cli::read(std::env::args_os()).command {
         Command::Run(run) => tidegate::run::main(&run),
         Command::Check(check) => match check.run(&mut std::io::stdout()) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error.into()),
         },
+        Command::Convert(convert) => match convert.run(&mut std::io::stdout()) {
+            Ok(printed) => printed.map_err(Into::into),
+            Err(errors) => {
+                eprintln!("{errors}");
+                return ExitCode::FAILURE;
+            }
+        },
+        Command::Pgbouncer(bouncer) => tidegate::run::main(&bouncer.into()),
         Command::Stream(stream) => match tidegate::run::stream(&stream) {
             Ok(code) => return code,
             Err(error) => Err(error),

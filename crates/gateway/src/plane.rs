@@ -10,6 +10,8 @@ mod worker;
 
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
-pub use gateway::{Gateway, Phase, PoolKey, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SharedPool};
+pub use gateway::{
+    Full, Gateway, Phase, PoolKey, Quota, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SetupError, SharedPool,
+};
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

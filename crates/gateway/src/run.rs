@@ -1,5 +1,6 @@
 //! A whole gateway: threads, listeners, signals, reload, shutdown.
 
+mod process;
 mod streams;
 
 use std::{
@@ -14,7 +15,7 @@ use tidegate_supervise::{Report, Scope, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
-    admin::console,
+    admin::{console, http},
     cli, client,
     config::{Config, Io},
     listen, log,
@@ -23,6 +24,8 @@ use crate::{
     resolve::Resolver,
     stream::{self, Fleet},
 };
+
+use process::PidFile;
 
 /// A gateway that runs, for the binary and for tests.
 pub struct Running {
@@ -34,6 +37,7 @@ pub struct Running {
     /// The command line, for reading the configuration again.
     source: cli::Run,
     log: log::Handle,
+    _pid_file: Option<PidFile>,
 }
 
 /// `tidegate run`.
@@ -42,6 +46,16 @@ pub struct Running {
 /// When the configuration cannot be used, or the gateway cannot start.
 pub fn main(run: &cli::Run) -> anyhow::Result<()> {
     let config = run.config().map_err(|errors| anyhow::anyhow!("the configuration cannot be used\n\n{errors}"))?;
+    process::become_user(&config.runtime.user)?;
+    if run.bouncer.as_ref().is_some_and(|bouncer| bouncer.daemon) {
+        if config.runtime.pid_file.as_os_str().is_empty() {
+            anyhow::bail!("-d needs a pid file: add pidfile = /path/to/tidegate.pid");
+        }
+        if !process::is_background() {
+            return process::go_to_background();
+        }
+        process::leave_terminal();
+    }
     let log = log::init(&config.log)?;
     for warning in &config.warnings {
         tracing::warn!(%warning, "configuration");
@@ -76,6 +90,9 @@ struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
+    quit: Signal,
+    pause: Signal,
+    resume: Signal,
 }
 
 impl Signals {
@@ -84,12 +101,16 @@ impl Signals {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
+            pause: signal(SignalKind::user_defined1())?,
+            resume: signal(SignalKind::user_defined2())?,
         })
     }
 }
 
 fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<Running> {
     raise_descriptor_limit();
+    let pid_file = PidFile::claim(&config.runtime.pid_file)?;
     let listeners = bind(&config)?;
     let workers = match config.runtime.workers {
         // Few busy threads take more messages per system call than many idle ones: see docs/performance.md.
@@ -101,6 +122,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
         Io::IoUring => Mode::IoUring,
         Io::Epoll => Mode::Epoll,
     };
+    let metrics = http::bind(&config.metrics.addresses)?;
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current());
     let mut gateway = Gateway::new(setup, workers, resolver)?;
@@ -113,14 +135,17 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
         }
     }
     let streams = streams::start(&gateway)?;
-    Ok(Running { gateway, threads, listeners, streams, source, log })
+    http::serve(&gateway, metrics)?;
+    process::announce_ready();
+    Ok(Running { gateway, threads, listeners, streams, source, log, _pid_file: pid_file })
 }
 
 fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
     let backlog = i32::try_from(config.listen.backlog).unwrap_or(i32::MAX);
     let mut listeners = Vec::new();
     for address in &config.listen.addresses {
-        let listener = Listener::tcp(*address, backlog)
+        let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
+        let listener = bind(*address, backlog)
             .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))?;
         listeners.push(listener);
     }
@@ -219,13 +244,13 @@ impl Running {
 
     /// Follows signals and the console until the gateway is to end; then ends it.
     async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
-        let Signals { mut hangup, mut terminate, mut interrupt } = signals;
+        let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         sample(&self.gateway);
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
-            if !matches!(phase, Phase::Active | Phase::Paused) {
+            if !phase.goes_on() {
                 self.close_listeners().await;
             }
             tokio::select! {
@@ -233,6 +258,9 @@ impl Running {
                 Some(reply) = reloads.recv() => drop(reply.send(self.reload())),
                 _ = terminate.recv() => self.escalate(Phase::WaitingForClients),
                 _ = interrupt.recv() => self.escalate(Phase::WaitingForTransactions),
+                _ = quit.recv() => self.escalate(Phase::Stopping),
+                _ = pause.recv() => self.pause(),
+                _ = resume.recv() => self.resume(),
                 () = drained(&gateway, self.streams.as_ref(), phase) => break,
                 () = gateway.phase_changed.notified() => {}
             }
@@ -243,12 +271,29 @@ impl Running {
     /// The first signal says what to wait for, the second ends the wait.
     fn escalate(&self, wanted: Phase) {
         let phase = match self.gateway.phase() {
-            Phase::Active | Phase::Paused => wanted,
+            Phase::Active | Phase::Paused | Phase::Suspended => wanted,
             Phase::WaitingForClients if wanted == Phase::WaitingForTransactions => wanted,
             _ => Phase::Stopping,
         };
+        process::notify("STOPPING=1");
         tracing::info!(?phase, clients = self.gateway.client_count(), "shutting down");
         self.gateway.set_phase(phase);
+    }
+
+    /// SIGUSR1, as PAUSE in the console.
+    fn pause(&self) {
+        if self.gateway.phase() == Phase::Active {
+            tracing::info!("paused by a signal");
+            self.gateway.pause(None);
+        }
+    }
+
+    /// SIGUSR2, as RESUME.
+    fn resume(&self) {
+        if self.gateway.phase().holds_all() {
+            tracing::info!("resumed by a signal");
+            self.gateway.resume(None);
+        }
     }
 
     /// From here on the kernel refuses connections, so that clients turn to another gateway at once.
@@ -267,6 +312,7 @@ impl Running {
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }
+        self.log.reopen();
         // The reason of a failure is logged.
         drop(self.reload());
     }
@@ -313,7 +359,7 @@ impl Running {
 /// Completes when the gateway may end, given what the operator wants.
 async fn drained(gateway: &Arc<Gateway>, streams: Option<&Fleet>, phase: Phase) {
     match phase {
-        Phase::Active | Phase::Paused => std::future::pending().await,
+        Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
             let limit = gateway.setup().config.timeouts.shutdown;
@@ -332,26 +378,49 @@ async fn drained(gateway: &Arc<Gateway>, streams: Option<&Fleet>, phase: Phase) 
     }
 }
 
-/// Averages are of periods of this length, as PgBouncer's `stats_period` is by default.
-const SAMPLE_EVERY: Duration = Duration::from_secs(60);
-
 /// Starts the task that reads the counters once per period.
 fn sample(gateway: &Arc<Gateway>) {
     let scope: Scope = gateway.scope.child("averages");
     let owner = gateway.clone();
+    // What averages are of.
+    let every = gateway.setup().config.log.stats_period;
     let task = scope.wrap(move |ctx| async move {
-        let start = tokio::time::Instant::now() + SAMPLE_EVERY;
-        let mut period = tokio::time::interval_at(start, SAMPLE_EVERY);
+        let start = tokio::time::Instant::now() + every;
+        let mut period = tokio::time::interval_at(start, every);
         loop {
             tokio::select! {
                 () = ctx.cancelled() => return,
-                _ = period.tick() => owner.sample().await,
+                _ = period.tick() => sample_once(&owner).await,
             }
         }
     });
     if let Ok(task) = task {
         tokio::spawn(task);
     }
+}
+
+/// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.
+async fn sample_once(gateway: &Gateway) {
+    gateway.sample().await;
+    if !gateway.setup().config.log.stats {
+        return;
+    }
+    let now = crate::stats::Sample { at: std::time::Instant::now(), totals: crate::stats::Totals::new() };
+    let of = gateway.averages_of_all(&now);
+    tracing::info!(
+        "stats: {} xacts/s, {} queries/s, {} client parses/s, {} server parses/s, {} binds/s, in {} B/s, out {} B/s, \
+         xact {} us, query {} us, wait {} us",
+        of.xact_count,
+        of.query_count,
+        of.client_parse_count,
+        of.server_parse_count,
+        of.bind_count,
+        of.received_bytes,
+        of.sent_bytes,
+        of.xact_time,
+        of.query_time,
+        of.wait_time,
+    );
 }
 
 /// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:

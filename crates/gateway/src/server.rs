@@ -24,6 +24,7 @@ pub mod cancel;
 pub mod clean;
 pub mod connect;
 mod login;
+pub mod tcp;
 
 pub use cancel::CancelGate;
 pub use connect::{ConnectError, Connector};
@@ -76,6 +77,8 @@ pub struct Server {
     pub status: TxStatus,
     /// What is to be done before its next client, should it be released for cleaning.
     pub cleaning: Cleaning,
+    /// Its place in the limits that pools share.
+    pub quota: Option<Box<dyn Send>>,
 }
 
 enum Place {
@@ -122,6 +125,7 @@ impl Server {
             identity,
             status: TxStatus::Idle,
             cleaning: Cleaning::default(),
+            quota: None,
         }
     }
 
@@ -219,6 +223,7 @@ pub struct ParkedServer {
     settings: ServerSettings,
     statements: ServerStatements,
     identity: Arc<Identity>,
+    quota: Option<Box<dyn Send>>,
 }
 
 impl tidegate_pool::Connection for Server {
@@ -248,11 +253,19 @@ impl tidegate_pool::Connection for Server {
             Place::Away(parked) => Some(parked),
             Place::Nowhere => None,
         };
-        ParkedServer { link, settings: self.settings, statements: self.statements, identity: self.identity }
+        ParkedServer {
+            link,
+            settings: self.settings,
+            statements: self.statements,
+            identity: self.identity,
+            quota: self.quota,
+        }
     }
 
     fn unpark(parked: ParkedServer) -> Self {
         let place = parked.link.map_or(Place::Nowhere, Place::Away);
-        Self::at(place, parked.settings, parked.statements, parked.identity)
+        let mut server = Self::at(place, parked.settings, parked.statements, parked.identity);
+        server.quota = parked.quota;
+        server
     }
 }

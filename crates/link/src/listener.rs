@@ -77,8 +77,24 @@ impl Listener {
     /// # Errors
     /// Those of `bind` and `listen`: most often that the address is in use.
     pub fn tcp(address: SocketAddr, backlog: i32) -> io::Result<Self> {
+        Self::bind_tcp(address, backlog, false)
+    }
+
+    /// As [`Listener::tcp`], beside other processes that listen there in the same way: the kernel spreads clients over
+    /// all of them.
+    ///
+    /// # Errors
+    /// As [`Listener::tcp`].
+    pub fn tcp_shared(address: SocketAddr, backlog: i32) -> io::Result<Self> {
+        Self::bind_tcp(address, backlog, true)
+    }
+
+    fn bind_tcp(address: SocketAddr, backlog: i32, reuse_port: bool) -> io::Result<Self> {
         let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
+        if reuse_port {
+            socket.set_reuse_port(true)?;
+        }
         tune(&socket)?;
         if address.is_ipv6() {
             socket.set_only_v6(true)?;

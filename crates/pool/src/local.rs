@@ -343,6 +343,9 @@ impl<C: Connection> Inner<C> {
         for parcel in letters.parcels {
             self.receive(parcel);
         }
+        if letters.evict {
+            self.evict_one();
+        }
         self.serve(now);
         if letters.wanted {
             self.pass_request_on();

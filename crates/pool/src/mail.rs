@@ -15,6 +15,8 @@ pub(crate) struct Letters<C: Connection> {
     pub(crate) look: bool,
     /// Somebody waits for an idle connection of yours.
     pub(crate) wanted: bool,
+    /// An idle connection of yours has to make room.
+    pub(crate) evict: bool,
     pub(crate) parcels: Vec<Parcel<C>>,
 }
 
@@ -22,6 +24,7 @@ pub(crate) struct Letters<C: Connection> {
 pub(crate) enum Mail<C: Connection> {
     Look,
     Wanted,
+    Evict,
     Parcel(Parcel<C>),
 }
 
@@ -36,10 +39,11 @@ impl<C: Connection> Mailbox<C> {
         if !letters.open {
             return Err(mail);
         }
-        let first = !letters.look && !letters.wanted && letters.parcels.is_empty();
+        let first = !letters.look && !letters.wanted && !letters.evict && letters.parcels.is_empty();
         match mail {
             Mail::Look => letters.look = true,
             Mail::Wanted => letters.wanted = true,
+            Mail::Evict => letters.evict = true,
             Mail::Parcel(parcel) => letters.parcels.push(parcel),
         }
         Ok(first)
@@ -68,6 +72,6 @@ impl<C: Connection> Mailbox<C> {
 
 impl<C: Connection> Letters<C> {
     fn empty(open: bool) -> Self {
-        Self { open, look: false, wanted: false, parcels: Vec::new() }
+        Self { open, look: false, wanted: false, evict: false, parcels: Vec::new() }
     }
 }

@@ -154,6 +154,15 @@ impl<C: Connection> Pool<C> {
         self.change(|control| control.generation += 1);
     }
 
+    /// Close one connection that lies idle, the one put down first on the core that has the most of them, to make room
+    /// elsewhere. Nothing happens if none is idle any more when that core looks.
+    pub fn evict_idle(&self) {
+        let fullest = self.board.lines().enumerate().max_by_key(|(_, line)| line.idle());
+        if let Some((core, _)) = fullest.filter(|(_, line)| line.idle() > 0) {
+            self.post(core, Mail::Evict);
+        }
+    }
+
     /// Close all connections, the leased ones when they are released, and answer waiting and future clients with
     /// `error`. For good.
     pub fn close(&self, error: C::Error) {

@@ -33,6 +33,19 @@ impl<C: Connection> Inner<C> {
         !held.record.permit.shed(keep)
     }
 
+    /// Closes the connection that was put down first, if any is idle still.
+    pub(crate) fn evict_one(self: &Rc<Self>) {
+        let mut idle = self.idle.borrow_mut();
+        if idle.is_empty() {
+            return;
+        }
+        let coldest = idle.remove(0);
+        self.pool.board.publish_taken(self.core, idle.len());
+        drop(idle);
+        // Outside of the borrow: closing runs the connection's own code.
+        drop(coldest);
+    }
+
     /// Connections beyond `size` for clients who have waited longer than `reserve_after`.
     fn open_reserve(self: &Rc<Self>) {
         let limits = self.limits();

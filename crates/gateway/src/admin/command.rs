@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use strsim::damerau_levenshtein;
-use tidegate_wire::sqlstate;
 
 use super::{
     fault::Fault,
@@ -95,6 +94,14 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW LISTS", "how many there are of what"),
     ("SHOW CONFIG", "settings in force, and their defaults"),
     ("SHOW JOURNAL", "the query journal: its disk, what waits to be written, what was lost"),
+    ("SHOW SOCKETS", "clients and servers in one table"),
+    ("SHOW ACTIVE_SOCKETS", "those of them that are at work"),
+    ("SHOW MEM", "memory of the process"),
+    ("SHOW FDS", "empty: there are no sockets to be handed over"),
+    ("SHOW PEERS", "empty: there are no peers"),
+    ("SHOW PEER_POOLS", "empty: there are no peers"),
+    ("SHOW DNS_HOSTS", "empty: names are looked up at each connect"),
+    ("SHOW DNS_ZONES", "empty: names are looked up at each connect"),
     ("SHOW STREAMS", "streams of records: what they do, how far they are behind, what failed"),
     ("SHOW STATE", "whether the gateway works, is paused, or is shutting down"),
     ("SHOW TASKS", "the tree of tasks: living, started, ended how"),
@@ -109,6 +116,8 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("DISABLE db", "let no new client in"),
     ("ENABLE db", "undo DISABLE"),
     ("RELOAD", "read the configuration again"),
+    ("SET key = value", "change a setting until the next RELOAD; SHOW CONFIG tells which can be changed"),
+    ("SUSPEND", "let transactions end, then hold all clients with their servers open; RESUME ends it"),
     ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "end the gateway"),
 ];
 
@@ -129,8 +138,7 @@ fn read(words: &[Word]) -> Result<Command, Fault> {
         "ENABLE" => named(rest, "ENABLE db").map(|database| Command::Order(Order::Enable(database))),
         "RELOAD" => nothing_more(rest, "RELOAD").map(|()| Command::Order(Order::Reload)),
         "SHUTDOWN" => shutdown(rest).map(|phase| Command::Order(Order::Shutdown(phase))),
-        "SUSPEND" => Err(Fault::new(sqlstate::FEATURE_NOT_SUPPORTED, "SUSPEND is not supported")
-            .hint("PAUSE holds clients; a new version is best started beside the old one, on the same ports.")),
+        "SUSPEND" => nothing_more(rest, "SUSPEND").map(|()| Command::Order(Order::Suspend)),
         _ => courtesy(&keyword, rest).ok_or_else(|| unknown(words)),
     }
 }
@@ -179,9 +187,13 @@ fn set(rest: &[Word]) -> Result<Command, Fault> {
     if parameters::is_of_session(rest) {
         return Ok(Command::Courtesy(Courtesy::Nothing, "SET"));
     }
-    Err(Fault::new(sqlstate::FEATURE_NOT_SUPPORTED, "settings are not changed in the console").hint(
-        "Change the configuration file, then RELOAD. SHOW CONFIG tells which keys take effect without a restart.",
-    ))
+    match rest {
+        [name, is, value @ ..] if (is.is("=") || is.is("to")) && !value.is_empty() => {
+            let value = value.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
+            Ok(Command::Order(Order::Set(name.text.clone(), value)))
+        }
+        _ => Err(Fault::syntax("a setting and its value are required").hint("The command is: SET key = value")),
+    }
 }
 
 /// What drivers and poolers of clients say as a matter of course.
@@ -302,7 +314,7 @@ mod tests {
     #[test]
     fn every_command_of_the_help_is_understood() {
         for (usage, _) in HELP {
-            let usage = usage.replace(" id", " 7");
+            let usage = usage.replace(" id", " 7").replace("key = value", "pool.size = 5");
             let bare = usage.split('[').next().unwrap().to_owned();
             let full = usage.replace("[db]", "db").replace("[WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "");
             for said in [bare.to_lowercase(), bare, full] {
@@ -402,9 +414,10 @@ mod tests {
     }
 
     #[test]
-    fn settings_belong_into_the_file() {
-        let fault = fault("SET pool.size = 3");
-        assert_eq!(fault.sqlstate.as_str(), "0A000");
-        assert!(fault.hint.unwrap_or_default().contains("RELOAD"));
+    fn a_setting_has_a_name_and_a_value() {
+        let set = |key: &str, value: &str| Command::Order(Order::Set(key.into(), value.into()));
+        assert_eq!(one("SET pool.size = 3"), set("pool.size", "3"));
+        assert_eq!(one("set server_reset_query to 'DISCARD ALL'"), set("server_reset_query", "DISCARD ALL"));
+        assert_eq!(fault("SET pool.size").sqlstate.as_str(), "42601");
     }
 }

@@ -114,7 +114,7 @@ impl Presence {
         match self.worker.gateway.phase() {
             Phase::WaitingForTransactions | Phase::Stopping => ended("the gateway is shutting down"),
             // Somebody may want to watch.
-            Phase::Active | Phase::Paused | Phase::WaitingForClients => None,
+            Phase::Active | Phase::Paused | Phase::Suspended | Phase::WaitingForClients => None,
         }
     }
 

@@ -7,7 +7,8 @@ use tidegate_wire::sqlstate;
 use super::fault::Fault;
 use crate::{
     config::Admin,
-    plane::{Card, Gateway, Phase, SharedPool, Signal, Worker},
+    pgbouncer::alias,
+    plane::{Card, ClientState, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
 
 /// A change that an operator wants. Without the name of a database it is for all of them.
@@ -22,6 +23,9 @@ pub(super) enum Order {
     Disable(String),
     Enable(String),
     Reload,
+    /// A setting and its value.
+    Set(String, String),
+    Suspend,
     /// The gateway ends, after what the phase waits for.
     Shutdown(Phase),
 }
@@ -42,6 +46,8 @@ impl Order {
             Self::Disable(_) => "DISABLE",
             Self::Enable(_) => "ENABLE",
             Self::Reload => "RELOAD",
+            Self::Set(..) => "SET",
+            Self::Suspend => "SUSPEND",
             Self::Shutdown(_) => "SHUTDOWN",
         }
     }
@@ -69,8 +75,49 @@ impl Order {
             Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.disable(database)),
             Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.enable(database)),
             Self::Reload => gateway.reload().await.map_err(|reason| bad_configuration(&reason)),
+            Self::Set(key, value) => set(gateway, key, value).await,
+            Self::Suspend => suspend(&worker).await,
             Self::Shutdown(phase) => shut_down(gateway, *phase),
         }
+    }
+}
+
+/// Changes one setting, by our name or by PgBouncer's, until the file is read again.
+async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
+    let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
+    let setup = gateway.setup();
+    let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
+    let config = changed.map_err(wrong)?;
+    // Certificates are read again, on a thread that may wait.
+    let setup = gateway.connector.resolver.offload(move || Setup::new(config)).await;
+    let setup = setup.ok_or_else(|| not_now("the gateway is stopping"))?;
+    gateway.replace_setup(setup.map_err(|error| wrong(error.to_string()))?);
+    for worker in gateway.workers() {
+        worker.visit(|worker| worker.refresh_plans());
+    }
+    Ok(())
+}
+
+/// Holds everybody where they are: transactions end, servers stay open. Who takes longer than `timeouts.suspend` is sent
+/// away.
+async fn suspend(worker: &Worker) -> Result<(), Fault> {
+    let gateway = &worker.gateway;
+    must_not_be_stopping(gateway)?;
+    gateway.suspend();
+    let limit = gateway.setup().config.timeouts.suspend;
+    let since = worker.reactor.now();
+    loop {
+        if gateway.phase() != Phase::Suspended {
+            return Err(not_now("resumed before all servers were released"));
+        }
+        if gateway.pools().iter().all(|shared| shared.pool.is_quiet()) {
+            return Ok(());
+        }
+        if !limit.is_zero() && worker.reactor.now() - since >= limit {
+            tracing::info!("suspend_timeout");
+            send_away(gateway, |card| card.state.get() == ClientState::Active && card.linked().is_some()).await;
+        }
+        worker.reactor.sleep(LOOK_EVERY).await;
     }
 }
 
@@ -93,7 +140,7 @@ fn not_now(message: impl Into<String>) -> Fault {
 /// Nothing is paused that is about to end.
 fn must_not_be_stopping(gateway: &Gateway) -> Result<(), Fault> {
     match gateway.phase() {
-        Phase::Active | Phase::Paused => Ok(()),
+        Phase::Active | Phase::Paused | Phase::Suspended => Ok(()),
         _ => Err(not_now("the gateway is shutting down")),
     }
 }
@@ -130,7 +177,7 @@ fn is_released(shared: &SharedPool) -> bool {
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     pools_of(gateway, database)?;
-    if database.is_some() && gateway.phase() == Phase::Paused {
+    if database.is_some() && gateway.phase().holds_all() {
         return Err(not_now("all databases are paused").hint("RESUME without a name ends that."));
     }
     gateway.resume(database);
@@ -189,7 +236,7 @@ fn bad_configuration(reason: &str) -> Fault {
 
 fn shut_down(gateway: &Gateway, wanted: Phase) -> Result<(), Fault> {
     let haste = |phase: Phase| match phase {
-        Phase::Active | Phase::Paused => 0,
+        Phase::Active | Phase::Paused | Phase::Suspended => 0,
         Phase::WaitingForClients => 1,
         Phase::WaitingForTransactions => 2,
         Phase::Stopping => 3,

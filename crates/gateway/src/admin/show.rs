@@ -15,8 +15,10 @@ mod databases;
 mod hosts;
 mod journal;
 mod lists;
+mod others;
 mod pools;
 mod servers;
+mod sockets;
 mod state;
 mod stats;
 mod streams;
@@ -26,14 +28,22 @@ mod users;
 /// What can be shown as a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {
+    ActiveSockets,
     Clients,
     Config,
     Databases,
+    DnsHosts,
+    DnsZones,
+    Fds,
     Hosts,
     Journal,
     Lists,
+    Mem,
+    PeerPools,
+    Peers,
     Pools,
     Servers,
+    Sockets,
     State,
     Stats,
     StatsAverages,
@@ -48,14 +58,22 @@ pub(super) enum Topic {
 impl Topic {
     /// What each is called.
     pub(super) const NAMES: &'static [(&'static str, Self)] = &[
+        ("active_sockets", Self::ActiveSockets),
         ("clients", Self::Clients),
         ("config", Self::Config),
         ("databases", Self::Databases),
+        ("dns_hosts", Self::DnsHosts),
+        ("dns_zones", Self::DnsZones),
+        ("fds", Self::Fds),
         ("hosts", Self::Hosts),
         ("journal", Self::Journal),
         ("lists", Self::Lists),
+        ("mem", Self::Mem),
+        ("peer_pools", Self::PeerPools),
+        ("peers", Self::Peers),
         ("pools", Self::Pools),
         ("servers", Self::Servers),
+        ("sockets", Self::Sockets),
         ("state", Self::State),
         ("stats", Self::Stats),
         ("stats_averages", Self::StatsAverages),
@@ -75,12 +93,19 @@ impl Topic {
     /// Its columns, which are the same whatever the gateway does.
     pub(super) fn columns(self) -> &'static [Column] {
         match self {
+            Self::ActiveSockets | Self::Sockets => sockets::COLUMNS,
             Self::Clients => clients::COLUMNS,
             Self::Config => config::COLUMNS,
             Self::Databases => databases::COLUMNS,
+            Self::DnsHosts => others::DNS_HOSTS,
+            Self::DnsZones => others::DNS_ZONES,
+            Self::Fds => others::FDS,
             Self::Hosts => hosts::COLUMNS,
             Self::Journal => journal::COLUMNS,
             Self::Lists => lists::COLUMNS,
+            Self::Mem => others::MEM,
+            Self::PeerPools => others::PEER_POOLS,
+            Self::Peers => others::PEERS,
             Self::Pools => pools::COLUMNS,
             Self::Servers => servers::COLUMNS,
             Self::State => state::COLUMNS,
@@ -98,14 +123,19 @@ impl Topic {
     /// The rows of this moment.
     pub(super) async fn table(self, gateway: &Arc<Gateway>) -> Table {
         let rows = match self {
+            Self::ActiveSockets => sockets::active(gateway).await,
             Self::Clients => clients::rows(gateway).await,
             Self::Config => config::rows(gateway),
             Self::Databases => databases::rows(gateway).await,
+            // There are no peers, no cache of names, and no sockets to be handed over.
+            Self::DnsHosts | Self::DnsZones | Self::Fds | Self::PeerPools | Self::Peers => Vec::new(),
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
+            Self::Mem => others::memory(),
             Self::Lists => lists::rows(gateway).await,
             Self::Pools => pools::rows(gateway).await,
             Self::Servers => servers::rows(gateway).await,
+            Self::Sockets => sockets::rows(gateway).await,
             Self::State => state::rows(gateway),
             Self::Stats => stats::all(gateway).await,
             Self::StatsAverages => stats::averages(gateway).await,

@@ -39,7 +39,8 @@ impl Login<'_> {
     /// [`LoginError::Refused`] with the words of Postgres if the proof fails.
     pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let proven = match method {
-            AuthMethod::Trust => true,
+            // A rule of the file has named another method by now.
+            AuthMethod::Trust | AuthMethod::Hba => true,
             AuthMethod::Password => self.cleartext().await?,
             AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,

@@ -13,17 +13,19 @@ use tidegate_wire::{
 
 use super::{
     auth::Login,
-    canceller, part, passthrough,
+    canceller, lookup, part, passthrough,
     route::{self, find_server},
     session::Session,
 };
 use crate::{
-    config::{Admin, ClientTls, Route},
-    error::Refusal,
+    config::{Admin, AuthMethod, ClientTls, Dialect, Route, UserSecret},
+    error::{Cause, Refusal},
     exchange::Frontend,
+    hba::{self, Caller, Verdict},
     params::{ServerSettings, Settings, Value, canonical_encoding, is_settable},
-    plane::{Entry, NewCard, Phase, PoolKey, Worker, WorkerPool, within},
+    plane::{Entry, NewCard, PoolKey, Quota, Setup, Worker, WorkerPool, lock, within},
     record::{Stranger, Witness},
+    server::tcp,
     tls,
 };
 
@@ -86,8 +88,12 @@ pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, console: Conso
 
 async fn arrive(worker: Rc<Worker>, accepted: Accepted, console: Console) -> Result<Option<Box<Session>>, LoginError> {
     let peer = accepted.peer;
+    let uid = uid_of(&accepted);
+    if uid.is_none() {
+        tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
+    }
     let link = Link::new(&worker.reactor, accepted.fd)?;
-    let mut arriving = Arriving { link, worker, peer, bytes: Vec::new(), asked: None };
+    let mut arriving = Arriving { link, worker, peer, uid, bytes: Vec::new(), asked: None, quota: None };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let outcome = within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout));
@@ -155,10 +161,20 @@ struct Arriving {
     worker: Rc<Worker>,
     link: Link,
     peer: Address,
+    /// Whose process is at the other end of a unix socket.
+    uid: Option<u32>,
     /// Received and not yet looked at.
     bytes: Vec<u8>,
     /// As whom it comes and to which database, once it has said so; for the journal.
     asked: Option<(String, String)>,
+    /// Its place among the clients of its database and of its user.
+    quota: Option<Quota>,
+}
+
+/// Whose process has connected to the unix socket.
+fn uid_of(accepted: &Accepted) -> Option<u32> {
+    let credentials = rustix::net::sockopt::socket_peercred(&accepted.fd);
+    credentials.ok().filter(|_| accepted.peer == Address::Unix).map(|credentials| credentials.uid.as_raw())
 }
 
 impl Arriving {
@@ -167,9 +183,7 @@ impl Arriving {
         let words = match &error {
             LoginError::Refused(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
-            LoginError::Timeout => {
-                Refusal::new(sqlstate::PROTOCOL_VIOLATION, "the login took longer than timeouts.login").fatal()
-            }
+            LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
             LoginError::Decode(fault) if !self.looks_like_http() => {
                 Refusal::protocol(format!("invalid start-up packet: {fault}")).fatal()
             }
@@ -178,12 +192,39 @@ impl Arriving {
                 return error;
             }
         };
-        if let LoginError::Refused(refusal) = &error {
-            tracing::info!(peer = %self.peer, sqlstate = %refusal.sqlstate, reason = %refusal.message, "login refused");
-        }
+        self.log_refusal(&error);
         self.record_refusal(&words);
         part(&self.worker, &mut self.link, words).await;
         error
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.worker.gateway.setup().config.listen.dialect
+    }
+
+    fn cause(&self, cause: Cause) -> LoginError {
+        LoginError::Refused(cause.refusal(self.dialect()))
+    }
+
+    fn log_refusal(&self, error: &LoginError) {
+        let setup = self.worker.gateway.setup();
+        let (sqlstate, reason) = match error {
+            LoginError::Refused(refusal) => (refusal.sqlstate, refusal.message.to_string()),
+            LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
+            _ => return,
+        };
+        if setup.config.listen.dialect == Dialect::Postgres {
+            tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
+            return;
+        }
+        let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
+        let who = format!("C-0: {database}/{user}@{}", self.peer);
+        if setup.config.log.disconnections {
+            tracing::info!("{who} closing because: {reason} (age=0s)");
+        }
+        if setup.config.log.refusals {
+            tracing::warn!("{who} pooler error: {reason}");
+        }
     }
 
     fn stranger(&self) -> Stranger {
@@ -211,16 +252,15 @@ impl Arriving {
 
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
         let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
-        self.asked = self.worker.recorder.is_some().then(|| (request.user.clone(), request.database.clone()));
+        self.asked = Some((request.user.clone(), request.database.clone()));
         self.admit(&request)?;
         self.negotiate(&request);
         let setup = self.worker.gateway.setup();
-        let secret = setup.config.users.get(&request.user).map(|user| user.secret.clone());
-        let bytes = std::mem::take(&mut self.bytes);
         let gateway = self.worker.gateway.clone();
-        let mut login = Login { gateway: &gateway, link: &mut self.link, user: &request.user, secret, bytes };
-        login.authenticate(setup.config.auth.method).await?;
-        self.bytes = std::mem::take(&mut login.bytes);
+        if self.is_own_process(&request) {
+            return Ok(Admitted::Console(request, true));
+        }
+        self.authenticate(&setup, &request).await?;
         if Admin::DATABASES.contains(&request.database.as_str()) {
             return self.admit_to_console(request);
         }
@@ -230,6 +270,12 @@ impl Arriving {
             return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_CATALOG_NAME, message)));
         };
         let pool = self.worker.pool(&shared);
+        let seated = gateway.seat_client(
+            &request.database,
+            &request.user,
+            &setup.config.client_limits(&request.database, &request.user),
+        );
+        self.quota = Some(seated.map_err(|full| self.cause(full.cause()))?);
         if pool.fleet().is_some() {
             request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
         }
@@ -239,19 +285,85 @@ impl Arriving {
         Ok(Admitted::Pool(pool, request))
     }
 
+    /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
+    fn is_own_process(&self, request: &Request) -> bool {
+        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let own = self.uid == Some(rustix::process::geteuid().as_raw());
+        to_console && own && Admin::DATABASES.contains(&request.user.as_str())
+    }
+
+    async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
+        let method = match self.judge(setup, request)? {
+            Verdict::Method(method) => method,
+            Verdict::Peer(map) => return self.check_peer(setup, request, map.as_deref()).await,
+            Verdict::Reject => return Err(self.cause(Cause::Rejected)),
+        };
+        let (known, secret) = self.secret(setup, request).await?;
+        if method == AuthMethod::Trust && !known && !setup.config.auth.strangers {
+            return Err(self.cause(Cause::Stranger));
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let gateway = self.worker.gateway.clone();
+        let mut login = Login { gateway: &gateway, link: &mut self.link, user: &request.user, secret, bytes };
+        login.authenticate(method).await?;
+        self.bytes = std::mem::take(&mut login.bytes);
+        Ok(())
+    }
+
+    /// How the client has to prove who it is.
+    fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
+        let Some(rules) = &setup.hba else { return Ok(Verdict::Method(setup.config.auth.method)) };
+        let ip = match self.peer {
+            Address::Tcp(address) => Some(address.ip()),
+            Address::Unix => None,
+        };
+        let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
+        let (database, user) = (request.database.as_str(), request.user.as_str());
+        let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
+        rules.judge(&caller).cloned().ok_or_else(|| self.cause(Cause::NoRule))
+    }
+
+    async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
+        let Some(uid) = self.uid else { return Err(self.cause(Cause::Peer)) };
+        // The file of users is read on a thread that may wait.
+        let resolver = &self.worker.gateway.connector.resolver;
+        let name = resolver.offload(move || hba::name_of_uid(uid)).await.flatten();
+        let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
+        if name.as_ref().is_some_and(may) { Ok(()) } else { Err(self.cause(Cause::Peer)) }
+    }
+
+    /// Whether the user is known, and the secret: the configured one, or what the server says.
+    async fn secret(&self, setup: &Setup, request: &Request) -> Result<(bool, Option<UserSecret>), LoginError> {
+        let configured = setup.config.users.get(&request.user).map(|user| user.secret.clone());
+        let has_secret = configured.as_ref().is_some_and(|secret| !secret.secret().is_empty());
+        let lookup = setup.config.lookup(&request.database).filter(|lookup| lookup.user != request.user);
+        let (false, Some(lookup)) = (has_secret, lookup) else { return Ok((configured.is_some(), configured)) };
+        match lookup::look_up(&self.worker, &lookup, &request.database, &request.user).await? {
+            lookup::Known::Nobody => Ok((configured.is_some(), configured)),
+            lookup::Known::User(secret) => {
+                let mut known = lock(&self.worker.gateway.connector.looked_up);
+                match &secret {
+                    Some(secret) => drop(known.insert(request.user.clone(), secret.clone())),
+                    None => drop(known.remove(&request.user)),
+                }
+                Ok((true, secret))
+            }
+        }
+    }
+
     /// Whether there is room for one more, as far as that is known before the login.
     fn admit(&self, request: &Request) -> Result<(), LoginError> {
         let gateway = &self.worker.gateway;
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
-        if !matches!(gateway.phase(), Phase::Active | Phase::Paused) && !to_console {
-            let refusal = Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down");
-            return Err(LoginError::Refused(refusal));
+        if !gateway.phase().goes_on() && !to_console {
+            return Err(LoginError::Refused(match self.dialect() {
+                Dialect::Postgres => Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
+                dialect => Cause::ShuttingDown.refusal(dialect),
+            }));
         }
         let max = gateway.setup().config.listen.max_clients as usize;
         if gateway.client_count() > max && !to_console {
-            let refusal = Refusal::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
-                .hint("Raise max_clients in [listen], and the limit of open files with it.");
-            return Err(LoginError::Refused(refusal));
+            return Err(self.cause(Cause::Clients));
         }
         Ok(())
     }
@@ -293,10 +405,26 @@ impl Arriving {
                 }
                 First::Startup(startup) => {
                     self.require_tls()?;
-                    return read_startup(&startup).map(Some);
+                    let setup = self.worker.gateway.setup();
+                    let listen = &setup.config.listen;
+                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters)?;
+                    if listen.application_name_add_host {
+                        self.add_host(&mut request);
+                    }
+                    return Ok(Some(request));
                 }
             }
         }
+    }
+
+    /// Appends where the client comes from to the name that it calls itself.
+    fn add_host(&self, request: &mut Request) {
+        let is_name = |(name, _): &(String, Vec<u8>)| name.eq_ignore_ascii_case("application_name");
+        let given = request.params.iter().rev().find(|pair| is_name(pair)).map(|(_, value)| value.clone());
+        let given = given.filter(|name| !name.is_empty()).unwrap_or_else(|| b"app".to_vec());
+        let name = format!("{} - {}", String::from_utf8_lossy(&given), self.peer);
+        request.params.retain(|pair| !is_name(pair));
+        request.params.push(("application_name".to_owned(), name.into_bytes()));
     }
 
     /// Receives until there are `count` bytes.
@@ -378,7 +506,14 @@ impl Arriving {
         let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
         let id = self.worker.gateway.next_client_id();
-        let entry = self.worker.roster.enter(NewCard { id, key, peer: self.peer, tls, secret: secret.clone() });
+        let entry = self.worker.roster.enter(NewCard {
+            id,
+            key,
+            user: request.user.as_str().into(),
+            peer: self.peer,
+            tls,
+            secret: secret.clone(),
+        });
         Ok(entry)
     }
 
@@ -429,7 +564,16 @@ impl Arriving {
         let wanted = wanted_settings(&welcome, request);
         self.greet(&welcome, &wanted, &entry);
         pool.stats.client_login_count.add(1);
-        if self.worker.gateway.setup().config.log.connections {
+        let setup = self.worker.gateway.setup();
+        if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
+            let (id, tls) = (entry.card.id, entry.card.tls.as_deref().unwrap_or("no"));
+            let (database, user) = (&request.database, &request.user);
+            let replication = if request.replication.is_some() { "yes" } else { "no" };
+            tracing::info!(
+                "C-{id}: {database}/{user}@{} login attempt: db={database} user={user} tls={tls} replication={replication}",
+                self.peer
+            );
+        } else if setup.config.log.connections {
             tracing::info!(client = entry.card.id, peer = %self.peer, database = %request.database,
                 user = %request.user, tls = entry.card.tls.as_deref().unwrap_or("none"), "client connected");
         }
@@ -439,7 +583,7 @@ impl Arriving {
         let settings = self.worker.interned.intern(wanted);
         *entry.card.settings.borrow_mut() = Some(settings.clone());
         let front = Frontend::new(self.link, entry.card.id, settings);
-        Ok(Session::new(self.worker, front, pool, request.route, entry))
+        Ok(Session::new(self.worker, front, pool, request.route, entry, self.quota))
     }
 
     /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
@@ -471,7 +615,7 @@ impl Arriving {
                 pool.shared.welcome().ok_or(LoginError::Gone)
             }
             Some(Err(unserved)) => Err(LoginError::Server(unserved.words())),
-            None => Err(LoginError::Refused(super::session::checkout_timeout(limit))),
+            None => Err(LoginError::Refused(super::session::checkout_timeout(limit, self.dialect()))),
         }
     }
 }
@@ -513,7 +657,9 @@ fn decode_first(packet: &[u8]) -> Result<First<'_>, LoginError> {
 /// The newest protocol that clients may speak.
 const MINOR_MAX: u16 = 2;
 
-fn read_startup(startup: &Startup<'_>) -> Result<Request, LoginError> {
+/// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
+fn read_startup(startup: &Startup<'_>, ignored: &[String]) -> Result<Request, LoginError> {
+    let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {
         let message = "no PostgreSQL user name specified in startup packet";
@@ -533,6 +679,7 @@ fn read_startup(startup: &Startup<'_>) -> Result<Request, LoginError> {
         match name {
             b"user" | b"database" => {}
             b"replication" => request.replication = wants_replication(value).then(|| value.to_vec()),
+            b"options" if is_ignored("options") => {}
             b"options" => {
                 let options = startup::parse_options(value)
                     .map_err(|error| LoginError::Refused(Refusal::protocol(format!("invalid options: {error}"))))?;
@@ -542,6 +689,7 @@ fn read_startup(startup: &Startup<'_>) -> Result<Request, LoginError> {
             name => request.params.push((text(name), value.to_vec())),
         }
     }
+    request.params.retain(|(name, _)| !is_ignored(name));
     Ok(request)
 }
 

@@ -12,7 +12,11 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease};
 use tidegate_supervise::Ctx;
-use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
+use tidegate_wire::{
+    backend::{self, ErrorFields, ErrorReport, Severity},
+    frame::HEADER,
+    sqlstate,
+};
 
 use super::{
     idle::{Heard, Idle},
@@ -20,10 +24,10 @@ use super::{
     route::{Found, Unserved, begins_read_only, find_server},
 };
 use crate::{
-    config::{Mode, PoolPlan, Route},
-    error::Refusal,
+    config::{Dialect, Mode, PoolPlan, Route, Timeouts},
+    error::{Cause, Refusal, pgbouncer_reason},
     exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
-    plane::{ClientState, Entry, Fleet, Gateway, Linked, Phase, Placed, Signal, Worker, WorkerPool},
+    plane::{ClientState, Entry, Fleet, Gateway, Linked, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{self, Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
 };
@@ -43,8 +47,12 @@ pub(super) struct Session {
     entry: Entry,
     deadline: Deadline,
     idle: Idle,
+    /// It has been told that it waits, in the wait that is under way.
+    notified: bool,
     /// Tells the journal of its queries, if there is one.
     witness: Option<Rc<Witness>>,
+    /// Its place among the clients of its database and of its user.
+    _quota: Option<Quota>,
 }
 
 /// Why a session ends.
@@ -65,6 +73,10 @@ impl Goodbye {
     fn refusal(refusal: &Refusal, reason: &'static str) -> Self {
         Self::Told(refusal.fatal(), reason)
     }
+
+    fn cause(cause: Cause, gateway: &Gateway) -> Self {
+        Self::refusal(&cause.refusal(gateway.setup().config.listen.dialect), cause.reason())
+    }
 }
 
 impl Session {
@@ -74,11 +86,25 @@ impl Session {
         home: Rc<WorkerPool>,
         asked: Option<Route>,
         entry: Entry,
+        quota: Option<Quota>,
     ) -> Self {
         let deadline = worker.reactor.deadline();
         let witness = worker.witness(&entry.card, Some(&front.settings));
         let (pool, placed) = (home.clone(), None);
-        Self { worker, front, home, pool, placed, asked, entry, deadline, idle: Idle::default(), witness }
+        Self {
+            worker,
+            front,
+            home,
+            pool,
+            placed,
+            asked,
+            entry,
+            deadline,
+            idle: Idle::default(),
+            notified: false,
+            witness,
+            _quota: quota,
+        }
     }
 
     /// Serves the client until it leaves or is sent away.
@@ -91,6 +117,7 @@ impl Session {
         let goodbye = self.serve(ctx).await;
         self.entry.card.link(None);
         self.worker.roster.leave(&self.entry);
+        self.log_goodbye(&goodbye);
         let reason = match goodbye {
             Goodbye::Gone(reason) => {
                 self.front.link.shutdown();
@@ -104,8 +131,25 @@ impl Session {
         if let Some(witness) = &self.witness {
             witness.leave(reason, self.worker.reactor.now());
         }
-        if self.worker.gateway.setup().config.log.connections {
-            tracing::info!(client = self.entry.card.id, reason, "client disconnected");
+    }
+
+    fn log_goodbye(&self, goodbye: &Goodbye) {
+        let setup = self.worker.gateway.setup();
+        let (card, reason, log) = (&self.entry.card, goodbye.reason(), &setup.config.log);
+        let told = matches!(goodbye, Goodbye::Told(words, _) if !words.is_empty());
+        if setup.config.listen.dialect == Dialect::Postgres {
+            if log.disconnections {
+                tracing::info!(client = card.id, reason, "client disconnected");
+            }
+            return;
+        }
+        let (reason, age) = (pgbouncer_reason(reason), card.connected_at.elapsed().map_or(0, |age| age.as_secs()));
+        let who = format!("C-{}: {}/{}@{}", card.id, card.key.database, card.user, card.peer);
+        if log.disconnections {
+            tracing::info!("{who} closing because: {reason} (age={age}s)");
+        }
+        if told && log.refusals {
+            tracing::warn!("{who} pooler error: {reason}");
         }
     }
 
@@ -172,12 +216,10 @@ impl Session {
     /// What ends any wait of the client.
     fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<Goodbye> {
         if self.entry.card.peek_signal() == Some(Signal::Kill) {
-            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator");
-            return Some(Goodbye::refusal(&refusal, "killed by an operator"));
+            return Some(Goodbye::cause(Cause::Killed, &self.worker.gateway));
         }
         if ctx.poll_cancelled(cx).is_ready() {
-            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down");
-            return Some(Goodbye::refusal(&refusal, "shutdown"));
+            return Some(Goodbye::cause(Cause::ShuttingDown, &self.worker.gateway));
         }
         None
     }
@@ -216,11 +258,7 @@ impl Session {
         if self.deadline.at().is_none() {
             self.deadline.set(Some(now + limit));
         }
-        self.deadline.poll(now, cx).map(|()| {
-            let refusal =
-                Refusal::new(sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout");
-            Err(Goodbye::refusal(&refusal, "client_idle timeout"))
-        })
+        self.deadline.poll(now, cx).map(|()| Err(Goodbye::cause(Cause::ClientIdle, &self.worker.gateway)))
     }
 
     /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
@@ -244,8 +282,8 @@ impl Session {
         let now = self.worker.reactor.now();
         let mut request = request.park();
         self.entry.card.state.set(ClientState::Waiting(now));
-        let limit = self.home.plan().timeouts.checkout;
-        self.deadline.set((!limit.is_zero()).then(|| now + limit));
+        self.notified = false;
+        self.deadline.set(self.first_deadline(&self.home.plan().timeouts, now));
         let mut search = pin!(self.search(&request));
         let mut hears = true;
         let waited = std::future::poll_fn(|cx| {
@@ -354,10 +392,43 @@ impl Session {
             return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
         }
         let now = self.worker.reactor.now();
-        self.deadline.poll(now, cx).map(|()| {
-            let refusal = checkout_timeout(self.pool.plan().timeouts.checkout);
-            Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout"))
-        })
+        if self.deadline.poll(now, cx).is_pending() {
+            return Poll::Pending;
+        }
+        let plan = self.home.plan();
+        let times = &plan.timeouts;
+        if let Some(rest) = self.notify_of_wait(times, now) {
+            // It has to be asked again, to be woken.
+            self.deadline.set(rest);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let dialect = self.worker.gateway.setup().config.listen.dialect;
+        let refusal = checkout_timeout(times.checkout, dialect);
+        Poll::Ready(Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout")))
+    }
+
+    /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
+    /// `None` if that is now.
+    fn notify_of_wait(&mut self, times: &Timeouts, now: Instant) -> Option<Option<Instant>> {
+        let ClientState::Waiting(since) = self.entry.card.state.get() else { return None };
+        let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
+        if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
+            return None;
+        }
+        self.notified = true;
+        let text = "No server connection available in postgres backend, client being queued";
+        let mut out = Vec::new();
+        let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, text);
+        backend::notice_response(&report, &mut out);
+        self.front.link.write(out);
+        Some(end)
+    }
+
+    /// When something happens to a client that waits: the notice, or the end.
+    fn first_deadline(&self, times: &Timeouts, now: Instant) -> Option<Instant> {
+        let of = |time: Duration| (!time.is_zero()).then(|| now + time);
+        of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
     }
 
     /// Serves requests on one server until it can be given back.
@@ -413,7 +484,7 @@ impl Session {
         card.note_settings(&self.front.settings);
         card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
         let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
-        let outcome = self.part_from(lease, leftover, ended, keep);
+        let outcome = self.part_from(lease, leftover, ended, &plan);
         if let Some((placed, (outcome, suspect))) = judgement {
             if suspect {
                 placed.node().suspect();
@@ -430,10 +501,17 @@ impl Session {
     }
 
     /// Gives the server back in the state that the exchange left it in.
-    fn part_from(&mut self, lease: Lease<Server>, leftover: Leftover, ended: Ended, keep: bool) -> Result<(), Goodbye> {
+    fn part_from(
+        &mut self,
+        lease: Lease<Server>,
+        leftover: Leftover,
+        ended: Ended,
+        plan: &PoolPlan,
+    ) -> Result<(), Goodbye> {
         let now = self.worker.reactor.now();
         let stays = matches!(ended, Ended::Exchange(End::Over(_)));
-        let reset = keep || !self.front.pins.is_empty();
+        let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
+        let reset = keep || always || !self.front.pins.is_empty();
         let goodbye = match ended {
             Ended::Exchange(End::Over(beginning)) => {
                 self.idle.put_back(beginning);
@@ -450,7 +528,7 @@ impl Session {
             }
             Ended::Interrupted(goodbye) => Err(goodbye),
         };
-        self.give_back(lease, leftover, reset && !stays);
+        self.give_back(lease, leftover, reset && (always || !stays));
         goodbye
     }
 
@@ -509,58 +587,37 @@ impl Waiting<'_> {
         let activity = exchange.activity();
         self.entry.card.pins.set(exchange.pins());
         if self.entry.card.peek_signal() == Some(Signal::Kill) {
-            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator");
-            return Poll::Ready(Goodbye::refusal(&refusal, "killed by an operator"));
+            return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway));
         }
         // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
         // wait.
         if ctx.poll_cancelled(cx).is_ready()
             && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
         {
-            let refusal = Refusal::new(sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down");
-            return Poll::Ready(Goodbye::refusal(&refusal, "shutdown"));
+            return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
         }
-        let Some((at, refusal)) = self.next_deadline(activity, exchange.transaction_since()) else {
+        let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
             self.deadline.set(None);
             return Poll::Pending;
         };
         self.deadline.set(Some(at));
-        self.deadline.poll(now, cx).map(|()| {
-            let (state, message, reason) = refusal;
-            Goodbye::refusal(&Refusal::new(state, message), reason)
-        })
+        self.deadline.poll(now, cx).map(|()| Goodbye::cause(cause, self.gateway))
     }
 
-    fn next_deadline(
-        &self,
-        activity: Activity,
-        transaction: Option<Instant>,
-    ) -> Option<(Instant, (sqlstate::SqlState, &'static str, &'static str))> {
+    fn next_deadline(&self, activity: Activity, transaction: Option<Instant>) -> Option<(Instant, Cause)> {
         let times = &self.plan.timeouts;
-        let (since, limit, refusal) = match activity {
-            Activity::Query(since) => (since, times.query, QUERY),
-            Activity::IdleInTransaction(since) => (since, times.idle_in_transaction, IDLE_IN_TRANSACTION),
-            Activity::Idle(since) => (since, times.client_idle, CLIENT_IDLE),
+        let (since, limit, cause) = match activity {
+            Activity::Query(since) => (since, times.query, Cause::Query),
+            Activity::IdleInTransaction(since) => (since, times.idle_in_transaction, Cause::IdleInTransaction),
+            Activity::Idle(since) => (since, times.client_idle, Cause::ClientIdle),
         };
-        let own = (!limit.is_zero()).then(|| (since + limit, refusal));
+        let own = (!limit.is_zero()).then(|| (since + limit, cause));
         let whole = transaction
             .filter(|_| !times.transaction.is_zero() && !matches!(activity, Activity::Idle(_)))
-            .map(|since| (since + times.transaction, TRANSACTION));
+            .map(|since| (since + times.transaction, Cause::Transaction));
         own.into_iter().chain(whole).min_by_key(|(at, _)| *at)
     }
 }
-
-type Expiry = (sqlstate::SqlState, &'static str, &'static str);
-const QUERY: Expiry = (sqlstate::QUERY_CANCELED, "canceling statement due to query timeout", "query timeout");
-const IDLE_IN_TRANSACTION: Expiry = (
-    sqlstate::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-    "terminating connection due to idle-in-transaction timeout",
-    "idle_in_transaction timeout",
-);
-const CLIENT_IDLE: Expiry =
-    (sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout", "client_idle timeout");
-const TRANSACTION: Expiry =
-    (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout", "transaction timeout");
 
 /// What a client is told of trouble, and whether the server may be used on.
 fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool) {
@@ -568,6 +625,10 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool)
         Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
         Trouble::BadClient(error) => (bad_client(error), true),
         Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
+        Trouble::SimpleQuery => {
+            let refusal = Refusal::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
+            (Goodbye::refusal(&refusal, "PQexec disallowed"), true)
+        }
         Trouble::ServerGone(_) if server_had_last_words => {
             (Goodbye::Told(Vec::new(), "server ended the connection"), false)
         }
@@ -604,7 +665,10 @@ pub(super) fn checkout_words(error: &CheckoutError<ConnectError>) -> Vec<u8> {
 }
 
 /// What a client is told that waited too long.
-pub(super) fn checkout_timeout(limit: Duration) -> Refusal {
+pub(super) fn checkout_timeout(limit: Duration, dialect: Dialect) -> Refusal {
+    if dialect == Dialect::Pgbouncer {
+        return Refusal::new(sqlstate::PROTOCOL_VIOLATION, "query_wait_timeout");
+    }
     let message = format!("no server became free within {limit:?} (timeouts.checkout)");
     Refusal::new(sqlstate::TOO_MANY_CONNECTIONS, message)
         .hint("All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS.")

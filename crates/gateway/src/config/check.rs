@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, PoolSettings, Runtime, Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
+    Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
@@ -45,6 +46,8 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("users.NAME", UserKeys::KEYS),
     ("admin", Admin::KEYS),
     ("log", Log::KEYS),
+    ("metrics", Metrics::KEYS),
+    ("tcp", Tcp::KEYS),
     ("journal", Journal::KEYS),
     ("runtime", Runtime::KEYS),
     ("streams", StreamKeys::KEYS),
@@ -116,7 +119,7 @@ impl Checker<'_> {
         self.sections(root);
         let pool = self.settings(&Section::of(root, "pool"));
         self.pool(&Section::of(root, "pool"), &pool);
-        let auth = self.settings(&Section::of(root, "auth"));
+        let auth = self.auth(&Section::of(root, "auth"));
         let config = Config {
             listen: self.listen(&Section::of(root, "listen")),
             timeouts: self.settings(&Section::of(root, "timeouts")),
@@ -124,9 +127,11 @@ impl Checker<'_> {
             databases: self.databases(&Section::of(root, "databases"), &pool, root.entry(LISTED).is_none()),
             users: self.users(&Section::of(root, "users"), &auth),
             admin: self.settings(&Section::of(root, "admin")),
-            log: self.settings(&Section::of(root, "log")),
+            log: self.log(&Section::of(root, "log")),
+            metrics: self.settings(&Section::of(root, "metrics")),
+            tcp: self.settings(&Section::of(root, "tcp")),
             journal: self.journal(&Section::of(root, "journal")),
-            runtime: self.settings(&Section::of(root, "runtime")),
+            runtime: self.runtime(&Section::of(root, "runtime")),
             streams: self.streams(root),
             auth,
             pool,
@@ -211,6 +216,32 @@ impl Checker<'_> {
         listen
     }
 
+    fn auth(&mut self, section: &Section<'_>) -> Auth {
+        let mut auth: Auth = self.settings(section);
+        if auth.method == AuthMethod::Hba && auth.hba_file.as_os_str().is_empty() {
+            let help = "add hba_file = \"/path/to/pg_hba.conf\", or write another method";
+            self.error(section.place(&["method"]), "method hba without its rules", help);
+        }
+        self.file(section, "hba_file", &mut auth.hba_file);
+        self.file(section, "ident_file", &mut auth.ident_file);
+        auth
+    }
+
+    fn log(&mut self, section: &Section<'_>) -> Log {
+        let mut log: Log = self.settings(section);
+        self.future_path(&mut log.file);
+        if log.stats_period.is_zero() {
+            self.error(section.place(&["stats_period"]), "a period of nothing", "write stats_period = \"60s\"");
+        }
+        log
+    }
+
+    fn runtime(&mut self, section: &Section<'_>) -> Runtime {
+        let mut runtime: Runtime = self.settings(section);
+        self.future_path(&mut runtime.pid_file);
+        runtime
+    }
+
     fn listen_tls(&mut self, section: &Section<'_>, listen: &Listen) {
         for (key, file) in [("tls_cert", &listen.tls_cert), ("tls_key", &listen.tls_key)] {
             let missing = file.as_os_str().is_empty();
@@ -231,7 +262,11 @@ impl Checker<'_> {
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if config.auth.method != AuthMethod::Trust && config.users.is_empty() && !config.databases.is_empty() {
+        } else if config.auth.method != AuthMethod::Trust
+            && config.users.is_empty()
+            && !config.databases.is_empty()
+            && !config.looks_up_users()
+        {
             let method = config.auth.method;
             let reason = format!("there are no users: nobody can log in with method {method}");
             self.warning(place, reason, "add [users.NAME] with a password");
@@ -269,7 +304,7 @@ pub(crate) const OPEN_TO_ALL: &str = "auth.method";
 /// Whether whoever reaches an address of this machine from outside is let in.
 pub(crate) fn is_open_to_all(auth: &Auth, listen: &Listen) -> bool {
     let outside = |address: &SocketAddr| !address.ip().is_loopback();
-    auth.method == AuthMethod::Trust && listen.addresses.iter().any(outside)
+    auth.method == AuthMethod::Trust && auth.strangers && listen.addresses.iter().any(outside)
 }
 
 /// Says in the finding that the gateway is open to all.

@@ -47,10 +47,11 @@ impl Finding {
         let line = source.text[line_start..].lines().next().unwrap_or("");
         let from = (start - line_start).min(line.len());
         let to = floor_boundary(line, span.end.saturating_sub(line_start)).max(from);
+        let (file, number) = source.place(start);
         let finding = Self {
             severity,
-            file: source.name.clone(),
-            line: source.text[..start].matches('\n').count() + 1,
+            file: file.to_owned(),
+            line: number,
             column: line[..from].chars().count() + 1,
             key: key.to_owned(),
             reason: String::new(),

@@ -35,6 +35,16 @@ words! {
         Md5 = "md5",
         /// SCRAM-SHA-256.
         ScramSha256 = "scram-sha-256",
+        /// The first line of `hba_file` that fits decides.
+        Hba = "hba",
+    }
+
+    /// Whose words the gateway's own errors and log lines use.
+    pub enum Dialect {
+        /// Those of Postgres, where it has any.
+        Postgres = "postgres",
+        /// Those of PgBouncer, so that alerts made for it keep working.
+        Pgbouncer = "pgbouncer",
     }
 
     /// How long a client keeps its server connection.
@@ -195,14 +205,34 @@ section! {
         tls_client_ca: PathBuf = PathBuf::new() => Live Process;
         /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
+        /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
+        reuse_port: bool = false => Restart Process;
+        /// `postgres` or `pgbouncer`: whose words the gateway's own errors and log lines use.
+        dialect: Dialect = Dialect::Postgres => Live Process;
+        /// Parameters of a client's login that are dropped; `options` stands for all that come in `options`.
+        ignore_startup_parameters: Vec<String> = Vec::new() => Live Process;
+        /// Whether the client's address is appended to the application name that it logs in with.
+        application_name_add_host: bool = false => Live Process;
     }
 }
 
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5` or `scram-sha-256`; holds for logins from the reload on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256` or `hba`; holds for logins from the reload on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
+        /// Whether `trust` believes names that `[users]` does not have.
+        strangers: bool = true => Live Process;
+        /// File of rules as in `pg_hba.conf`, for method `hba`; read again by a reload.
+        hba_file: PathBuf = PathBuf::new() => Live Process;
+        /// File of user name maps as in `pg_ident.conf`, for `map=` in the rules.
+        ident_file: PathBuf = PathBuf::new() => Live Process;
+        /// User that looks up on the server who `[users]` does not have, or has without a password; empty for no look-up.
+        lookup_user: String = String::new() => Live Process;
+        /// The look-up: `$1` is the user's name, the row has name and password.
+        lookup_query: String = DEFAULT_QUERY.to_owned() => Live Process;
+        /// Database of the look-up; empty for the one that the client asks for.
+        lookup_database: String = String::new() => Live Process;
     }
 }
 
@@ -227,8 +257,20 @@ section! {
         /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE keep the
         /// client on its server; false refuses them with SQLSTATE 0A000 and a hint.
         pin: bool = true => Live Pool;
+        /// Whether clients may use the simple protocol, in which a text can hold several statements.
+        simple_query: bool = true => Live Pool;
         /// SQL that a server runs when a client of session mode, or a pinned one, leaves; empty for none.
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
+        /// Whether it runs after every transaction and statement too.
+        server_reset_always: bool = false => Live Pool;
+        /// Server connections of all pools of a database together; 0 is without limit. Idle ones make room for others.
+        max_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// Server connections of all pools of a user together; 0 is without limit. Idle ones make room for others.
+        max_per_user: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// Clients of a database; 0 is without limit.
+        max_clients_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// Clients of a user; 0 is without limit.
+        max_clients_per_user: u32 = 0, in 0..=10_000_000 => Live Process;
     }
 }
 
@@ -237,6 +279,8 @@ section! {
     pub struct Timeouts, raw RawTimeouts {
         /// Waiting for a server; then the client gets an error.
         checkout: Duration = Duration::from_secs(120) => Live Pool;
+        /// Wait for a server after which the client is told so by a notice; 0 for none.
+        checkout_notice: Duration = Duration::ZERO => Live Pool;
         /// Connecting and logging in to a server.
         connect: Duration = Duration::from_secs(15) => Live Pool;
         /// Pause after a failed connect; doubles up to 15 s, with jitter. 0 tries again at once.
@@ -257,6 +301,8 @@ section! {
         idle_in_transaction: Duration = Duration::ZERO => Live Pool;
         /// How long clients may stay after SIGTERM; 0 is without limit.
         shutdown: Duration = Duration::ZERO => Live Process;
+        /// How long SUSPEND waits for transactions; 0 is without limit. Whose takes longer is disconnected.
+        suspend: Duration = Duration::from_secs(10) => Live Process;
         /// Delivering a cancel request to a server.
         cancel: Duration = Duration::from_secs(10) => Live Process;
     }
@@ -292,6 +338,20 @@ section! {
         sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
         /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
         startup_parameters: Parameters = Parameters::default() => Live Process;
+        /// Whether all clients share one pool, if there is a `user`; otherwise each of their users has one.
+        shared_pool: bool = false => Live Process;
+        /// SQL that every new connection runs before its first client gets it.
+        connect_query: String = String::new() => Live Process;
+        /// `pool.max_per_database` for this one.
+        max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// `pool.max_clients_per_database` for this one.
+        max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// `auth.lookup_user` for clients of this one.
+        lookup_user: String = String::new() => Live Process;
+        /// `auth.lookup_query` for clients of this one.
+        lookup_query: String = String::new() => Live Process;
+        /// `auth.lookup_database` for clients of this one.
+        lookup_database: String = String::new() => Live Process;
         /// libpq's words for `route`: `any`, `read-write`, `read-only`, `primary`, `standby` or `prefer-standby`.
         target_session_attrs: SessionAttrs = SessionAttrs::Primary => Live Process;
     }
@@ -305,6 +365,10 @@ section! {
         password: Secret = Secret::default() => Live Process;
         /// File whose first line is the password, instead of `password`.
         password_file: PathBuf = PathBuf::new() => Live Process;
+        /// `pool.max_per_user` for this one.
+        max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
+        /// `pool.max_clients_per_user` for this one.
+        max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
     }
 }
 
@@ -319,14 +383,50 @@ section! {
 }
 
 section! {
-    /// `[log]`: what is logged to standard error, and how.
+    /// `[log]`: what is logged, where, and how.
     pub struct Log, raw RawLog {
         /// `auto` (text, colour on a terminal), `text` or `json`.
         format: LogFormat = LogFormat::Auto => Restart Process;
         /// `error`, `warn`, `info`, `debug` or `trace`.
         level: LogLevel = LogLevel::Info => Live Process;
-        /// Whether a line tells of each client that comes and goes.
+        /// Whether a line tells of each client that comes.
         connections: bool = true => Live Process;
+        /// The same for each that goes.
+        disconnections: bool = true => Live Process;
+        /// Whether a line tells of each error that the gateway itself has for a client.
+        refusals: bool = true => Live Process;
+        /// File that lines are appended to, opened again by SIGHUP and `RELOAD`; empty for none.
+        file: PathBuf = PathBuf::new() => Restart Process;
+        /// Whether lines go to standard error.
+        stderr: bool = true => Restart Process;
+        /// Whether a line tells of what was done, each `stats_period`.
+        stats: bool = false => Live Process;
+        /// Period of those lines, and of the averages that the console shows.
+        stats_period: Duration = Duration::from_secs(60) => Restart Process;
+    }
+}
+
+section! {
+    /// `[tcp]`: when a peer that says nothing is held for gone; for connections from the reload on.
+    pub struct Tcp, raw RawTcp {
+        /// Whether the kernel asks a silent peer for a sign of life.
+        keepalive: bool = true => Live Process;
+        /// Silence after which it asks.
+        keepalive_idle: Duration = Duration::from_secs(60) => Live Process;
+        /// Pause between its questions.
+        keepalive_interval: Duration = Duration::from_secs(15) => Live Process;
+        /// Questions without an answer after which the peer is gone; 0 for the system's number.
+        keepalive_count: u32 = 0, in 0..=127 => Live Process;
+        /// How long sent data may stay unconfirmed; 0 for the system's rules.
+        user_timeout: Duration = Duration::ZERO => Live Process;
+    }
+}
+
+section! {
+    /// `[metrics]`: figures for Prometheus.
+    pub struct Metrics, raw RawMetrics {
+        /// Addresses that answer `GET /metrics`; `[]` for none.
+        addresses: Vec<SocketAddr> = Vec::new() => Restart Process;
     }
 }
 
@@ -385,8 +485,16 @@ section! {
         workers: u16 = 0, in 0..=1024 => Restart Process;
         /// `auto`, `io_uring` or `epoll`.
         io: Io = Io::Auto => Restart Process;
+        /// File that holds the process's number while it runs; empty for none.
+        pid_file: PathBuf = PathBuf::new() => Restart Process;
+        /// User of the machine that the process becomes before it listens, if it was started as root; empty to stay.
+        user: String = String::new() => Restart Process;
     }
 }
+
+/// PgBouncer's look-up: whoever may log in, and no password after its end of validity.
+pub(crate) const DEFAULT_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil OPERATOR(pg_catalog.<) pg_catalog.now() \
+    THEN NULL ELSE rolpassword END FROM pg_catalog.pg_authid WHERE rolname OPERATOR(pg_catalog.=) $1 AND rolcanlogin";
 
 /// Parameters of a server login, by name, in the order of the text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -9,11 +9,41 @@ use std::ops::Range;
 /// A range of bytes in a [`Source`].
 pub(crate) type Span = Range<usize>;
 
-/// The text of a configuration and the name it goes by in findings.
+/// The text of a configuration and the names that its parts go by in findings.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
-    pub(crate) name: String,
     pub(crate) text: String,
+    /// In order of their beginnings; the first begins at 0.
+    parts: Vec<Part>,
+}
+
+/// A stretch of a text that came from one file.
+#[derive(Debug, Clone)]
+struct Part {
+    name: String,
+    /// Where it begins in the text,
+    start: usize,
+    /// and with which line of its file, from 1.
+    line: usize,
+}
+
+impl Source {
+    /// A text that came from one file.
+    pub(crate) fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { text: text.into(), parts: vec![Part { name: name.into(), start: 0, line: 1 }] }
+    }
+
+    /// Says that what is appended from now on comes from that file, beginning with its line `line`.
+    pub(crate) fn begin_part(&mut self, name: &str, line: usize) {
+        self.parts.push(Part { name: name.to_owned(), start: self.text.len(), line });
+    }
+
+    /// The file and the line of a byte.
+    pub(crate) fn place(&self, at: usize) -> (&str, usize) {
+        let part = self.parts.iter().rev().find(|part| part.start <= at).unwrap_or(&self.parts[0]);
+        let lines = self.text.get(part.start..at).map_or(0, |text| text.matches('\n').count());
+        (&part.name, part.line + lines)
+    }
 }
 
 /// Keys in the order in which they were written.

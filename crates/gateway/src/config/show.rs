@@ -2,7 +2,7 @@
 
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
-use super::keys::{Admin, Auth, Journal, Listen, Log, Overrides, PoolSettings, Runtime, Timeouts};
+use super::keys::{Admin, Auth, Journal, Listen, Log, Metrics, Overrides, PoolSettings, Runtime, Tcp, Timeouts};
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
@@ -33,15 +33,23 @@ impl Config {
         section(&mut rows, "route", RouteSettings::KEYS, self.route.shown(), RouteSettings::default().shown());
         section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
         section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
+        section(&mut rows, "metrics", Metrics::KEYS, self.metrics.shown(), Metrics::default().shown());
+        section(&mut rows, "tcp", Tcp::KEYS, self.tcp.shown(), Tcp::default().shown());
         section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
         section(&mut rows, "runtime", Runtime::KEYS, self.runtime.shown(), Runtime::default().shown());
         for (name, database) in &self.databases {
             rows.extend(database.rows(&format!("databases.{name}")));
+            let path = format!("databases.{name}");
+            rows.extend(limit(&path, "max_servers", database.max_servers, self.pool.max_per_database));
+            rows.extend(limit(&path, "max_clients", database.max_clients, self.pool.max_clients_per_database));
             rows.extend(self.overrides(&format!("databases.{name}"), &database.overrides));
         }
         for (name, user) in &self.users {
             let secret = UserSecret::secret(&user.secret).show();
-            rows.push(row(&format!("users.{name}"), "password", secret, String::new()));
+            let path = format!("users.{name}");
+            rows.push(row(&path, "password", secret, String::new()));
+            rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
+            rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
             rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
         }
         for stream in &self.streams {
@@ -103,6 +111,11 @@ impl Database {
             ("sslkey", self.tls.key.show()),
             ("sslnegotiation", self.tls.negotiation.show()),
             ("startup_parameters", parameters.show()),
+            ("shared_pool", self.shared_pool.show()),
+            ("connect_query", self.connect_query.clone()),
+            ("lookup_user", self.lookup.user.clone()),
+            ("lookup_query", self.lookup.query.clone()),
+            ("lookup_database", self.lookup.database.clone()),
         ]
         .into_iter()
         .map(|(key, value)| row(path, key, value, database_default(key)))
@@ -113,6 +126,11 @@ impl Database {
 fn database_default(key: &str) -> String {
     let keys = super::DatabaseKeys::KEYS.iter().zip(super::DatabaseKeys::default().shown());
     keys.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
+}
+
+/// A limit of its own, if there is one.
+fn limit(path: &str, key: &str, own: Option<u32>, general: u32) -> Option<Row> {
+    own.map(|own| row(path, key, own.to_string(), general.to_string()))
 }
 
 fn row(path: &str, key: &str, value: String, default: String) -> Row {

@@ -184,7 +184,7 @@ pub enum Flag {
 
 /// The flags as if they stood in a file: findings then point at the command line.
 pub(crate) fn document(flags: &[(&str, Flag)]) -> (Source, Table) {
-    let mut source = Source { name: "the command line".to_owned(), text: "tidegate stream".to_owned() };
+    let mut source = Source::new("the command line", "tidegate stream");
     let mut table = Table::default();
     for (key, flag) in flags {
         source.text.push_str(&format!(" --{} ", key.replace('_', "-")));

@@ -406,6 +406,8 @@ fn the_documentation_describes_every_key_and_no_other() {
             "users.NAME" => UserKeys::default().shown(),
             "admin" => Admin::default().shown(),
             "log" => Log::default().shown(),
+            "metrics" => Metrics::default().shown(),
+            "tcp" => Tcp::default().shown(),
             "journal" => Journal::default().shown(),
             "streams" => stream::StreamKeys::default().shown(),
             _ => Runtime::default().shown(),

@@ -35,7 +35,7 @@ pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
 }
 
 fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErrors> {
-    let source = Source { name, text };
+    let source = Source::new(name, text);
     let (parsed, errors) = DeTable::parse_recoverable(&source.text);
     if !errors.is_empty() {
         return Err(ConfigErrors::new(errors.iter().map(|error| syntax(&source, error)).collect()));
@@ -43,7 +43,7 @@ fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErro
     check(&source, &table(parsed.get_ref()), disk)
 }
 
-fn read_text(path: &Path) -> Result<String, String> {
+pub(crate) fn read_text(path: &Path) -> Result<String, String> {
     let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if metadata.len() > LARGEST_BYTES {
         return Err(format!("it is larger than {} MiB", LARGEST_BYTES >> 20));
@@ -52,7 +52,7 @@ fn read_text(path: &Path) -> Result<String, String> {
 }
 
 fn unreadable(name: &str, reason: &str) -> ConfigErrors {
-    let source = Source { name: name.to_owned(), text: String::new() };
+    let source = Source::new(name, "");
     let finding = Finding::new(&source, &(0..0), Severity::Error, "")
         .because(format!("cannot read {name}: {reason}"))
         .help("begin with a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`");

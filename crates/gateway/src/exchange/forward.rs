@@ -196,6 +196,9 @@ impl Exchange<'_> {
     }
 
     fn query(&mut self, body: &[u8]) -> Result<Words, Trouble> {
+        if !self.plan.pool.simple_query {
+            return Err(Trouble::SimpleQuery);
+        }
         let text = Query::decode(body).map_err(Trouble::BadClient)?.text;
         let traits = classify(text);
         if let Some(ledger) = &mut self.ledger {

@@ -17,7 +17,8 @@ use tidegate_wire::auth::scram::Verifier;
 use tokio::sync::mpsc;
 
 use crate::{
-    config::{Config, PoolPlan},
+    config::{AuthMethod, Config, PoolPlan},
+    hba,
     hosts::{Cluster, Node},
     params::ServerSettings,
     plane::Mailbox,
@@ -33,12 +34,15 @@ use crate::{
 mod census;
 mod clusters;
 mod operator;
+mod quota;
 mod register;
 
 use operator::{Orders, RELOADS_MAX};
+use quota::Quotas;
 use register::Register;
 
 pub use operator::ReloadReply;
+pub use quota::{Full, Quota};
 pub use register::ServerEntry;
 
 /// Which pool: what the client said, and, where there is a choice of servers, which of them.
@@ -68,6 +72,19 @@ pub struct Setup {
     pub client_tls: Option<Arc<ServerConfig>>,
     /// TLS towards servers, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
+    /// Who may come from where, for method `hba`.
+    pub hba: Option<hba::Rules>,
+}
+
+/// Which file of a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// A certificate, a key or the like.
+    Tls(#[from] TlsError),
+    /// The rules of `hba_file`, or the maps of `ident_file`.
+    Hba(#[from] hba::HbaError),
 }
 
 impl Setup {
@@ -75,7 +92,7 @@ impl Setup {
     ///
     /// # Errors
     /// Which of them cannot be used, and why.
-    pub fn new(config: Config) -> Result<Self, TlsError> {
+    pub fn new(config: Config) -> Result<Self, SetupError> {
         let client_tls = tls::for_clients(&config.listen)?;
         let mut server_tls = HashMap::new();
         for (entry, database) in &config.databases {
@@ -83,7 +100,12 @@ impl Setup {
                 server_tls.insert(entry.clone(), tls);
             }
         }
-        Ok(Self { config, client_tls, server_tls })
+        let auth = &config.auth;
+        let hba = match auth.method {
+            AuthMethod::Hba => Some(hba::Rules::load(&auth.hba_file, &auth.ident_file)?),
+            _ => None,
+        };
+        Ok(Self { config, client_tls, server_tls, hba })
     }
 }
 
@@ -141,12 +163,28 @@ pub enum Phase {
     Active,
     /// No server is given out.
     Paused,
+    /// No server is given out, and none is closed for that.
+    Suspended,
     /// No new client is let in; it ends when the last one has left.
     WaitingForClients,
     /// Clients are sent away as soon as they have no transaction open.
     WaitingForTransactions,
     /// It ends now.
     Stopping,
+}
+
+impl Phase {
+    /// Whether no server of any database is given out.
+    #[must_use]
+    pub const fn holds_all(self) -> bool {
+        matches!(self, Self::Paused | Self::Suspended)
+    }
+
+    /// Whether the gateway is not about to end.
+    #[must_use]
+    pub const fn goes_on(self) -> bool {
+        matches!(self, Self::Active | Self::Paused | Self::Suspended)
+    }
 }
 
 /// What all threads of one gateway share.
@@ -186,6 +224,7 @@ pub struct Gateway {
     orders: Mutex<Orders>,
     register: Mutex<Register>,
     history: Mutex<History>,
+    quotas: Quotas,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
 }
@@ -228,6 +267,7 @@ impl Gateway {
             orders: Mutex::default(),
             register: Mutex::default(),
             history: Mutex::new(History::new(Instant::now())),
+            quotas: Quotas::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
         })
@@ -292,11 +332,13 @@ impl Gateway {
         if self.is_disabled(database) {
             return None;
         }
+        let setup = self.setup.load();
+        let user = setup.config.pool_user(database, user);
         let key = PoolKey::new(database, user);
         if let Some(pool) = lock(&self.pools).get(&key) {
             return Some(pool.clone());
         }
-        let plan = self.setup.load().config.pool_for(database, user)?;
+        let plan = setup.config.pool_for(database, user)?;
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
         if let Some(cluster) = pool.cluster() {
@@ -431,4 +473,5 @@ fn needs_reconnect(old: &PoolPlan, new: &PoolPlan) -> bool {
         || old.user != new.user
         || old.tls != new.tls
         || old.startup_parameters != new.startup_parameters
+        || old.connect_query != new.connect_query
 }

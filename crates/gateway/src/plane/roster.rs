@@ -54,6 +54,8 @@ pub struct Card {
     pub id: u64,
     /// Which pool it uses; the console's for the console.
     pub key: PoolKey,
+    /// Who it is.
+    pub user: Arc<str>,
     /// Where it comes from.
     pub peer: Address,
     /// Its TLS, as "TLSv1.3/...".
@@ -83,6 +85,8 @@ pub struct NewCard {
     pub id: u64,
     /// See [`Card::key`].
     pub key: PoolKey,
+    /// See [`Card::user`].
+    pub user: Arc<str>,
     /// See [`Card::peer`].
     pub peer: Address,
     /// See [`Card::tls`].
@@ -173,10 +177,11 @@ pub struct Entry {
 impl Roster {
     /// Puts a client on the roster.
     pub fn enter(&self, new: NewCard) -> Entry {
-        let NewCard { id, key, peer, tls, secret } = new;
+        let NewCard { id, key, user, peer, tls, secret } = new;
         let card = Rc::new(Card {
             id,
             key,
+            user,
             peer,
             tls,
             secret,

@@ -20,7 +20,7 @@ use tidegate_supervise::Scope;
 use crate::{
     config::PoolPlan,
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, PoolKey, Roster, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, Phase, PoolKey, Quota, Roster, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -302,7 +302,7 @@ impl Worker {
         let recorder = self.recorder.as_ref()?;
         let stranger = Stranger {
             client: card.peer.to_string(),
-            user: card.key.user.to_string(),
+            user: card.user.to_string(),
             database: card.key.database.to_string(),
         };
         Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
@@ -398,16 +398,22 @@ impl tidegate_pool::Host<Server> for PoolHost {
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
+    let Some(quota) = room_for(&worker, &pool).await else { return };
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
     let setup = worker.gateway.setup();
     let limit = plan.timeouts.connect;
     let tls = setup.server_tls.get(&plan.entry);
-    let attempt = worker.gateway.connector.connect(&worker.reactor, &plan, tls);
+    let attempt = async {
+        let mut server = worker.gateway.connector.connect(&worker.reactor, &plan, tls).await?;
+        introduce(&mut server, &worker, &plan.connect_query).await?;
+        Ok(server)
+    };
     let outcome = within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)));
     let now = worker.reactor.now();
     match outcome {
-        Ok(server) => {
+        Ok(mut server) => {
+            server.quota = Some(Box::new(quota));
             pool.shared.set_welcome(&server.settings);
             let identity = server.identity.clone();
             worker.gateway.note_server(&pool.shared.key, &identity);
@@ -422,6 +428,45 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             slot.fail(error, now);
         }
     }
+}
+
+/// How often a connect that waits for room looks whether there is some.
+const ROOM_EVERY: Duration = Duration::from_millis(20);
+
+/// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
+/// that lies idle in another pool has to go. `None` if the gateway is stopping.
+async fn room_for(worker: &Worker, pool: &WorkerPool) -> Option<Quota> {
+    let (gateway, key) = (&worker.gateway, &pool.shared.key);
+    let mut evicted_at: Option<Instant> = None;
+    loop {
+        // The limits may change meanwhile.
+        let plan = pool.shared.plan();
+        let full = match gateway.seat_server(key, &plan) {
+            Ok(quota) => return Some(quota),
+            Err(full) => full,
+        };
+        if gateway.phase() == Phase::Stopping {
+            return None;
+        }
+        let now = worker.reactor.now();
+        // One at a time: the room it makes is seen at the next look.
+        let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
+        if !asked && pool.shared.pool.counts().waiting > 0 {
+            gateway.evict_for(key, &plan, full);
+            evicted_at = Some(now);
+        }
+        worker.reactor.sleep(ROOM_EVERY).await;
+    }
+}
+
+/// Has a new connection run the database's `connect_query`.
+async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<(), ConnectError> {
+    if sql.is_empty() {
+        return Ok(());
+    }
+    let failed = |error: &dyn std::fmt::Display| ConnectError::Query(error.to_string());
+    server.settle(&worker.reactor).map_err(|error| failed(&error))?;
+    clean::run(server, sql).await.map_err(|error| failed(&error))
 }
 
 /// A server that is cleaned for longer than this is closed.

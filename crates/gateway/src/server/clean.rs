@@ -69,6 +69,30 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
     Ok(())
 }
 
+/// Runs statements on a fresh server, whose rows nobody wants.
+///
+/// # Errors
+/// Any of [`CleanError`]: the server must not be used.
+///
+/// # Cancel safety
+/// As [`clean`].
+pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
+    let mut out = Vec::new();
+    frontend::query(sql.as_bytes(), &mut out);
+    server.link().write(out);
+    server.link().flush().await?;
+    loop {
+        let chunk = server.link().read().await?;
+        if chunk.is_empty() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        if ready_count(server, &chunk)? > 0 {
+            break;
+        }
+    }
+    if server.status == TxStatus::Idle { Ok(()) } else { Err(CleanError::Refused) }
+}
+
 /// How many times `chunk` says ReadyForQuery.
 fn ready_count(server: &mut Server, chunk: &[u8]) -> Result<usize, CleanError> {
     let (mut at, mut count) = (0, 0);

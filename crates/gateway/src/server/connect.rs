@@ -15,9 +15,9 @@ use socket2::SockAddr;
 use tidegate_link::{Chunk, Link, Reactor, TlsSide};
 use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, startup};
 
-use super::{Identity, Server, login};
+use super::{Identity, Server, login, tcp};
 use crate::{
-    config::{Host, PoolPlan, SslMode, SslNegotiation},
+    config::{Host, PoolPlan, SslMode, SslNegotiation, UserSecret},
     error::Refusal,
     resolve::Resolver,
 };
@@ -50,6 +50,9 @@ pub enum ConnectError {
     /// It took too long.
     #[error("connecting to the server took longer than {0:?}")]
     Timeout(Duration),
+    /// The database's `connect_query` failed.
+    #[error("connect_query failed: {0}")]
+    Query(String),
     /// The pool is closed.
     #[error("{0}")]
     Closed(&'static str),
@@ -66,7 +69,7 @@ impl ConnectError {
     pub fn is_of_server(&self) -> bool {
         match self {
             Self::Refused(_) => is_starting(self),
-            Self::Secret(_) | Self::Closed(_) => false,
+            Self::Secret(_) | Self::Closed(_) | Self::Query(_) => false,
             _ => true,
         }
     }
@@ -117,6 +120,8 @@ pub struct Connector {
     pub resolver: Resolver,
     /// Keys of clients that have logged in by SCRAM, by user: good for logins to servers with the same verifier.
     pub client_keys: Mutex<std::collections::HashMap<String, SaltedKeys>>,
+    /// Secrets of users that were looked up on a server when they logged in, for logins of their own.
+    pub looked_up: Mutex<std::collections::HashMap<String, UserSecret>>,
     /// Keys derived from configured passwords, so that each is derived once: by user and host.
     pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), SaltedKeys>>,
     ids: AtomicU64,
@@ -126,7 +131,13 @@ impl Connector {
     /// Without any keys yet.
     #[must_use]
     pub fn new(resolver: Resolver) -> Self {
-        Self { resolver, client_keys: Mutex::default(), derived_keys: Mutex::default(), ids: AtomicU64::new(1) }
+        Self {
+            resolver,
+            client_keys: Mutex::default(),
+            looked_up: Mutex::default(),
+            derived_keys: Mutex::default(),
+            ids: AtomicU64::new(1),
+        }
     }
 
     /// Passwords may have changed: keys are derived anew.
@@ -167,6 +178,14 @@ impl Connector {
         tls: Option<&Arc<ClientConfig>>,
         extra: &[(&[u8], &[u8])],
     ) -> Result<Server, ConnectError> {
+        let with_secret;
+        let plan = match self.found_secret(plan) {
+            None => plan,
+            secret => {
+                with_secret = PoolPlan { secret, ..plan.clone() };
+                &with_secret
+            }
+        };
         let mut last = None;
         for host in &plan.hosts {
             let known = plan.address.map(|address| Ok(vec![address.into()]));
@@ -194,6 +213,14 @@ impl Connector {
             }
         }
         Err(last.unwrap_or(ConnectError::Secret("the database has no host")))
+    }
+
+    /// The secret that was looked up, if none is configured.
+    fn found_secret(&self, plan: &PoolPlan) -> Option<UserSecret> {
+        if plan.secret.is_some() {
+            return None;
+        }
+        self.looked_up.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&plan.user).cloned()
     }
 
     async fn addresses(&self, host: &Host) -> Result<Vec<SockAddr>, ConnectError> {
@@ -230,6 +257,9 @@ impl Connector {
         let label = target.host.to_string();
         let socket_error = |error| ConnectError::Socket(label.clone(), error);
         let fd = reactor.connect(target.address.clone()).await.map_err(socket_error)?;
+        if target.address.is_ipv4() || target.address.is_ipv6() {
+            tcp::tune(&fd, &target.plan.tcp).map_err(socket_error)?;
+        }
         let mut link = Link::new(reactor, fd).map_err(socket_error)?;
         let tls = if with_tls { target.begin_tls(reactor, &mut link).await? } else { None };
         let login = login::login(self, &mut link, target).await?;

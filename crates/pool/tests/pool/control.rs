@@ -62,6 +62,24 @@ fn reconnect_closes_idle_connections_by_sweep_and_leased_ones_at_release() {
 }
 
 #[test]
+fn an_idle_connection_makes_room_and_a_leased_one_does_not() {
+    let bench = Bench::eager(2, limits(3));
+    let (kept, first, second) = (bench.lease(0), bench.lease(0), bench.lease(0));
+    let warm = second.id;
+    first.release(Fate::Reuse, bench.now());
+    second.release(Fate::Reuse, bench.now());
+    bench.pool.evict_idle();
+    bench.settle();
+    assert_eq!(bench.census.open(), 2);
+    let again = bench.lease(0);
+    assert_eq!(again.id, warm, "the one put down first has gone");
+    bench.pool.evict_idle();
+    bench.settle();
+    assert_eq!((bench.census.open(), bench.pool.counts().open), (2, 2));
+    drop((kept, again));
+}
+
+#[test]
 fn an_idle_connection_of_an_older_generation_is_never_granted() {
     let bench = Bench::eager(1, limits(1));
     bench.lease(0).release(Fate::Reuse, bench.now());

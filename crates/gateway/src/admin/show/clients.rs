@@ -42,6 +42,7 @@ pub(super) const COLUMNS: &[Column] = &[
 pub(super) struct Client {
     pub(super) id: u64,
     pub(super) key: PoolKey,
+    pub(super) user: Arc<str>,
     pub(super) state: ClientState,
     peer: Address,
     connected_at: SystemTime,
@@ -68,6 +69,7 @@ fn of_card(card: &Card) -> Client {
     Client {
         id: card.id,
         key: card.key.clone(),
+        user: card.user.clone(),
         state: card.state.get(),
         peer: card.peer,
         connected_at: card.connected_at,
@@ -97,7 +99,7 @@ fn row_of(client: Client) -> Vec<Value> {
     let (wait, wait_us) = wait(waiting);
     row![
         "C",
-        &client.key.user,
+        &client.user,
         &client.key.database,
         "none",
         state,

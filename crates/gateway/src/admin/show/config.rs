@@ -1,12 +1,14 @@
-//! SHOW CONFIG: every setting in force.
+//! SHOW CONFIG: every setting in force, and behind them those that PgBouncer has a name for.
 
 use super::super::table::{Column, Value, row, text};
-use crate::plane::Gateway;
+use crate::{pgbouncer::alias, plane::Gateway};
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let settings = gateway.setup().config.render();
+    let mut settings = gateway.setup().config.render();
+    // Exporters ask for some of them by PgBouncer's names.
+    settings.extend(alias::rows(&settings));
     let row = |setting: crate::config::Row| {
         let changeable = if setting.reloadable { "yes" } else { "no" };
         row![setting.key, setting.value, setting.default, changeable]

@@ -12,7 +12,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     let phase = gateway.phase();
     let is = |wanted: Phase| if phase == wanted { "yes" } else { "no" };
     let stopping = match phase {
-        Phase::Active | Phase::Paused => "no",
+        Phase::Active | Phase::Paused | Phase::Suspended => "no",
         Phase::WaitingForClients => "waits for clients",
         Phase::WaitingForTransactions => "waits for transactions",
         Phase::Stopping => "yes",
@@ -20,7 +20,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     vec![
         row!["active", is(Phase::Active)],
         row!["paused", is(Phase::Paused)],
-        row!["suspended", "no"],
+        row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
         row!["started_at", timestamp(gateway.started_at)],
     ]

@@ -31,26 +31,28 @@ pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     let mut connected: HashMap<Arc<str>, usize> = HashMap::new();
     for client in clients::all(gateway).await {
-        *connected.entry(client.key.user).or_default() += 1;
+        *connected.entry(client.user).or_default() += 1;
     }
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools() {
         *open.entry(shared.key.user.clone()).or_default() += shared.pool.counts().open;
     }
-    let settings: HashMap<_, _> =
-        gateway.setup().config.render().into_iter().map(|setting| (setting.key, setting.value)).collect();
+    let setup = gateway.setup();
+    let config = &setup.config;
+    let settings: HashMap<_, _> = config.render().into_iter().map(|setting| (setting.key, setting.value)).collect();
     let row = |name: String| {
         // Nothing where the database decides.
         let own = |key: &str| settings.get(&format!("users.{name}.{key}")).cloned();
+        let user = config.users.get(&name);
         let number = |key: &str| own(key).and_then(|value| value.parse::<u32>().ok());
         row![
             name.clone(),
             number("size"),
             number("reserve_size"),
             own("mode"),
-            0_u32,
+            user.and_then(|user| user.max_servers).unwrap_or(config.pool.max_per_user),
             open.get(name.as_str()).copied().unwrap_or_default(),
-            0_u32,
+            user.and_then(|user| user.max_clients).unwrap_or(config.pool.max_clients_per_user),
             connected.get(name.as_str()).copied().unwrap_or_default(),
         ]
     };

@@ -40,8 +40,8 @@ impl Checker<'_> {
         self.on_disk(section, key, path, |path| expect(path, Metadata::is_dir, "it is not a folder"))
     }
 
-    /// Makes a path absolute; whether the folder can be used is seen when it is opened, as it is made then.
-    pub(super) fn future_folder(&self, path: &mut PathBuf) {
+    /// Makes a path absolute; whether it can be used is seen when it is opened, as it is made then.
+    pub(super) fn future_path(&self, path: &mut PathBuf) {
         if let (Disk::Folder(folder), false) = (self.disk, path.as_os_str().is_empty()) {
             let joined = folder.join(&*path);
             *path = std::path::absolute(&joined).unwrap_or(joined);

@@ -6,7 +6,7 @@ use crate::config::keys::{Journal, JournalFormat, Overflow};
 impl Checker<'_> {
     pub(super) fn journal(&mut self, section: &Section<'_>) -> Journal {
         let mut journal: Journal = self.settings(section);
-        self.future_folder(&mut journal.folder);
+        self.future_path(&mut journal.folder);
         let is_off = journal.folder.as_os_str().is_empty();
         if is_off && !section.table.entries.is_empty() && !section.has("folder") {
             let help = "name a folder: folder = \"/var/lib/tidegate/journal\"";

@@ -76,9 +76,9 @@ impl Checker<'_> {
     fn stream_source(&mut self, section: &Section<'_>, keys: &mut StreamKeys) {
         let (is_file, is_kafka) = (matches!(keys.from, Origin::File(_)), matches!(keys.from, Origin::Kafka(_)));
         if let Origin::File(path) = &mut keys.from {
-            self.future_folder(path);
+            self.future_path(path);
         }
-        self.future_folder(&mut keys.checkpoint);
+        self.future_path(&mut keys.checkpoint);
         for key in ["checkpoint", "follow"] {
             self.without_effect(section, key, is_file, "from is no file");
         }
@@ -89,7 +89,7 @@ impl Checker<'_> {
 
     fn stream_failures(&mut self, section: &Section<'_>, keys: &mut StreamKeys) {
         if let Letters::File(path) = &mut keys.dead_letter {
-            self.future_folder(path);
+            self.future_path(path);
         }
         let has_letters = keys.dead_letter != Letters::None;
         if has_letters && !section.has("exhausted") {

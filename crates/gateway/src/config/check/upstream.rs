@@ -9,7 +9,7 @@ use crate::config::keys::{Admin, DatabaseKeys, Overrides, PoolSettings, RawDatab
 use crate::config::raw::Value;
 use crate::config::section::{Keys, Settings};
 use crate::config::url::{PORT, PgUrl, host_list};
-use crate::config::{Database, ServerTls};
+use crate::config::{Database, Lookup, ServerTls};
 
 /// More servers than this per database and user is seldom what Postgres can stand (its own default is 100 in all).
 const TYPICAL_SIZE_MAX: u32 = 200;
@@ -24,6 +24,7 @@ impl Checker<'_> {
         };
         self.route(section, &raw, &mut overrides);
         self.pool(section, &overrides.pool.over(pool));
+        let (max_servers, max_clients) = (raw.max_servers, raw.max_clients);
         let keys = DatabaseKeys::from_raw(&raw);
         self.upstream(section, &keys);
         Database {
@@ -33,6 +34,11 @@ impl Checker<'_> {
             user: keys.user,
             password: keys.password,
             startup_parameters: keys.startup_parameters.0,
+            shared_pool: keys.shared_pool,
+            connect_query: keys.connect_query,
+            max_servers,
+            max_clients,
+            lookup: Lookup { user: keys.lookup_user, query: keys.lookup_query, database: keys.lookup_database },
             overrides,
         }
     }

@@ -13,9 +13,10 @@ impl Checker<'_> {
             let help = "leave out password or password_file";
             self.error(section.place(&["password_file"]), "the password is given twice", help);
         }
+        let (max_servers, max_clients) = (raw.max_servers, raw.max_clients);
         let from_file = raw.password_file.and_then(|file| self.password_file(section, file));
         let secret = self.secret(section, auth, &raw.password.or(from_file).unwrap_or_default());
-        User { secret, overrides }
+        User { secret, max_servers, max_clients, overrides }
     }
 
     fn secret(&mut self, section: &Section<'_>, auth: &Auth, text: &Secret) -> UserSecret {
@@ -30,7 +31,7 @@ impl Checker<'_> {
             self.error(place(), "an md5 hash cannot answer scram-sha-256", help);
         }
         let written = section.has("password") || section.has("password_file");
-        if auth.method != AuthMethod::Trust && !written {
+        if auth.method != AuthMethod::Trust && auth.lookup_user.is_empty() && !written {
             let reason = format!("[{}] has no password: this user cannot log in", section.path);
             self.warning(section.place(&[]), reason, "add password or password_file");
         }

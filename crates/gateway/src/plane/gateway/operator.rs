@@ -30,13 +30,19 @@ impl Gateway {
         self.follow_orders();
     }
 
-    /// Undoes [`Gateway::pause`]. Without a name, every database works again, however it was paused.
+    /// Gives no server out any more, as [`Gateway::pause`], but closes none.
+    pub fn suspend(&self) {
+        self.set_phase(Phase::Suspended);
+        self.follow_orders();
+    }
+
+    /// Undoes [`Gateway::pause`] and [`Gateway::suspend`]. Without a name, every database works again, however it was paused.
     pub fn resume(&self, database: Option<&str>) {
         match database {
             Some(name) => drop(lock(&self.orders).paused.remove(name)),
             None => {
                 lock(&self.orders).paused.clear();
-                if self.phase() == Phase::Paused {
+                if self.phase().holds_all() {
                     self.set_phase(Phase::Active);
                 }
             }
@@ -47,7 +53,7 @@ impl Gateway {
     /// Whether no server of a database is given out.
     #[must_use]
     pub fn is_paused(&self, database: &str) -> bool {
-        self.phase() == Phase::Paused || lock(&self.orders).paused.contains(database)
+        self.phase().holds_all() || lock(&self.orders).paused.contains(database)
     }
 
     /// Lets no new client into a database.
@@ -72,7 +78,9 @@ impl Gateway {
             match (self.is_paused(&shared.key.database), shared.pool.is_paused()) {
                 (true, false) => {
                     shared.pool.pause();
-                    shared.reconnect();
+                    if self.phase() != Phase::Suspended {
+                        shared.reconnect();
+                    }
                 }
                 (false, true) => shared.pool.resume(),
                 _ => {}

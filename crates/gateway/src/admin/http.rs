@@ -1,0 +1,122 @@
+//! `GET /metrics`, on the control plane: the data plane is asked once per scrape, as for a table of the console.
+
+use std::{
+    convert::Infallible,
+    net::{SocketAddr, TcpListener as Bound},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header,
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tidegate_supervise::Scope;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+
+use super::metrics;
+use crate::plane::Gateway;
+
+/// Connections at a time; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 16;
+/// How long one of them may stay, whatever it does: a scraper connects anew.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// How long accepting pauses when there is no descriptor left.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Listens on these addresses.
+///
+/// # Errors
+/// Which of them cannot be had.
+pub fn bind(addresses: &[SocketAddr]) -> anyhow::Result<Vec<Bound>> {
+    let one = |address: &SocketAddr| {
+        let bound = Bound::bind(address).with_context(|| format!("cannot listen on {address} for metrics"))?;
+        bound.set_nonblocking(true)?;
+        Ok(bound)
+    };
+    addresses.iter().map(one).collect()
+}
+
+/// Answers on these sockets for as long as the gateway lives.
+///
+/// # Errors
+/// When a socket cannot be registered.
+pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<()> {
+    let scope: Scope = gateway.scope.child("metrics");
+    for socket in sockets {
+        let listener = TcpListener::from_std(socket)?;
+        tracing::info!(address = %listener.local_addr()?, "answering GET /metrics");
+        let (owner, clients) = (gateway.clone(), scope.child("clients"));
+        let task = scope.wrap(move |ctx| async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = accept(listener, &owner, &clients) => {}
+            }
+        });
+        if let Ok(task) = task {
+            tokio::spawn(task);
+        }
+    }
+    Ok(())
+}
+
+async fn accept(listener: TcpListener, gateway: &Arc<Gateway>, clients: &Scope) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        // The semaphore is never closed.
+        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
+                tokio::time::sleep(BACK_OFF).await;
+                continue;
+            }
+        };
+        let gateway = gateway.clone();
+        let task = clients.wrap(move |ctx| async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                _ = tokio::time::timeout(CONNECTION_LIMIT, converse(stream, gateway)) => {}
+            }
+            drop(permit);
+        });
+        if let Ok(task) = task {
+            tokio::spawn(task);
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, gateway: Arc<Gateway>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let gateway = gateway.clone();
+        // The body is dropped unread: only its head says anything.
+        let (head, _) = request.into_parts();
+        async move { Ok::<_, Infallible>(answer(&head.method, head.uri.path(), &gateway).await) }
+    });
+    // A scraper that goes away in the middle is no news.
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn answer(method: &Method, path: &str, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
+    let (status, text) = match (method, path) {
+        (&Method::GET, "/metrics") => (StatusCode::OK, metrics::exposition(gateway).await),
+        (&Method::GET, "/") => (StatusCode::OK, "Tidegate: see /metrics\n".to_owned()),
+        (&Method::GET, _) => (StatusCode::NOT_FOUND, "see /metrics\n".to_owned()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "GET /metrics\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,149 @@
+//! Why the gateway sends a client away, in the words of Postgres and in those of PgBouncer.
+
+use tidegate_wire::sqlstate::{self, SqlState};
+
+use super::Refusal;
+use crate::config::Dialect;
+
+/// Why a client is sent away or not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// There are as many clients as may be.
+    Clients,
+    /// The same of its database.
+    DatabaseClients,
+    /// The same of its user.
+    UserClients,
+    /// Its login took too long.
+    Login,
+    /// It asked for nothing for too long.
+    ClientIdle,
+    /// Its query ran too long.
+    Query,
+    /// It asked for nothing for too long inside of a transaction.
+    IdleInTransaction,
+    /// Its transaction was open for too long.
+    Transaction,
+    /// An operator wants it gone.
+    Killed,
+    /// The gateway ends.
+    ShuttingDown,
+    /// Method trust does not know its name.
+    Stranger,
+    /// No rule lets it in.
+    NoRule,
+    /// A rule keeps it out.
+    Rejected,
+    /// It is not the process that it would have to be.
+    Peer,
+}
+
+impl Cause {
+    /// Code and text for a client.
+    #[must_use]
+    pub fn refusal(self, dialect: Dialect) -> Refusal {
+        match dialect {
+            // PgBouncer has one code for all that it finds wrong itself.
+            Dialect::Pgbouncer => Refusal::new(sqlstate::PROTOCOL_VIOLATION, self.pgbouncer()),
+            Dialect::Postgres => {
+                let (state, text) = self.postgres();
+                let refusal = Refusal::new(state, text);
+                if self == Self::Clients {
+                    return refusal.hint("Raise max_clients in [listen], and the limit of open files with it.");
+                }
+                refusal
+            }
+        }
+    }
+
+    /// The reason as the log has it.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::ClientIdle => "client_idle timeout",
+            Self::Query => "query timeout",
+            Self::IdleInTransaction => "idle_in_transaction timeout",
+            Self::Transaction => "transaction timeout",
+            Self::Killed => "killed by an operator",
+            Self::ShuttingDown => "shutdown",
+            other => other.pgbouncer(),
+        }
+    }
+
+    const fn postgres(self) -> (SqlState, &'static str) {
+        match self {
+            Self::Clients => (sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already"),
+            Self::DatabaseClients => (sqlstate::TOO_MANY_CONNECTIONS, "too many connections for this database"),
+            Self::UserClients => (sqlstate::TOO_MANY_CONNECTIONS, "too many connections for this role"),
+            Self::Login => (sqlstate::PROTOCOL_VIOLATION, "the login took longer than timeouts.login"),
+            Self::ClientIdle => (sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout"),
+            Self::Query => (sqlstate::QUERY_CANCELED, "canceling statement due to query timeout"),
+            Self::IdleInTransaction => (
+                sqlstate::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+                "terminating connection due to idle-in-transaction timeout",
+            ),
+            Self::Transaction => (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout"),
+            Self::Killed => (sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator"),
+            Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
+            Self::Stranger => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "trust authentication failed: no such user")
+            }
+            Self::NoRule => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no rule of hba_file lets this client in"),
+            Self::Rejected => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "a rule of hba_file rejects this client"),
+            Self::Peer => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "peer authentication failed"),
+        }
+    }
+
+    const fn pgbouncer(self) -> &'static str {
+        match self {
+            Self::Clients => "no more connections allowed (max_client_conn)",
+            Self::DatabaseClients => "client connections exceeded (max_db_client_connections)",
+            Self::UserClients => "client connections exceeded (max_user_client_connections)",
+            Self::Login => "client_login_timeout",
+            Self::ClientIdle => "client_idle_timeout",
+            Self::Query => "query timeout",
+            Self::IdleInTransaction => "idle transaction timeout",
+            Self::Transaction => "transaction timeout",
+            Self::Killed => "admin forced disconnect",
+            Self::ShuttingDown => "server shutting down",
+            Self::Stranger => "\"trust\" authentication failed",
+            Self::NoRule => "no authentication method is found",
+            Self::Rejected => "login rejected",
+            Self::Peer => "unix socket login rejected",
+        }
+    }
+}
+
+/// The words of PgBouncer's log for the end of a connection, given ours.
+#[must_use]
+pub fn pgbouncer_reason(reason: &str) -> &str {
+    match reason {
+        "client said farewell" => "client close request",
+        "client closed the connection"
+        | "connection lost"
+        | "client left while waiting"
+        | "client left during a query" => "client unexpected eof",
+        "checkout timeout" => "query_wait_timeout",
+        "client_idle timeout" => "client_idle_timeout",
+        "idle_in_transaction timeout" => "idle transaction timeout",
+        "killed by an operator" => "admin forced disconnect",
+        "shutdown" => "server shutting down",
+        "server lost" => "server conn crashed?",
+        "client broke the protocol" => "bad packet",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_dialect_has_its_code_and_words() {
+        let refusal = Cause::Query.refusal(Dialect::Pgbouncer);
+        assert_eq!((refusal.sqlstate, &*refusal.message), (sqlstate::PROTOCOL_VIOLATION, "query timeout"));
+        let refusal = Cause::Query.refusal(Dialect::Postgres);
+        assert_eq!(refusal.sqlstate, sqlstate::QUERY_CANCELED);
+        assert_eq!(pgbouncer_reason(Cause::ClientIdle.reason()), "client_idle_timeout");
+    }
+}

@@ -1,0 +1,393 @@
+//! Who may come from where, and how they prove who they are: files as `pg_hba.conf` and `pg_ident.conf`.
+//!
+//! The grammar is that of the PostgreSQL documentation ("The pg_hba.conf File", "User Name Maps"), as far as PgBouncer
+//! takes it: no groups, no names of hosts, no regular expressions. The first rule that fits decides.
+
+use std::{collections::HashMap, fs, net::IpAddr, path::Path};
+
+use crate::config::AuthMethod;
+
+mod words;
+
+use words::{Word, lines};
+
+/// The rules, and the maps that they name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    rules: Vec<Rule>,
+    maps: HashMap<String, Vec<Mapping>>,
+}
+
+/// A line of the rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    transport: Transport,
+    databases: Vec<Name>,
+    users: Vec<Name>,
+    network: Network,
+    verdict: Verdict,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    Unix,
+    Tcp,
+    WithTls,
+    WithoutTls,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Name {
+    All,
+    SameUser,
+    Replication,
+    Exact(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Network {
+    All,
+    Cidr(IpAddr, u8),
+}
+
+/// What a rule says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The client is asked for proof in this way.
+    Method(AuthMethod),
+    /// The process at the other end of the unix socket has to belong to the user, by a map if there is one.
+    Peer(Option<String>),
+    /// The client is kept out.
+    Reject,
+}
+
+/// A line of a map: who may come as whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mapping {
+    system: String,
+    /// Nothing for any.
+    user: Option<String>,
+}
+
+/// A client as the rules see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'a> {
+    /// Where it comes from; nothing for a unix socket.
+    pub ip: Option<IpAddr>,
+    /// Whether it uses TLS.
+    pub tls: bool,
+    /// Whether it asks for physical replication.
+    pub replication: bool,
+    /// The database it asks for.
+    pub database: &'a str,
+    /// As whom it comes.
+    pub user: &'a str,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}{place}: {reason}", place = .line.map(|line| format!(":{line}")).unwrap_or_default())]
+pub struct HbaError {
+    file: String,
+    line: Option<usize>,
+    reason: String,
+}
+
+/// Files larger than this are no rules.
+const LARGEST_BYTES: u64 = 4 << 20;
+
+impl Rules {
+    /// Reads both files; an empty path is none.
+    ///
+    /// # Errors
+    /// The first line that cannot be understood: a rule that is passed over might be the one that keeps somebody out.
+    pub fn load(rules: &Path, maps: &Path) -> Result<Self, HbaError> {
+        let folder = rules.parent().unwrap_or(Path::new(""));
+        let include = |name: &str| read(&folder.join(name)).map_err(|error| error.reason);
+        let mut read_rules = Self::parse(&read(rules)?, &include).map_err(|wrong| in_file(rules, wrong))?;
+        if !maps.as_os_str().is_empty() {
+            read_rules.maps = parse_maps(&read(maps)?).map_err(|wrong| in_file(maps, wrong))?;
+        }
+        Ok(read_rules)
+    }
+
+    fn parse(text: &str, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, Wrong> {
+        let mut rules = Vec::new();
+        for (number, words) in lines(text) {
+            rules.push(rule(&words, include).map_err(|reason| (number, reason))?);
+        }
+        Ok(Self { rules, maps: HashMap::new() })
+    }
+
+    /// What the first rule that fits says; nothing if none does.
+    #[must_use]
+    pub fn judge(&self, caller: &Caller<'_>) -> Option<&Verdict> {
+        self.rules.iter().find(|rule| rule.fits(caller)).map(|rule| &rule.verdict)
+    }
+
+    /// Whether `system`, a user of the machine, may come as `user`.
+    #[must_use]
+    pub fn may_come_as(&self, map: Option<&str>, system: &str, user: &str) -> bool {
+        match map {
+            None => system == user,
+            Some(map) => self.maps.get(map).is_some_and(|lines| {
+                lines.iter().any(|line| line.system == system && line.user.as_deref().is_none_or(|known| known == user))
+            }),
+        }
+    }
+}
+
+type Wrong = (usize, String);
+
+fn in_file(file: &Path, (line, reason): Wrong) -> HbaError {
+    HbaError { file: file.display().to_string(), line: Some(line), reason }
+}
+
+fn read(file: &Path) -> Result<String, HbaError> {
+    let error = |reason: String| HbaError { file: file.display().to_string(), line: None, reason };
+    let length = fs::metadata(file).map_err(|wrong| error(wrong.to_string()))?.len();
+    if length > LARGEST_BYTES {
+        return Err(error(format!("it is larger than {} MiB", LARGEST_BYTES >> 20)));
+    }
+    fs::read_to_string(file).map_err(|wrong| error(wrong.to_string()))
+}
+
+fn rule(words: &[Vec<Word>], include: &dyn Fn(&str) -> Result<String, String>) -> Result<Rule, String> {
+    let text = |at: usize| words.get(at).and_then(|words| words.first()).map(|word| word.text.as_str());
+    let transport = match text(0).unwrap_or_default() {
+        "local" => Transport::Unix,
+        "host" => Transport::Tcp,
+        "hostssl" => Transport::WithTls,
+        "hostnossl" => Transport::WithoutTls,
+        other => return Err(format!("`{other}` is none of local, host, hostssl, hostnossl")),
+    };
+    let databases = names(words.get(1), include)?;
+    let users = names(words.get(2), include)?;
+    let (network, at) = match transport {
+        Transport::Unix => (Network::All, 3),
+        _ => network(text(3).ok_or("a rule without an address")?, text(4))?,
+    };
+    let method = text(at).ok_or("a rule without a method")?;
+    let options = words.get(at + 1..).unwrap_or_default().iter().flatten().map(|word| word.text.as_str());
+    let verdict = verdict(method, options)?;
+    Ok(Rule { transport, databases, users, network, verdict })
+}
+
+fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>) -> Result<Verdict, String> {
+    let mut map = None;
+    for option in options {
+        match option.split_once('=') {
+            Some(("map", name)) => map = Some(name.to_owned()),
+            _ => return Err(format!("the option `{option}` is not known; map=NAME is")),
+        }
+    }
+    let verdict = match method {
+        "trust" => Verdict::Method(AuthMethod::Trust),
+        "reject" => Verdict::Reject,
+        "password" | "plain" => Verdict::Method(AuthMethod::Password),
+        "md5" => Verdict::Method(AuthMethod::Md5),
+        "scram-sha-256" => Verdict::Method(AuthMethod::ScramSha256),
+        "peer" => return Ok(Verdict::Peer(map)),
+        other => {
+            let known = "trust, reject, password, md5, scram-sha-256, peer";
+            return Err(format!("the method `{other}` is not supported; it can be {known}"));
+        }
+    };
+    if map.is_some() {
+        return Err(format!("the method {method} takes no map"));
+    }
+    Ok(verdict)
+}
+
+fn names(words: Option<&Vec<Word>>, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Vec<Name>, String> {
+    let mut names = Vec::new();
+    for word in words.ok_or("a rule ends too early")? {
+        let name = match word.text.as_str() {
+            _ if word.quoted => Name::Exact(word.text.clone()),
+            "all" => Name::All,
+            "sameuser" => Name::SameUser,
+            "replication" => Name::Replication,
+            "samerole" | "samegroup" => return Err(format!("`{}` is not supported", word.text)),
+            group if group.starts_with('+') => return Err(format!("`{group}`: groups are not supported")),
+            file if file.starts_with('@') => {
+                let text = include(&file[1..]).map_err(|reason| format!("{file}: {reason}"))?;
+                let listed = lines(&text).into_iter().flat_map(|(_, words)| words).flatten();
+                names.extend(listed.map(|word| Name::Exact(word.text)));
+                continue;
+            }
+            name => Name::Exact(name.to_owned()),
+        };
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// An address, and with it the place of the method: a mask may stand beside it.
+fn network(address: &str, next: Option<&str>) -> Result<(Network, usize), String> {
+    let wrong = || format!("`{address}` is not an address: write 10.0.0.0/8, ::1/128 or all");
+    if address == "all" {
+        return Ok((Network::All, 4));
+    }
+    if let Some((ip, bits)) = address.split_once('/') {
+        let (ip, bits): (IpAddr, u8) = (ip.parse().map_err(|_| wrong())?, bits.parse().map_err(|_| wrong())?);
+        let most = if ip.is_ipv4() { 32 } else { 128 };
+        return if bits <= most { Ok((Network::Cidr(ip, bits), 4)) } else { Err(wrong()) };
+    }
+    let ip: IpAddr = address.parse().map_err(|_| wrong())?;
+    match next.and_then(|next| next.parse::<IpAddr>().ok()) {
+        Some(mask) => Ok((Network::Cidr(ip, bits_of(mask)), 5)),
+        None => Ok((Network::Cidr(ip, if ip.is_ipv4() { 32 } else { 128 }), 4)),
+    }
+}
+
+fn bits_of(mask: IpAddr) -> u8 {
+    let ones = match mask {
+        IpAddr::V4(mask) => u32::from(mask).leading_ones(),
+        IpAddr::V6(mask) => u128::from(mask).leading_ones(),
+    };
+    u8::try_from(ones).unwrap_or(128)
+}
+
+impl Rule {
+    fn fits(&self, caller: &Caller<'_>) -> bool {
+        let transport = match (self.transport, caller.ip) {
+            (Transport::Unix, ip) => ip.is_none(),
+            (_, None) => false,
+            (Transport::Tcp, _) => true,
+            (Transport::WithTls, _) => caller.tls,
+            (Transport::WithoutTls, _) => !caller.tls,
+        };
+        let database = |name: &Name| match name {
+            // Replication is asked for by its own name only.
+            Name::Replication => caller.replication,
+            _ if caller.replication => false,
+            Name::All => true,
+            Name::SameUser => caller.database == caller.user,
+            Name::Exact(name) => caller.database == name,
+        };
+        let user = |name: &Name| match name {
+            Name::All => true,
+            Name::Exact(name) => caller.user == name,
+            Name::SameUser | Name::Replication => false,
+        };
+        transport
+            && caller.ip.is_none_or(|ip| self.network.has(ip))
+            && self.databases.iter().any(database)
+            && self.users.iter().any(user)
+    }
+}
+
+impl Network {
+    fn has(self, ip: IpAddr) -> bool {
+        let Self::Cidr(network, bits) = self else { return true };
+        let bits = u32::from(bits);
+        // A client of a socket for both families looks like ::ffff:10.0.0.1.
+        match (network, ip.to_canonical()) {
+            (IpAddr::V4(network), IpAddr::V4(ip)) => {
+                let shift = 32_u32.saturating_sub(bits);
+                u32::from(network).checked_shr(shift) == u32::from(ip).checked_shr(shift)
+            }
+            (IpAddr::V6(network), IpAddr::V6(ip)) => {
+                let shift = 128_u32.saturating_sub(bits);
+                u128::from(network).checked_shr(shift) == u128::from(ip).checked_shr(shift)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn parse_maps(text: &str) -> Result<HashMap<String, Vec<Mapping>>, Wrong> {
+    let mut maps: HashMap<String, Vec<Mapping>> = HashMap::new();
+    for (number, words) in lines(text) {
+        let [map, system, user] = &words.iter().filter_map(|words| words.first()).collect::<Vec<_>>()[..] else {
+            return Err((number, "a line is: map, user of the machine, user of Postgres".to_owned()));
+        };
+        if system.text.starts_with('/') && !system.quoted {
+            return Err((number, "regular expressions are not supported".to_owned()));
+        }
+        let any = user.text == "all" && !user.quoted;
+        let mapping = Mapping { system: system.text.clone(), user: (!any).then(|| user.text.clone()) };
+        maps.entry(map.text.clone()).or_default().push(mapping);
+    }
+    Ok(maps)
+}
+
+/// The name of a user of this machine, from its file of users.
+#[must_use]
+pub fn name_of_uid(uid: u32) -> Option<String> {
+    let text = fs::read_to_string("/etc/passwd").ok()?;
+    let named = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    };
+    text.lines().find_map(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(text: &str) -> Rules {
+        Rules::parse(text, &|_| Ok("carol\n\"d e\"\n".into())).unwrap_or_else(|wrong| panic!("{wrong:?}"))
+    }
+
+    fn caller<'a>(ip: &str, database: &'a str, user: &'a str) -> Caller<'a> {
+        Caller { ip: ip.parse().ok(), tls: false, replication: false, database, user }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_decides() {
+        let rules = rules(
+            "# who\nlocal all all peer map=m\nhostssl all all all trust\nhost shop,\"all\" app 10.0.0.0/8 md5\n\
+             host all mallory 0.0.0.0/0 reject\nhost sameuser all ::1/128 scram-sha-256\n\
+             host replication all 10.1.0.0 255.255.0.0 plain\nhost all @file 192.168.1.1/32 trust\n",
+        );
+        let method = |method| Some(Verdict::Method(method));
+        let judge = |caller: Caller<'_>| rules.judge(&caller).cloned();
+        assert_eq!(judge(caller("", "x", "y")), Some(Verdict::Peer(Some("m".into()))));
+        assert_eq!(judge(caller("10.9.9.9", "shop", "app")), method(AuthMethod::Md5));
+        assert_eq!(judge(caller("::ffff:10.9.9.9", "all", "app")), method(AuthMethod::Md5));
+        assert_eq!(judge(caller("10.9.9.9", "other", "app")), None);
+        assert_eq!(judge(caller("10.9.9.9", "shop", "mallory")), Some(Verdict::Reject));
+        assert_eq!(judge(caller("::1", "bob", "bob")), method(AuthMethod::ScramSha256));
+        assert_eq!(judge(caller("::2", "bob", "bob")), None);
+        assert_eq!(judge(Caller { tls: true, ..caller("::2", "bob", "bob") }), method(AuthMethod::Trust));
+        let replica = Caller { replication: true, ..caller("10.1.2.3", "shop", "r") };
+        assert_eq!(judge(replica), method(AuthMethod::Password));
+        assert_eq!(judge(caller("192.168.1.1", "x", "d e")), method(AuthMethod::Trust));
+    }
+
+    #[test]
+    fn a_map_says_who_comes_as_whom() {
+        let maps = parse_maps("m root app # x\nm \"web server\" all\n").expect("maps");
+        let rules = Rules { maps, ..Rules::default() };
+        assert!(rules.may_come_as(Some("m"), "root", "app") && !rules.may_come_as(Some("m"), "root", "other"));
+        assert!(rules.may_come_as(Some("m"), "web server", "whoever"));
+        assert!(rules.may_come_as(None, "app", "app") && !rules.may_come_as(Some("n"), "app", "app"));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_told_with_its_line() {
+        for text in [
+            "hosts all all all trust",
+            "host all all nowhere.example trust",
+            "host all all 10.0.0.0/40 trust",
+            "host all +group all trust",
+            "host all all all",
+            "host all all all ldap",
+            "host all all all md5 map=m",
+            "local all",
+            "local samerole all trust",
+        ] {
+            let wrong = Rules::parse(&format!("\n{text}\n"), &|_| Ok(String::new())).expect_err(text);
+            assert_eq!(wrong.0, 2, "{text}");
+        }
+        assert!(parse_maps("m root\n").is_err() && parse_maps("m /^x$ y\n").is_err());
+    }
+
+    #[test]
+    fn root_has_the_number_zero() {
+        assert_eq!(name_of_uid(0).as_deref(), Some("root"));
+    }
+}

@@ -1,0 +1,323 @@
+//! Every key of PgBouncer 1.25, and what becomes of it here. `docs/pgbouncer.md` is tested against these tables.
+
+use crate::config::setting;
+
+/// What a value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// Names, separated by commas.
+    List,
+    /// A file or a folder.
+    Path,
+    /// A whole number; -1 is as if it were not written.
+    Number,
+    /// 0 or 1.
+    Flag,
+    /// Seconds, with or without a fraction.
+    Seconds,
+    /// One of these words.
+    Word(&'static [&'static str]),
+}
+
+/// What becomes of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It is honoured: it is this key of `tidegate.toml`, from the section on, or within it for databases and users.
+    Is(&'static str),
+    /// It is honoured in a way of its own, which this says.
+    Does(&'static str),
+    /// It is so in any case; this says how.
+    Always(&'static str),
+    /// It is accepted without effect, for this reason.
+    Nothing(&'static str),
+}
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What its value is.
+    pub kind: Kind,
+    /// What holds if it is not written; `None` for nothing.
+    pub default: Option<&'static str>,
+    /// What becomes of it.
+    pub effect: Effect,
+}
+
+use Effect::{Always, Does, Is, Nothing};
+use Kind::{Flag, List, Number, Path, Seconds, Text, Word};
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Key {
+    Key { name, kind, default: Some(default), effect }
+}
+
+/// A key without a default.
+const fn bare(name: &'static str, kind: Kind, effect: Effect) -> Key {
+    Key { name, kind, default: None, effect }
+}
+
+/// The sections of an ini file.
+pub(super) const SECTIONS: &[&str] = &["pgbouncer", "databases", "users", "peers"];
+
+const MODES: Kind = Word(&["session", "transaction", "statement"]);
+const SSL_MODES: Kind = Word(&["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]);
+pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-sha-256", "hba", "cert", "pam", "ldap"];
+
+const CIPHERS: Effect = Nothing("the TLS library has strong ciphers and curves only, and needs no list of them");
+const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
+const DNS: Effect = Nothing("names are looked up at each connect, by the system's resolver and its cache");
+const IDLE_CHECK: Effect =
+    Nothing("an idle connection is listened to all the time: one that ends is known at once and given to nobody");
+const SYSTEM: Effect = Nothing("the kernel decides");
+const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
+const WINDOWS: Effect = Nothing("there is no Windows service");
+const PEERING: Effect = Nothing("a cancel request has to reach the process that has the client");
+
+/// `[pgbouncer]`.
+pub const GLOBAL: &[Key] = &[
+    key("admin_users", List, "", Is("admin.users")),
+    key("application_name_add_host", Flag, "0", Is("listen.application_name_add_host")),
+    bare("auth_dbname", Text, Is("auth.lookup_database")),
+    bare("auth_file", Path, Does("its users become `[users]`; read again by a reload")),
+    key("auth_hba_file", Path, "", Does("`auth.hba_file`, with `auth_type = hba`")),
+    bare("auth_ident_file", Path, Does("`auth.ident_file`, with `auth_type = hba`")),
+    bare("auth_ldap_options", Text, Nothing("LDAP is not supported")),
+    bare("auth_query", Text, Is("auth.lookup_query")),
+    key(
+        "auth_type",
+        Word(AUTH_TYPES),
+        "md5",
+        Does("`auth.method`; `any` lets in whoever comes, `cert`, `pam` and `ldap` are refused"),
+    ),
+    bare("auth_user", Text, Is("auth.lookup_user")),
+    key(
+        "autodb_idle_timeout",
+        Seconds,
+        "3600",
+        Nothing("a database that nobody uses costs nothing once `server_idle_timeout` has closed its connections"),
+    ),
+    key("cancel_wait_timeout", Seconds, "10", Is("timeouts.cancel")),
+    key("client_idle_timeout", Seconds, "0", Is("timeouts.client_idle")),
+    key("client_login_timeout", Seconds, "60", Is("timeouts.login")),
+    bare("client_tls13_ciphers", Text, CIPHERS),
+    key("client_tls_ca_file", Path, "", Does("`listen.tls_client_ca`, with `verify-ca` and `verify-full`")),
+    key("client_tls_cert_file", Path, "", Does("`listen.tls_cert`, unless TLS is off")),
+    key("client_tls_ciphers", Text, "default", CIPHERS),
+    key("client_tls_dheparams", Text, "auto", CIPHERS),
+    key("client_tls_ecdhcurve", Text, "auto", CIPHERS),
+    key("client_tls_key_file", Path, "", Does("`listen.tls_key`, unless TLS is off")),
+    key("client_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key(
+        "client_tls_sslmode",
+        SSL_MODES,
+        "disable",
+        Does("`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones ask for a certificate"),
+    ),
+    bare("conffile", Text, Nothing("a reload reads the file of the command line")),
+    key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
+    key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, the other way round")),
+    key("dns_max_ttl", Seconds, "15", DNS),
+    key("dns_nxdomain_ttl", Seconds, "15", DNS),
+    key("dns_zone_check_period", Seconds, "0", DNS),
+    key("idle_transaction_timeout", Seconds, "0", Is("timeouts.idle_in_transaction")),
+    key("ignore_startup_parameters", List, "", Is("listen.ignore_startup_parameters")),
+    key("job_name", Text, "pgbouncer", WINDOWS),
+    key("listen_addr", List, "", Does("`listen.addresses`, with `listen_port`; names are looked up at the start")),
+    key("listen_backlog", Number, "128", Is("listen.backlog")),
+    key("listen_port", Number, "6432", Does("the port of `listen.addresses` and of the unix socket")),
+    key("log_connections", Flag, "1", Is("log.connections")),
+    key("log_disconnections", Flag, "1", Is("log.disconnections")),
+    key("log_pooler_errors", Flag, "1", Is("log.refusals")),
+    key("log_stats", Flag, "1", Is("log.stats")),
+    key("logfile", Path, "", Is("log.file")),
+    key("max_client_conn", Number, "100", Is("listen.max_clients")),
+    key("max_db_client_connections", Number, "0", Is("pool.max_clients_per_database")),
+    key("max_db_connections", Number, "0", Is("pool.max_per_database")),
+    key(
+        "max_packet_size",
+        Number,
+        "2147483647",
+        Nothing("what passes through is never kept whole; other messages have bounds of their own (limits.md)"),
+    ),
+    key("max_prepared_statements", Number, "200", Is("pool.prepared_statements_per_server")),
+    key("max_user_client_connections", Number, "0", Is("pool.max_clients_per_user")),
+    key("max_user_connections", Number, "0", Is("pool.max_per_user")),
+    key("min_pool_size", Number, "0", Does("`pool.min_size`, at most the size of the pool")),
+    key("peer_id", Number, "0", PEERING),
+    key("pidfile", Path, "", Is("runtime.pid_file")),
+    key("pkt_buf", Number, "4096", BUFFERS),
+    key("pool_mode", MODES, "session", Is("pool.mode")),
+    key("query_timeout", Seconds, "0", Is("timeouts.query")),
+    key("query_wait_notify", Seconds, "5", Is("timeouts.checkout_notice")),
+    key("query_wait_timeout", Seconds, "120", Is("timeouts.checkout")),
+    key("reserve_pool_size", Number, "0", Does("`pool.reserve_size`; none if `reserve_pool_timeout` is 0")),
+    key("reserve_pool_timeout", Seconds, "5", Is("pool.reserve_after")),
+    key("resolv_conf", Path, "", DNS),
+    key("sbuf_loopcnt", Number, "5", BUFFERS),
+    key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
+    key("server_check_delay", Seconds, "30", IDLE_CHECK),
+    key("server_check_query", Text, "<empty>", IDLE_CHECK),
+    key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
+    key("server_fast_close", Flag, "0", Nothing("a session keeps its connection to its end")),
+    key("server_idle_timeout", Seconds, "600", Is("timeouts.server_idle")),
+    key(
+        "server_lifetime",
+        Seconds,
+        "3600",
+        Does("`timeouts.server_lifetime`; 0 closes a connection after its first use"),
+    ),
+    key("server_login_retry", Seconds, "15", Is("timeouts.connect_retry")),
+    key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
+    key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
+    key("server_round_robin", Flag, "0", Nothing("the connection that was used last is used first")),
+    bare("server_tls13_ciphers", Text, CIPHERS),
+    key("server_tls_ca_file", Path, "", Does("`sslrootcert` of every database")),
+    key("server_tls_cert_file", Path, "", Does("`sslcert` of every database")),
+    key("server_tls_ciphers", Text, "default", CIPHERS),
+    key("server_tls_key_file", Path, "", Does("`sslkey` of every database")),
+    key("server_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key("server_tls_sslmode", SSL_MODES, "prefer", Does("`sslmode` of every database")),
+    bare("service_name", Text, WINDOWS),
+    key("so_reuseport", Flag, "0", Is("listen.reuse_port")),
+    key("stats_period", Seconds, "60", Is("log.stats_period")),
+    key("stats_users", List, "", Is("admin.stats_users")),
+    key("suspend_timeout", Seconds, "10", Is("timeouts.suspend")),
+    key("syslog", Flag, "0", SYSLOG),
+    key("syslog_facility", Text, "daemon", SYSLOG),
+    key("syslog_ident", Text, "pgbouncer", SYSLOG),
+    key("tcp_defer_accept", Number, "1", SYSTEM),
+    key("tcp_keepalive", Flag, "1", Is("tcp.keepalive")),
+    key("tcp_keepcnt", Number, "0", Is("tcp.keepalive_count")),
+    key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is a minute")),
+    key("tcp_keepintvl", Number, "0", Does("`tcp.keepalive_interval`; 0 is 15 s")),
+    key("tcp_socket_buffer", Number, "0", SYSTEM),
+    key("tcp_user_timeout", Number, "0", Does("`tcp.user_timeout`, in milliseconds")),
+    key(
+        "track_extra_parameters",
+        List,
+        "IntervalStyle",
+        Always("all parameters are tracked: those that Postgres reports, and those that a client sets"),
+    ),
+    key("transaction_timeout", Seconds, "0", Is("timeouts.transaction")),
+    key("unix_socket_dir", Path, "/tmp", Is("listen.unix_socket_dir")),
+    key("unix_socket_group", Text, "", Nothing("the socket has the group of the process; use `unix_socket_mode`")),
+    key("unix_socket_mode", Text, "0777", Is("listen.unix_socket_mode")),
+    bare("user", Text, Is("runtime.user")),
+    key("verbose", Number, "0", Does("`log.level`: `info`, with 1 `debug`, with 2 `trace`")),
+];
+
+/// A line of `[databases]`.
+pub const DATABASE: &[Key] = &[
+    bare("application_name", Text, Does("in `startup_parameters`")),
+    bare("auth_dbname", Text, Is("lookup_database")),
+    bare("auth_query", Text, Is("lookup_query")),
+    bare("auth_user", Text, Is("lookup_user")),
+    bare("client_encoding", Text, Does("in `startup_parameters`")),
+    bare("connect_query", Text, Is("connect_query")),
+    bare("datestyle", Text, Does("in `startup_parameters`")),
+    bare("dbname", Text, Is("dbname")),
+    bare("host", Text, Does("`host`; without it, `unix_socket_dir`; several have `route = \"any\"`")),
+    key(
+        "load_balance_hosts",
+        Word(&["disable", "round-robin"]),
+        "round-robin",
+        Does("of several hosts: `policy`, `round_robin` or, with `disable`, `pick_first`"),
+    ),
+    bare("max_db_client_connections", Number, Is("max_clients")),
+    bare("max_db_connections", Number, Is("max_servers")),
+    bare("min_pool_size", Number, Does("`min_size`, at most the size of the pool")),
+    bare("password", Text, Is("password")),
+    bare("pool_mode", MODES, Is("mode")),
+    bare("pool_size", Number, Does("`size`; 0 is as much as there can be")),
+    key("port", Number, "5432", Is("port")),
+    bare("query_wait_timeout", Seconds, Is("checkout")),
+    bare("reserve_pool", Number, Is("reserve_size")),
+    bare("reserve_pool_size", Number, Is("reserve_size")),
+    bare("server_lifetime", Seconds, Does("`server_lifetime`; 0 closes a connection after its first use")),
+    bare("timezone", Text, Does("in `startup_parameters`")),
+    bare("user", Text, Does("`user`, with `shared_pool`: all clients share one pool")),
+];
+
+/// A line of `[users]`.
+pub const USER: &[Key] = &[
+    bare("client_idle_timeout", Seconds, Is("client_idle")),
+    bare("idle_transaction_timeout", Seconds, Is("idle_in_transaction")),
+    bare("max_user_client_connections", Number, Is("max_clients")),
+    bare("max_user_connections", Number, Is("max_servers")),
+    bare("pool_mode", MODES, Is("mode")),
+    bare("pool_size", Number, Does("`size`; 0 is as much as there can be")),
+    bare("query_timeout", Seconds, Is("query")),
+    bare("query_wait_timeout", Seconds, Is("checkout")),
+    bare("reserve_pool_size", Number, Is("reserve_size")),
+    bare("transaction_timeout", Seconds, Is("transaction")),
+];
+
+/// A line of `[peers]`.
+pub const PEER: &[Key] =
+    &[bare("host", Text, PEERING), bare("pool_size", Number, PEERING), key("port", Number, "6432", PEERING)];
+
+/// The key of that name.
+pub(super) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
+    keys.iter().find(|key| key.name == name)
+}
+
+/// The nearest of the known names, or all of them.
+pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str> + Clone, all: &str) -> String {
+    match setting::nearest(name, known.clone()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("{all} {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// A table of keys as the documentation has it.
+#[must_use]
+pub fn markdown(keys: &[Key]) -> String {
+    let row = |key: &Key| {
+        let default = match key.default {
+            None | Some("") => String::new(),
+            Some(default) => format!("`{default}`"),
+        };
+        format!("| `{}` | {default} | {} |\n", key.name, key.effect.told())
+    };
+    keys.iter().map(row).collect()
+}
+
+impl Effect {
+    /// What becomes of the key, in a sentence.
+    #[must_use]
+    pub fn told(self) -> String {
+        match self {
+            Self::Is(path) => format!("`{path}`"),
+            Self::Does(what) => what.to_owned(),
+            Self::Always(how) => format!("always so: {how}"),
+            Self::Nothing(reason) => format!("**no effect**: {reason}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCS: &str = include_str!("../../../../docs/pgbouncer.md");
+
+    #[test]
+    fn the_documentation_has_every_key_and_what_becomes_of_it() {
+        for keys in [GLOBAL, DATABASE, USER, PEER] {
+            let table = markdown(keys);
+            assert!(DOCS.contains(&table), "docs/pgbouncer.md wants this table:\n{table}");
+        }
+        let rows = DOCS.lines().filter(|line| line.starts_with("| `") && line.matches(" | ").count() == 2).count();
+        assert_eq!(rows, GLOBAL.len() + DATABASE.len() + USER.len() + PEER.len(), "no other keys are described");
+    }
+
+    #[test]
+    fn keys_are_in_order_and_told_apart() {
+        for keys in [GLOBAL, DATABASE, USER, PEER] {
+            assert!(keys.is_sorted_by(|a, b| a.name < b.name));
+        }
+    }
+}

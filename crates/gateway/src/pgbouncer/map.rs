@@ -1,0 +1,250 @@
+//! From the lines of an ini file to the tables that `tidegate.toml` would have.
+//!
+//! A key that is not written is put down with PgBouncer's default where Tidegate's may differ, so that the file means here
+//! what it means there.
+
+use std::path::Path;
+
+use super::{
+    ini::{Ini, Line, absolute},
+    keys::{self, Effect, GLOBAL, Key, Kind},
+};
+use crate::config::{
+    Finding,
+    finding::Severity,
+    raw::{Node, Span, Table, Value},
+};
+
+mod global;
+mod lines;
+mod users;
+
+/// The tables of an ini file; what is wrong with it goes to the findings.
+pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
+    let lines = ini.lines.clone();
+    let mut mapper = Mapper { ini, findings, root: Table::default() };
+    mapper.global_keys(&lines);
+    mapper.listen();
+    mapper.client_tls();
+    mapper.auth();
+    mapper.sizes();
+    mapper.log_level();
+    mapper.tcp();
+    mapper.databases(&lines);
+    mapper.auth_file();
+    mapper.user_lines(&lines);
+    mapper.peers(&lines);
+    mapper.root
+}
+
+struct Mapper<'a> {
+    ini: &'a mut Ini,
+    findings: &'a mut Vec<Finding>,
+    root: Table,
+}
+
+/// A value of an ini file, and its place; the place is empty if it is not written.
+#[derive(Clone, Debug)]
+struct Given {
+    text: String,
+    at: Span,
+}
+
+/// The most connections that a pool can have: what PgBouncer calls unlimited.
+const SIZE_MAX: i64 = 100_000;
+
+impl Mapper<'_> {
+    fn find(&mut self, at: &Span, severity: Severity, key: &str, reason: impl Into<String>, help: impl Into<String>) {
+        let finding = Finding::new(&self.ini.source, at, severity, key);
+        self.findings.push(finding.because(reason).help(help));
+    }
+
+    fn error(&mut self, at: &Span, key: &str, reason: impl Into<String>, help: impl Into<String>) {
+        self.find(at, Severity::Error, key, reason, help);
+    }
+
+    fn warning(&mut self, at: &Span, key: &str, reason: impl Into<String>, help: impl Into<String>) {
+        self.find(at, Severity::Warning, key, reason, help);
+    }
+
+    /// The table at a path of sections, made if it is not there.
+    fn table(&mut self, path: &[&str], at: &Span) -> &mut Table {
+        path.iter().fold(&mut self.root, |table, name| child(table, name, at))
+    }
+
+    /// Writes a key; what was there before is gone.
+    fn put(&mut self, path: &[&str], key: &str, value: Value, at: &Span) {
+        let table = self.table(path, at);
+        table.entries.retain(|entry| entry.key != key);
+        table.push(key, value, at.clone());
+    }
+
+    fn put_text(&mut self, path: &[&str], key: &str, text: impl Into<String>, at: &Span) {
+        self.put(path, key, Value::Text(text.into()), at);
+    }
+
+    /// What holds of a key of `[pgbouncer]`: what is written, or PgBouncer's default.
+    fn given(&self, name: &str) -> Given {
+        match self.ini.global(name) {
+            Some(line) => Given { text: line.value.clone(), at: line.value_at.clone() },
+            None => {
+                let default = keys::find(GLOBAL, name).and_then(|key| key.default);
+                Given { text: default.unwrap_or_default().to_owned(), at: 0..0 }
+            }
+        }
+    }
+
+    /// The given value as `kind` has it; `None` if it cannot be that, which is told.
+    fn read(&mut self, kind: Kind, name: &str, given: &Given) -> Option<Value> {
+        match value(kind, &given.text, &given.at) {
+            Ok(value) => value,
+            Err((reason, help)) => {
+                self.error(&given.at, name, format!("{name}: {reason}"), help);
+                None
+            }
+        }
+    }
+
+    /// A key of a line of `[databases]` or the like, whose effect is a key of the section at `path`.
+    fn put_key(&mut self, path: &[&str], key: &Key, given: &Given) {
+        if let (Effect::Is(name), Some(value)) = (key.effect, self.read(key.kind, key.name, given)) {
+            self.put(path, name, value, &given.at);
+        }
+    }
+
+    /// Says once that a key has no effect.
+    fn without_effect(&mut self, key: &Key, at: &Span) {
+        if let Effect::Nothing(reason) = key.effect {
+            self.warning(at, key.name, format!("`{}` has no effect: {reason}", key.name), "it may be left out");
+        }
+    }
+}
+
+fn child<'t>(table: &'t mut Table, name: &str, at: &Span) -> &'t mut Table {
+    let place = table.entries.iter().position(|entry| entry.key == name).unwrap_or_else(|| {
+        table.push(name, Value::Table(Table::default()), at.clone());
+        table.entries.len() - 1
+    });
+    let value = &mut table.entries[place].node.value;
+    if !matches!(value, Value::Table(_)) {
+        *value = Value::Table(Table::default());
+    }
+    match value {
+        Value::Table(table) => table,
+        _ => unreachable!("it was made a table a line before"),
+    }
+}
+
+/// A reason and what to write instead.
+type Wrong = (String, String);
+
+/// A text as `kind` has it; `None` if that is as if it were not written.
+pub(super) fn value(kind: Kind, text: &str, at: &Span) -> Result<Option<Value>, Wrong> {
+    let read = match kind {
+        Kind::Text => Value::Text(text.to_owned()),
+        Kind::Path if text.is_empty() => Value::Text(String::new()),
+        Kind::Path => Value::Text(path(text)),
+        Kind::List => {
+            let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+            Value::List(names.map(|name| Node { value: Value::Text(name.to_owned()), at: at.clone() }).collect())
+        }
+        Kind::Number => match number(text)? {
+            -1 => return Ok(None),
+            number => Value::Integer(number),
+        },
+        Kind::Flag => Value::Boolean(flag(text)?),
+        Kind::Seconds => match seconds(text)? {
+            Some(time) => Value::Text(time),
+            None => return Ok(None),
+        },
+        Kind::Word(words) if words.contains(&text) => Value::Text(text.to_owned()),
+        Kind::Word(words) => {
+            let help = keys::nearest(text, words.iter().copied(), "it can be");
+            return Err((format!("`{text}` is not known here"), help));
+        }
+    };
+    Ok(Some(read))
+}
+
+fn path(text: &str) -> String {
+    absolute(text).display().to_string()
+}
+
+fn number(text: &str) -> Result<i64, Wrong> {
+    text.parse().map_err(|_| (format!("`{text}` is not a whole number"), "write digits only".to_owned()))
+}
+
+fn flag(text: &str) -> Result<bool, Wrong> {
+    match text {
+        "1" | "on" | "yes" | "true" => Ok(true),
+        "0" | "off" | "no" | "false" => Ok(false),
+        other => Err((format!("`{other}` is neither 0 nor 1"), "write 1 for yes, 0 for no".to_owned())),
+    }
+}
+
+/// A number of seconds as a time with its unit; `None` for -1.
+fn seconds(text: &str) -> Result<Option<String>, Wrong> {
+    let wrong =
+        || (format!("`{text}` is not a number of seconds"), "write seconds without a unit: 5 or 0.5".to_owned());
+    if text == "-1" {
+        return Ok(None);
+    }
+    let number: f64 = text.parse().map_err(|_| wrong())?;
+    if !(0.0..1e9).contains(&number) {
+        return Err(wrong());
+    }
+    let micros = (number * 1e6).round() as u64;
+    Ok(Some(match micros {
+        0 => "0".to_owned(),
+        _ if micros.is_multiple_of(1_000_000) => format!("{}s", micros / 1_000_000),
+        _ if micros.is_multiple_of(1_000) => format!("{}ms", micros / 1_000),
+        _ => format!("{micros}us"),
+    }))
+}
+
+/// PgBouncer uses a connection whose lifetime is 0 once; one of a microsecond is as old after its first use.
+fn lifetime(text: &str) -> Result<Option<Value>, Wrong> {
+    let time = seconds(text)?;
+    Ok(time.map(|time| Value::Text(if time == "0" { "1us".to_owned() } else { time })))
+}
+
+/// A pool's size, of which 0 is as much as there can be.
+fn size(text: &str) -> Result<Option<i64>, Wrong> {
+    Ok(match number(text)? {
+        -1 => None,
+        0 => Some(SIZE_MAX),
+        size => Some(size),
+    })
+}
+
+/// The file that a key names, if it names one.
+fn file(given: &Given) -> Option<std::path::PathBuf> {
+    (!given.text.is_empty()).then(|| absolute(&given.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_get_a_unit() {
+        let read = |text| seconds(text).map(Option::unwrap_or_default);
+        for (text, time) in
+            [("0", "0"), ("5", "5s"), ("5.0", "5s"), ("0.25", "250ms"), ("0.0000015", "2us"), ("-1", "")]
+        {
+            assert_eq!(read(text), Ok(time.to_owned()), "{text}");
+        }
+        for text in ["", "5s", "nan", "-2", "1e300", "inf"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_and_flags_are_checked() {
+        let read = |kind, text| value(kind, text, &(0..0));
+        assert!(read(Kind::Word(&["a", "b"]), "c").is_err());
+        assert_eq!(read(Kind::Flag, "1"), Ok(Some(Value::Boolean(true))));
+        assert!(read(Kind::Flag, "2").is_err());
+        assert_eq!(read(Kind::Number, "-1"), Ok(None));
+    }
+}

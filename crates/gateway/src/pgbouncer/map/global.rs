@@ -1,0 +1,222 @@
+//! `[pgbouncer]`: most keys are one of ours; the others are put together here.
+
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+
+use super::*;
+
+impl Mapper<'_> {
+    /// Every key is known, those with the same meaning are put down, those without effect are named.
+    pub(super) fn global_keys(&mut self, lines: &[Line]) {
+        for line in lines.iter().filter(|line| line.section == "pgbouncer") {
+            match keys::find(GLOBAL, &line.key) {
+                Some(key) => self.without_effect(key, &line.key_at),
+                None => {
+                    let help = keys::nearest(&line.key, GLOBAL.iter().map(|key| key.name), "the keys are");
+                    let reason = format!("unknown key `{}` in [pgbouncer]", line.key);
+                    self.error(&line.key_at, &line.key, reason, help);
+                }
+            }
+        }
+        for key in GLOBAL {
+            let Effect::Is(path) = key.effect else { continue };
+            if key.default.is_none() && self.ini.global(key.name).is_none() {
+                continue;
+            }
+            let given = self.given(key.name);
+            let (section, name) = path.split_once('.').unwrap_or((path, ""));
+            if let Some(value) = self.read(key.kind, key.name, &given) {
+                self.put(&[section], name, value, &given.at);
+            }
+        }
+        self.put_text(&["listen"], "dialect", "pgbouncer", &(0..0));
+    }
+
+    pub(super) fn listen(&mut self) {
+        let (addresses, port) = (self.given("listen_addr"), self.given("listen_port"));
+        let Some(number) = port.text.parse::<u16>().ok().filter(|port| *port > 0) else {
+            let reason = format!("listen_port: `{}` is not a port", port.text);
+            return self.error(&port.at, "listen_port", reason, "write a number from 1 to 65535");
+        };
+        let mut list = Vec::new();
+        for name in addresses.text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            match addresses_of(name) {
+                Ok(found) => list.extend(found.into_iter().map(|ip| text_node((ip, number), &addresses.at))),
+                Err(reason) => {
+                    let help = "write IP addresses, or * for all of this machine";
+                    self.error(&addresses.at, "listen_addr", format!("listen_addr: {name}: {reason}"), help);
+                }
+            }
+        }
+        list.dedup_by(|a, b| a.value == b.value);
+        self.put(&["listen"], "addresses", Value::List(list), &addresses.at);
+        self.put(&["listen"], "unix_socket_port", Value::Integer(number.into()), &port.at);
+        let folder = self.given("unix_socket_dir");
+        if folder.text.starts_with('@') {
+            let help = "name a folder, or leave it empty for TCP alone";
+            self.error(&folder.at, "unix_socket_dir", "sockets without a file are not supported", help);
+        }
+    }
+
+    pub(super) fn client_tls(&mut self) {
+        self.tls_versions("client_tls_protocols");
+        self.tls_versions("server_tls_protocols");
+        let mode = self.given("client_tls_sslmode");
+        let strict = mode.text.starts_with("verify-");
+        let word = match mode.text.as_str() {
+            "disable" => return,
+            "allow" | "prefer" => "allow",
+            "require" | "verify-ca" | "verify-full" => "require",
+            _ => {
+                self.read(
+                    keys::find(GLOBAL, "client_tls_sslmode").map_or(Kind::Text, |key| key.kind),
+                    "client_tls_sslmode",
+                    &mode,
+                );
+                return;
+            }
+        };
+        self.put_text(&["listen"], "tls", word, &mode.at);
+        let files = [
+            ("client_tls_cert_file", "tls_cert"),
+            ("client_tls_key_file", "tls_key"),
+            ("client_tls_ca_file", "tls_client_ca"),
+        ];
+        for (name, key) in files {
+            let given = self.given(name);
+            if let Some(file) = file(&given).filter(|_| strict || key != "tls_client_ca") {
+                self.put_text(&["listen"], key, file.display().to_string(), &given.at);
+            }
+        }
+    }
+
+    /// rustls speaks TLS 1.2 and 1.3; a list without either cannot be meant.
+    fn tls_versions(&mut self, name: &str) {
+        let given = self.given(name);
+        let modern = ["secure", "default", "all", "legacy", "tlsv1.2", "tlsv1.3"];
+        let any = given.text.split([',', ':']).map(str::trim).any(|word| modern.contains(&word));
+        if !any && !given.text.is_empty() {
+            let reason = format!("{name}: only TLS 1.2 and 1.3 are spoken");
+            self.error(&given.at, name, reason, "write secure");
+        }
+    }
+
+    pub(super) fn auth(&mut self) {
+        let kind = self.given("auth_type");
+        let Some(Value::Text(word)) = self.read(Kind::Word(keys::AUTH_TYPES), "auth_type", &kind) else { return };
+        let method = match word.as_str() {
+            "any" | "trust" => "trust",
+            "plain" => "password",
+            "cert" | "pam" | "ldap" => {
+                let reason = format!("auth_type: `{word}` is not supported");
+                return self.error(&kind.at, "auth_type", reason, "write scram-sha-256, md5, plain, hba, trust or any");
+            }
+            other => other,
+        };
+        self.put_text(&["auth"], "method", method, &kind.at);
+        self.put(&["auth"], "strangers", Value::Boolean(word == "any"), &kind.at);
+        if word == "hba" {
+            for (name, key) in [("auth_hba_file", "hba_file"), ("auth_ident_file", "ident_file")] {
+                let given = self.given(name);
+                if let Some(file) = file(&given) {
+                    self.put_text(&["auth"], key, file.display().to_string(), &given.at);
+                }
+            }
+        }
+    }
+
+    /// How many connections; the smallest number is capped at the largest.
+    pub(super) fn sizes(&mut self) {
+        let sizes = self.given("default_pool_size");
+        let size = self.number_of("default_pool_size", size).unwrap_or(20);
+        self.put(&["pool"], "size", Value::Integer(size), &sizes.at);
+        let least = self.given("min_pool_size");
+        let min = self.number_of("min_pool_size", |text| number(text).map(Some)).unwrap_or(0).min(size);
+        self.put(&["pool"], "min_size", Value::Integer(min), &least.at);
+        let (reserve, after) = (self.given("reserve_pool_size"), self.given("reserve_pool_timeout"));
+        let off = seconds(&after.text).is_ok_and(|time| time.as_deref() == Some("0"));
+        let size = self.number_of("reserve_pool_size", |text| number(text).map(Some)).unwrap_or(0);
+        self.put(&["pool"], "reserve_size", Value::Integer(if off { 0 } else { size }), &reserve.at);
+        let forbidden = self.given("disable_pqexec");
+        if let Some(Value::Boolean(forbidden_value)) = self.read(Kind::Flag, "disable_pqexec", &forbidden) {
+            self.put(&["pool"], "simple_query", Value::Boolean(!forbidden_value), &forbidden.at);
+        }
+        let life = self.given("server_lifetime");
+        match lifetime(&life.text) {
+            Ok(Some(value)) => self.put(&["timeouts"], "server_lifetime", value, &life.at),
+            Ok(None) => {}
+            Err((reason, help)) => self.error(&life.at, "server_lifetime", format!("server_lifetime: {reason}"), help),
+        }
+    }
+
+    fn number_of(&mut self, name: &str, read: impl Fn(&str) -> Result<Option<i64>, Wrong>) -> Option<i64> {
+        let given = self.given(name);
+        match read(&given.text) {
+            Ok(number) => number,
+            Err((reason, help)) => {
+                self.error(&given.at, name, format!("{name}: {reason}"), help);
+                None
+            }
+        }
+    }
+
+    /// Times of keep-alive, of which 0 is our own.
+    pub(super) fn tcp(&mut self) {
+        let keys = [
+            ("tcp_keepidle", "keepalive_idle", "s"),
+            ("tcp_keepintvl", "keepalive_interval", "s"),
+            ("tcp_user_timeout", "user_timeout", "ms"),
+        ];
+        for (name, key, unit) in keys {
+            let given = self.given(name);
+            let number = self.number_of(name, |text| number(text).map(|number| (number > 0).then_some(number)));
+            if let Some(number) = number {
+                self.put_text(&["tcp"], key, format!("{number}{unit}"), &given.at);
+            }
+        }
+    }
+
+    pub(super) fn log_level(&mut self) {
+        let given = self.given("verbose");
+        let level = match given.text.as_str() {
+            "0" => return,
+            "1" => "debug",
+            _ => "trace",
+        };
+        self.put_text(&["log"], "level", level, &given.at);
+    }
+
+    pub(super) fn peers(&mut self, lines: &[Line]) {
+        let peers: Vec<_> = lines.iter().filter(|line| line.section == "peers").collect();
+        for line in &peers {
+            self.known_pairs(line, keys::PEER);
+        }
+        if let Some(first) = peers.first() {
+            let reason = "[peers] has no effect: a cancel request has to reach the process that has the client";
+            self.warning(&first.key_at, "peers", reason, "one process with several threads needs no peers");
+        }
+    }
+}
+
+fn text_node(address: (IpAddr, u16), at: &Span) -> Node {
+    Node { value: Value::Text(std::net::SocketAddr::from(address).to_string()), at: at.clone() }
+}
+
+/// The addresses of this machine that a name of `listen_addr` means.
+fn addresses_of(name: &str) -> Result<Vec<IpAddr>, String> {
+    if name == "*" {
+        let all: [IpAddr; 2] = [std::net::Ipv4Addr::UNSPECIFIED.into(), std::net::Ipv6Addr::UNSPECIFIED.into()];
+        return Ok(all.into_iter().filter(|ip| can_be_bound(*ip)).collect());
+    }
+    if let Ok(ip) = name.parse() {
+        return Ok(vec![ip]);
+    }
+    let found = (name, 0).to_socket_addrs().map_err(|error| error.to_string())?;
+    let mut found: Vec<_> = found.map(|address| address.ip()).filter(|ip| can_be_bound(*ip)).collect();
+    found.dedup();
+    if found.is_empty() { Err("it is no address of this machine".to_owned()) } else { Ok(found) }
+}
+
+/// A machine may have names for addresses of a family that it does not have.
+fn can_be_bound(ip: IpAddr) -> bool {
+    TcpListener::bind((ip, 0)).is_ok()
+}

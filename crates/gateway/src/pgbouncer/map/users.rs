@@ -1,0 +1,74 @@
+//! `auth_file` and `[users]`.
+
+use super::*;
+use crate::{
+    config::{UserSecret, toml::read_text},
+    pgbouncer::userlist,
+};
+
+impl Mapper<'_> {
+    /// The users of `userlist.txt`.
+    pub(super) fn auth_file(&mut self) {
+        let given = self.given("auth_file");
+        let Some(path) = file(&given) else { return };
+        match read_text(&path) {
+            Ok(text) => self.listed(&path, &text),
+            Err(reason) => {
+                let reason = format!("auth_file: cannot read {}: {reason}", path.display());
+                // Those who are looked up on the server need no file.
+                let looked_up = self.ini.global("auth_user").is_some();
+                let severity = if looked_up { Severity::Warning } else { Severity::Error };
+                let help = "a relative path begins where the process is started";
+                self.find(&given.at, severity, "auth_file", reason, help);
+            }
+        }
+    }
+
+    fn listed(&mut self, path: &Path, text: &str) {
+        let start = self.ini.append(path, text);
+        let (users, broken) = userlist::users(text);
+        for at in broken {
+            let nowhere = start + at..start + at;
+            self.error(&nowhere, "auth_file", "this is no user", "write \"name\" \"password\", both in double quotes");
+        }
+        let scram = self.given("auth_type").text == "scram-sha-256";
+        for user in users {
+            let name_at = user.name_at.start + start..user.name_at.end + start;
+            // The place of a password is never shown.
+            let nowhere = user.password_at.start + start..user.password_at.start + start;
+            let section = ["users", user.name.as_str()];
+            self.table(&section, &name_at);
+            let is_md5 = matches!(UserSecret::parse(&user.password), Ok(UserSecret::Md5(_)));
+            if scram && is_md5 {
+                let reason = format!("\"{}\" cannot log in: an md5 hash cannot answer scram-sha-256", user.name);
+                self.warning(
+                    &nowhere,
+                    "auth_file",
+                    reason,
+                    "write the password or its SCRAM verifier, or auth_type = md5",
+                );
+                self.put_text(&section, "password", "", &nowhere);
+            } else {
+                self.put_text(&section, "password", user.password, &nowhere);
+            }
+        }
+    }
+
+    /// `[users]`: settings of users, whether `auth_file` has them or not.
+    pub(super) fn user_lines(&mut self, lines: &[Line]) {
+        for line in lines.iter().filter(|line| line.section == "users") {
+            let pairs = self.known_pairs(line, keys::USER);
+            let path = ["users", line.key.as_str()];
+            self.table(&path, &line.key_at);
+            for (key, given) in &pairs {
+                // A time of 0 is no time of one's own, but for the wait, which may be without limit.
+                let unset = key.kind == Kind::Seconds && given.text == "0" && key.name != "query_wait_timeout";
+                if !unset {
+                    self.put_key(&path, key, given);
+                }
+            }
+            let size = pairs.iter().rev().find(|(key, _)| key.name == "pool_size").map(|(_, given)| given);
+            self.pool_sizes(&path, size, None);
+        }
+    }
+}

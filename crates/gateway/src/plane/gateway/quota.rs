@@ -1,0 +1,161 @@
+//! Limits that several pools share: the servers and the clients of one database, and of one user.
+//!
+//! A count is raised only if it stays within its limit, and lowered by a destructor, so it cannot leak. It is touched
+//! once per connect and once per login, never by a query.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use super::{Gateway, PoolKey, lock};
+use crate::{
+    config::{PoolPlan, SharedLimits},
+    error::Cause,
+};
+
+/// Counts by name.
+#[derive(Debug, Default)]
+struct Counts(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
+
+impl Counts {
+    fn of(&self, name: &str) -> Arc<AtomicUsize> {
+        let mut counts = lock(&self.0);
+        if let Some(count) = counts.get(name) {
+            return count.clone();
+        }
+        if counts.len() == counts.capacity() {
+            counts.retain(|_, count| Arc::strong_count(count) > 1);
+        }
+        counts.entry(name.into()).or_default().clone()
+    }
+
+    /// Counts one more, unless there are `limit` already; 0 is without limit.
+    fn take(&self, name: &str, limit: u32) -> Option<Share> {
+        let count = self.of(name);
+        let more = |held: usize| (limit == 0 || held < limit as usize).then_some(held + 1);
+        count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Share(count))
+    }
+}
+
+/// One that is counted, until it is dropped.
+#[derive(Debug)]
+struct Share(Arc<AtomicUsize>);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What all pools have together.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    database_servers: Counts,
+    user_servers: Counts,
+    database_clients: Counts,
+    user_clients: Counts,
+}
+
+/// Something counted under a database and under a user.
+#[derive(Debug)]
+pub struct Quota {
+    _database: Share,
+    _user: Share,
+}
+
+/// Which limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// The database's.
+    Database,
+    /// The user's.
+    User,
+}
+
+impl Full {
+    /// What a client is told that is one too many.
+    #[must_use]
+    pub const fn cause(self) -> Cause {
+        match self {
+            Self::Database => Cause::DatabaseClients,
+            Self::User => Cause::UserClients,
+        }
+    }
+}
+
+fn both(
+    (database_counts, database, database_limit): (&Counts, &str, u32),
+    (user_counts, user, user_limit): (&Counts, &str, u32),
+) -> Result<Quota, Full> {
+    let database = database_counts.take(database, database_limit).ok_or(Full::Database)?;
+    let user = user_counts.take(user, user_limit).ok_or(Full::User)?;
+    Ok(Quota { _database: database, _user: user })
+}
+
+impl Gateway {
+    /// Counts one more client of a database and a user.
+    ///
+    /// # Errors
+    /// Which of the two has as many as it may have.
+    pub fn seat_client(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
+        let counts = &self.quotas;
+        both(
+            (&counts.database_clients, database, limits.database_clients),
+            (&counts.user_clients, user, limits.user_clients),
+        )
+    }
+
+    /// Counts one more server connection of a pool.
+    ///
+    /// # Errors
+    /// Which limit is reached.
+    pub fn seat_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<Quota, Full> {
+        let counts = &self.quotas;
+        both(
+            (&counts.database_servers, &key.database, plan.shared.database_servers),
+            (&counts.user_servers, &plan.user, plan.shared.user_servers),
+        )
+    }
+
+    /// Closes a connection that lies idle in another pool, to make room for one more of this pool. Of several pools, the
+    /// one with the most of them gives.
+    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: Full) {
+        let gives = |other: &Arc<super::SharedPool>| match full {
+            Full::Database => other.key.database == key.database,
+            Full::User => other.plan().user == plan.user,
+        };
+        let others = self.pools().into_iter().filter(|other| other.key != *key && gives(other));
+        let idle = others.map(|other| (other.pool.counts().idle, other)).filter(|(idle, _)| *idle > 0);
+        if let Some((_, fullest)) = idle.max_by_key(|(idle, _)| *idle) {
+            fullest.pool.evict_idle();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_holds_until_one_is_dropped() {
+        let counts = Counts::default();
+        let first = counts.take("a", 2);
+        let second = counts.take("a", 2);
+        assert!(first.is_some() && second.is_some() && counts.take("a", 2).is_none());
+        assert!(counts.take("b", 2).is_some(), "another name has a count of its own");
+        drop(first);
+        assert!(counts.take("a", 2).is_some());
+    }
+
+    #[test]
+    fn no_limit_is_no_limit() {
+        let counts = Counts::default();
+        let held: Vec<_> = (0..100).map(|_| counts.take("a", 0)).collect();
+        assert!(held.iter().all(Option::is_some));
+    }
+}

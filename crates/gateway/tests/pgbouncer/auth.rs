@@ -1,0 +1,187 @@
+//! How clients prove who they are: `auth_type`, rules, look-ups on the server, the process's own user.
+
+use tidegate_testkit::{Startup, eventually};
+
+use crate::bouncer::{Bouncer, Setup, server};
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
+
+fn with_users(lines: &str, users: &str) -> Bouncer {
+    let ini = format!("{SHOP}[pgbouncer]\nauth_file = $DIR/userlist.txt\n{lines}");
+    Bouncer::with(&Setup { ini: &ini, files: &[("userlist.txt", users)], ..Setup::default() })
+}
+
+fn unique(stem: &str) -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("pgb_{stem}_{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[test]
+fn trust_knows_its_users() {
+    let bouncer = with_users("auth_type = trust\n", "\"app\" \"\"\n");
+    bouncer.startup("shop").user("app").connect().ok("select 1");
+    let refused = bouncer.startup("shop").user("stranger").refused();
+    assert_eq!(refused.message, "\"trust\" authentication failed");
+}
+
+#[test]
+fn any_lets_in_whoever_comes() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nauth_type = any\n"));
+    assert_eq!(bouncer.startup("shop").user("whoever").connect().value("select current_user"), "postgres");
+}
+
+#[test]
+fn every_kind_of_password() {
+    let role = unique("verifier");
+    server().sql(&format!("create role {role} login password 'secret'"));
+    let verifier = server().value(&format!("select rolpassword from pg_authid where rolname = '{role}'"));
+    // md5('secret' || 'hashed')
+    let md5 = server().value("select 'md5' || md5('secret' || 'hashed')");
+    let users = format!("\"plain\" \"secret\"\n\"hashed\" \"{md5}\"\n\"{role}\" \"{verifier}\"\n\"empty\" \"\"\n");
+    for method in ["plain", "md5", "scram-sha-256"] {
+        let bouncer = with_users(&format!("auth_type = {method}\n"), &users);
+        let login = |user: &str, password: &str| bouncer.startup("shop").user(user).password(password);
+        login("plain", "secret").connect().ok("select 1");
+        login(&role, "secret").connect().ok("select 1");
+        assert_eq!(login("plain", "wrong").refused().severity, "FATAL");
+        assert_eq!(login("empty", "").refused().severity, "FATAL", "{method}");
+        assert_eq!(login("stranger", "secret").refused().severity, "FATAL");
+        if method != "scram-sha-256" {
+            login("hashed", "secret").connect().ok("select 1");
+        }
+    }
+}
+
+#[test]
+fn the_first_rule_of_the_file_that_fits_decides() {
+    let hba = "host shop rejected all reject\nhost shop app 127.0.0.1/32 scram-sha-256\nhost other all all trust\n\
+               host pgbouncer all all trust\nlocal all all trust\n";
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres user=postgres\nother = $PG dbname=postgres user=postgres\n\
+              [pgbouncer]\nauth_type = hba\nauth_hba_file = $DIR/hba\nauth_file = $DIR/users\n",
+        files: &[("hba", hba), ("users", "\"app\" \"secret\"\n\"rejected\" \"secret\"\n\"postgres\" \"\"\n")],
+        ..Setup::default()
+    });
+    let login = |user: &str, database: &str| bouncer.startup(database).user(user);
+    login("app", "shop").password("secret").connect().ok("select 1");
+    assert_eq!(login("app", "shop").password("wrong").refused().code, "28P01");
+    assert_eq!(login("rejected", "shop").password("secret").refused().message, "login rejected");
+    assert_eq!(login("postgres", "shop").refused().message, "no authentication method is found");
+    login("app", "other").connect().ok("select 1");
+    // Rules are read again.
+    std::fs::write(bouncer.file("hba"), "host all all all reject\nlocal all all trust\n").expect("it can be written");
+    bouncer.unix("postgres", "pgbouncer").connect().ok("RELOAD");
+    assert_eq!(login("app", "other").refused().message, "login rejected");
+    std::fs::write(bouncer.file("hba"), "host all all all tust\n").expect("it can be written");
+    let reload = bouncer.unix("postgres", "pgbouncer").connect().query("RELOAD");
+    assert!(reload.error.expect("a bad file is refused").message.contains("hba:1"));
+}
+
+#[test]
+fn a_process_comes_as_the_user_that_a_map_says() {
+    let own = std::process::Command::new("id").arg("-un").output().expect("id is there").stdout;
+    let own = String::from_utf8_lossy(&own).trim().to_owned();
+    let ident = format!("machine {own} app\n");
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nauth_type = hba\n\
+              auth_hba_file = $DIR/hba\nauth_ident_file = $DIR/ident\nauth_file = $DIR/users\n",
+        files: &[
+            ("hba", "local all all peer map=machine\nhost all all all trust\n"),
+            ("ident", &ident),
+            ("users", "\"app\" \"\"\n\"other\" \"\"\n\"postgres\" \"\"\n"),
+        ],
+        ..Setup::default()
+    });
+    bouncer.unix("app", "shop").connect().ok("select 1");
+    assert_eq!(bouncer.unix("other", "shop").refused().message, "unix socket login rejected");
+}
+
+#[test]
+fn the_processs_own_user_is_admin_over_the_unix_socket() {
+    let bouncer = with_users("auth_type = scram-sha-256\nadmin_users =\n", "\"app\" \"secret\"\n");
+    let mut console = bouncer.unix("pgbouncer", "pgbouncer").connect();
+    console.ok("SHOW POOLS");
+    console.ok("PAUSE");
+    console.ok("RESUME");
+    assert_eq!(bouncer.startup("pgbouncer").user("pgbouncer").password("x").refused().severity, "FATAL");
+    assert_eq!(bouncer.startup("pgbouncer").user("app").password("secret").refused().code, "42501");
+}
+
+/// A database whose users are looked up by a role of its own.
+fn with_look_up(lines: &str) -> (Bouncer, String) {
+    let auth = unique("auth");
+    server().sql(&format!("create role {auth} login superuser"));
+    let ini = format!(
+        "[databases]\nshop = $PG dbname=postgres auth_user={auth}\n[pgbouncer]\nauth_type = scram-sha-256\n\
+         auth_file = $DIR/userlist.txt\n{lines}"
+    );
+    let users = "\"postgres\" \"pw\"\n";
+    (Bouncer::with(&Setup { ini: &ini, files: &[("userlist.txt", users)], ..Setup::default() }), auth)
+}
+
+#[test]
+fn users_are_looked_up_on_the_server() {
+    let (bouncer, _) = with_look_up("");
+    let role = unique("looked_up");
+    server().sql(&format!("create role {role} login password 'first'"));
+    let login = |password: &str| bouncer.startup("shop").user(&role).password(password);
+    assert_eq!(login("first").connect().value("select current_user"), role);
+    assert_eq!(login("wrong").refused().code, "28P01");
+    // A changed password holds at once.
+    server().sql(&format!("alter role {role} password 'second'"));
+    login("second").connect().ok("select 1");
+    assert_eq!(login("first").refused().code, "28P01");
+    assert_eq!(bouncer.startup("shop").user("pgb_nobody_at_all").password("x").refused().code, "28P01");
+}
+
+/// CVE-2025-2291: a password that is no longer valid let its user in.
+#[test]
+fn an_expired_password_lets_nobody_in() {
+    let (bouncer, _) = with_look_up("");
+    let role = unique("expired");
+    server().sql(&format!("create role {role} login password 'secret' valid until '2001-01-01'"));
+    assert_eq!(bouncer.startup("shop").user(&role).password("secret").refused().code, "28P01");
+    server().sql(&format!("alter role {role} valid until 'infinity'"));
+    bouncer.startup("shop").user(&role).password("secret").connect().ok("select 1");
+}
+
+/// CVE-2025-12819: a client's search_path decided what the look-up meant.
+#[test]
+fn a_hostile_search_path_does_not_reach_the_look_up() {
+    let schema = unique("hostile");
+    let role = unique("victim");
+    server().sql(&format!("create role {role} login password 'true'"));
+    let verifier = {
+        let other = unique("other");
+        server().sql(&format!("create role {other} login password 'false'"));
+        server().value(&format!("select rolpassword from pg_authid where rolname = '{other}'"))
+    };
+    server().sql(&format!("create schema {schema}"));
+    server().sql(&format!(
+        "create table {schema}.pg_authid as select '{role}'::name rolname, '{verifier}'::text rolpassword, \
+         true rolcanlogin, null::timestamptz rolvaliduntil"
+    ));
+    let (bouncer, auth) = with_look_up(
+        "auth_query = SELECT rolname, rolpassword FROM pg_authid WHERE rolname = $1\ndefault_pool_size = 1\n",
+    );
+    // Somebody who may use the look-up's own connections leaves a search_path behind.
+    std::fs::write(bouncer.file("userlist.txt"), format!("\"postgres\" \"pw\"\n\"{auth}\" \"known\"\n"))
+        .expect("it can");
+    bouncer.startup("pgbouncer").password("pw").connect().ok("RELOAD");
+    let mut hostile = bouncer.startup("shop").user(&auth).password("known").connect();
+    hostile.ok(&format!("set search_path = {schema}, pg_catalog"));
+    let login = |password: &str| -> Startup { bouncer.startup("shop").user(&role).password(password) };
+    eventually("the true password serves", || login("true").try_connect().is_ok());
+    assert_eq!(login("false").refused().code, "28P01");
+}
+
+#[test]
+fn a_stats_user_reads_and_changes_nothing() {
+    let bouncer = with_users("auth_type = trust\nstats_users = watcher\n", "\"postgres\" \"\"\n\"watcher\" \"\"\n");
+    let mut watcher = bouncer.startup("pgbouncer").user("watcher").connect();
+    watcher.ok("SHOW STATS");
+    for command in ["PAUSE", "SUSPEND", "SET default_pool_size = 3", "KILL_CLIENT 1", "RELOAD", "SHUTDOWN"] {
+        assert_eq!(watcher.query(command).code(), "42501", "{command}");
+    }
+}

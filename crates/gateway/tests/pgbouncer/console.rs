@@ -1,0 +1,168 @@
+//! The console: tables with PgBouncer's columns, commands, what exporters ask for.
+
+use tidegate_testkit::{Message, Signal, eventually};
+
+use crate::bouncer::Bouncer;
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
+
+/// The columns of PgBouncer 1.25, in their order.
+const TABLES: &[(&str, &str)] = &[
+    (
+        "STATS_TOTALS",
+        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time \
+         client_parse_count server_parse_count bind_count client_login_count",
+    ),
+    (
+        "STATS_AVERAGES",
+        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time \
+         avg_client_parse_count avg_server_parse_count avg_bind_count avg_client_login_count",
+    ),
+    ("TOTALS", "name value"),
+    ("PEERS", "peer_id host port pool_size"),
+    ("PEER_POOLS", "peer_id cl_active_cancel_req cl_waiting_cancel_req sv_active_cancel sv_login"),
+    (
+        "SOCKETS",
+        "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us \
+         close_needed ptr link remote_pid tls application_name prepared_statements id recv_pos pkt_pos pkt_remain \
+         send_pos send_remain pkt_avail send_avail",
+    ),
+    (
+        "ACTIVE_SOCKETS",
+        "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us \
+         close_needed ptr link remote_pid tls application_name prepared_statements id recv_pos pkt_pos pkt_remain \
+         send_pos send_remain pkt_avail send_avail",
+    ),
+    (
+        "USERS",
+        "name pool_size reserve_pool_size pool_mode max_user_connections current_connections \
+         max_user_client_connections current_client_connections",
+    ),
+    ("LISTS", "list items"),
+    ("MEM", "name size used free memtotal"),
+    ("FDS", "fd task user database addr port cancel link client_encoding std_strings datestyle timezone password"),
+    ("DNS_HOSTS", "hostname ttl addrs"),
+    ("DNS_ZONES", "zonename serial count"),
+    ("CONFIG", "key value default changeable"),
+];
+
+#[test]
+fn every_table_has_the_columns_of_pgbouncer() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    let mut console = bouncer.console();
+    for (table, columns) in TABLES {
+        let outcome = console.ok(&format!("SHOW {table}"));
+        let seen =
+            outcome.messages.iter().find(|message| message.tag == b'T').map(Message::columns).unwrap_or_default();
+        let expected: Vec<_> = columns.split_whitespace().collect();
+        assert!(seen.len() >= expected.len() && seen[..expected.len()] == expected[..], "SHOW {table}: {seen:?}");
+    }
+    let active = bouncer.show("ACTIVE_SOCKETS");
+    let kinds: Vec<_> = active.iter().filter(|row| row["database"] == "shop").map(|row| row["type"].clone()).collect();
+    assert_eq!(kinds, ["C", "S"]);
+}
+
+#[test]
+fn set_changes_a_setting_until_the_file_is_read_again() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut console = bouncer.console();
+    console.ok("SET default_pool_size = 3");
+    console.ok("SET query_wait_timeout TO 7.5");
+    console.ok("SET timeouts.query = '9s'");
+    assert_eq!(bouncer.setting("pool.size"), "3");
+    assert_eq!(bouncer.setting("query_wait_timeout"), "7.5");
+    assert_eq!(bouncer.setting("query_timeout"), "9");
+    assert_eq!(console.query("SET pkt_buf = 1").code(), "22023");
+    assert_eq!(console.query("SET default_pool_siz = 1").code(), "22023");
+    assert_eq!(console.query("SET listen_port = 1").code(), "22023");
+    console.ok("RELOAD");
+    assert_eq!(bouncer.setting("default_pool_size"), "20");
+}
+
+#[test]
+fn suspend_holds_clients_and_keeps_servers() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    let backend = client.backend();
+    bouncer.console().ok("SUSPEND");
+    let state = bouncer.show("STATE");
+    assert!(state.iter().any(|row| row["key"] == "suspended" && row["value"] == "yes"), "{state:?}");
+    client.send(&tidegate_testkit::Frames::new().query("select pg_backend_pid()"));
+    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    bouncer.console().ok("RESUME");
+    assert_eq!(client.until_ready().value(), backend, "its server was kept");
+}
+
+#[test]
+fn suspend_does_not_wait_for_ever_for_a_transaction() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nsuspend_timeout = 0.3\n"));
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    bouncer.console().ok("SUSPEND");
+    assert_eq!(client.expect_fatal("08P01").message, "admin forced disconnect");
+    bouncer.console().ok("RESUME");
+    bouncer.client("shop").ok("select 1");
+}
+
+#[test]
+fn disable_kill_client_and_wait_close() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    let mut console = bouncer.console();
+    console.ok("DISABLE shop");
+    assert_eq!(bouncer.startup("shop").refused().code, "3D000");
+    client.ok("select 1");
+    console.ok("ENABLE shop");
+    console.ok("RECONNECT shop");
+    console.ok("WAIT_CLOSE shop");
+    let clients = bouncer.show("CLIENTS");
+    let id = &clients.iter().find(|row| row["database"] == "shop").expect("it is listed")["id"];
+    console.ok(&format!("KILL_CLIENT {id}"));
+    assert_eq!(client.expect_fatal("08P01").message, "admin forced disconnect");
+}
+
+#[test]
+fn shutdown_waits_for_servers() {
+    let mut bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    let mut idle = bouncer.client("shop");
+    bouncer.console().ok("SHUTDOWN WAIT_FOR_SERVERS");
+    assert_eq!(idle.expect_fatal("08P01").message, "server shutting down");
+    client.ok("commit");
+    assert!(bouncer.wait().success());
+}
+
+/// What pgbouncer_exporter asks for.
+#[test]
+fn an_exporter_finds_what_it_asks_for() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nmax_client_conn = 77\nmax_user_connections = 5\n"));
+    assert_eq!(bouncer.setting("max_client_conn"), "77");
+    assert_eq!(bouncer.setting("max_user_connections"), "5");
+    let lists = bouncer.show("LISTS");
+    let names: Vec<_> = lists.iter().map(|row| row["list"].as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "databases",
+            "users",
+            "peers",
+            "pools",
+            "peer_pools",
+            "free_clients",
+            "used_clients",
+            "login_clients",
+            "free_servers",
+            "used_servers",
+            "dns_names",
+            "dns_zones",
+            "dns_queries",
+            "dns_pending"
+        ]
+    );
+    bouncer.signal(Signal::HUP);
+    eventually("it goes on", || bouncer.startup("shop").try_connect().is_ok());
+}

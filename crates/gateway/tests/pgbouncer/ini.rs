@@ -1,0 +1,203 @@
+//! The file: what is read, what is refused, what is named, what a reload takes over.
+
+use tidegate_testkit::{Frames, Signal, eventually};
+
+use crate::bouncer::{Bouncer, Setup, output, server};
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
+
+#[test]
+fn a_file_works_as_it_stands() {
+    let bouncer = Bouncer::with(&Setup {
+        ini: "%include $DIR/databases.ini\n[users]\npostgres = pool_mode=session\n[pgbouncer]\nauth_type = md5\n\
+              auth_file = $DIR/userlist.txt\n",
+        files: &[
+            ("databases.ini", "[databases]\n\"my shop\" = $PG dbname=postgres user=postgres pool_size=3\n* = $PG\n"),
+            ("userlist.txt", "\"app\" \"sec\"\"ret\"\n\"postgres\" \"pw\"\n"),
+        ],
+        ..Setup::default()
+    });
+    let login = |database: &str| bouncer.startup(database).user("app").password("sec\"ret");
+    assert_eq!(login("my shop").connect().value("select current_user"), "postgres");
+    assert_eq!(bouncer.startup("postgres").password("pw").connect().value("select current_database()"), "postgres");
+    assert_eq!(login("my shop").password("wrong").refused().code, "28P01");
+    let mut console = bouncer.startup("pgbouncer").password("pw").connect();
+    let databases = console.ok("SHOW DATABASES").rows;
+    let shop = databases.iter().find(|row| row[0] == "my shop").expect("it is listed");
+    assert_eq!((shop[3].as_str(), shop[4].as_str(), shop[5].as_str()), ("postgres", "postgres", "3"));
+    let pools = console.ok("SHOW POOLS").rows;
+    assert!(pools.iter().any(|row| row[0] == "my shop" && row[15] == "session"), "{pools:?}");
+}
+
+#[test]
+fn an_unknown_key_is_told_with_file_line_and_neighbour() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    std::fs::write(&file, "[databases]\nx = host=db poolsize=3\n[pgbouncer]\nlisten_adr = *\n").expect("a file");
+    let file = file.display().to_string();
+    let said = output(&[&file]);
+    assert!(!said.status.success());
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    for text in ["pgbouncer.ini:4:1", "`listen_addr`", "pgbouncer.ini:2:", "`pool_size`"] {
+        assert!(said.contains(text), "{text} is not in\n{said}");
+    }
+    let checked = output(&["check", &file]);
+    assert!(!checked.status.success() && String::from_utf8_lossy(&checked.stdout).contains("2 errors"));
+}
+
+#[test]
+fn a_key_without_effect_is_named_once() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\npkt_buf = 8192\nmax_client_conn = 50\n"));
+    bouncer.client("shop").ok("select 1");
+    let log = bouncer.log();
+    assert_eq!(log.matches("`pkt_buf` has no effect").count(), 1, "{log}");
+    assert!(!log.contains("`max_client_conn` has no effect"), "{log}");
+    assert_eq!(bouncer.setting("max_client_conn"), "50");
+}
+
+#[test]
+fn what_is_not_written_is_as_pgbouncer_has_it() {
+    let bouncer = Bouncer::start(SHOP);
+    for (key, value) in [
+        ("max_client_conn", "100"),
+        ("default_pool_size", "20"),
+        ("max_prepared_statements", "200"),
+        ("query_wait_timeout", "120"),
+        ("query_wait_notify", "5"),
+        ("server_login_retry", "15"),
+        ("server_reset_query", "DISCARD ALL"),
+    ] {
+        assert_eq!(bouncer.setting(key), value, "{key}");
+    }
+}
+
+#[test]
+fn the_converted_file_means_the_same() {
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\n\"my shop\" = $PG dbname=postgres pool_size=3 connect_query='select ''a b''' timezone=UTC\n\
+              * = $PG reserve_pool=2 max_db_connections=9\n[users]\napp = query_timeout=2.5 max_user_connections=4\n\
+              [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\nserver_lifetime = 0\n\
+              ignore_startup_parameters = extra_float_digits, options\nmin_pool_size = 1\nlog_stats = 0\n",
+        files: &[("userlist.txt", "\"app\" \"secret\"\n\"postgres\" \"p\\w\"\n")],
+        ..Setup::default()
+    });
+    let show = |bouncer: &Bouncer| {
+        let mut console = bouncer.startup("pgbouncer").password("p\\w").connect();
+        console.ok("SHOW CONFIG").rows
+    };
+    let before = show(&bouncer);
+    let converted = output(&["convert", &bouncer.file("pgbouncer.ini").display().to_string()]);
+    assert!(converted.status.success(), "{}", String::from_utf8_lossy(&converted.stderr));
+    let converted = String::from_utf8(converted.stdout).expect("TOML is text");
+    let other = |port: u16| converted.replace(&bouncer.port().to_string(), &port.to_string());
+    let second = Bouncer::with_toml(other);
+    let mut after = show(&second);
+    // The two cannot have one port.
+    for value in after.iter_mut().flatten() {
+        *value = value.replace(&second.port().to_string(), &bouncer.port().to_string());
+    }
+    let different: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
+    assert!(different.is_empty() && before.len() == after.len(), "{different:#?}");
+}
+
+#[test]
+fn a_reload_reads_the_file_again() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    bouncer.rewrite(&format!("{SHOP}other = $PG dbname=postgres\n[pgbouncer]\ndefault_pool_size = 7\n"));
+    bouncer.signal(Signal::HUP);
+    eventually("the new size holds", || bouncer.setting("default_pool_size") == "7");
+    bouncer.client("other").ok("select 1");
+    bouncer.rewrite(&format!("{SHOP}[pgbouncer]\ndefault_pool_siz = 8\n"));
+    assert_eq!(bouncer.console().query("RELOAD").code(), "F0000");
+    assert_eq!(bouncer.setting("default_pool_size"), "7");
+    client.ok("select 1");
+}
+
+#[test]
+fn keys_of_a_connection_do_what_they_say() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1 connect_query='set statement_timeout = 54321' \
+         application_name=gate timezone=Asia/Tokyo datestyle=German\n\
+         [pgbouncer]\napplication_name_add_host = 1\nignore_startup_parameters = extra_float_digits, made_up\n\
+         server_reset_query = select 1\n",
+    );
+    let startup = bouncer.startup("shop").parameter("application_name", "psql").parameter("made_up", "1");
+    let mut client = startup.connect();
+    assert_eq!(client.value("show statement_timeout"), "54321ms");
+    assert_eq!(client.value("show timezone"), "Asia/Tokyo");
+    let name = client.value("show application_name");
+    assert!(name.starts_with("psql - 127.0.0.1:"), "{name}");
+}
+
+#[test]
+fn the_reset_query_runs_always_if_it_is_told_to() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1\n\
+         [pgbouncer]\nserver_reset_query = reset all; set work_mem = '7MB'\nserver_reset_query_always = 1\n",
+    );
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    eventually("the reset has run", || {
+        client.value("select setting from pg_settings where name = 'work_mem'") == "7168"
+    });
+}
+
+#[test]
+fn the_simple_protocol_can_be_forbidden() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\ndisable_pqexec = 1\n"));
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().once("select 'extended'").sync());
+    assert_eq!(client.until_ready().value(), "extended");
+    client.send(&Frames::new().query("select 1"));
+    assert_eq!(client.expect_fatal("08P01").message, "PQexec disallowed");
+}
+
+#[test]
+fn users_of_a_forced_user_share_one_pool() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres user=postgres pool_size=1\n");
+    let mut first = bouncer.startup("shop").user("first").connect();
+    let mut second = bouncer.startup("shop").user("second").connect();
+    assert_eq!(first.backend(), second.backend());
+    let pools = bouncer.show("POOLS");
+    let users: Vec<_> =
+        pools.iter().filter(|pool| pool["database"] == "shop").map(|pool| pool["user"].as_str()).collect();
+    assert_eq!(users, ["postgres"]);
+    let clients = bouncer.show("CLIENTS");
+    assert!(clients.iter().any(|client| client["user"] == "second"), "{clients:?}");
+}
+
+#[test]
+fn a_database_without_a_host_is_behind_the_unix_socket() {
+    let folder = server().socket_dir().display().to_string();
+    let port = server().port();
+    let bouncer = Bouncer::start(&format!("[databases]\npostgres = host={folder} port={port}\n"));
+    assert_eq!(bouncer.client("postgres").value("select inet_server_addr() is null"), "t");
+}
+
+#[test]
+fn several_hosts_are_taken_in_turn_or_in_order() {
+    let (ip, folder, port) = (server().address().ip(), server().socket_dir().display().to_string(), server().port());
+    let hosts = format!("host={ip},{folder} port={port} dbname=postgres");
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nturn = {hosts}\norder = {hosts} load_balance_hosts=disable\n\
+         one = $PG dbname=postgres load_balance_hosts=disable\n"
+    ));
+    let shown = bouncer.show("DATABASES");
+    let word = |name: &str| {
+        let row = shown.iter().find(|row| row["name"] == name).expect("it is listed");
+        row["load_balance_hosts"].clone()
+    };
+    assert_eq!((word("turn").as_str(), word("order").as_str()), ("round-robin", "disable"));
+    // Both are the same server, of which one place is used only: neither is a replica of the other.
+    for database in ["turn", "order", "one"] {
+        assert_eq!(bouncer.client(database).value("select 1"), "1", "{database}");
+        let listed = bouncer.show("HOSTS").iter().filter(|row| row["database"] == database).count();
+        assert_eq!(listed, if database == "one" { 1 } else { 2 }, "{database}");
+    }
+    let converted = output(&["convert", &bouncer.file("pgbouncer.ini").display().to_string()]);
+    let converted = String::from_utf8(converted.stdout).expect("TOML is text");
+    assert_eq!(converted.matches("route = \"any\"").count(), 2, "{converted}");
+    assert_eq!(converted.matches("policy = \"pick_first\"").count(), 1, "{converted}");
+}

@@ -1,0 +1,120 @@
+//! Limits of clients and servers, per database and per user, and the words for who is one too many.
+
+use tidegate_testkit::{RawClient, eventually};
+
+use crate::bouncer::{Bouncer, server};
+
+/// Logs clients in until there are so many; those with which the start was awaited may still be leaving.
+fn fill(bouncer: &Bouncer, database: &str, count: usize) -> Vec<RawClient> {
+    let mut clients = Vec::new();
+    eventually("the clients are in", || {
+        clients.extend(bouncer.startup(database).try_connect().ok());
+        clients.len() == count
+    });
+    clients
+}
+
+#[test]
+fn max_client_conn_refuses_in_the_words_of_pgbouncer() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nmax_client_conn = 2\n");
+    let mut clients = fill(&bouncer, "shop", 2);
+    let refused = bouncer.startup("shop").refused();
+    assert_eq!((refused.code.as_str(), refused.severity.as_str()), ("08P01", "FATAL"));
+    assert_eq!(refused.message, "no more connections allowed (max_client_conn)");
+    bouncer.console().ok("SHOW POOLS");
+    bouncer.wait_for_log("closing because: no more connections allowed (max_client_conn)");
+    clients.pop();
+    eventually("the free place can be taken", || bouncer.startup("shop").try_connect().is_ok());
+}
+
+#[test]
+fn clients_of_a_database_and_of_a_user_have_limits() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres max_db_client_connections=1\nother = $PG dbname=postgres\n\
+         [users]\npostgres = max_user_client_connections=2\n",
+    );
+    let shop = bouncer.client("shop");
+    let refused = bouncer.startup("shop").refused();
+    assert_eq!(refused.message, "client connections exceeded (max_db_client_connections)");
+    let _other = bouncer.client("other");
+    let refused = bouncer.startup("other").refused();
+    assert_eq!(refused.message, "client connections exceeded (max_user_client_connections)");
+    assert_eq!(refused.code, "08P01");
+    drop(shop);
+    eventually("the free place can be taken", || bouncer.startup("other").try_connect().is_ok());
+}
+
+/// A pool that has all the connections of its database gives an idle one to a pool that needs one.
+#[test]
+fn a_full_database_evicts_an_idle_server() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+    let role = server_role("evicted");
+    let mut first = bouncer.client("shop");
+    let backend = first.backend();
+    assert_eq!(bouncer.startup("shop").user(&role).connect().value("select current_user"), role);
+    let gone = format!("select count(*) from pg_stat_activity where pid = {backend}");
+    eventually("the first server is gone", || server().value(&gone) == "0");
+    assert_ne!(first.backend(), backend);
+}
+
+/// A server in use is not taken away: whoever needs its place waits for it.
+#[test]
+fn a_full_database_waits_for_a_busy_server() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+    let role = server_role("waiting");
+    let mut busy = bouncer.client("shop");
+    busy.ok("begin");
+    let startup = bouncer.startup("shop").user(&role);
+    let waiting = std::thread::spawn(move || startup.connect().value("select current_user"));
+    eventually("it waits", || {
+        let pools = bouncer.show("POOLS");
+        pools.iter().any(|pool| pool["user"] == role && pool["cl_waiting"] == "1")
+    });
+    busy.ok("commit");
+    assert_eq!(waiting.join().expect("it is served"), role);
+}
+
+#[test]
+fn a_full_user_evicts_an_idle_server() {
+    let bouncer = Bouncer::start(
+        "[databases]\none = $PG dbname=postgres\ntwo = $PG dbname=template1\n[users]\npostgres = max_user_connections=1\n",
+    );
+    let mut one = bouncer.client("one");
+    assert_eq!(one.value("select current_database()"), "postgres");
+    assert_eq!(bouncer.client("two").value("select current_database()"), "template1");
+    assert_eq!(one.value("select current_database()"), "postgres");
+    let users = bouncer.show("USERS");
+    let row = users.iter().find(|row| row["name"] == "postgres").expect("it is listed");
+    assert_eq!((row["max_user_connections"].as_str(), row["current_connections"].as_str()), ("1", "1"));
+}
+
+/// A minimum that the limit does not allow opens what it may, and no pool takes from another for it.
+#[test]
+fn a_minimum_above_the_limit_does_not_fight() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres min_pool_size=5 max_db_connections=2 user=postgres\n");
+    let mut client = bouncer.client("shop");
+    let backend = client.backend();
+    let open = || {
+        bouncer
+            .show("DATABASES")
+            .into_iter()
+            .find(|row| row["name"] == "shop")
+            .map(|row| row["current_connections"].clone())
+    };
+    eventually("connects are under way", || open().is_some_and(|open| open != "1"));
+    client.ok("begin");
+    assert_eq!(client.backend(), client.backend());
+    client.ok("commit");
+    let own = format!("select count(*) from pg_stat_activity where pid = {backend}");
+    assert_eq!(server().value(&own), "1", "an idle server of the pool itself stays");
+}
+
+fn server_role(stem: &str) -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("pgb_{stem}_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    server().sql(&format!("create role {name} login"));
+    name
+}

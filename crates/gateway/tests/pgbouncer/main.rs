@@ -1,0 +1,10 @@
+//! In place of PgBouncer: its files, its console, its limits and words, against a real Postgres.
+
+mod auth;
+mod bouncer;
+mod console;
+mod ini;
+mod limits;
+mod metrics;
+mod process;
+mod timeouts;

@@ -1,0 +1,100 @@
+//! Timeouts: the client gets PgBouncer's words, and the log the reason.
+
+use tidegate_testkit::{Frames, RawClient};
+
+use crate::bouncer::Bouncer;
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\n";
+
+fn with(lines: &str) -> Bouncer {
+    Bouncer::start(&format!("{SHOP}{lines}"))
+}
+
+/// The client's last words, which must be these, and what the log says of them.
+fn ends(bouncer: &Bouncer, client: &mut RawClient, words: &str) {
+    let error = client.expect_fatal("08P01");
+    assert_eq!(error.message, words);
+    bouncer.wait_for_log(&format!("closing because: {words} (age="));
+    bouncer.wait_for_log(&format!("pooler error: {words}"));
+}
+
+#[test]
+fn query_timeout() {
+    let bouncer = with("query_timeout = 1\n");
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().query("select pg_sleep(600)"));
+    client.expect("T*");
+    ends(&bouncer, &mut client, "query timeout");
+    bouncer.wait_for_pool("shop", "sv_active", 0);
+}
+
+#[test]
+fn query_wait_timeout_of_a_user_goes_before_that_of_all() {
+    let bouncer = Bouncer::start(&format!(
+        "[users]\npostgres = query_wait_timeout=5\n{SHOP}query_wait_timeout = 600\nquery_wait_notify = 0\n"
+    ));
+    let mut owner = bouncer.client("shop");
+    owner.ok("begin");
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().query("select 1"));
+    ends(&bouncer, &mut client, "query_wait_timeout");
+    owner.ok("commit");
+}
+
+#[test]
+fn who_waits_is_told_so_by_a_notice() {
+    let bouncer = with("query_wait_notify = 1\n");
+    let mut owner = bouncer.client("shop");
+    owner.ok("begin");
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().query("select 'served'"));
+    let notice = client.recv();
+    assert_eq!(notice.tag, b'N');
+    assert!(notice.error().message.contains("client being queued"), "{notice:?}");
+    owner.ok("commit");
+    assert_eq!(client.until_ready().value(), "served");
+}
+
+#[test]
+fn idle_transaction_timeout() {
+    let bouncer = with("idle_transaction_timeout = 0.5\n");
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    ends(&bouncer, &mut client, "idle transaction timeout");
+}
+
+#[test]
+fn transaction_timeout() {
+    let bouncer = with("transaction_timeout = 2\n");
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    client.send(&Frames::new().query("select pg_sleep(600)"));
+    client.expect("T*");
+    ends(&bouncer, &mut client, "transaction timeout");
+}
+
+#[test]
+fn client_idle_timeout() {
+    let bouncer = with("client_idle_timeout = 0.5\n");
+    let mut client = bouncer.client("shop");
+    ends(&bouncer, &mut client, "client_idle_timeout");
+}
+
+#[test]
+fn client_login_timeout() {
+    let bouncer = with("client_login_timeout = 1\n");
+    let mut client = bouncer.startup("shop").open();
+    let error = client.recv();
+    assert_eq!((error.error().code.as_str(), error.error().message.as_str()), ("08P01", "client_login_timeout"));
+    bouncer.wait_for_log("closing because: client_login_timeout");
+}
+
+#[test]
+fn a_client_that_leaves_is_logged_as_pgbouncer_does() {
+    let bouncer = with("");
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    bouncer.wait_for_log("login attempt: db=shop user=postgres tls=no");
+    client.send(&Frames::new().terminate());
+    bouncer.wait_for_log("closing because: client close request (age=");
+}
