@@ -1,8 +1,8 @@
 //! A `pgbouncer.ini` as it stands, read into the one configuration that there is.
 //!
-//! [`ini`] reads lines, [`connstr`] and [`userlist`] what stands in them, [`keys`] knows every key of PgBouncer 1.25 and
-//! what becomes of it, and [`map`] writes them down as the tables that `tidegate.toml` would have. The common check does
-//! the rest, so a finding points into the file that the user knows. [`convert`] prints those tables as TOML.
+//! `ini` reads lines, `connstr` and `userlist` what stands in them, `keys` knows every key of PgBouncer 1.25 and
+//! what becomes of it, and `map` writes them down as the tables that `tidegate.toml` would have. The common check does
+//! the rest, so a finding points into the file that the user knows. `convert` prints those tables as TOML.
 //!
 //! Nothing here is PgBouncer's code or text; its files are read as its documentation says they are.
 
