@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, kill_process};
+use socket2::{Domain, Socket, Type};
 use toml::{Table, Value};
 
 use crate::{PATIENCE, RawClient, Startup};
@@ -229,9 +230,20 @@ fn listen_address(config: &mut Table) -> SocketAddr {
 /// Below the range from which the kernel takes ports for outgoing connections: a socket that connects to a port of that
 /// range before anybody listens there may meet itself.
 fn free_address() -> SocketAddr {
-    let is_free = |address: &(Ipv4Addr, u16)| TcpListener::bind(*address).is_ok();
-    let tries = std::iter::repeat_with(|| (Ipv4Addr::LOCALHOST, fastrand::u16(10_000..20_000))).take(1_000);
-    tries.into_iter().find(is_free).expect("a port is free").into()
+    let tries =
+        std::iter::repeat_with(|| SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(10_000..20_000)))).take(1_000);
+    tries.into_iter().find(is_free).expect("a port is free")
+}
+
+/// Whether nobody listens there. Nobody listens for the sake of the question either: whoever waits for a server that is to
+/// listen there would take that for its server.
+pub fn is_free(address: &SocketAddr) -> bool {
+    let bind = || {
+        let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&(*address).into())
+    };
+    bind().is_ok()
 }
 
 fn table<'t>(parent: &'t mut Table, name: &str) -> &'t mut Table {

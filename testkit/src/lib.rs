@@ -23,7 +23,7 @@ pub use client::{CancelKey, Lost, Outcome, RawClient, Startup};
 pub use fault::{FaultyConnection, FaultyServer, reply};
 pub use fixture::{Door, Fixture, eventually};
 pub use frames::Frames;
-pub use gateway::{Gateway, Signal};
+pub use gateway::{Gateway, Signal, is_free};
 pub use message::{ErrorFields, Message};
 pub use replies::Replies;
 pub use server::Server;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_testkit::{Gateway, PATIENCE, RawClient, Server, Signal, Startup, eventually};
+use tidegate_testkit::{Gateway, PATIENCE, RawClient, Server, Signal, Startup, eventually, is_free};
 
 const POLL: Duration = Duration::from_millis(5);
 
@@ -45,7 +45,7 @@ pub(crate) fn free_port() -> u16 {
 
 /// A port of this range.
 pub(crate) fn free_port_of(range: std::ops::Range<u16>) -> u16 {
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let is_free = |port: &u16| is_free(&(Ipv4Addr::LOCALHOST, *port).into());
     let tries = std::iter::repeat_with(|| fastrand::u16(range.clone())).take(1_000);
     tries.into_iter().find(is_free).expect("a port is free")
 }
