@@ -79,6 +79,9 @@ pub(super) async fn find_server(
         };
         // Before the look: what is published after it is seen.
         let mut changes = fleet.cluster.subscribe();
+        if fleet.cluster.is_closed() {
+            continue;
+        }
         let now = worker.reactor.now();
         let chosen = placed.take().or_else(|| fleet.pick(worker, home, route, &search.tried, now));
         let Some(chosen) = chosen else {

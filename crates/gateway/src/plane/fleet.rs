@@ -65,26 +65,26 @@ impl Fleet {
         let mut pickers = self.pickers.borrow_mut();
         let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
         drop(pickers);
-        let pool = self.pool(worker, home, &lease);
+        let pool = self.pool(worker, home, &lease)?;
         Some(Placed { lease, pool })
     }
 
     #[inline]
-    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Rc<WorkerPool> {
+    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
         let pools = self.pools.borrow();
         let known = pools.iter().find(|(known, _)| Arc::ptr_eq(known, node)).map(|(_, pool)| pool.clone());
         drop(pools);
-        known.unwrap_or_else(|| self.open_pool(worker, home, node))
+        known.or_else(|| self.open_pool(worker, home, node))
     }
 
     #[cold]
-    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Rc<WorkerPool> {
-        let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node);
+    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
+        let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node)?;
         let pool = worker.pool(&shared);
         let mut pools = self.pools.borrow_mut();
         pools.retain(|(known, _)| !known.is_gone());
         pools.push((node.clone(), pool.clone()));
-        pool
+        Some(pool)
     }
 
     /// Forgets the pool of a server: it was closed.

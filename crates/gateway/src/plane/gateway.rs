@@ -284,28 +284,44 @@ impl Gateway {
         self.setup.store(Arc::new(setup));
         self.connector.forget_derived_keys();
         let setup = self.setup();
-        for pool in self.pools() {
-            let key = &pool.key;
-            let Some(plan) = setup.config.pool_for(&key.database, &key.user) else {
-                pool.pool.close(ConnectError::Closed("the database was taken out of the configuration"));
-                lock(&self.pools).remove(&pool.key);
-                continue;
-            };
-            let Some(plan) = self.follow_choice(&pool, plan) else {
-                pool.pool.close(ConnectError::Closed("the server was taken out of the configuration"));
-                lock(&self.pools).remove(&pool.key);
-                continue;
-            };
-            let old = pool.plan();
-            pool.pool.set_limits(limits(&plan));
-            let reconnects = needs_reconnect(&old, &plan);
-            pool.plan.store(Arc::new(plan));
-            // Last: what is connected from here on is connected by the new plan.
-            if reconnects {
-                pool.reconnect();
-            }
-        }
+        let (homes, _) = self.homes_and_hosts();
+        homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
+        // Before the pools of their servers: from a cluster that is closed none is made any more.
         self.close_unused_clusters();
+        let (_, hosts) = self.homes_and_hosts();
+        hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
+    }
+
+    /// The pools of clients, and those of single servers that they choose from.
+    fn homes_and_hosts(&self) -> (Vec<Arc<SharedPool>>, Vec<Arc<SharedPool>>) {
+        self.pools().into_iter().partition(|pool| pool.key.host.is_none())
+    }
+
+    /// A pool takes its settings over, or ends.
+    fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
+        let Some(plan) = setup.config.pool_for(&pool.key.database, &pool.key.user) else {
+            return self.remove_pool(pool, "the database was taken out of the configuration");
+        };
+        let Some(plan) = self.follow_choice(pool, plan) else {
+            return self.remove_pool(pool, "the server was taken out of the configuration");
+        };
+        let old = pool.plan();
+        pool.pool.set_limits(limits(&plan));
+        let reconnects = needs_reconnect(&old, &plan);
+        pool.plan.store(Arc::new(plan));
+        // Last: what is connected from here on is connected by the new plan.
+        if reconnects {
+            pool.reconnect();
+        }
+    }
+
+    /// Nothing is connected there any more; what is in use ends when it is released.
+    fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
+        pool.pool.close(ConnectError::Closed(why));
+        let mut pools = lock(&self.pools);
+        if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
+            pools.remove(&pool.key);
+        }
     }
 
     /// The threads.
@@ -347,12 +363,27 @@ impl Gateway {
         Some(pool)
     }
 
-    /// The pool of one of the servers that the clients of `home` have a choice of.
+    /// The pool of one of the servers that the clients of `home` have a choice of; `None` if the server, or the whole
+    /// choice, was taken out meanwhile.
     #[must_use]
-    pub fn host_pool(self: &Arc<Self>, home: &SharedPool, cluster: &Arc<Cluster>, node: &Node) -> Arc<SharedPool> {
+    pub fn host_pool(
+        self: &Arc<Self>,
+        home: &SharedPool,
+        cluster: &Arc<Cluster>,
+        node: &Node,
+    ) -> Option<Arc<SharedPool>> {
         let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
         let plan = one_of(&home.plan(), node);
-        self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone())
+        let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone());
+        // Looked at when the pool can be found: whoever takes the server out says so first, and looks for its pools then.
+        if !cluster.is_closed() && !node.is_gone() {
+            return Some(pool);
+        }
+        // Another choice of servers may have taken it over: then it stays.
+        if pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)) {
+            self.remove_pool(&pool, "the server was taken out");
+        }
+        None
     }
 
     /// The pool of that key, made if it is not there.

@@ -105,6 +105,30 @@ fn a_replica_is_drained_by_a_reload_without_a_failure() {
 }
 
 #[test]
+fn nothing_is_left_on_a_server_that_reloads_take_out_again_and_again() {
+    let cluster = ours();
+    let mut gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
+    let startup = gateway.startup("ro");
+    log_in(&startup).ok("select 1");
+    wait_until_settled(&gateway, &cluster, "ro");
+    let load = Load::start(&startup, 6, Work::Read);
+    let all = "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
+    for _ in 0..15 {
+        gateway.rewrite("databases.ro.hosts", Value::from(hosts(&cluster, &[0, 1, 2])));
+        gateway.signal(Signal::HUP);
+        wait_for(&gateway, &cluster, "ro", 1, "state", "up");
+        eventually("server 1 serves", || value(cluster.server(1), all) != "0");
+        gateway.rewrite("databases.ro.hosts", Value::from(hosts(&cluster, &[0, 2])));
+        gateway.signal(Signal::HUP);
+        wait_for(&gateway, &cluster, "ro", 1, "state", "gone");
+        eventually("nothing is left on server 1", || value(cluster.server(1), all) == "0");
+    }
+    load.goes_on();
+    let (_, failed) = load.end();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
 fn a_replica_that_is_shut_down_smartly_is_let_go_without_a_failure() {
     let mut cluster = ours();
     let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);

@@ -68,7 +68,7 @@ impl Gateway {
 
     /// Ends the clusters that no client chooses from any more.
     pub(super) fn close_unused_clusters(&self) {
-        let used: Vec<Arc<Cluster>> = self.pools().iter().filter_map(|pool| pool.cluster()).collect();
+        let used: Vec<Arc<Cluster>> = self.homes_and_hosts().0.iter().filter_map(|pool| pool.cluster()).collect();
         let is_used = |cluster: &Arc<Cluster>| used.iter().any(|used| Arc::ptr_eq(used, cluster));
         let unused: Vec<_> = lock(&self.clusters).extract_if(.., |cluster| !is_used(cluster)).collect();
         unused.iter().for_each(|cluster| cluster.close());
@@ -102,7 +102,13 @@ impl Ground for Land {
             pool.key.host.as_ref() == Some(&node.name)
                 && pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster))
         };
-        gateway.pools().iter().filter(|pool| is_meant(pool)).for_each(|pool| pool.reconnect());
+        for pool in gateway.pools().iter().filter(|pool| is_meant(pool)) {
+            if node.is_gone() {
+                gateway.remove_pool(pool, "the server was taken out");
+            } else {
+                pool.reconnect();
+            }
+        }
     }
 }
 
