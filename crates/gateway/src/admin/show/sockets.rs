@@ -2,41 +2,27 @@
 
 use std::sync::Arc;
 
-use super::super::table::{Column, Value, int4, int8, text};
+use super::super::table::{Column, Value, int4};
 use super::{clients, servers};
 use crate::plane::Gateway;
 
 /// Those of SHOW SERVERS, and seven numbers of buffers. An idle connection owns no buffer here, so all of those are 0.
-pub(super) const COLUMNS: &[Column] = &[
-    text("type"),
-    text("user"),
-    text("database"),
-    text("replication"),
-    text("state"),
-    text("addr"),
-    int4("port"),
-    text("local_addr"),
-    int4("local_port"),
-    text("connect_time"),
-    text("request_time"),
-    int4("wait"),
-    int4("wait_us"),
-    int4("close_needed"),
-    text("ptr"),
-    text("link"),
-    int4("remote_pid"),
-    text("tls"),
-    text("application_name"),
-    int4("prepared_statements"),
-    int8("id"),
-    int4("recv_pos"),
-    int4("pkt_pos"),
-    int4("pkt_remain"),
-    int4("send_pos"),
-    int4("send_remain"),
-    int4("pkt_avail"),
-    int4("send_avail"),
-];
+pub(super) const COLUMNS: &[Column] = &with_buffers();
+
+/// What PgBouncer's buffers hold.
+const BUFFERS: [&str; 7] = ["recv_pos", "pkt_pos", "pkt_remain", "send_pos", "send_remain", "pkt_avail", "send_avail"];
+
+const fn with_buffers() -> [Column; servers::COLUMNS.len() + BUFFERS.len()] {
+    let mut columns = [int4(""); servers::COLUMNS.len() + BUFFERS.len()];
+    let (shared, own) = columns.split_at_mut(servers::COLUMNS.len());
+    shared.copy_from_slice(servers::COLUMNS);
+    let mut at = 0;
+    while at < BUFFERS.len() {
+        own[at] = int4(BUFFERS[at]);
+        at += 1;
+    }
+    columns
+}
 
 /// The column that says what a connection is doing.
 const STATE: usize = 4;
