@@ -15,7 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub use journal::{
-    By, Cat, Colour, Export, Journal, JournalCommand, Look, Merge, Places, Repair, Sieve, Stats, Tail, Top, Verify,
+    By, Cat, Colour, Export, Journal, JournalCommand, Look, Merge, Places, Repair, Report, Sieve, Tail, Top,
 };
 
 pub use stream::{Stream, Streams};

@@ -66,9 +66,9 @@ pub enum JournalCommand {
     /// Print which statements took the most time, were the most frequent, or failed most.
     Top(Top),
     /// Print how much there is: records, bytes, losses, times, segments.
-    Stats(Stats),
+    Stats(Report),
     /// Check every record; exit status 1 if something is damaged or missing.
-    Verify(Verify),
+    Verify(Report),
     /// Write damaged segments again without the damage. Says what it would do; does it with --yes.
     Repair(Repair),
     /// Write the records of several folders into one file, in the order of their times.
@@ -298,25 +298,9 @@ pub struct Top {
     pub look: Look,
 }
 
-/// `tidegate journal stats`.
+/// `tidegate journal stats` and `tidegate journal verify`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Stats {
-    /// Where.
-    #[command(flatten)]
-    pub places: Places,
-
-    /// One JSON object.
-    #[arg(long)]
-    pub json: bool,
-
-    /// Times in UTC instead of the local zone.
-    #[arg(long)]
-    pub utc: bool,
-}
-
-/// `tidegate journal verify`.
-#[derive(Debug, Clone, Args, Default)]
-pub struct Verify {
+pub struct Report {
     /// Where.
     #[command(flatten)]
     pub places: Places,

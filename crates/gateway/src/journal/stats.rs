@@ -83,7 +83,7 @@ struct Summary {
     segments: Vec<Segment>,
 }
 
-pub(super) fn run(stats: &cli::Stats) -> Result<()> {
+pub(super) fn run(stats: &cli::Report) -> Result<()> {
     let places = source::places(&stats.places)?;
     let mut sources = Sources::open(&places, None, AtEnd::Stop)?;
     let mut progress = Progress::new();

@@ -25,7 +25,7 @@ struct Judged {
 }
 
 /// Whether everything is well.
-pub(super) fn verify(verify: &cli::Verify) -> Result<bool> {
+pub(super) fn verify(verify: &cli::Report) -> Result<bool> {
     let places = source::places(&verify.places)?;
     let mut progress = Progress::new();
     let verdicts = places.iter().map(|place| judge(place, &mut progress)).collect::<Result<Vec<_>>>()?;
