@@ -1,6 +1,7 @@
 //! The sink of a stream: takes records of one key, and says when it has them.
 
 mod command;
+mod hands;
 mod http;
 #[cfg(feature = "kafka")]
 mod kafka;
@@ -64,8 +65,8 @@ impl Sink {
     /// How many deliveries it has hands for; any number if `None`. More would wait for a hand while their time runs.
     pub(super) fn hands(&self) -> Option<usize> {
         match self {
-            Self::Command(command) => Some(command.hands),
-            Self::Postgres(postgres) => Some(postgres.hands),
+            Self::Command(command) => Some(command.hands.max),
+            Self::Postgres(postgres) => Some(postgres.hands.max),
             _ => None,
         }
     }

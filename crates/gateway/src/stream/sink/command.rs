@@ -3,29 +3,25 @@
 //! A process has one batch at a time, so what it dies of is known; the next batch gets a new process.
 
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tidegate_lanes::{Failure, Record};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
-use tokio::sync::Semaphore;
 
+use super::hands::Hands;
 use crate::config::stream::StreamKeys;
 use crate::stream::text::Texts;
 
 pub(in crate::stream) struct Command {
     line: String,
     texts: Texts,
-    pub(super) hands: usize,
-    permits: Semaphore,
-    /// Processes that wait for work. Locked for a push or a pop.
-    idle: Mutex<Vec<Process>>,
+    pub(super) hands: Hands<Process>,
 }
 
 /// A process that waits for work, or has some.
-struct Process {
+pub(super) struct Process {
     leader: Leader,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -48,32 +44,26 @@ impl Command {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             processes => processes as usize,
         };
-        Self { line: line.to_owned(), texts, hands, permits: Semaphore::new(hands), idle: Mutex::default() }
+        Self { line: line.to_owned(), texts, hands: Hands::new(hands) }
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
         let mut lines = Vec::new();
         records.iter().try_for_each(|record| self.texts.line(record, &mut lines))?;
-        let _permit = self.permits.acquire().await.map_err(|_| Failure::new("the stream ends"))?;
-        let mut process = match self.pop() {
+        let (_permit, idle) = self.hands.take(|process| process.leader.lives()).await?;
+        let mut process = match idle {
             Some(process) => process,
             None => Process::start(&self.line)?,
         };
         // Dropped before it is put back (it broke, or its time is over), a process is killed.
         let answers = process.ask(&lines, records.len()).await?;
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+        self.hands.put_back(process);
         answers
-    }
-
-    /// One that still lives.
-    fn pop(&self) -> Option<Process> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        std::iter::from_fn(|| idle.pop()).find_map(|mut process| process.leader.lives().then_some(process))
     }
 
     /// Ends the processes: they see the end of their input, and have so long to go.
     pub(super) async fn close(&self, within: Duration) {
-        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        let idle = self.hands.take_all();
         let end = async {
             // Without their input, all end at the same time.
             let leaders: Vec<Leader> = idle.into_iter().map(|process| process.leader).collect();

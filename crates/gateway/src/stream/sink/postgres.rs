@@ -2,15 +2,14 @@
 
 mod connect;
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tidegate_lanes::{Failure, Record};
-use tokio::sync::Semaphore;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
+use super::hands::Hands;
 use crate::config::Stream;
 use crate::config::stream::Field;
 use crate::stream::door::Doors;
@@ -26,14 +25,11 @@ pub(in crate::stream) struct Postgres {
     statement_ms: u128,
     fields: Vec<Field>,
     places: Places,
-    pub(super) hands: usize,
-    permits: Semaphore,
-    /// Connections that wait for work. Locked for a push or a pop.
-    idle: Mutex<Vec<Session>>,
+    pub(super) hands: Hands<Session>,
 }
 
 /// A connection with its statement prepared.
-struct Session {
+pub(super) struct Session {
     connected: Connected,
     statement: Statement,
 }
@@ -50,9 +46,7 @@ impl Postgres {
             statement_ms: keys.timeout.as_millis(),
             fields: keys.params.0.clone(),
             places: places.clone(),
-            hands: keys.connections as usize,
-            permits: Semaphore::new(keys.connections as usize),
-            idle: Mutex::default(),
+            hands: Hands::new(keys.connections as usize),
         };
         let session = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
         let (wanted, given) = (session.statement.params().len(), sink.fields.len());
@@ -61,22 +55,22 @@ impl Postgres {
                 format!("the statement has {wanted} parameters, and params names {given}: name one for each, in order");
             return Err(StreamError::Sink(text));
         }
-        sink.put_back(session);
+        sink.hands.put_back(session);
         Ok(sink)
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
         let parameters = |record| field::texts(&self.fields, record, &self.places);
         let rows = records.iter().map(parameters).collect::<Result<Vec<_>, _>>()?;
-        let _permit = self.permits.acquire().await.map_err(|_| Failure::new("the stream ends"))?;
-        let mut session = match self.pop() {
+        let (_permit, idle) = self.hands.take(|session| !session.connected.client.is_closed()).await?;
+        let mut session = match idle {
             Some(session) => session,
             None => self.connect().await?,
         };
         // Dropped before it is put back (its time is over), a connection is closed.
         let result = session.execute(&rows).await;
         if !session.connected.client.is_closed() {
-            self.put_back(session);
+            self.hands.put_back(session);
         }
         result.map_err(|error| failure(&error))
     }
@@ -89,15 +83,6 @@ impl Postgres {
         connected.client.batch_execute(&limit).await.map_err(|error| failure(&error))?;
         let statement = connected.client.prepare(&self.sql).await.map_err(|error| failure(&error))?;
         Ok(Session { connected, statement })
-    }
-
-    fn pop(&self) -> Option<Session> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        std::iter::from_fn(|| idle.pop()).find(|session| !session.connected.client.is_closed())
-    }
-
-    fn put_back(&self, session: Session) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
     }
 }
 
