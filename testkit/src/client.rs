@@ -606,6 +606,15 @@ impl RawClient {
         }
     }
 
+    /// The rows of `SHOW what` at the admin console, each by column name.
+    #[track_caller]
+    pub fn show(&mut self, what: &str) -> Vec<BTreeMap<String, String>> {
+        let outcome = self.ok(&format!("SHOW {what}"));
+        let columns = outcome.messages.iter().find(|message| message.tag == b'T').map(Message::columns);
+        let columns = columns.unwrap_or_default();
+        outcome.rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect()
+    }
+
     /// The peer closes the connection without a further message.
     #[track_caller]
     pub fn expect_eof(&mut self) {

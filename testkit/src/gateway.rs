@@ -1,33 +1,38 @@
 //! The real binary as a child process, with a configuration of its own.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use rustix::process::{Pid, kill_process};
-use socket2::{Domain, Socket, Type};
 use toml::{Table, Value};
 
-use crate::{PATIENCE, RawClient, Startup};
+use crate::process::{Process, free_address};
+use crate::{RawClient, Startup};
 
-pub use rustix::process::Signal;
-
-const POLL: Duration = Duration::from_millis(5);
 /// Another process may take the port between the look and the bind.
 const PORT_TRIES: u32 = 5;
-/// How much of the log a failing test prints.
-const LOG_LINES_MAX: usize = 60;
 
 /// A running gateway; dropping it kills it.
 pub struct Gateway {
-    child: Child,
-    address: SocketAddr,
-    folder: tempfile::TempDir,
+    process: Process,
     config: Table,
+}
+
+impl Deref for Gateway {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Gateway {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
 }
 
 impl Gateway {
@@ -75,47 +80,18 @@ impl Gateway {
         table(&mut config, "runtime").entry("workers").or_insert_with(|| 2.into());
         let file = folder.path().join("tidegate.toml");
         fs::write(&file, config.to_string()).expect("the folder can be written");
-        let log = File::create(folder.path().join("log")).expect("the folder can be written");
-        let again = log.try_clone().expect("a file can be duplicated");
         let mut command = Command::new(binary);
-        command.args(["run", "-c"]).arg(&file).stdin(Stdio::null()).stdout(log).stderr(again);
+        command.args(["run", "-c"]).arg(&file);
         if let Ok(io) = std::env::var("TIDEGATE_IO") {
             command.args(["--io", &io]);
         }
-        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()));
-        let mut gateway = Self { child, address, folder, config };
+        let mut gateway = Self { process: Process::spawn(command, address, folder), config };
         gateway.accepts().then_some(gateway)
-    }
-
-    fn accepts(&mut self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                let log = self.log();
-                assert!(log.contains("in use"), "the gateway ended at once ({status}):\n{log}");
-                return false;
-            }
-            if TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok() {
-                return true;
-            }
-            assert!(Instant::now() < deadline, "the gateway accepts nothing:\n{}", self.log());
-            thread::sleep(POLL);
-        }
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// A folder of this gateway alone.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
     }
 
     /// A login through it as `postgres`, to be changed.
     pub fn startup(&self, database: &str) -> Startup {
-        Startup::tcp(self.address, "postgres", database)
+        Startup::tcp(self.address(), "postgres", database)
     }
 
     /// A client of this database.
@@ -133,10 +109,7 @@ impl Gateway {
     /// The rows of `SHOW what`, each by column name.
     #[track_caller]
     pub fn show(&self, what: &str) -> Vec<BTreeMap<String, String>> {
-        let outcome = self.console().ok(&format!("SHOW {what}"));
-        let columns = outcome.messages.iter().find(|message| message.tag == b'T').map(crate::Message::columns);
-        let columns = columns.unwrap_or_default();
-        outcome.rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect()
+        self.console().show(what)
     }
 
     /// The sum of a numeric column of SHOW POOLS over the pools of a database.
@@ -153,11 +126,6 @@ impl Gateway {
         crate::eventually(&format!("{column} of {database} becomes {value}"), || {
             self.pool_count(database, column) == value
         });
-    }
-
-    /// What it has logged so far.
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
     /// The log lines at level WARN or ERROR.
@@ -177,73 +145,16 @@ impl Gateway {
 
     /// The configuration file it runs with.
     pub fn config_file(&self) -> PathBuf {
-        self.folder.path().join("tidegate.toml")
-    }
-
-    /// Sends a signal to the process.
-    pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("the process is a child that was not waited for");
-    }
-
-    /// Whether the process is still there.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("a child can be asked").is_none()
-    }
-
-    /// Waits for the end of the process.
-    #[track_caller]
-    pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "the gateway does not end:\n{}", self.log());
-            thread::sleep(POLL);
-        }
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way nothing is left to do about an error.
-        drop(self.child.kill());
-        drop(self.child.wait());
-        if thread::panicking() {
-            let log = self.log();
-            let lines: Vec<_> = log.lines().collect();
-            let last = lines.len().saturating_sub(LOG_LINES_MAX);
-            eprintln!("the gateway's log:\n{}", lines[last..].join("\n"));
-        }
+        self.folder().join("tidegate.toml")
     }
 }
 
 fn listen_address(config: &mut Table) -> SocketAddr {
     let listen = table(config, "listen");
-    let address = free_address();
+    let address = free_address(10_000..20_000);
     let addresses = listen.entry("addresses").or_insert_with(|| vec![Value::from(address.to_string())].into());
     let first = addresses.as_array().and_then(|list| list.first()).and_then(Value::as_str);
     first.and_then(|text| text.parse().ok()).unwrap_or(address)
-}
-
-/// Below the range from which the kernel takes ports for outgoing connections: a socket that connects to a port of that
-/// range before anybody listens there may meet itself.
-fn free_address() -> SocketAddr {
-    let tries =
-        std::iter::repeat_with(|| SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(10_000..20_000)))).take(1_000);
-    tries.into_iter().find(is_free).expect("a port is free")
-}
-
-/// Whether nobody listens there. Nobody listens for the sake of the question either: whoever waits for a server that is to
-/// listen there would take that for its server.
-pub fn is_free(address: &SocketAddr) -> bool {
-    let bind = || {
-        let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&(*address).into())
-    };
-    bind().is_ok()
 }
 
 fn table<'t>(parent: &'t mut Table, name: &str) -> &'t mut Table {

@@ -2,24 +2,31 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    fs,
+    net::Ipv4Addr,
+    ops::{Deref, DerefMut, Range},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
+    process::Command,
 };
 
-use tidegate_testkit::{Gateway, PATIENCE, RawClient, Server, Signal, Startup, eventually, is_free};
-
-const POLL: Duration = Duration::from_millis(5);
+use tidegate_testkit::{Gateway, Process, RawClient, Server, Startup, eventually, free_address};
 
 /// A running gateway; dropping it kills it.
-pub(crate) struct Bouncer {
-    child: Child,
-    port: u16,
-    folder: tempfile::TempDir,
+pub(crate) struct Bouncer(Process);
+
+impl Deref for Bouncer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.0
+    }
+}
+
+impl DerefMut for Bouncer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.0
+    }
 }
 
 /// What a test starts with: lines of the file, other files, options.
@@ -38,16 +45,14 @@ pub(crate) fn server() -> &'static Server {
     Server::shared(18)
 }
 
-/// A port below those that the kernel gives to outgoing connections.
+/// A port for a gateway.
 pub(crate) fn free_port() -> u16 {
     free_port_of(20_000..30_000)
 }
 
 /// A port of this range.
-pub(crate) fn free_port_of(range: std::ops::Range<u16>) -> u16 {
-    let is_free = |port: &u16| is_free(&(Ipv4Addr::LOCALHOST, *port).into());
-    let tries = std::iter::repeat_with(|| fastrand::u16(range.clone())).take(1_000);
-    tries.into_iter().find(is_free).expect("a port is free")
+pub(crate) fn free_port_of(range: Range<u16>) -> u16 {
+    free_address(range).port()
 }
 
 impl Bouncer {
@@ -60,7 +65,7 @@ impl Bouncer {
     pub(crate) fn with(setup: &Setup<'_>) -> Self {
         for _ in 0..5 {
             let mut bouncer = Self::spawn(setup, free_port());
-            if bouncer.listens() {
+            if bouncer.accepts() {
                 return bouncer;
             }
         }
@@ -75,29 +80,9 @@ impl Bouncer {
             fs::write(folder.path().join(name), text).expect("the folder can be written");
         }
         fs::write(folder.path().join("pgbouncer.ini"), text_of(setup.ini, folder.path(), port)).expect("it can");
-        let extra: Vec<String> = setup.options.iter().map(|option| (*option).to_owned()).collect();
-        let child = run(folder.path(), &extra);
-        Self { child, port, folder }
-    }
-
-    /// Whether it accepts; not, if another process took the port.
-    fn listens(&mut self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                assert!(self.log().contains("in use"), "it ended at once ({status}):\n{}", self.log());
-                return false;
-            }
-            if TcpStream::connect_timeout(&self.address(), Duration::from_secs(1)).is_ok() {
-                return true;
-            }
-            assert!(Instant::now() < deadline, "it accepts nothing:\n{}", self.log());
-            thread::sleep(POLL);
-        }
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        let mut arguments: Vec<String> = setup.options.iter().map(|option| (*option).to_owned()).collect();
+        arguments.push(folder.path().join("pgbouncer.ini").display().to_string());
+        Self(spawn(folder, port, &arguments))
     }
 
     /// A login as `postgres`, to be changed.
@@ -108,7 +93,7 @@ impl Bouncer {
     /// The same over the unix socket, once it accepts: that is after the port does.
     #[track_caller]
     pub(crate) fn unix(&self, user: &str, database: &str) -> Startup {
-        let socket = self.folder.path().join(format!(".s.PGSQL.{}", self.port));
+        let socket = self.folder().join(format!(".s.PGSQL.{}", self.port()));
         eventually("the socket accepts", || UnixStream::connect(&socket).is_ok());
         Startup::unix(socket, user, database)
     }
@@ -126,10 +111,7 @@ impl Bouncer {
     /// The rows of `SHOW what`, each by column name.
     #[track_caller]
     pub(crate) fn show(&self, what: &str) -> Vec<BTreeMap<String, String>> {
-        let outcome = self.console().ok(&format!("SHOW {what}"));
-        let columns = outcome.messages.iter().find(|message| message.tag == b'T').map(|message| message.columns());
-        let columns = columns.unwrap_or_default();
-        outcome.rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect()
+        self.console().show(what)
     }
 
     /// A setting as SHOW CONFIG has it.
@@ -156,45 +138,18 @@ impl Bouncer {
         eventually(&format!("{column} of {database} becomes {value}"), || self.pool_count(database, column) == value);
     }
 
-    /// What it has said so far on standard error.
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
-    }
-
     #[track_caller]
     pub(crate) fn wait_for_log(&self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        while !self.log().contains(text) {
-            assert!(Instant::now() < deadline, "`{text}` is not in the log:\n{}", self.log());
-            thread::sleep(POLL);
-        }
+        eventually(&format!("`{text}` is in the log"), || self.log().contains(text));
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder().join(name)
     }
 
     /// Replaces the ini file; the process is not told.
     pub(crate) fn rewrite(&self, ini: &str) {
-        fs::write(self.file("pgbouncer.ini"), text_of(ini, self.folder.path(), self.port)).expect("it can be written");
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("the process was not waited for");
-    }
-
-    /// Waits for its end.
-    #[track_caller]
-    pub(crate) fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log());
-            thread::sleep(POLL);
-        }
+        fs::write(self.file("pgbouncer.ini"), text_of(ini, self.folder(), self.port())).expect("it can be written");
     }
 
     /// Starts with a `tidegate.toml`, which `text` makes for a port; listens unless the port was taken meanwhile.
@@ -205,9 +160,8 @@ impl Bouncer {
             let file = folder.path().join("tidegate.toml");
             fs::write(&file, text(port)).expect("the folder can be written");
             let arguments = ["run", "-c", &file.display().to_string(), "--workers", "2"].map(str::to_owned);
-            let child = spawn(folder.path(), &arguments);
-            let mut bouncer = Self { child, port, folder };
-            if bouncer.listens() {
+            let mut bouncer = Self(spawn(folder, port, &arguments));
+            if bouncer.accepts() {
                 return bouncer;
             }
         }
@@ -216,7 +170,7 @@ impl Bouncer {
 
     /// The port it listens on.
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.address().port()
     }
 }
 
@@ -245,33 +199,12 @@ fn text_of(ini: &str, folder: &Path, port: u16) -> String {
     )
 }
 
-fn run(folder: &Path, options: &[String]) -> Child {
-    let ini = folder.join("pgbouncer.ini").display().to_string();
-    let mut arguments = options.to_vec();
-    arguments.push(ini);
-    spawn(folder, &arguments)
-}
-
-fn spawn(folder: &Path, arguments: &[String]) -> Child {
-    let log = File::create(folder.join("stderr")).expect("the folder can be written");
-    let again = log.try_clone().expect("a file can be duplicated");
+fn spawn(folder: tempfile::TempDir, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(binary());
     // Two threads whatever the machine: what passes between threads is to be seen by every test.
     if !arguments.iter().any(|argument| argument == "run") {
         command.args(["--workers", "2"]);
     }
-    command.args(arguments).current_dir(folder).stdin(Stdio::null()).stdout(log).stderr(again);
-    command.spawn().expect("the binary can be started")
-}
-
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-        if thread::panicking() {
-            let log = self.log();
-            let lines: Vec<_> = log.lines().collect();
-            eprintln!("the log:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
-        }
-    }
+    command.args(arguments).current_dir(folder.path());
+    Process::spawn(command, (Ipv4Addr::LOCALHOST, port).into(), folder)
 }

@@ -37,13 +37,13 @@ fn quit_ends_it_at_once() {
 
 #[test]
 fn a_log_file_goes_on_after_a_rotation() {
-    let ini = format!("{SHOP}[pgbouncer]\nlogfile = $DIR/log\n");
+    let ini = format!("{SHOP}[pgbouncer]\nlogfile = $DIR/pgbouncer.log\n");
     let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["-q"], ..Setup::default() });
     let text = |name: &str| std::fs::read_to_string(bouncer.file(name)).unwrap_or_default();
-    eventually("it logs", || text("log").contains("listening"));
-    std::fs::rename(bouncer.file("log"), bouncer.file("log.1")).expect("the folder can be written");
+    eventually("it logs", || text("pgbouncer.log").contains("listening"));
+    std::fs::rename(bouncer.file("pgbouncer.log"), bouncer.file("pgbouncer.log.1")).expect("the folder can be written");
     bouncer.signal(Signal::HUP);
-    eventually("it logs anew", || text("log").contains("configuration reloaded"));
+    eventually("it logs anew", || text("pgbouncer.log").contains("configuration reloaded"));
     assert_eq!(bouncer.log(), "", "nothing is said on standard error");
 }
 
