@@ -105,7 +105,7 @@ pub struct WorkerPool {
     /// This thread's share of it.
     pub local: Local<Server>,
     /// What was counted on this thread.
-    pub stats: PoolStats,
+    pub stats: Rc<PoolStats>,
     plan: RefCell<Rc<PoolPlan>>,
     fleet: RefCell<Option<Rc<Fleet>>>,
 }
@@ -278,9 +278,11 @@ impl Worker {
     /// This thread's part of a pool.
     pub fn pool(self: &Rc<Self>, shared: &Arc<SharedPool>) -> Rc<WorkerPool> {
         let known = self.pools.borrow().get(&shared.key).cloned();
-        if let Some(pool) = known.filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
-            return pool;
+        if let Some(pool) = known.as_ref().filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
+            return pool.clone();
         }
+        // A pool that was taken out and came back goes on counting.
+        let stats = known.map(|pool| pool.stats.clone()).unwrap_or_default();
         let pool = Rc::new_cyclic(|this| WorkerPool {
             shared: shared.clone(),
             local: shared.pool.local(
@@ -288,7 +290,7 @@ impl Worker {
                 self.reactor.now(),
                 PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
             ),
-            stats: PoolStats::default(),
+            stats,
             plan: RefCell::new(Rc::new((*shared.plan()).clone())),
             fleet: RefCell::default(),
         });

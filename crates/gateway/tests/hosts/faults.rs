@@ -124,6 +124,10 @@ fn nothing_is_left_on_a_server_that_reloads_take_out_again_and_again() {
         eventually("nothing is left on server 1", || value(cluster.server(1), all) == "0");
     }
     load.goes_on();
+    // What was counted on the server stays counted.
+    let (done, stats) = (load.done(), gateway.show("STATS"));
+    let counted = stats.iter().find(|row| row["database"] == "ro").expect("the database has a row");
+    assert!(counted["total_query_count"].parse::<u64>().expect("a number") >= done, "{done}: {counted:?}");
     let (_, failed) = load.end();
     assert!(failed.is_empty(), "{failed:?}");
 }

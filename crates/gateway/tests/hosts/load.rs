@@ -59,6 +59,11 @@ impl Load {
         eventually("every client goes on", || done().iter().zip(&before).all(|(now, then)| *now >= then + 5));
     }
 
+    /// Transactions that have ended well so far.
+    pub(crate) fn done(&self) -> u64 {
+        self.tally.done.iter().map(|done| done.load(Ordering::Relaxed) as u64).sum()
+    }
+
     /// Ends it: confirmed rows, and failures by SQLSTATE.
     pub(crate) fn end(self) -> (usize, BTreeMap<String, usize>) {
         self.tally.stop.store(true, Ordering::Relaxed);
