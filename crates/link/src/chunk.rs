@@ -2,8 +2,7 @@
 
 use std::{cell::RefCell, fmt, ops::Deref, rc::Rc};
 
-use compio_buf::IoBuf;
-use compio_driver::BufferRef;
+use crate::uring::Loan;
 
 /// A run of bytes, in a buffer lent by the thread or in an allocation of its own.
 ///
@@ -16,7 +15,7 @@ pub struct Chunk {
 
 enum Store {
     /// Lent by the kernel's buffer ring; goes back to it when dropped.
-    Ring(BufferRef),
+    Ring(Loan),
     /// Lent by the thread's shelf; goes back to it when dropped.
     Shelf(Lent),
     Heap(Vec<u8>),
@@ -24,7 +23,7 @@ enum Store {
 }
 
 impl Chunk {
-    pub(crate) fn ring(buffer: BufferRef) -> Self {
+    pub(crate) fn ring(buffer: Loan) -> Self {
         let end = len_u32(buffer.len());
         Self { store: Store::Ring(buffer), start: 0, end }
     }
@@ -112,12 +111,6 @@ impl From<Vec<u8>> for Chunk {
 impl From<&'static [u8]> for Chunk {
     fn from(bytes: &'static [u8]) -> Self {
         Self { store: Store::Static(bytes), start: 0, end: len_u32(bytes.len()) }
-    }
-}
-
-impl IoBuf for Chunk {
-    fn as_init(&self) -> &[u8] {
-        self
     }
 }
 

@@ -8,22 +8,20 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
-    task::{Context, Poll, Wake, Waker},
+    sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use rustix::{
-    event::{EventfdFlags, Timespec, epoll, eventfd},
+    event::{Timespec, epoll},
     io::Errno,
     net::{RecvFlags, SendFlags, recv, send},
 };
 use socket2::SockAddr;
 
 use crate::{
+    alarm::Alarm,
     chunk::{Chunk, Shelf},
     listener::Accepted,
 };
@@ -56,55 +54,30 @@ struct Watch {
     writer: Option<Waker>,
 }
 
-/// Ends the wait of the thread from another one.
-struct Alarm {
-    fd: OwnedFd,
-    state: AtomicU8,
-}
-
-/// The thread runs, waits, or was woken since it last waited.
-const AWAKE: u8 = 0;
-const ASLEEP: u8 = 1;
-const RUNG: u8 = 2;
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
-            // A full counter means that the alarm already rings.
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-        }
-    }
-}
-
 /// The token of the alarm; no watch has it.
 const ALARM: u64 = u64::MAX;
 
 impl Poller {
     pub(crate) fn new(shelf: Shelf) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &fd, epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        let alarm = Alarm::new()?;
+        epoll::add(&epoll, alarm.fd(), epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Self {
             epoll,
             shelf,
             events: RefCell::new(Vec::with_capacity(256)),
             watches: RefCell::default(),
-            alarm: Arc::new(Alarm { fd, state: AtomicU8::new(AWAKE) }),
+            alarm,
         })
     }
 
-    pub(crate) fn waker(&self) -> Waker {
-        self.alarm.clone().into()
+    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
     }
 
     /// Waits for events, unless another thread has rung since the last turn.
     pub(crate) fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let rung = self.alarm.state.swap(ASLEEP, Ordering::SeqCst) == RUNG;
-        let timeout = if rung { Some(Duration::ZERO) } else { timeout };
+        let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.map(|wait| Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),
@@ -112,7 +85,7 @@ impl Poller {
         let mut events = self.events.borrow_mut();
         events.clear();
         let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
-        self.alarm.state.store(AWAKE, Ordering::SeqCst);
+        self.alarm.rise();
         match waited {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -126,8 +99,7 @@ impl Poller {
     fn dispatch(&self, token: u64, flags: epoll::EventFlags) {
         use epoll::EventFlags as F;
         if token == ALARM {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.alarm.fd, &mut count);
+            self.alarm.hush();
             return;
         }
         let mut watches = self.watches.borrow_mut();

@@ -2,7 +2,7 @@
 //!
 //! A proxy spends its time in the kernel, so what counts is how few system calls a message costs, and that no
 //! message crosses threads. A [`Reactor`] is the event loop of one thread: an executor for tasks that never leave the
-//! thread, completion-based I/O (io_uring, by way of compio's driver) or readiness-based I/O (epoll, where io_uring is
+//! thread, completion-based I/O (io_uring) or readiness-based I/O (epoll, where io_uring is
 //! forbidden), and timers. A [`Link`] is one connection on it, in plain text or under TLS.
 //!
 //! The contract:
@@ -42,10 +42,12 @@
 //! # }
 //! ```
 //!
-//! The crate forbids unsafe code but for one block in `uring`, which tells a buffer how many bytes the kernel wrote.
+//! Unsafe code is in two rooms alone, `uring/ring` and `uring/buffers`, where memory is shared with the kernel.
 
+mod alarm;
 mod chunk;
 mod epoll;
+mod executor;
 mod link;
 mod listener;
 mod reactor;

@@ -7,16 +7,18 @@ use std::{
     num::NonZeroU16,
     os::fd::OwnedFd,
     rc::Rc,
-    task::Waker,
+    sync::Arc,
+    task::Wake as _,
     time::{Duration, Instant},
 };
 
-use compio_executor::{Executor, ExecutorConfig};
 use socket2::SockAddr;
 
 use crate::{
+    alarm::Alarm,
     chunk::Shelf,
     epoll::{self, Poller},
+    executor::Executor,
     socket::tune,
     timer::{Deadline, Sleep, Timers},
     uring::{self, Ring},
@@ -77,7 +79,7 @@ pub(crate) enum Io {
 
 /// Wakes a reactor from another thread.
 #[derive(Clone)]
-pub struct Remote(Waker);
+pub struct Remote(Arc<Alarm>);
 
 impl Remote {
     /// Ends the wait of the reactor, so that it calls its `turn` function soon.
@@ -101,11 +103,7 @@ impl Reactor {
                 Err(_) => Io::Epoll(Rc::new(Poller::new(shelf.clone())?)),
             },
         };
-        let executor = Executor::with_config(ExecutorConfig {
-            max_interval: TASKS_PER_TURN,
-            waker: Some(io.waker()),
-            ..ExecutorConfig::default()
-        });
+        let executor = Executor::new(Arc::clone(io.alarm()));
         Ok(Self(Rc::new(Inner { executor, io, timers: Rc::default(), shelf, now: Cell::new(Instant::now()) })))
     }
 
@@ -126,8 +124,8 @@ impl Reactor {
     }
 
     /// Starts a task that lives until it returns or the reactor ends.
-    pub fn spawn<T: 'static>(&self, task: impl Future<Output = T> + 'static) {
-        self.0.executor.spawn(task).detach();
+    pub fn spawn(&self, task: impl Future + 'static) {
+        self.0.executor.spawn(task);
     }
 
     /// A deadline for one task, not set.
@@ -144,7 +142,7 @@ impl Reactor {
     /// Wakes this reactor from other threads.
     #[must_use]
     pub fn remote(&self) -> Remote {
-        Remote(self.0.io.waker())
+        Remote(Arc::clone(self.0.io.alarm()))
     }
 
     /// Runs tasks until `turn`, called once per round, says to stop; then drops all tasks.
@@ -193,17 +191,14 @@ impl Reactor {
     }
 }
 
-/// So many times at most all tasks that can go on do so before the kernel is asked again,
+/// So many times at most all tasks that can go on do so before the kernel is asked again.
 const TICKS_PER_TURN: u32 = 4;
 
-/// and so many tasks at a time.
-const TASKS_PER_TURN: u32 = 128;
-
 impl Io {
-    fn waker(&self) -> Waker {
+    fn alarm(&self) -> &Arc<Alarm> {
         match self {
-            Self::Uring(ring) => ring.waker(),
-            Self::Epoll(poller) => poller.waker(),
+            Self::Uring(ring) => ring.alarm(),
+            Self::Epoll(poller) => poller.alarm(),
         }
     }
 

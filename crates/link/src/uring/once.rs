@@ -1,0 +1,75 @@
+//! An operation that opens a connection: it is waited for once.
+
+use std::{
+    cell::Cell,
+    io,
+    os::fd::OwnedFd,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
+
+use socket2::SockAddr;
+
+use super::ring::Ring;
+
+/// What the kernel uses of an operation under way, and what it has come to.
+pub(super) struct Once {
+    pub(super) fd: Rc<OwnedFd>,
+    pub(super) address: Option<SockAddr>,
+    outcome: Cell<Option<io::Result<Option<OwnedFd>>>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Once {
+    /// Accepts on a listener, or connects to an address.
+    pub(super) fn new(fd: Rc<OwnedFd>, address: Option<SockAddr>) -> Self {
+        Self { fd, address, outcome: Cell::default(), waker: Cell::default() }
+    }
+
+    /// The operation has ended, with a new descriptor if it accepts.
+    pub(super) fn complete(&self, outcome: io::Result<Option<OwnedFd>>) {
+        self.outcome.set(Some(outcome));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Waits for it; dropped, it ends the operation.
+pub(super) struct Pending {
+    once: Rc<Once>,
+    slot: u32,
+    ring: Rc<Ring>,
+    is_over: bool,
+}
+
+impl Pending {
+    /// Begins the operation.
+    ///
+    /// # Errors
+    /// When the kernel takes nothing more.
+    pub(super) fn begin(ring: &Rc<Ring>, once: Once) -> io::Result<Self> {
+        let once = Rc::new(once);
+        let slot = ring.begin_once(&once)?;
+        Ok(Self { once, slot, ring: Rc::clone(ring), is_over: false })
+    }
+
+    pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<Option<OwnedFd>>> {
+        if let Some(outcome) = self.once.outcome.take() {
+            self.is_over = true;
+            return Poll::Ready(outcome);
+        }
+        self.once.waker.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.once.waker.take();
+        let outcome = self.once.outcome.take();
+        if !self.is_over && outcome.is_none() {
+            self.ring.cancel_once(self.slot);
+        }
+    }
+}

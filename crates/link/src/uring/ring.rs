@@ -1,0 +1,367 @@
+//! The ring of one thread: operations go to the kernel, completions come back to whoever began them.
+//!
+//! All unsafe code of the crate is here and in `buffers`. The kernel reads and writes memory of an operation until its
+//! completion is seen. So all of that memory belongs to a port or a `Once` in a slot of the ring, which stays until then,
+//! whatever happens to the socket.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use io_uring::{
+    EnterFlags, IoUring, cqueue, opcode,
+    squeue::{Entry, Flags},
+    types::{Fd, SubmitArgs, Timespec},
+};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, SocketFlags},
+};
+
+use super::{
+    buffers::{Buffers, GROUP},
+    once::Once,
+    port::Port,
+};
+use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
+
+/// The io_uring of one thread, with its ring of buffers.
+pub(crate) struct Ring {
+    kernel: RefCell<IoUring>,
+    slots: RefCell<Slots>,
+    /// Completions at hand; kept for its memory.
+    arrived: RefCell<Vec<Arrival>>,
+    alarm: Arc<Alarm>,
+    alarm_is_watched: Cell<bool>,
+    buffers: Rc<Buffers>,
+    bulk_len: usize,
+    wait_flags: EnterFlags,
+}
+
+/// Owners of what operations under way use.
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone)]
+enum Slot {
+    Free,
+    Port(Rc<Port>),
+    Once(Rc<Once>),
+}
+
+struct Arrival {
+    token: u64,
+    result: io::Result<u32>,
+    flags: u32,
+}
+
+/// What an operation is for: the slot above, and which one of its operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Receive = 0,
+    Send = 1,
+    Once = 2,
+}
+
+const KIND_BITS: u32 = 2;
+const KIND_MASK: u64 = 3;
+
+/// Tokens of no slot.
+const ALARM: u64 = u64::MAX;
+const NOBODY: u64 = u64::MAX - 1;
+
+fn token(slot: u32, kind: Kind) -> u64 {
+    u64::from(slot) << KIND_BITS | kind as u64
+}
+
+impl Ring {
+    /// # Errors
+    /// When the kernel forbids io_uring or lacks an operation.
+    pub(crate) fn new(settings: &Settings) -> io::Result<Self> {
+        let kernel = IoUring::builder()
+            .setup_cqsize(4096)
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .dontfork()
+            .build(1024)?;
+        let buffers = Buffers::register(&kernel.submitter(), settings.buffers, settings.buffer_len)?;
+        let mut wait_flags = EnterFlags::GETEVENTS;
+        if kernel.params().is_feature_no_iowait() {
+            // A thread that waits for clients does not wait for a disk.
+            wait_flags |= EnterFlags::NO_IOWAIT;
+        }
+        let ring = Self {
+            kernel: RefCell::new(kernel),
+            slots: RefCell::default(),
+            arrived: RefCell::default(),
+            alarm: Alarm::new()?,
+            alarm_is_watched: Cell::new(false),
+            buffers,
+            bulk_len: settings.bulk_len,
+            wait_flags,
+        };
+        // The first turn reports what `build` does not: a ring that may be made but not entered.
+        ring.turn(Some(Duration::ZERO))?;
+        Ok(ring)
+    }
+
+    /// Bytes of a buffer of the ring.
+    pub(super) fn buffer_len(&self) -> usize {
+        self.buffers.buffer_len()
+    }
+
+    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// Hands over what was begun, waits for completions unless the alarm has rung, and passes them on.
+    pub(crate) fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.alarm_is_watched.replace(true) {
+            let watch = opcode::PollAdd::new(Fd(self.alarm.fd().as_raw_fd()), POLLIN).multi(true).build();
+            // SAFETY: it names no memory.
+            unsafe { self.push(&watch.user_data(ALARM)) }?;
+        }
+        let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { timeout };
+        let entered = self.enter(timeout);
+        self.alarm.rise();
+        entered?;
+        self.pass_on();
+        Ok(())
+    }
+
+    fn enter(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut kernel = self.kernel.borrow_mut();
+        let submission = kernel.submission();
+        let (begun, due) = (submission.len(), submission.taskrun() || submission.cq_overflow());
+        drop(submission);
+        let waits = timeout != Some(Duration::ZERO) && !due && kernel.completion().is_empty();
+        if begun == 0 && !due && !waits {
+            return Ok(());
+        }
+        let (begun, want, submitter) = (begun as u32, u32::from(waits), kernel.submitter());
+        let entered = match timeout {
+            Some(timeout) if waits => {
+                let timeout = Timespec::from(timeout);
+                let args = SubmitArgs::new().timespec(&timeout);
+                let flags = (self.wait_flags | EnterFlags::EXT_ARG).bits();
+                // SAFETY: so many entries were pushed, each of them valid; the arguments live until the call returns.
+                unsafe { submitter.enter(begun, want, flags, Some(&args)) }
+            }
+            // SAFETY: so many entries were pushed, each of them valid; there are no arguments.
+            _ => unsafe { submitter.enter::<u64>(begun, want, self.wait_flags.bits(), None) },
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            // Nothing came in time, a signal did, or completions have to be taken first.
+            Err(error) if is_any(&error, &[Errno::TIME, Errno::INTR, Errno::BUSY, Errno::AGAIN]) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells those who wait for the completions that have arrived.
+    fn pass_on(&self) {
+        let mut arrived = self.arrived.take();
+        arrived.extend(self.kernel.borrow_mut().completion().map(|entry| Arrival {
+            token: entry.user_data(),
+            result: u32::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result())),
+            flags: entry.flags(),
+        }));
+        arrived.drain(..).for_each(|arrival| self.dispatch(arrival));
+        self.arrived.replace(arrived);
+    }
+
+    fn dispatch(&self, Arrival { token, result, flags }: Arrival) {
+        match token {
+            NOBODY => return,
+            ALARM => {
+                self.alarm.hush();
+                self.alarm_is_watched.set(cqueue::more(flags));
+                return;
+            }
+            _ => {}
+        }
+        let slot = (token >> KIND_BITS) as u32;
+        let owner = self.slots.borrow().slots[slot as usize].clone();
+        match owner {
+            Slot::Port(port) => self.dispatch_to_port(&port, token, result, flags),
+            Slot::Once(once) => {
+                // The slot is needed no more; if nobody waits, neither is what was opened.
+                self.vacate(slot);
+                let opens = once.address.is_none();
+                // SAFETY: an accept that succeeds gives a new descriptor that nobody else owns.
+                let opened = |fd| opens.then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) });
+                once.complete(result.map(opened));
+            }
+            Slot::Free => debug_assert!(false, "a completion for nobody"),
+        }
+    }
+
+    fn dispatch_to_port(&self, port: &Rc<Port>, token: u64, result: io::Result<u32>, flags: u32) {
+        if token & KIND_MASK == Kind::Send as u64 {
+            if let Some(rest) = port.sent(result) {
+                // Where the ring takes nothing more, the next turn reports it.
+                let _ = self.send(port, rest);
+            }
+        } else {
+            let received = result.as_ref().map_or(0, |received| *received as usize);
+            port.received(result, cqueue::buffer_select(flags).map(|id| self.buffers.loan(id, received)));
+        }
+        if port.is_abandoned() && port.is_at_rest() {
+            self.vacate(port.slot());
+        }
+    }
+
+    /// Gives a port its slot.
+    pub(super) fn adopt(&self, port: &Rc<Port>) {
+        port.settle(self.slots.borrow_mut().occupy(Slot::Port(Rc::clone(port))));
+    }
+
+    /// Takes a slot back on which nothing is under way.
+    pub(super) fn vacate(&self, slot: u32) {
+        let owner = self.slots.borrow_mut().vacate(slot);
+        drop(owner);
+    }
+
+    /// Begins a receive into a buffer of the ring. With `now` it looks at once; else it waits first.
+    pub(super) fn receive(&self, port: &Port, now: bool) -> io::Result<()> {
+        let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), std::ptr::null_mut(), self.buffers.buffer_len() as u32);
+        let mut entry = receive.buf_group(GROUP).build().flags(Flags::BUFFER_SELECT);
+        if !now {
+            wait_first(&mut entry);
+        }
+        // SAFETY: it names no memory but the buffers, which live as long as the ring.
+        unsafe { self.push(&entry.user_data(token(port.slot(), Kind::Receive))) }?;
+        port.lend();
+        Ok(())
+    }
+
+    /// Begins to receive what is there already into memory of its own.
+    pub(super) fn receive_bulk(&self, port: &Port) -> io::Result<()> {
+        let start = port.make_room(self.bulk_len);
+        let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), start, self.bulk_len as u32).flags(DONT_WAIT);
+        // SAFETY: the port keeps so many bytes there until the completion.
+        let pushed = unsafe { self.push(&receive.build().user_data(token(port.slot(), Kind::Receive))) };
+        pushed.inspect_err(|_| port.received(Ok(0), None))
+    }
+
+    /// Begins to send; nothing else is being sent.
+    pub(super) fn send(&self, port: &Port, chunk: Chunk) -> io::Result<()> {
+        let (start, len) = port.load(chunk);
+        // A chunk is shorter than 4 GiB.
+        let send = opcode::Send::new(Fd(port.fd().as_raw_fd()), start, len as u32).flags(SEND_FLAGS);
+        // SAFETY: the port keeps the chunk until the completion, and the bytes of a chunk do not move with it.
+        let pushed = unsafe { self.push(&send.build().user_data(token(port.slot(), Kind::Send))) };
+        pushed.inspect_err(|_| drop(port.sent(Ok(0))))
+    }
+
+    /// Begins an accept or a connect, in a slot of its own.
+    pub(super) fn begin_once(&self, once: &Rc<Once>) -> io::Result<u32> {
+        let slot = self.slots.borrow_mut().occupy(Slot::Once(Rc::clone(once)));
+        let fd = Fd(once.fd.as_raw_fd());
+        let entry = match &once.address {
+            Some(address) => opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build(),
+            None => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(CLOSE_ON_EXEC).build(),
+        };
+        // SAFETY: the slot keeps the address until the completion, behind a reference count, so that it does not move.
+        let pushed = unsafe { self.push(&entry.user_data(token(slot, Kind::Once))) };
+        pushed.inspect_err(|_| self.vacate(slot))?;
+        Ok(slot)
+    }
+
+    pub(super) fn cancel_receive(&self, port: &Port) {
+        self.cancel(token(port.slot(), Kind::Receive));
+    }
+
+    pub(super) fn cancel_once(&self, slot: u32) {
+        self.cancel(token(slot, Kind::Once));
+    }
+
+    fn cancel(&self, token: u64) {
+        // SAFETY: it names no memory. Where the ring takes nothing more, the next turn reports it.
+        let _ = unsafe { self.push(&opcode::AsyncCancel::new(token).build().user_data(NOBODY)) };
+    }
+
+    /// # Safety
+    /// The memory that the entry names must stay until its completion is seen.
+    unsafe fn push(&self, entry: &Entry) -> io::Result<()> {
+        loop {
+            let mut kernel = self.kernel.borrow_mut();
+            // SAFETY: the caller's promise.
+            if unsafe { kernel.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            match kernel.submit() {
+                Ok(_) => {}
+                Err(error) if is_any(&error, &[Errno::INTR]) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel uses memory of what is still under way. All of it has been cancelled by now.
+        for _ in 0..100 {
+            if self.slots.borrow().is_empty() || self.turn(Some(Duration::from_millis(10))).is_err() {
+                break;
+            }
+        }
+        if !self.slots.borrow().is_empty() {
+            std::mem::forget((self.slots.take(), Rc::clone(&self.buffers)));
+        }
+    }
+}
+
+impl Slots {
+    fn occupy(&mut self, owner: Slot) -> u32 {
+        match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = owner;
+                slot
+            }
+            None => {
+                self.slots.push(owner);
+                u32::try_from(self.slots.len() - 1).expect("fewer than 4 billion sockets")
+            }
+        }
+    }
+
+    fn vacate(&mut self, slot: u32) -> Slot {
+        self.free.push(slot);
+        std::mem::replace(&mut self.slots[slot as usize], Slot::Free)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+}
+
+/// `IORING_RECVSEND_POLL_FIRST`: nothing has come by the time we listen, so that looking is in vain.
+fn wait_first(entry: &mut Entry) {
+    const POLL_FIRST: u16 = 1;
+    /// Of the field `ioprio` in the kernel's `io_uring_sqe`.
+    const PLACE: usize = 2;
+    // SAFETY: an entry is an `io_uring_sqe` of 64 bytes, whose field at this place has two bytes and takes any value.
+    unsafe { std::ptr::from_mut(entry).cast::<u8>().add(PLACE).cast::<u16>().write(POLL_FIRST) }
+}
+
+fn is_any(error: &io::Error, known: &[Errno]) -> bool {
+    known.iter().any(|known| error.raw_os_error() == Some(known.raw_os_error()))
+}
+
+const POLLIN: u32 = 1;
+const DONT_WAIT: i32 = RecvFlags::DONTWAIT.bits() as i32;
+/// No signal, and `MSG_WAITALL`, which io_uring honours for sends: a short send is continued by the kernel.
+const SEND_FLAGS: i32 = SendFlags::NOSIGNAL.bits() as i32 | 0x100;
+const CLOSE_ON_EXEC: i32 = SocketFlags::CLOEXEC.bits() as i32;
