@@ -131,6 +131,9 @@ fn function_pins(sql: &[u8]) -> Pins {
             .expect("three short patterns make an automaton")
     });
     let mut pins = Pins::default();
+    if !may_call_or_keep(sql) {
+        return pins;
+    }
     for found in SEARCH.find_iter(sql) {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
@@ -140,6 +143,13 @@ fn function_pins(sql: &[u8]) -> Pins {
         });
     }
     pins
+}
+
+/// Whether a text can contain one of the patterns at all: a call has a parenthesis, and of what remains one ends in
+/// "temp". Most queries of an application have neither, and are told so by instructions that look at many bytes at once.
+fn may_call_or_keep(sql: &[u8]) -> bool {
+    let is_temp = |end: usize| end >= 3 && sql[end - 3..end].eq_ignore_ascii_case(b"tem");
+    memchr::memchr(b'(', sql).is_some() || memchr::memchr2_iter(b'p', b'P', sql).any(is_temp)
 }
 
 /// `pg_advisory_xact_lock` does not contain the pattern; `pg_try_advisory_lock` and `pg_advisory_lock_shared` do.

@@ -61,14 +61,13 @@ impl Poller {
     pub(crate) fn new(shelf: Shelf) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let alarm = Alarm::new()?;
-        epoll::add(&epoll, alarm.fd(), epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
-        Ok(Self {
-            epoll,
-            shelf,
-            events: RefCell::new(Vec::with_capacity(256)),
-            watches: RefCell::default(),
-            alarm,
-        })
+        epoll::add(
+            &epoll,
+            alarm.fd(),
+            epoll::EventData::new_u64(ALARM),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        Ok(Self { epoll, shelf, events: RefCell::new(Vec::with_capacity(256)), watches: RefCell::default(), alarm })
     }
 
     pub(crate) fn alarm(&self) -> &Arc<Alarm> {

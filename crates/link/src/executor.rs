@@ -1,14 +1,15 @@
 //! Tasks of one thread: those that were woken run in turn.
 //!
-//! A wake from the own thread is a push to a list that nobody contends for; one from elsewhere also rings the alarm.
+//! A wake by a task of the same thread is a push to a list of that thread; one from elsewhere takes a lock, and rings the
+//! alarm.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -49,12 +50,64 @@ impl<F: Future> Job for F {
     }
 }
 
-/// Who is to run next.
+/// Who is to run next, of those woken from elsewhere.
 struct Woken {
     list: Mutex<Vec<u32>>,
     alarm: Arc<Alarm>,
-    /// The thread that runs them.
-    home: usize,
+}
+
+/// Those woken on the thread of the executor that runs here.
+struct Here {
+    /// Whose they are; null when none runs.
+    owner: Cell<*const Woken>,
+    list: RefCell<Vec<u32>>,
+}
+
+thread_local! {
+    static HERE: Here = const { Here { owner: Cell::new(std::ptr::null()), list: RefCell::new(Vec::new()) } };
+}
+
+impl Woken {
+    /// Lists a task, if this is the thread that runs it.
+    fn list_here(self: &Arc<Self>, handle: &Handle) -> bool {
+        HERE.try_with(|here| {
+            let is_here = here.owner.get() == Arc::as_ptr(self);
+            // Another thread may do the same at this moment: then it is listed twice, and polled once in vain.
+            if is_here && !handle.listed.load(Ordering::Relaxed) {
+                handle.listed.store(true, Ordering::Relaxed);
+                here.list.borrow_mut().push(handle.slot);
+            }
+            is_here
+        })
+        .unwrap_or(false)
+    }
+
+    fn list_from_elsewhere(&self, handle: &Handle) {
+        if !handle.listed.swap(true, Ordering::AcqRel) {
+            self.lock().push(handle.slot);
+            self.alarm.wake_by_ref();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As long as it lives, wakes on this thread go to the list of the thread. The executor that ran here before goes on after
+/// it.
+pub(crate) struct Running {
+    owner: *const Woken,
+    list: Vec<u32>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        HERE.with(|here| {
+            here.owner.set(self.owner);
+            here.list.replace(std::mem::take(&mut self.list));
+        });
+    }
 }
 
 /// What wakers of a task share.
@@ -65,25 +118,14 @@ struct Handle {
     woken: Arc<Woken>,
 }
 
-/// Tells the calling thread from all others that live.
-fn this_thread() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here).addr())
-}
-
 impl Wake for Handle {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.listed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let woken = &self.woken;
-        woken.list.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
-        if woken.home != this_thread() {
-            woken.alarm.wake_by_ref();
+        if !self.woken.list_here(self) {
+            self.woken.list_from_elsewhere(self);
         }
     }
 }
@@ -91,8 +133,13 @@ impl Wake for Handle {
 impl Executor {
     /// Of the calling thread, whose waits `alarm` ends.
     pub(crate) fn new(alarm: Arc<Alarm>) -> Self {
-        let woken = Arc::new(Woken { list: Mutex::default(), alarm, home: this_thread() });
+        let woken = Arc::new(Woken { list: Mutex::default(), alarm });
         Self { tasks: RefCell::default(), woken, turn: RefCell::default() }
+    }
+
+    /// This thread runs its tasks now.
+    pub(crate) fn run_here(&self) -> Running {
+        HERE.with(|here| Running { owner: here.owner.replace(Arc::as_ptr(&self.woken)), list: here.list.take() })
     }
 
     /// Adds a task, which runs for the first time in the next tick.
@@ -111,10 +158,12 @@ impl Executor {
     /// Runs each task that was woken, once. True if some have been woken since.
     pub(crate) fn tick(&self) -> bool {
         let mut turn = self.turn.take();
-        std::mem::swap(&mut turn, &mut *self.woken.list.lock().unwrap_or_else(PoisonError::into_inner));
+        HERE.with(|here| std::mem::swap(&mut turn, &mut *here.list.borrow_mut()));
+        // Who is listed while these run has rung the alarm, and is seen in the next tick.
+        turn.append(&mut self.woken.lock());
         turn.drain(..).for_each(|slot| self.run(slot));
         self.turn.replace(turn);
-        !self.woken.list.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        HERE.with(|here| !here.list.borrow().is_empty())
     }
 
     fn run(&self, slot: u32) {
@@ -122,7 +171,8 @@ impl Executor {
         let Some(mut task) = self.tasks.borrow_mut().slots.get_mut(slot as usize).and_then(Option::take) else {
             return;
         };
-        task.handle.listed.store(false, Ordering::Release);
+        // Who finds it listed before this has written what the task shall see.
+        task.handle.listed.swap(false, Ordering::AcqRel);
         let mut cx = Context::from_waker(&task.waker);
         // A task that panics ends alone.
         let polled = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().go_on(&mut cx)));
@@ -148,7 +198,7 @@ impl Executor {
                 task.handle.listed.store(true, Ordering::Release);
                 let _ = catch_unwind(AssertUnwindSafe(move || drop(task)));
             }
-            self.woken.list.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.woken.lock().clear();
         }
     }
 }
@@ -159,8 +209,10 @@ mod tests {
 
     use super::*;
 
-    fn executor() -> Rc<Executor> {
-        Rc::new(Executor::new(Alarm::new().expect("a descriptor")))
+    fn executor() -> (Rc<Executor>, Running) {
+        let executor = Rc::new(Executor::new(Alarm::new().expect("a descriptor")));
+        let running = executor.run_here();
+        (executor, running)
     }
 
     /// Counts its polls, and leaves its waker.
@@ -170,14 +222,14 @@ mod tests {
         executor.spawn(std::future::poll_fn(move |cx| {
             count.set(count.get() + 1);
             left.replace(Some(cx.waker().clone()));
-            Poll::Pending
+            Poll::<()>::Pending
         }));
         (polls, waker)
     }
 
     #[test]
     fn a_task_runs_once_however_often_it_is_woken() {
-        let executor = executor();
+        let (executor, _running) = executor();
         let (polls, waker) = counting(&executor);
         assert!(!executor.tick());
         let waker = waker.take().expect("it was polled");
@@ -189,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_wake_from_another_thread_rings() {
-        let executor = executor();
+        let (executor, _running) = executor();
         let (polls, waker) = counting(&executor);
         executor.tick();
         let waker = waker.take().expect("it was polled");
@@ -202,8 +254,26 @@ mod tests {
     }
 
     #[test]
+    fn an_executor_within_another_keeps_its_tasks_apart() {
+        let (outer, _running) = executor();
+        let (outer_polls, outer_waker) = counting(&outer);
+        outer.tick();
+        let waker = outer_waker.take().expect("it was polled");
+        waker.wake_by_ref();
+        {
+            let (inner, _running) = executor();
+            let (polls, _waker) = counting(&inner);
+            waker.wake_by_ref();
+            inner.tick();
+            assert_eq!((polls.get(), outer_polls.get()), (1, 1));
+        }
+        outer.tick();
+        assert_eq!(outer_polls.get(), 2);
+    }
+
+    #[test]
     fn one_that_panics_ends_alone_and_its_place_is_free() {
-        let executor = executor();
+        let (executor, _running) = executor();
         executor.spawn(async { panic!("on purpose") });
         let (polls, _waker) = counting(&executor);
         executor.tick();
@@ -213,7 +283,7 @@ mod tests {
 
     #[test]
     fn one_that_has_ended_is_not_woken() {
-        let executor = executor();
+        let (executor, _running) = executor();
         let waker = Rc::new(RefCell::new(None));
         let left = Rc::clone(&waker);
         executor.spawn(std::future::poll_fn(move |cx| {
@@ -240,7 +310,7 @@ mod tests {
                 }
             }
         }
-        let executor = executor();
+        let (executor, _running) = executor();
         let drops = Rc::new(Cell::new(0));
         let first = Spawns(Rc::clone(&executor), Rc::clone(&drops));
         executor.spawn(async move {

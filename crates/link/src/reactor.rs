@@ -151,6 +151,7 @@ impl Reactor {
     /// When waiting for events fails for another reason than a signal.
     pub fn run(&self, mut turn: impl FnMut() -> std::ops::ControlFlow<()>) -> io::Result<()> {
         let Inner { executor, io, timers, now, .. } = &*self.0;
+        let _running = executor.run_here();
         while turn().is_continue() {
             // Tasks that tasks have just woken or begun run before the kernel is asked.
             let more = (0..TICKS_PER_TURN).all(|_| executor.tick());

@@ -37,8 +37,7 @@ impl Buffers {
     pub(super) fn register(submitter: &Submitter<'_>, count: NonZeroU16, len: usize) -> io::Result<Rc<Self>> {
         let count = count.get();
         let entries = Block::new(usize::from(count) * size_of::<BufRingEntry>());
-        let buffers =
-            Self { entries, bytes: Block::new(usize::from(count) * len), count, len, tail: Cell::new(0) };
+        let buffers = Self { entries, bytes: Block::new(usize::from(count) * len), count, len, tail: Cell::new(0) };
         // SAFETY: the block is page-aligned, has room for `count` entries, and lives until the ring is gone (see
         // `Ring::drop`).
         unsafe { submitter.register_buf_ring_with_flags(buffers.entries.0.as_ptr() as u64, count, GROUP, 0) }?;

@@ -234,7 +234,8 @@ impl Ring {
 
     /// Begins a receive into a buffer of the ring. With `now` it looks at once; else it waits first.
     pub(super) fn receive(&self, port: &Port, now: bool) -> io::Result<()> {
-        let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), std::ptr::null_mut(), self.buffers.buffer_len() as u32);
+        let receive =
+            opcode::Recv::new(Fd(port.fd().as_raw_fd()), std::ptr::null_mut(), self.buffers.buffer_len() as u32);
         let mut entry = receive.buf_group(GROUP).build().flags(Flags::BUFFER_SELECT);
         if !now {
             wait_first(&mut entry);
