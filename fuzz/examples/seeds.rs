@@ -1,4 +1,4 @@
-//! Writes the seeds of the corpus: `cargo run --manifest-path fuzz/Cargo.toml --example seeds`.
+//! Writes the seeds of the corpus: `cargo run -p tidegate-fuzz --example seeds`.
 
 use std::path::Path;
 

@@ -5,11 +5,11 @@ use anyhow::Result;
 use crate::repository::{FEATURES, cargo, run as run_command};
 use crate::step::Steps;
 use crate::tests::{Io, fetch_postgres, tests};
-use crate::{drivers, fuzz, tidy};
+use crate::{drivers, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, fuzz, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, drivers
     #[arg(long)]
     only: Vec<String>,
 }
@@ -23,14 +23,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("postgres", fetch_postgres);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
-    steps.run("fuzz", fuzz::replay);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
 }
 
-/// The workspace, and the two packages that are none of its members.
+/// The workspace, and the package that is none of its members.
 fn format() -> Result<()> {
-    for manifest in ["Cargo.toml", "fuzz/Cargo.toml", "drivers/rust/Cargo.toml"] {
+    for manifest in ["Cargo.toml", "drivers/rust/Cargo.toml"] {
         run_command(cargo().args(["fmt", "--all", "--check", "--manifest-path", manifest]))?;
     }
     Ok(())

@@ -5,10 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::repository::{cargo, root, run as run_command, target_dir};
-use crate::step::Outcome;
-
-const MANIFEST: &str = "fuzz/Cargo.toml";
+use crate::repository::{FEATURES, cargo, root, run as run_command};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -31,12 +28,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     run_command(&mut command).context("is cargo-fuzz installed? cargo install cargo-fuzz")
 }
 
-/// As a step of CI: bounded by the number of inputs.
-pub(crate) fn replay() -> Outcome {
-    replay_all().into()
-}
-
+/// Built as all tests are, so that nothing is built anew.
 fn replay_all() -> Result<()> {
-    let target = target_dir()?.join("fuzz");
-    run_command(cargo().args(["test", "--quiet", "--manifest-path", MANIFEST, "--target-dir"]).arg(target))
+    run_command(cargo().args(["test", "--quiet", "--workspace"]).args(FEATURES).args(["--test", "replay"]))
 }

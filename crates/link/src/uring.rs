@@ -257,4 +257,79 @@ mod tests {
             far = writer.join().expect("the writer");
         }
     }
+
+    fn receive(ring: &Rc<Ring>, socket: &mut RingSocket) -> io::Result<Chunk> {
+        let cx = Context::from_waker(Waker::noop());
+        loop {
+            match socket.poll_recv(&cx) {
+                Poll::Ready(received) => return received,
+                Poll::Pending => ring.turn(None).expect("an event"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_dropped_with_a_receive_under_way_leaves_nothing_behind() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        for bulk in [false, true] {
+            let (near, mut far) = UnixStream::pair().expect("a pair");
+            let mut socket = RingSocket::new(ring.clone(), near.into());
+            socket.bulk = bulk;
+            assert!(socket.poll_recv(&cx).is_pending());
+            drop(socket);
+            while !ring.is_vacant() {
+                ring.turn(None).expect("the end of the receive");
+            }
+            assert!(far.write_all(b"x").is_err(), "the descriptor is closed with the last operation");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_dropped_with_a_send_under_way_leaves_nothing_behind() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let (near, _far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        // More than the peer, who does not read, has room for.
+        socket.start_send(vec![7; 16 << 20].into()).expect("room in the ring");
+        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        assert!(!socket.is_sent());
+        drop(socket);
+        while !ring.is_vacant() {
+            ring.turn(None).expect("the end of the send");
+        }
+    }
+
+    #[test]
+    fn a_ring_that_ends_waits_for_what_is_under_way() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        assert!(socket.poll_recv(&cx).is_pending());
+        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        drop((socket, ring));
+        assert!(far.write_all(b"x").is_err(), "the descriptor is closed");
+    }
+
+    #[test]
+    fn lent_buffers_go_round_and_keep_their_bytes_apart() {
+        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+        let Ok(ring) = Ring::new(&few) else { return };
+        let ring = Rc::new(ring);
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        let mut held = std::collections::VecDeque::new();
+        for round in 0..9u8 {
+            far.write_all(&[round; 3]).expect("a peer that reads");
+            held.push_back((round, receive(&ring, &mut socket).expect("bytes")));
+            if held.len() > 1 {
+                let (round, chunk) = held.pop_front().expect("two are held");
+                assert_eq!(&*chunk, [round; 3]);
+            }
+        }
+    }
 }

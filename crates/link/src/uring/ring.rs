@@ -120,6 +120,12 @@ impl Ring {
         self.buffers.buffer_len()
     }
 
+    /// Nobody has a slot.
+    #[cfg(test)]
+    pub(super) fn is_vacant(&self) -> bool {
+        self.slots.borrow().is_empty()
+    }
+
     pub(crate) fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
