@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::repository::{cargo, run, target_dir};
+use crate::repository::{FEATURES, cargo, run, target_dir};
 use crate::tests::Io;
 
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -25,11 +25,20 @@ pub(crate) enum Profile {
 
 /// Builds the binary and returns its path.
 pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
-    let (flag, folder) = match profile {
-        Profile::Dev => (None, "debug"),
-        Profile::Release => (Some("--release"), "release"),
+    let mut command = cargo();
+    command.args(["build", "--quiet"]);
+    let folder = match profile {
+        // As the tests have built it: alone it would get all its dependencies built anew, with fewer features.
+        Profile::Dev => {
+            command.args(["--workspace", "--bins"]).args(FEATURES);
+            "debug"
+        }
+        Profile::Release => {
+            command.args(["-p", "tidegate-gateway", "--bin", "tidegate", "--release"]);
+            "release"
+        }
     };
-    run(cargo().args(["build", "--quiet", "-p", "tidegate-gateway", "--bin", "tidegate"]).args(flag))?;
+    run(&mut command)?;
     Ok(target_dir()?.join(folder).join("tidegate"))
 }
 

@@ -26,7 +26,7 @@ mod ring;
 pub(crate) use buffers::Loan;
 pub(crate) use ring::Ring;
 
-use once::{Once, Pending};
+use once::{Deed, Once, Pending};
 use port::{Look, Port};
 
 /// One socket on the ring.
@@ -188,36 +188,61 @@ fn was_stopped(error: &io::Error) -> bool {
 pub(crate) struct RingListener {
     ring: Rc<Ring>,
     fd: Rc<OwnedFd>,
-    accept: RefCell<Option<Pending>>,
+    arrival: RefCell<Option<Pending>>,
 }
 
 impl RingListener {
     pub(crate) fn new(ring: Rc<Ring>, fd: Rc<OwnedFd>) -> Self {
-        Self { ring, fd, accept: RefCell::default() }
+        Self { ring, fd, arrival: RefCell::default() }
+    }
+
+    fn begin(&self, deed: Deed) -> io::Result<Pending> {
+        Pending::begin(&self.ring, Once::new(Rc::clone(&self.fd), deed))
     }
 
     pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
-        let mut accept = self.accept.borrow_mut();
+        let mut arrival = self.arrival.borrow_mut();
         loop {
-            let pending = match &mut *accept {
+            let pending = match &mut *arrival {
                 Some(pending) => pending,
-                none => none.insert(Pending::begin(&self.ring, Once::new(Rc::clone(&self.fd), None))?),
+                none => none.insert(self.begin(Deed::Accept)?),
             };
             let opened = std::task::ready!(pending.poll(cx));
-            *accept = None;
-            let Some(fd) = opened? else { continue };
-            // Who has left already has no address, and is let go: the address decides who may come in.
-            if let Ok(peer) = SockRef::from(&fd).peer_addr() {
-                return Poll::Ready(Ok(Accepted::new(fd, &peer)));
+            *arrival = None;
+            match opened {
+                // A socket that does not wait, as another process that shares it wants it.
+                Err(error) if found_nothing(&error) => *arrival = Some(self.begin(Deed::AwaitReadable)?),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(opened) => {
+                    if let Some(accepted) = opened.and_then(accepted) {
+                        return Poll::Ready(Ok(accepted));
+                    }
+                }
             }
         }
     }
+
+    /// Ends what is under way. An accept that cannot be taken back any more has brought a connection.
+    pub(crate) fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
+        let mut arrival = self.arrival.borrow_mut();
+        let Some(pending) = &mut *arrival else { return Poll::Ready(None) };
+        pending.ask_to_stop();
+        let opened = std::task::ready!(pending.poll(cx));
+        *arrival = None;
+        Poll::Ready(opened.ok().flatten().and_then(accepted))
+    }
+}
+
+/// Who has left already has no address, and is let go: the address decides who may come in.
+fn accepted(fd: OwnedFd) -> Option<Accepted> {
+    let peer = SockRef::from(&fd).peer_addr().ok()?;
+    Some(Accepted::new(fd, &peer))
 }
 
 /// Connects a socket that was just made.
 pub(crate) async fn connect(ring: Rc<Ring>, fd: OwnedFd, address: SockAddr) -> io::Result<OwnedFd> {
     let fd = Rc::new(fd);
-    let mut pending = Pending::begin(&ring, Once::new(Rc::clone(&fd), Some(address)))?;
+    let mut pending = Pending::begin(&ring, Once::new(Rc::clone(&fd), Deed::Connect(address)))?;
     std::future::poll_fn(|cx| pending.poll(cx)).await?;
     drop(pending);
     Rc::try_unwrap(fd).map_err(|_| io::Error::other("the connect operation still holds its socket"))

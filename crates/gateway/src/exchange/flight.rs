@@ -161,9 +161,10 @@ pub(crate) enum Completes {
 }
 
 impl Flight {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            owed: VecDeque::new(),
+            // A flight of the extended protocol has five.
+            owed: VecDeque::with_capacity(8),
             status: TxStatus::Idle,
             unsynced: false,
             skipping: false,

@@ -130,7 +130,7 @@ impl Exchange<'_> {
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
     /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
+        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
             return false;
         }
         let body = &message[HEADER..];

@@ -1,4 +1,4 @@
-//! An operation that opens a connection: it is waited for once.
+//! An operation on the way to a connection: it is waited for once.
 
 use std::{
     cell::Cell,
@@ -12,18 +12,27 @@ use socket2::SockAddr;
 
 use super::ring::Ring;
 
+/// What is to be done.
+pub(super) enum Deed {
+    /// Take a connection from a listener.
+    Accept,
+    /// Wait until a listener has one.
+    AwaitReadable,
+    /// Connect a socket.
+    Connect(SockAddr),
+}
+
 /// What the kernel uses of an operation under way, and what it has come to.
 pub(super) struct Once {
     pub(super) fd: Rc<OwnedFd>,
-    pub(super) address: Option<SockAddr>,
+    pub(super) deed: Deed,
     outcome: Cell<Option<io::Result<Option<OwnedFd>>>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Once {
-    /// Accepts on a listener, or connects to an address.
-    pub(super) fn new(fd: Rc<OwnedFd>, address: Option<SockAddr>) -> Self {
-        Self { fd, address, outcome: Cell::default(), waker: Cell::default() }
+    pub(super) fn new(fd: Rc<OwnedFd>, deed: Deed) -> Self {
+        Self { fd, deed, outcome: Cell::default(), waker: Cell::default() }
     }
 
     /// The operation has ended, with a new descriptor if it accepts.
@@ -52,6 +61,11 @@ impl Pending {
         let once = Rc::new(once);
         let slot = ring.begin_once(&once)?;
         Ok(Self { once, slot, ring: Rc::clone(ring), is_over: false })
+    }
+
+    /// Asks for its end, which comes all the same: it may have come before.
+    pub(super) fn ask_to_stop(&self) {
+        self.ring.cancel_once(self.slot);
     }
 
     pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<Option<OwnedFd>>> {

@@ -25,7 +25,7 @@ use rustix::{
 
 use super::{
     buffers::{Buffers, GROUP},
-    once::Once,
+    once::{Deed, Once},
     port::Port,
 };
 use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
@@ -203,7 +203,7 @@ impl Ring {
             Slot::Once(once) => {
                 // The slot is needed no more; if nobody waits, neither is what was opened.
                 self.vacate(slot);
-                let opens = once.address.is_none();
+                let opens = matches!(once.deed, Deed::Accept);
                 // SAFETY: an accept that succeeds gives a new descriptor that nobody else owns.
                 let opened = |fd| opens.then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) });
                 once.complete(result.map(opened));
@@ -271,13 +271,16 @@ impl Ring {
         pushed.inspect_err(|_| drop(port.sent(Ok(0))))
     }
 
-    /// Begins an accept or a connect, in a slot of its own.
+    /// Begins it, in a slot of its own.
     pub(super) fn begin_once(&self, once: &Rc<Once>) -> io::Result<u32> {
         let slot = self.slots.borrow_mut().occupy(Slot::Once(Rc::clone(once)));
         let fd = Fd(once.fd.as_raw_fd());
-        let entry = match &once.address {
-            Some(address) => opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build(),
-            None => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(CLOSE_ON_EXEC).build(),
+        let entry = match &once.deed {
+            Deed::Accept => {
+                opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(CLOSE_ON_EXEC).build()
+            }
+            Deed::AwaitReadable => opcode::PollAdd::new(fd, POLLIN).build(),
+            Deed::Connect(address) => opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build(),
         };
         // SAFETY: the slot keeps the address until the completion, behind a reference count, so that it does not move.
         let pushed = unsafe { self.push(&entry.user_data(token(slot, Kind::Once))) };
