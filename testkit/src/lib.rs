@@ -28,6 +28,7 @@ pub use gateway::Gateway;
 pub use message::{ErrorFields, Message};
 pub use process::{Process, Signal, free_address};
 pub use replies::Replies;
+pub use scram::Bound;
 pub use server::Server;
 pub use tls::{Authority, Identity, TlsMode};
 
