@@ -10,8 +10,6 @@ mod worker;
 
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
-pub use gateway::{
-    Full, Gateway, Phase, PoolKey, Quota, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SetupError, SharedPool,
-};
+pub use gateway::{Full, Gateway, Phase, PoolKey, Quota, ReloadReply, ServerEntry, Setup, SetupError, SharedPool};
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

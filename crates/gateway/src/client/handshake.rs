@@ -1,6 +1,6 @@
 //! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
 
-use std::{future::Future, pin::Pin, rc::Rc};
+use std::{future::Future, pin::Pin, rc::Rc, sync::Arc};
 
 use tidegate_link::{Accepted, Address, Link};
 use tidegate_wire::{DecodeError, sqlstate};
@@ -86,7 +86,8 @@ async fn arrive(worker: Rc<Worker>, accepted: Accepted, console: Console) -> Res
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
     let link = Link::new(&worker.reactor, accepted.fd)?;
-    let mut arriving = Arriving { link, worker, peer, uid, bytes: Vec::new(), asked: None, quota: None };
+    let mut arriving =
+        Arriving { link, worker, peer, uid, end_point: None, bytes: Vec::new(), asked: None, quota: None };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let outcome = within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout));
@@ -143,6 +144,8 @@ struct Arriving {
     peer: Address,
     /// Whose process is at the other end of a unix socket.
     uid: Option<u32>,
+    /// The hash of the certificate that it was shown, which its login can be bound to.
+    end_point: Option<Arc<[u8]>>,
     /// Received and not yet looked at.
     bytes: Vec<u8>,
     /// As whom it comes and to which database, once it has said so; for the journal.

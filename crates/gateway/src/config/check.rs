@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
-    Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp, Timeouts,
+    UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
@@ -18,6 +18,7 @@ use super::{Config, Database, User};
 mod disk;
 mod journal;
 pub(super) mod stream;
+mod tls;
 mod upstream;
 mod user;
 
@@ -138,6 +139,7 @@ impl Checker<'_> {
             warnings: Vec::new(),
         };
         self.probes(&Section::of(root, "route"), &config.route);
+        self.certificates(&Section::of(root, "auth"), &config);
         self.reachability(&Section::of(root, "auth"), &config);
         config
     }
@@ -213,6 +215,7 @@ impl Checker<'_> {
         self.file(section, "tls_key", &mut listen.tls_key);
         self.file(section, "tls_client_ca", &mut listen.tls_client_ca);
         self.listen_tls(section, &listen);
+        self.client_certificates(section, &listen);
         listen
     }
 
@@ -242,27 +245,13 @@ impl Checker<'_> {
         runtime
     }
 
-    fn listen_tls(&mut self, section: &Section<'_>, listen: &Listen) {
-        for (key, file) in [("tls_cert", &listen.tls_cert), ("tls_key", &listen.tls_key)] {
-            let missing = file.as_os_str().is_empty();
-            if listen.tls != ClientTls::Off && missing {
-                let help = format!("add {key} = \"/path/to/file.pem\", or write tls = \"off\"");
-                self.error(section.place(&["tls"]), format!("TLS without {key}"), help);
-            } else if listen.tls == ClientTls::Off && !missing {
-                let help = "write tls = \"allow\" or tls = \"require\"";
-                let reason = format!("{key} has no effect: tls is off");
-                self.warning(section.place(&[key]), reason, help);
-            }
-        }
-    }
-
     /// Warns of a gateway that everybody, or nobody, can log in to.
     fn reachability(&mut self, auth: &Section<'_>, config: &Config) {
         let place = auth.place(&["method"]);
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if config.auth.method != AuthMethod::Trust
+        } else if !matches!(config.auth.method, AuthMethod::Trust | AuthMethod::Cert)
             && config.users.is_empty()
             && !config.databases.is_empty()
             && !config.looks_up_users()

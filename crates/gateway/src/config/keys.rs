@@ -12,6 +12,7 @@ use super::rule::Rules;
 use super::secret::Secret;
 use super::section::{Key, Keys, Scope, section};
 use super::setting::{FileMode, Setting, Wrong, words};
+use super::suite::{CipherSuite, KeyGroup};
 use super::url::PgUrl;
 
 words! {
@@ -25,6 +26,14 @@ words! {
         Require = "require",
     }
 
+    /// Whether a client may come without a certificate, where authorities for them are named.
+    pub enum ClientCertificate {
+        /// It is asked for one, and comes without if it has none.
+        Allow = "allow",
+        /// Without one there is no TLS.
+        Require = "require",
+    }
+
     /// How clients prove who they are.
     pub enum AuthMethod {
         /// They do not: any name is believed.
@@ -35,6 +44,8 @@ words! {
         Md5 = "md5",
         /// SCRAM-SHA-256.
         ScramSha256 = "scram-sha-256",
+        /// A certificate whose common name is the user's.
+        Cert = "cert",
         /// The first line of `hba_file` that fits decides.
         Hba = "hba",
     }
@@ -79,6 +90,16 @@ words! {
         Postgres = "postgres",
         /// At once (Postgres 17 and newer): a round trip less.
         Direct = "direct",
+    }
+
+    /// libpq's `channel_binding`, towards servers.
+    pub enum ChannelBinding {
+        /// SCRAM logins are not bound to the server's certificate.
+        Disable = "disable",
+        /// They are if the server can do it.
+        Prefer = "prefer",
+        /// They are, or there is no login; other methods are refused.
+        Require = "require",
     }
 
     /// The form of log lines.
@@ -201,8 +222,14 @@ section! {
         tls_cert: PathBuf = PathBuf::new() => Live Process;
         /// PEM file with the certificate's key.
         tls_key: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with authorities; with it, a client must present a certificate of one of them.
+        /// PEM file with authorities; with it, clients are asked for a certificate of one of them.
         tls_client_ca: PathBuf = PathBuf::new() => Live Process;
+        /// `require` or `allow`: whether a client may come without a certificate, if there is `tls_client_ca`.
+        tls_client_cert: ClientCertificate = ClientCertificate::Require => Live Process;
+        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        tls_ciphers: Vec<CipherSuite> = Vec::new() => Live Process;
+        /// Groups for the key exchange: `X25519`, `prime256v1`, `secp384r1`; `[]` for all.
+        tls_groups: Vec<KeyGroup> = Vec::new() => Live Process;
         /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
         /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
@@ -219,10 +246,14 @@ section! {
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5`, `scram-sha-256` or `hba`; holds for logins from the reload on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert` or `hba`; holds for logins from the reload on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
-        /// Whether `trust` believes names that `[users]` does not have.
+        /// Whether `trust` and `cert` let in users that `[users]` does not have.
         strangers: bool = true => Live Process;
+        /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
+        scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;
+        /// Whether clients over TLS are offered SCRAM-SHA-256-PLUS, which fails if a proxy before the gateway ends their TLS.
+        channel_binding: bool = true => Live Process;
         /// File of rules as in `pg_hba.conf`, for method `hba`; read again by a reload.
         hba_file: PathBuf = PathBuf::new() => Live Process;
         /// File of user name maps as in `pg_ident.conf`, for `map=` in the rules.
@@ -336,6 +367,10 @@ section! {
         sslkey: PathBuf = PathBuf::new() => Live Process;
         /// `postgres` asks before TLS begins; `direct` begins at once (Postgres 17, sslmode `require` or stricter).
         sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
+        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        sslciphers: Vec<CipherSuite> = Vec::new() => Live Process;
+        /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server's certificate.
+        channel_binding: ChannelBinding = ChannelBinding::Prefer => Live Process;
         /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
         startup_parameters: Parameters = Parameters::default() => Live Process;
         /// Whether all clients share one pool, if there is a `user`; otherwise each of their users has one.

@@ -110,6 +110,8 @@ impl Database {
             ("sslcert", self.tls.cert.show()),
             ("sslkey", self.tls.key.show()),
             ("sslnegotiation", self.tls.negotiation.show()),
+            ("sslciphers", self.tls.ciphers.show()),
+            ("channel_binding", self.tls.binding.show()),
             ("startup_parameters", parameters.show()),
             ("shared_pool", self.shared_pool.show()),
             ("connect_query", self.connect_query.clone()),

@@ -198,6 +198,15 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
             "`user` cannot be",
             "leave it out",
         ),
+        ("[listen]\ntls_ciphers = [\"RC4\"]", (2, 16), "`RC4` is not known", "TLS_AES_256_GCM_SHA384"),
+        ("[listen]\ntls_groups = [\"P-521\"]", (2, 15), "`P-521` is not known", "prime256v1"),
+        ("[auth]\nmethod = \"cert\"", (2, 10), "without authorities", "tls_client_ca"),
+        (
+            "[databases.x]\nhost = \"x\"\nsslmode = \"disable\"\nchannel_binding = \"require\"",
+            (4, 19),
+            "channel binding without TLS",
+            "sslmode = \"require\"",
+        ),
         ("[users.x]\npassword = 5", (2, 12), "expected a string", "quotes"),
         ("[users.x]\npassword = \"a\"\npassword_file = \"b\"", (3, 17), "given twice", "leave out"),
         ("[users.x]\npassword = \"SCRAM-SHA-256$1:x\"", (2, 12), "SCRAM verifier", "pg_authid"),
@@ -216,6 +225,8 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
 fn tls_needs_its_files() {
     let findings = bad(&with("[listen]\ntls = \"require\""));
     assert!(findings[0].reason.contains("tls_cert") && findings[1].reason.contains("tls_key"), "{findings:?}");
+    let config = good(&with("[listen]\ntls_client_ca = \"a.pem\""));
+    assert!(config.warnings[0].reason.contains("tls is off"), "{:?}", config.warnings);
     let config = good(&with("[listen]\ntls_cert = \"a.pem\""));
     assert!(config.warnings[0].reason.contains("tls is off"), "{:?}", config.warnings);
 }
@@ -289,6 +300,9 @@ fn a_url_alone_is_a_gateway() {
     assert_eq!((plan.hosts[0].to_string(), plan.tls.mode), ("db:7000".to_owned(), SslMode::Require));
     assert_eq!((plan.user.as_str(), plan.secret), ("app", Some(UserSecret::Plain(Secret::new("s@cret")))));
     assert_eq!(config.pool_for("other", "app"), None);
+
+    let bound = Config::from_url("postgres://app:x@db/shop?sslmode=require&channel_binding=require");
+    assert_eq!(bound.expect("a configuration").databases["shop"].tls.binding, ChannelBinding::Require);
 
     let open = Config::from_url("postgres://db").expect("a configuration");
     assert_eq!((open.auth.method, open.users.len()), (AuthMethod::Trust, 0));

@@ -36,6 +36,14 @@ pub enum Cause {
     Rejected,
     /// It is not the process that it would have to be.
     Peer,
+    /// It comes without TLS, and would need a certificate.
+    NoTls,
+    /// It has shown no certificate, and would need one.
+    NoCertificate,
+    /// Its certificate is of somebody else.
+    Certificate,
+    /// Its certificate is of a user that is not known.
+    NoUser,
 }
 
 impl Cause {
@@ -91,6 +99,16 @@ impl Cause {
             Self::NoRule => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no rule of hba_file lets this client in"),
             Self::Rejected => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "a rule of hba_file rejects this client"),
             Self::Peer => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "peer authentication failed"),
+            Self::NoTls | Self::NoCertificate => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "connection requires a valid client certificate")
+            }
+            Self::NoUser => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "certificate authentication failed: no such user")
+            }
+            Self::Certificate => (
+                sqlstate::INVALID_AUTHORIZATION_SPECIFICATION,
+                "certificate authentication failed: the certificate is not this user's",
+            ),
         }
     }
 
@@ -110,6 +128,10 @@ impl Cause {
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",
             Self::Peer => "unix socket login rejected",
+            Self::NoTls => "TLS connection required",
+            Self::NoCertificate => "TLS client certificate required",
+            Self::Certificate => "TLS certificate name mismatch",
+            Self::NoUser => "no such user",
         }
     }
 }

@@ -66,7 +66,10 @@ const MODES: Kind = Word(&["session", "transaction", "statement"]);
 const SSL_MODES: Kind = Word(&["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]);
 pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-sha-256", "hba", "cert", "pam", "ldap"];
 
-const CIPHERS: Effect = Nothing("the TLS library has strong ciphers and curves only, and needs no list of them");
+const CLIENT_CIPHERS: Effect =
+    Does("`listen.tls_ciphers`: those of the list that there are; refused if it leaves none");
+const SERVER_CIPHERS: Effect =
+    Does("`sslciphers` of every database: those of the list that there are; refused if it leaves none");
 const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
 const DNS: Effect = Nothing("names are looked up at each connect, by the system's resolver and its cache");
 const IDLE_CHECK: Effect =
@@ -90,7 +93,7 @@ pub const GLOBAL: &[Key] = &[
         "auth_type",
         Word(AUTH_TYPES),
         "md5",
-        Does("`auth.method`; `any` lets in whoever comes, `cert`, `pam` and `ldap` are refused"),
+        Does("`auth.method`; `any` lets in whoever comes, `pam` and `ldap` are refused"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
     key(
@@ -102,19 +105,31 @@ pub const GLOBAL: &[Key] = &[
     key("cancel_wait_timeout", Seconds, "10", Is("timeouts.cancel")),
     key("client_idle_timeout", Seconds, "0", Is("timeouts.client_idle")),
     key("client_login_timeout", Seconds, "60", Is("timeouts.login")),
-    bare("client_tls13_ciphers", Text, CIPHERS),
-    key("client_tls_ca_file", Path, "", Does("`listen.tls_client_ca`, with `verify-ca` and `verify-full`")),
+    bare("client_tls13_ciphers", Text, CLIENT_CIPHERS),
+    key("client_tls_ca_file", Path, "", Does("`listen.tls_client_ca`, unless TLS is off")),
     key("client_tls_cert_file", Path, "", Does("`listen.tls_cert`, unless TLS is off")),
-    key("client_tls_ciphers", Text, "default", CIPHERS),
-    key("client_tls_dheparams", Text, "auto", CIPHERS),
-    key("client_tls_ecdhcurve", Text, "auto", CIPHERS),
+    key("client_tls_ciphers", Text, "default", CLIENT_CIPHERS),
+    key("client_tls_dheparams", Text, "auto", Nothing("keys are exchanged over elliptic curves only")),
+    key(
+        "client_tls_ecdhcurve",
+        Text,
+        "auto",
+        Does("`listen.tls_groups`: X25519, prime256v1 and secp384r1; refused if it names none of them"),
+    ),
     key("client_tls_key_file", Path, "", Does("`listen.tls_key`, unless TLS is off")),
-    key("client_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key(
+        "client_tls_protocols",
+        Text,
+        "secure",
+        Does("TLS 1.2 and 1.3, or one of them by `listen.tls_ciphers`; refused if it allows neither"),
+    ),
     key(
         "client_tls_sslmode",
         SSL_MODES,
         "disable",
-        Does("`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones ask for a certificate"),
+        Does(
+            "`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones also require a certificate",
+        ),
     ),
     bare("conffile", Text, Nothing("a reload reads the file of the command line")),
     key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
@@ -157,7 +172,7 @@ pub const GLOBAL: &[Key] = &[
     key("reserve_pool_timeout", Seconds, "5", Is("pool.reserve_after")),
     key("resolv_conf", Path, "", DNS),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
-    key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
+    key("scram_iterations", Number, "4096", Is("auth.scram_iterations")),
     key("server_check_delay", Seconds, "30", IDLE_CHECK),
     key("server_check_query", Text, "<empty>", IDLE_CHECK),
     key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
@@ -173,12 +188,17 @@ pub const GLOBAL: &[Key] = &[
     key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
     key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
     key("server_round_robin", Flag, "0", Nothing("the connection that was used last is used first")),
-    bare("server_tls13_ciphers", Text, CIPHERS),
+    bare("server_tls13_ciphers", Text, SERVER_CIPHERS),
     key("server_tls_ca_file", Path, "", Does("`sslrootcert` of every database")),
     key("server_tls_cert_file", Path, "", Does("`sslcert` of every database")),
-    key("server_tls_ciphers", Text, "default", CIPHERS),
+    key("server_tls_ciphers", Text, "default", SERVER_CIPHERS),
     key("server_tls_key_file", Path, "", Does("`sslkey` of every database")),
-    key("server_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key(
+        "server_tls_protocols",
+        Text,
+        "secure",
+        Does("TLS 1.2 and 1.3, or one of them by `sslciphers` of every database; refused if it allows neither"),
+    ),
     key("server_tls_sslmode", SSL_MODES, "prefer", Does("`sslmode` of every database")),
     bare("service_name", Text, WINDOWS),
     key("so_reuseport", Flag, "0", Is("listen.reuse_port")),

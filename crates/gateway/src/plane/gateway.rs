@@ -10,7 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use rustls::{ClientConfig, ServerConfig};
+use rustls::ClientConfig;
 use tidegate_pool::{Limits, Pool};
 use tidegate_supervise::Scope;
 use tidegate_wire::auth::scram::Verifier;
@@ -69,7 +69,7 @@ pub struct Setup {
     /// The configuration.
     pub config: Config,
     /// TLS for clients.
-    pub client_tls: Option<Arc<ServerConfig>>,
+    pub client_tls: Option<Arc<tls::Acceptor>>,
     /// TLS towards servers, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
     /// Who may come from where, for method `hba`.
@@ -100,13 +100,21 @@ impl Setup {
                 server_tls.insert(entry.clone(), tls);
             }
         }
-        let auth = &config.auth;
-        let hba = match auth.method {
-            AuthMethod::Hba => Some(hba::Rules::load(&auth.hba_file, &auth.ident_file)?),
+        let hba = match config.auth.method {
+            AuthMethod::Hba => Some(rules(&config)?),
             _ => None,
         };
         Ok(Self { config, client_tls, server_tls, hba })
     }
+}
+
+/// The rules of a configuration, which ask for nothing that clients are not asked for.
+fn rules(config: &Config) -> Result<hba::Rules, hba::HbaError> {
+    let rules = hba::Rules::load(&config.auth.hba_file, &config.auth.ident_file)?;
+    if !config.listen.asks_for_certificates() {
+        rules.refuse_certificates(&config.auth.hba_file)?;
+    }
+    Ok(rules)
 }
 
 /// A pool as seen from all threads.
@@ -452,8 +460,16 @@ impl Gateway {
     /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
     #[must_use]
     pub fn known_verifier(&self, user: &str, password: &str) -> Option<Verifier> {
+        let iterations = self.scram_iterations();
         let known = lock(&self.verifiers);
-        known.get(user).filter(|(made_of, _)| made_of == password).map(|(_, verifier)| verifier.clone())
+        let fits = |known: &&(String, Verifier)| known.0 == password && known.1.iterations() == iterations;
+        known.get(user).filter(fits).map(|(_, verifier)| verifier.clone())
+    }
+
+    /// Iterations of verifiers that are made here.
+    #[must_use]
+    pub fn scram_iterations(&self) -> u32 {
+        self.setup.load().config.auth.scram_iterations
     }
 
     /// Keeps a verifier for the user's next login.
@@ -464,12 +480,9 @@ impl Gateway {
     /// A verifier that nobody's password fits, so that a login as an unknown user looks like any other that fails.
     #[must_use]
     pub fn decoy_verifier(&self, user: &str) -> Verifier {
-        Verifier::fake(user.as_bytes(), &self.decoy_secret, SCRAM_ITERATIONS)
+        Verifier::fake(user.as_bytes(), &self.decoy_secret, self.scram_iterations())
     }
 }
-
-/// As Postgres' `scram_iterations`.
-pub const SCRAM_ITERATIONS: u32 = 4096;
 
 /// The pool's bounds, from its settings.
 fn limits(plan: &PoolPlan) -> Limits {

@@ -77,7 +77,8 @@ fn the_converted_file_means_the_same() {
         ini: "[databases]\n\"my shop\" = $PG dbname=postgres pool_size=3 connect_query='select ''a b''' timezone=UTC\n\
               * = $PG reserve_pool=2 max_db_connections=9\n[users]\napp = query_timeout=2.5 max_user_connections=4\n\
               [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\nserver_lifetime = 0\n\
-              ignore_startup_parameters = extra_float_digits, options\nmin_pool_size = 1\nlog_stats = 0\n",
+              ignore_startup_parameters = extra_float_digits, options\nmin_pool_size = 1\nlog_stats = 0\n\
+              scram_iterations = 5000\nserver_tls_ciphers = ECDHE+AESGCM\nserver_tls_protocols = tlsv1.2\n",
         files: &[("userlist.txt", "\"app\" \"secret\"\n\"postgres\" \"p\\w\"\n")],
         ..Setup::default()
     });

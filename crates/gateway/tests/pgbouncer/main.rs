@@ -8,3 +8,4 @@ mod limits;
 mod metrics;
 mod process;
 mod timeouts;
+mod tls;

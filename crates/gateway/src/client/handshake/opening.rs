@@ -1,6 +1,6 @@
 //! From the first byte to the start-up packet: TLS, GSS, the version of the protocol.
 
-use tidegate_link::{Address, Chunk, TlsSide};
+use tidegate_link::{Address, Chunk, TlsInfo, TlsSide};
 use tidegate_wire::{
     Reason, sqlstate,
     startup::{self, First},
@@ -77,25 +77,31 @@ impl Arriving {
 
     async fn answer_ssl(&mut self) -> Result<(), LoginError> {
         self.nothing_early()?;
-        let config = self.worker.gateway.setup().client_tls.clone();
-        let Some(config) = config.filter(|_| !self.link.is_tls() && matches!(self.peer, Address::Tcp(_))) else {
+        let acceptor = self.worker.gateway.setup().client_tls.clone();
+        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, Address::Tcp(_))) else {
             self.link.write(&b"N"[..]);
             return Ok(self.link.flush().await?);
         };
         self.link.write(&b"S"[..]);
         self.link.flush().await?;
-        self.link.start_tls(&self.worker.reactor, TlsSide::Server(config), Chunk::empty())?;
-        self.link.handshake().await?;
+        self.start_tls(&acceptor, Chunk::empty()).await?;
         Ok(())
     }
 
+    async fn start_tls(&mut self, acceptor: &tls::Acceptor, early: Chunk) -> Result<TlsInfo, LoginError> {
+        self.link.start_tls(&self.worker.reactor, TlsSide::Server(acceptor.config.clone()), early)?;
+        let info = self.link.handshake().await?;
+        let is_offered = self.worker.gateway.setup().config.auth.channel_binding;
+        self.end_point = acceptor.end_point.clone().filter(|_| is_offered);
+        Ok(info)
+    }
+
     async fn direct_tls(&mut self) -> Result<(), LoginError> {
-        let Some(config) = self.worker.gateway.setup().client_tls.clone() else {
+        let Some(acceptor) = self.worker.gateway.setup().client_tls.clone() else {
             return Err(LoginError::Gone);
         };
         let early = std::mem::take(&mut self.bytes);
-        self.link.start_tls(&self.worker.reactor, TlsSide::Server(config), early.into())?;
-        let info = self.link.handshake().await?;
+        let info = self.start_tls(&acceptor, early.into()).await?;
         if info.alpn.as_deref() != Some(tls::ALPN) {
             // Without it a page in a browser could be made to speak to us.
             return Err(LoginError::Refused(Refusal::protocol(

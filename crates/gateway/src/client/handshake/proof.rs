@@ -7,8 +7,9 @@ use crate::{
     client::{auth::Login, lookup},
     config::{Admin, AuthMethod, UserSecret},
     error::Cause,
-    hba::{self, Caller, Verdict},
+    hba::{self, Caller, Certificate, CertificateName, Verdict},
     plane::{Setup, lock},
+    tls,
 };
 
 impl Arriving {
@@ -20,18 +21,27 @@ impl Arriving {
     }
 
     pub(super) async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
-        let method = match self.judge(setup, request)? {
-            Verdict::Method(method) => method,
+        let (method, certificate) = match self.judge(setup, request)? {
+            Verdict::Method(method) => (method, None),
+            Verdict::Certified(method, certificate) => (method, Some(certificate)),
             Verdict::Peer(map) => return self.check_peer(setup, request, map.as_deref()).await,
             Verdict::Reject => return Err(self.cause(Cause::Rejected)),
         };
+        if let Some(wanted) = &certificate {
+            self.check_certificate(setup, request, wanted)?;
+        }
         let (known, secret) = self.secret(setup, request).await?;
-        if method == AuthMethod::Trust && !known && !setup.config.auth.strangers {
-            return Err(self.cause(Cause::Stranger));
+        if !known && !setup.config.auth.strangers {
+            match method {
+                AuthMethod::Trust => return Err(self.cause(Cause::Stranger)),
+                AuthMethod::Cert => return Err(self.cause(Cause::NoUser)),
+                _ => {}
+            }
         }
         let bytes = std::mem::take(&mut self.bytes);
-        let gateway = self.worker.gateway.clone();
-        let mut login = Login { gateway: &gateway, link: &mut self.link, user: &request.user, secret, bytes };
+        let (gateway, end_point) = (self.worker.gateway.clone(), self.end_point.clone());
+        let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
+        let mut login = Login { gateway: &gateway, link, user, secret, end_point, bytes };
         login.authenticate(method).await?;
         self.bytes = std::mem::take(&mut login.bytes);
         Ok(())
@@ -39,7 +49,7 @@ impl Arriving {
 
     /// How the client has to prove who it is.
     fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
-        let Some(rules) = &setup.hba else { return Ok(Verdict::Method(setup.config.auth.method)) };
+        let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
         let ip = match self.peer {
             Address::Tcp(address) => Some(address.ip()),
             Address::Unix => None,
@@ -48,6 +58,27 @@ impl Arriving {
         let (database, user) = (request.database.as_str(), request.user.as_str());
         let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
         rules.judge(&caller).cloned().ok_or_else(|| self.cause(Cause::NoRule))
+    }
+
+    /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
+    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &Certificate) -> Result<(), LoginError> {
+        let Some(info) = self.link.tls_info() else { return Err(self.cause(Cause::NoTls)) };
+        let Some(shown) = info.peer_certificates.first() else { return Err(self.cause(Cause::NoCertificate)) };
+        let Some(kind) = wanted.name else { return Ok(()) };
+        let name = tls::subject(shown).and_then(|subject| match kind {
+            CertificateName::Common => subject.common_name,
+            CertificateName::Distinguished => Some(subject.distinguished_name),
+        });
+        let may = |name: &String| match &setup.hba {
+            Some(rules) => rules.may_come_as(wanted.map.as_deref(), name, &request.user),
+            None => *name == request.user,
+        };
+        if name.as_ref().is_some_and(may) {
+            return Ok(());
+        }
+        let (peer, user) = (&self.peer, &request.user);
+        tracing::info!(%peer, ?user, certificate = ?name, "the certificate is not this user's");
+        Err(self.cause(Cause::Certificate))
     }
 
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {

@@ -105,7 +105,11 @@ impl Arriving {
         self.link.write(out);
     }
 
-    pub(super) async fn begin_session(mut self, pool: Rc<WorkerPool>, request: &Request) -> Result<Session, (Self, LoginError)> {
+    pub(super) async fn begin_session(
+        mut self,
+        pool: Rc<WorkerPool>,
+        request: &Request,
+    ) -> Result<Session, (Self, LoginError)> {
         let welcome = match self.welcome(&pool, request.route).await {
             Ok(welcome) => welcome,
             Err(error) => return Err((self, error)),

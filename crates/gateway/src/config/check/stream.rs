@@ -120,7 +120,7 @@ impl Checker<'_> {
         self.without_effect(section, "form", writes, "to takes records, not texts");
         let mut raw = RawDatabase::default();
         if let Target::Postgres(url) = &keys.to {
-            for (key, text) in url.keys().filter(|(key, _)| key.starts_with("ssl")) {
+            for (key, text) in url.keys().filter(|(key, _)| key.starts_with("ssl") || *key == "channel_binding") {
                 if let Some(Err(wrong)) = raw.set(key, &Value::Text(text)) {
                     self.wrong(section.place(&["to"]), wrong);
                 }
