@@ -1,9 +1,13 @@
 //! A whole gateway: threads, listeners, signals, reload, shutdown.
 
+mod activation;
+mod handover;
 mod process;
+mod sockets;
 mod streams;
 
 use std::{
+    os::fd::OwnedFd,
     sync::{Arc, Mutex, atomic::Ordering, mpsc},
     thread::JoinHandle,
     time::Duration,
@@ -25,7 +29,10 @@ use crate::{
     stream::{self, Fleet},
 };
 
+use activation::Activated;
+use handover::{Goods, Predecessor};
 use process::PidFile;
+use sockets::Sockets;
 
 /// A gateway that runs, for the binary and for tests.
 pub struct Running {
@@ -56,6 +63,7 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    let activated = Activated::take()?;
     let log = log::init(&config.log)?;
     for warning in &config.warnings {
         tracing::warn!(%warning, "configuration");
@@ -64,7 +72,7 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
     control.block_on(async {
         // Before anybody can see that the process is there: a SIGHUP that nobody hears would end it.
         let signals = Signals::hear()?;
-        let running = start(config, run.clone(), log)?;
+        let running = start(config, run.clone(), log, activated)?;
         running.until_stopped(signals).await
     })
 }
@@ -108,10 +116,12 @@ impl Signals {
     }
 }
 
-fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<Running> {
+fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activated) -> anyhow::Result<Running> {
     raise_descriptor_limit();
-    let pid_file = PidFile::claim(&config.runtime.pid_file)?;
-    let listeners = bind(&config)?;
+    let takes_over = source.takes_over() && !activated.is_some();
+    let mut predecessor = if takes_over { Predecessor::meet(&config)? } else { None };
+    let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
+    let sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
     let workers = match config.runtime.workers {
         // Few busy threads take more messages per system call than many idle ones: see docs/performance.md.
         0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
@@ -122,40 +132,26 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
         Io::IoUring => Mode::IoUring,
         Io::Epoll => Mode::Epoll,
     };
-    let metrics = http::bind(&config.metrics.addresses)?;
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current());
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.archive = Archive::open(&gateway.setup().config.journal)?;
     let gateway = Arc::new(gateway);
-    let threads = spawn_workers(&gateway, workers, mode, &listeners)?;
-    for listener in &listeners {
-        if let Some(address) = listener.local_addr() {
-            tracing::info!(%address, "listening");
-        }
-    }
+    let threads = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
+    sockets.announce();
     let streams = streams::start(&gateway)?;
-    http::serve(&gateway, metrics)?;
+    let copies = sockets.metrics.iter().map(|socket| socket.try_clone().map(Into::into));
+    let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
+    let scrapes = http::serve(&gateway, sockets.metrics)?;
+    let listeners = sockets.listeners;
+    handover::open(&gateway, Goods { listeners: listeners.clone(), metrics, scrapes });
+    if let Some(predecessor) = predecessor {
+        predecessor.release().context("the process to be replaced has gone meanwhile")?;
+        tracing::info!("took over from the process that ran before");
+        pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
+    }
     process::announce_ready();
     Ok(Running { gateway, threads, listeners, streams, source, log, _pid_file: pid_file })
-}
-
-fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let backlog = i32::try_from(config.listen.backlog).unwrap_or(i32::MAX);
-    let mut listeners = Vec::new();
-    for address in &config.listen.addresses {
-        let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
-        let listener = bind(*address, backlog)
-            .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))?;
-        listeners.push(listener);
-    }
-    if let Some(path) = config.listen.unix_socket() {
-        let listener = Listener::unix(&path, config.listen.unix_socket_mode.0, backlog)
-            .with_context(|| format!("cannot listen on {}", path.display()))?;
-        tracing::info!(path = %path.display(), "listening");
-        listeners.push(listener);
-    }
-    Ok(listeners)
 }
 
 /// Starts the threads of the data plane, and waits until all have their event loop.
@@ -304,6 +300,8 @@ impl Running {
         self.listeners.clear();
         self.streams.iter().for_each(|streams| streams.board().stop());
         self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        // Clients that were accepted last are with their threads by now, and counted.
+        self.gateway.ask_all(|_| ()).await;
         tracing::info!("no longer listening");
     }
 

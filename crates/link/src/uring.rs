@@ -362,38 +362,95 @@ fn bulk_chunk(BufResult(result, op): BufResult<usize, op::Recv<Vec<u8>, Fd>>) ->
 pub(crate) struct RingListener {
     ring: Rc<Ring>,
     fd: Rc<OwnedFd>,
-    accept: Cell<Option<Key<op::Accept<Rc<OwnedFd>>>>>,
+    arrival: Cell<Arrival>,
+}
+
+/// What is under way on a listener.
+#[derive(Default)]
+enum Arrival {
+    #[default]
+    Idle,
+    Accept(Key<op::Accept<Rc<OwnedFd>>>),
+    /// The socket is one that does not wait, as another process that shares it wants it.
+    Readable(Key<op::PollOnce<Rc<OwnedFd>>>),
 }
 
 impl RingListener {
     pub(crate) fn new(ring: Rc<Ring>, fd: Rc<OwnedFd>) -> Self {
-        Self { ring, fd, accept: Cell::new(None) }
+        Self { ring, fd, arrival: Cell::default() }
     }
 
     pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
         loop {
-            let Some(key) = self.accept.take() else {
-                match self.ring.push(op::Accept::new(self.fd.clone())) {
-                    PushEntry::Pending(key) => self.accept.set(Some(key)),
-                    PushEntry::Ready(result) => return Poll::Ready(accepted(result)),
-                }
-                continue;
+            let result = match self.arrival.take() {
+                Arrival::Idle => match self.ring.push(op::Accept::new(self.fd.clone())) {
+                    PushEntry::Pending(key) => {
+                        self.arrival.set(Arrival::Accept(key));
+                        continue;
+                    }
+                    PushEntry::Ready(result) => accepted(result),
+                },
+                Arrival::Accept(key) => match self.ring.pop(key, cx) {
+                    PushEntry::Pending(key) => {
+                        self.arrival.set(Arrival::Accept(key));
+                        return Poll::Pending;
+                    }
+                    PushEntry::Ready(result) => accepted(result),
+                },
+                Arrival::Readable(key) => match self.ring.pop(key, cx) {
+                    PushEntry::Pending(key) => {
+                        self.arrival.set(Arrival::Readable(key));
+                        return Poll::Pending;
+                    }
+                    PushEntry::Ready(BufResult(Ok(_), _)) => continue,
+                    PushEntry::Ready(BufResult(Err(error), _)) => Err(error),
+                },
             };
-            return match self.ring.pop(key, cx) {
-                PushEntry::Pending(key) => {
-                    self.accept.set(Some(key));
-                    Poll::Pending
+            match result {
+                Err(error) if found_nothing(&error) => self.await_readable()?,
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn await_readable(&self) -> io::Result<()> {
+        match self.ring.push(op::PollOnce::new(self.fd.clone(), op::Interest::Readable)) {
+            PushEntry::Pending(key) => self.arrival.set(Arrival::Readable(key)),
+            PushEntry::Ready(BufResult(result, _)) => {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what is under way. An accept that cannot be taken back any more has brought a connection.
+    pub(crate) fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
+        match self.arrival.take() {
+            Arrival::Idle => Poll::Ready(None),
+            Arrival::Readable(key) => {
+                self.ring.cancel(key);
+                Poll::Ready(None)
+            }
+            Arrival::Accept(key) => {
+                self.ring.ask_to_stop(&key);
+                match self.ring.pop(key, cx) {
+                    PushEntry::Pending(key) => {
+                        self.arrival.set(Arrival::Accept(key));
+                        Poll::Pending
+                    }
+                    PushEntry::Ready(result) => Poll::Ready(accepted(result).ok()),
                 }
-                PushEntry::Ready(result) => Poll::Ready(accepted(result)),
-            };
+            }
         }
     }
 }
 
 impl Drop for RingListener {
     fn drop(&mut self) {
-        if let Some(key) = self.accept.take() {
-            self.ring.cancel(key);
+        match self.arrival.take() {
+            Arrival::Idle => {}
+            Arrival::Accept(key) => self.ring.cancel(key),
+            Arrival::Readable(key) => self.ring.cancel(key),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     exchange::Frontend,
     hba::{self, Caller, Verdict},
     params::{ServerSettings, Settings, Value, canonical_encoding, is_settable},
-    plane::{Entry, NewCard, PoolKey, Quota, Setup, Worker, WorkerPool, lock, within},
+    plane::{Entry, NewCard, Phase, PoolKey, Quota, Setup, Worker, WorkerPool, lock, within},
     record::{Stranger, Witness},
     server::tcp,
     tls,
@@ -355,7 +355,9 @@ impl Arriving {
     fn admit(&self, request: &Request) -> Result<(), LoginError> {
         let gateway = &self.worker.gateway;
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
-        if !gateway.phase().goes_on() && !to_console {
+        // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
+        let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
+        if ends && !to_console {
             return Err(LoginError::Refused(match self.dialect() {
                 Dialect::Postgres => Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
                 dialect => Cause::ShuttingDown.refusal(dialect),

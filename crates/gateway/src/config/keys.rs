@@ -193,6 +193,8 @@ section! {
         unix_socket_port: u16 = 0 => Restart Process;
         /// Permissions of the socket's file, in octal.
         unix_socket_mode: FileMode = FileMode(0o777) => Restart Process;
+        /// Group of the socket's file, by name or number; empty for that of the process.
+        unix_socket_group: String = String::new() => Restart Process;
         /// Connections the kernel holds until they are accepted; more are refused or must try again.
         backlog: u32 = 4096, in 1..=1_000_000 => Restart Process;
         /// TLS for clients: `off`, `allow`, `require`; needs `tls_cert` and `tls_key` unless off.

@@ -203,7 +203,7 @@ pub const GLOBAL: &[Key] = &[
     ),
     key("transaction_timeout", Seconds, "0", Is("timeouts.transaction")),
     key("unix_socket_dir", Path, "/tmp", Is("listen.unix_socket_dir")),
-    key("unix_socket_group", Text, "", Nothing("the socket has the group of the process; use `unix_socket_mode`")),
+    key("unix_socket_group", Text, "", Is("listen.unix_socket_group")),
     key("unix_socket_mode", Text, "0777", Is("listen.unix_socket_mode")),
     bare("user", Text, Is("runtime.user")),
     key("verbose", Number, "0", Does("`log.level`: `info`, with 1 `debug`, with 2 `trace`")),
