@@ -37,8 +37,8 @@ pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
     Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Io, Journal, JournalAck, JournalFormat,
-    Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime,
-    SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
+    Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, PeerKeys, Per, PoolSettings,
+    Runtime, SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
 };
 pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret};
@@ -67,6 +67,8 @@ pub struct Config {
     pub databases: BTreeMap<String, Database>,
     /// Who may log in, by name.
     pub users: BTreeMap<String, User>,
+    /// Other gateways behind the same address, by their numbers.
+    pub peers: BTreeMap<u16, PeerKeys>,
     /// Who may use the console.
     pub admin: Admin,
     /// What is logged, and how.

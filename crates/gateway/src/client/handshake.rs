@@ -23,7 +23,7 @@ use crate::{
     exchange::Frontend,
     hba::{self, Caller, Verdict},
     params::{ServerSettings, Settings, Value, canonical_encoding, is_settable},
-    plane::{Entry, NewCard, Phase, PoolKey, Quota, Setup, Worker, WorkerPool, lock, within},
+    plane::{Entry, NewCard, Phase, PoolKey, Quota, Setup, Worker, WorkerPool, lock, peer_key, within},
     record::{Stranger, Witness},
     server::tcp,
     tls,
@@ -402,7 +402,7 @@ impl Arriving {
                     self.link.flush().await?;
                 }
                 First::Cancel { pid, key } => {
-                    canceller::act(&self.worker, pid, key);
+                    canceller::act(&self.worker, pid, key).await;
                     return Ok(None);
                 }
                 First::Startup(startup) => {
@@ -506,6 +506,13 @@ impl Arriving {
 
     fn enter(&self, key: PoolKey, request: &Request) -> Result<Entry, LoginError> {
         let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
+        let (pid, secret) = match self.worker.gateway.peer_id() {
+            0 => (None, secret),
+            own => {
+                let pid = peer_key::pid(own, u32::from_ne_bytes(random::<4>()?));
+                (Some(pid), peer_key::with_hops(&secret, peer_key::HOPS_MAX))
+            }
+        };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
         let id = self.worker.gateway.next_client_id();
         let entry = self.worker.roster.enter(NewCard {
@@ -514,7 +521,8 @@ impl Arriving {
             user: request.user.as_str().into(),
             peer: self.peer,
             tls,
-            secret: secret.clone(),
+            pid,
+            secret,
         });
         Ok(entry)
     }

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
-    Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime,
+    Tcp, Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
@@ -17,6 +17,7 @@ use super::{Config, Database, User};
 
 mod disk;
 mod journal;
+mod peer;
 pub(super) mod stream;
 mod upstream;
 mod user;
@@ -44,6 +45,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("route", RouteSettings::KEYS),
     ("databases.NAME", DatabaseKeys::KEYS),
     ("users.NAME", UserKeys::KEYS),
+    ("peers.ID", PeerKeys::KEYS),
     ("admin", Admin::KEYS),
     ("log", Log::KEYS),
     ("metrics", Metrics::KEYS),
@@ -120,12 +122,13 @@ impl Checker<'_> {
         let pool = self.settings(&Section::of(root, "pool"));
         self.pool(&Section::of(root, "pool"), &pool);
         let auth = self.auth(&Section::of(root, "auth"));
+        let listen = self.listen(&Section::of(root, "listen"));
         let config = Config {
-            listen: self.listen(&Section::of(root, "listen")),
             timeouts: self.settings(&Section::of(root, "timeouts")),
             route: self.settings(&Section::of(root, "route")),
             databases: self.databases(&Section::of(root, "databases"), &pool, root.entry(LISTED).is_none()),
             users: self.users(&Section::of(root, "users"), &auth),
+            peers: self.peers(&Section::of(root, "peers"), &listen),
             admin: self.settings(&Section::of(root, "admin")),
             log: self.log(&Section::of(root, "log")),
             metrics: self.settings(&Section::of(root, "metrics")),
@@ -133,6 +136,7 @@ impl Checker<'_> {
             journal: self.journal(&Section::of(root, "journal")),
             runtime: self.runtime(&Section::of(root, "runtime")),
             streams: self.streams(root),
+            listen,
             auth,
             pool,
             warnings: Vec::new(),

@@ -12,7 +12,7 @@ use super::rule::Rules;
 use super::secret::Secret;
 use super::section::{Key, Keys, Scope, section};
 use super::setting::{FileMode, Setting, Wrong, words};
-use super::url::PgUrl;
+use super::url::{Host, PgUrl};
 
 words! {
     /// Whether clients may, must, or cannot use TLS.
@@ -209,6 +209,8 @@ section! {
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
         /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
         reuse_port: bool = false => Restart Process;
+        /// Number of this gateway among those behind the same address, which `[peers.ID]` names; 0 for none.
+        peer_id: u16 = 0, in 0..=PEER_MAX => Restart Process;
         /// `postgres` or `pgbouncer`: whose words the gateway's own errors and log lines use.
         dialect: Dialect = Dialect::Postgres => Live Process;
         /// Parameters of a client's login that are dropped; `options` stands for all that come in `options`.
@@ -371,6 +373,30 @@ section! {
         max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
         /// `pool.max_clients_per_user` for this one.
         max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
+    }
+}
+
+/// The largest number of a peer.
+pub(crate) const PEER_MAX: u16 = 16_383;
+
+section! {
+    /// `[peers.ID]`: another gateway behind the same address; ID is its `listen.peer_id`. Cancel requests for its clients
+    /// are passed on to it.
+    pub struct PeerKeys, raw RawPeer {
+        /// Host name or address where only that one listens, or the folder of its unix socket.
+        host: String = String::new() => Live Process;
+        /// Port.
+        port: u16 = 6432, in 1..=65535 => Live Process;
+        /// Cancel requests that are on their way to it at a time; more wait.
+        size: u32 = 20, in 1..=100_000 => Live Process;
+    }
+}
+
+impl PeerKeys {
+    /// Where it is.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        Host::new(&self.host, self.port)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
-use super::keys::{Admin, Auth, Journal, Listen, Log, Metrics, Overrides, PoolSettings, Runtime, Tcp, Timeouts};
+use super::keys::{Admin, Auth, Journal, Listen, Log, Metrics, Overrides, PeerKeys, PoolSettings, Runtime, Tcp, Timeouts};
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
@@ -51,6 +51,10 @@ impl Config {
             rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
             rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
             rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
+        }
+        for (id, peer) in &self.peers {
+            let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
+            rows.extend(keys.map(|((key, value), default)| row(&format!("peers.{id}"), key.name, value, default)));
         }
         for stream in &self.streams {
             rows.extend(stream.rows());

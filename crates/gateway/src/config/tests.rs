@@ -404,6 +404,7 @@ fn the_documentation_describes_every_key_and_no_other() {
             "route" => RouteSettings::default().shown(),
             "databases.NAME" => DatabaseKeys::default().shown(),
             "users.NAME" => UserKeys::default().shown(),
+            "peers.ID" => PeerKeys::default().shown(),
             "admin" => Admin::default().shown(),
             "log" => Log::default().shown(),
             "metrics" => Metrics::default().shown(),
@@ -488,5 +489,27 @@ fn a_rule_that_cannot_be_meant_is_pointed_at() {
         let text = format!("[databases.app]\nhost = \"127.0.0.1\"\n[[journal.rules]]\n{rule}\n");
         let errors = toml::parse(&text, "t").expect_err("this must be refused").to_string();
         assert!(errors.contains(reason), "{errors}");
+    }
+}
+
+#[test]
+fn peers_have_numbers_and_places() {
+    let config = good(&with("[listen]\npeer_id = 1\n[peers.1]\nhost = \"a\"\n[peers.2]\nhost = \"/run/b\"\nport = 7\n"));
+    assert_eq!((config.listen.peer_id, config.peers.len()), (1, 2));
+    assert_eq!(config.peers[&2].host().to_string(), "/run/b/.s.PGSQL.7");
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    assert!(config.render().iter().any(|row| row.key == "peers.2.port" && row.value == "7"));
+    let lonely = good(&with("[peers.2]\nhost = \"b\"\n"));
+    assert!(lonely.warnings.iter().any(|warning| warning.help.contains("peer_id")), "{:?}", lonely.warnings);
+    for (lines, reason) in [
+        ("[peers.0]\nhost = \"b\"", "`0` is not the number of a peer"),
+        ("[peers.b]\nhost = \"b\"", "`b` is not the number of a peer"),
+        ("[peers.20000]\nhost = \"b\"", "`20000` is not the number of a peer"),
+        ("[peers.1]\nport = 7", "[peers.1] has no host"),
+        ("[peers.1]\nhots = \"b\"", "unknown key `hots`"),
+        ("[listen]\npeer_id = 16384", "16384"),
+    ] {
+        let errors = bad(&with(lines));
+        assert!(errors.iter().any(|error| error.reason.contains(reason)), "{lines}: {errors:#?}");
     }
 }

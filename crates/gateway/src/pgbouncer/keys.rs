@@ -74,7 +74,6 @@ const IDLE_CHECK: Effect =
 const SYSTEM: Effect = Nothing("the kernel decides");
 const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
 const WINDOWS: Effect = Nothing("there is no Windows service");
-const PEERING: Effect = Nothing("a cancel request has to reach the process that has the client");
 
 /// `[pgbouncer]`.
 pub const GLOBAL: &[Key] = &[
@@ -146,7 +145,7 @@ pub const GLOBAL: &[Key] = &[
     key("max_user_client_connections", Number, "0", Is("pool.max_clients_per_user")),
     key("max_user_connections", Number, "0", Is("pool.max_per_user")),
     key("min_pool_size", Number, "0", Does("`pool.min_size`, at most the size of the pool")),
-    key("peer_id", Number, "0", PEERING),
+    key("peer_id", Number, "0", Is("listen.peer_id")),
     key("pidfile", Path, "", Is("runtime.pid_file")),
     key("pkt_buf", Number, "4096", BUFFERS),
     key("pool_mode", MODES, "session", Is("pool.mode")),
@@ -256,8 +255,11 @@ pub const USER: &[Key] = &[
 ];
 
 /// A line of `[peers]`.
-pub const PEER: &[Key] =
-    &[bare("host", Text, PEERING), bare("pool_size", Number, PEERING), key("port", Number, "6432", PEERING)];
+pub const PEER: &[Key] = &[
+    bare("host", Text, Is("host")),
+    bare("pool_size", Number, Does("`size`; without it, `default_pool_size`")),
+    key("port", Number, "6432", Is("port")),
+];
 
 /// The key of that name.
 pub(super) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {

@@ -34,14 +34,17 @@ use crate::{
 mod census;
 mod clusters;
 mod operator;
+mod peers;
 mod quota;
 mod register;
 
 use operator::{Orders, RELOADS_MAX};
+use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
 
 pub use operator::ReloadReply;
+pub use peers::{OnTheWay, PeerCounts, PeerLine};
 pub use quota::{Full, Quota};
 pub use register::ServerEntry;
 
@@ -227,6 +230,8 @@ pub struct Gateway {
     quotas: Quotas,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+    peer_id: u16,
+    peer_lines: PeerLines,
 }
 
 /// A lock whose holder panicked still guards sound data here: every section replaces whole values.
@@ -242,6 +247,7 @@ impl Gateway {
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
         let mut decoy_secret = [0; 32];
         getrandom::fill(&mut decoy_secret).map_err(std::io::Error::other)?;
+        let peer_id = setup.config.listen.peer_id;
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
         Ok(Self {
@@ -268,6 +274,8 @@ impl Gateway {
             register: Mutex::default(),
             history: Mutex::new(History::new(Instant::now())),
             quotas: Quotas::default(),
+            peer_id,
+            peer_lines: PeerLines::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
         })

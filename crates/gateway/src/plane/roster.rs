@@ -62,6 +62,8 @@ pub struct Card {
     pub tls: Option<Box<str>>,
     /// When it was let in.
     pub connected_at: SystemTime,
+    /// The process id that it was told, if that is not its place.
+    pid: Option<u32>,
     /// What it has to name to cancel.
     secret: Box<[u8]>,
     /// What it is doing.
@@ -91,6 +93,8 @@ pub struct NewCard {
     pub peer: Address,
     /// See [`Card::tls`].
     pub tls: Option<Box<str>>,
+    /// The process id that it is told, if that is not to be its place.
+    pub pid: Option<u32>,
     /// What the client has to name to cancel.
     pub secret: Box<[u8]>,
 }
@@ -177,13 +181,14 @@ pub struct Entry {
 impl Roster {
     /// Puts a client on the roster.
     pub fn enter(&self, new: NewCard) -> Entry {
-        let NewCard { id, key, user, peer, tls, secret } = new;
+        let NewCard { id, key, user, peer, tls, pid, secret } = new;
         let card = Rc::new(Card {
             id,
             key,
             user,
             peer,
             tls,
+            pid,
             secret,
             connected_at: SystemTime::now(),
             state: Cell::new(ClientState::Idle),
@@ -229,6 +234,14 @@ impl Roster {
         }
     }
 
+    /// The client that was told this process id and this secret. Looks at every client.
+    #[must_use]
+    pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
+        let slots = self.slots.borrow();
+        let told = |card: &&Rc<Card>| card.pid == Some(pid) && bool::from(card.secret.ct_eq(secret));
+        slots.cards.iter().flatten().find(told).cloned()
+    }
+
     /// The client at `slot`, if `secret` is its secret. Takes the same time whatever the secret is.
     #[must_use]
     pub fn find(&self, slot: u32, secret: &[u8]) -> Option<Rc<Card>> {
@@ -239,10 +252,10 @@ impl Roster {
 }
 
 impl Entry {
-    /// The process id that the client is told: the thread's number and the slot.
+    /// The process id that the client is told: the thread's number and the slot, or what was said otherwise.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
-        pid_of(worker, self.slot)
+        self.card.pid.unwrap_or_else(|| pid_of(worker, self.slot))
     }
 }
 

@@ -1,16 +1,6 @@
-//! Tables that PgBouncer has for what is otherwise here: peers, a cache of names, memory of its own.
+//! Tables that PgBouncer has for what is otherwise here: a cache of names, memory of its own.
 
 use super::super::table::{Column, Value, int4, int8, row, text};
-
-pub(super) const PEERS: &[Column] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
-
-pub(super) const PEER_POOLS: &[Column] = &[
-    int4("peer_id"),
-    int4("cl_active_cancel_req"),
-    int4("cl_waiting_cancel_req"),
-    int4("sv_active_cancel"),
-    int4("sv_login"),
-];
 
 pub(super) const FDS: &[Column] = &[
     int4("fd"),

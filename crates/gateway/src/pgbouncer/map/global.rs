@@ -184,17 +184,6 @@ impl Mapper<'_> {
         };
         self.put_text(&["log"], "level", level, &given.at);
     }
-
-    pub(super) fn peers(&mut self, lines: &[Line]) {
-        let peers: Vec<_> = lines.iter().filter(|line| line.section == "peers").collect();
-        for line in &peers {
-            self.known_pairs(line, keys::PEER);
-        }
-        if let Some(first) = peers.first() {
-            let reason = "[peers] has no effect: a cancel request has to reach the process that has the client";
-            self.warning(&first.key_at, "peers", reason, "one process with several threads needs no peers");
-        }
-    }
 }
 
 fn text_node(address: (IpAddr, u16), at: &Span) -> Node {
