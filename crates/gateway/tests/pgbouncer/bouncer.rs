@@ -85,6 +85,13 @@ impl Bouncer {
         Self(spawn(folder, port, &arguments))
     }
 
+    /// Starts another process with the file of this one, without waiting for anything.
+    pub(crate) fn beside(&self, options: &[&str]) -> Self {
+        let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        arguments.push(self.file("pgbouncer.ini").display().to_string());
+        Self(spawn(tempfile::tempdir().expect("a folder"), self.port(), &arguments))
+    }
+
     /// A login as `postgres`, to be changed.
     pub(crate) fn startup(&self, database: &str) -> Startup {
         Startup::tcp(self.address(), "postgres", database)
@@ -202,7 +209,7 @@ fn text_of(ini: &str, folder: &Path, port: u16) -> String {
 fn spawn(folder: tempfile::TempDir, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(binary());
     // Two threads whatever the machine: what passes between threads is to be seen by every test.
-    if !arguments.iter().any(|argument| argument == "run") {
+    if !arguments.iter().any(|argument| argument == "run" || argument == "--workers") {
         command.args(["--workers", "2"]);
     }
     command.args(arguments).current_dir(folder.path());

@@ -6,5 +6,7 @@ mod console;
 mod ini;
 mod limits;
 mod metrics;
+mod peers;
 mod process;
+mod restart;
 mod timeouts;
