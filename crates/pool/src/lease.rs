@@ -48,6 +48,12 @@ impl<C: Connection> Lease<C> {
         self.held().record.born
     }
 
+    /// When it was given back last; `None` if this is its first loan.
+    #[must_use]
+    pub fn released(&self) -> Option<Instant> {
+        self.held().record.released
+    }
+
     /// The core it belongs to.
     #[must_use]
     pub fn core(&self) -> usize {

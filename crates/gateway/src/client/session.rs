@@ -19,6 +19,7 @@ use tidegate_wire::{
 };
 
 use super::{
+    check,
     idle::{Heard, Idle},
     part,
     route::{Found, Unserved, begins_read_only, find_server},
@@ -439,6 +440,15 @@ impl Session {
             return Err(Goodbye::refusal(&refusal, "server not registered"));
         }
         let plan = self.pool.plan();
+        if check::is_due(&lease, &plan, self.worker.reactor.now())
+            && !Box::pin(check::passes(&self.worker.reactor, &mut lease, &plan)).await
+        {
+            lease.release(Fate::Close, self.worker.reactor.now());
+            self.placed = None;
+            // It is asked of another one.
+            self.front.link.unread_before(request);
+            return Ok(());
+        }
         let card = self.entry.card.clone();
         card.state.set(ClientState::Active);
         card.link(Some(Linked { identity: lease.identity.clone(), gate: lease.cancels.clone() }));

@@ -267,6 +267,14 @@ section! {
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
         /// Whether it runs after every transaction and statement too.
         server_reset_always: bool = false => Live Pool;
+        /// SQL that a server runs before a client gets it, if it was free for `server_check_after`; empty for none. One that
+        /// fails is closed, and the client gets another.
+        server_check: String = String::new() => Live Pool;
+        /// See `server_check`; 0 checks whatever was used before.
+        server_check_after: Duration = Duration::from_secs(30) => Live Pool;
+        /// Whether the server that was free for longest is used first, so that all are used in turn; else the one that was
+        /// used last is.
+        oldest_first: bool = false => Live Pool;
         /// Server connections of all pools of a database together; 0 is without limit. Idle ones make room for others.
         max_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
         /// Server connections of all pools of a user together; 0 is without limit. Idle ones make room for others.
@@ -447,6 +455,8 @@ section! {
         keepalive_count: u32 = 0, in 0..=127 => Live Process;
         /// How long sent data may stay unconfirmed; 0 for the system's rules.
         user_timeout: Duration = Duration::ZERO => Live Process;
+        /// Bytes that the kernel keeps for a connection in each direction; 0 for the system's rules.
+        socket_buffer: u32 = 0, in 0..=1_073_741_824 => Live Process;
     }
 }
 

@@ -69,8 +69,6 @@ pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-
 const CIPHERS: Effect = Nothing("the TLS library has strong ciphers and curves only, and needs no list of them");
 const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
 const DNS: Effect = Nothing("names are looked up at each connect, by the system's resolver and its cache");
-const IDLE_CHECK: Effect =
-    Nothing("an idle connection is listened to all the time: one that ends is known at once and given to nobody");
 const SYSTEM: Effect = Nothing("the kernel decides");
 const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
 const WINDOWS: Effect = Nothing("there is no Windows service");
@@ -157,8 +155,8 @@ pub const GLOBAL: &[Key] = &[
     key("resolv_conf", Path, "", DNS),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
     key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
-    key("server_check_delay", Seconds, "30", IDLE_CHECK),
-    key("server_check_query", Text, "<empty>", IDLE_CHECK),
+    key("server_check_delay", Seconds, "30", Is("pool.server_check_after")),
+    key("server_check_query", Text, "<empty>", Does("`pool.server_check`; `<empty>` is a statement of nothing")),
     key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
     key("server_fast_close", Flag, "0", Nothing("a session keeps its connection to its end")),
     key("server_idle_timeout", Seconds, "600", Is("timeouts.server_idle")),
@@ -171,7 +169,7 @@ pub const GLOBAL: &[Key] = &[
     key("server_login_retry", Seconds, "15", Is("timeouts.connect_retry")),
     key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
     key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
-    key("server_round_robin", Flag, "0", Nothing("the connection that was used last is used first")),
+    key("server_round_robin", Flag, "0", Is("pool.oldest_first")),
     bare("server_tls13_ciphers", Text, CIPHERS),
     key("server_tls_ca_file", Path, "", Does("`sslrootcert` of every database")),
     key("server_tls_cert_file", Path, "", Does("`sslcert` of every database")),
@@ -192,7 +190,7 @@ pub const GLOBAL: &[Key] = &[
     key("tcp_keepcnt", Number, "0", Is("tcp.keepalive_count")),
     key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is a minute")),
     key("tcp_keepintvl", Number, "0", Does("`tcp.keepalive_interval`; 0 is 15 s")),
-    key("tcp_socket_buffer", Number, "0", SYSTEM),
+    key("tcp_socket_buffer", Number, "0", Is("tcp.socket_buffer")),
     key("tcp_user_timeout", Number, "0", Does("`tcp.user_timeout`, in milliseconds")),
     key(
         "track_extra_parameters",

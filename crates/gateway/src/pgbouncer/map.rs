@@ -28,6 +28,7 @@ pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     mapper.client_tls();
     mapper.auth();
     mapper.sizes();
+    mapper.server_check();
     mapper.log_level();
     mapper.tcp();
     mapper.databases(&lines);

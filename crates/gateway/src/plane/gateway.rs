@@ -493,6 +493,7 @@ fn limits(plan: &PoolPlan) -> Limits {
         lifetime: or_none(timeouts.server_lifetime),
         lifetime_jitter: timeouts.server_lifetime / 10,
         idle_timeout: or_none(timeouts.server_idle),
+        oldest_first: pool.oldest_first,
         retry_start: timeouts.connect_retry,
         ..Limits::default()
     }

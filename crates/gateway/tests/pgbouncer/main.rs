@@ -9,4 +9,5 @@ mod metrics;
 mod peers;
 mod process;
 mod restart;
+mod servers;
 mod timeouts;

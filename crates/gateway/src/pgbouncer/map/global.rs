@@ -148,6 +148,13 @@ impl Mapper<'_> {
         }
     }
 
+    /// What an idle server is asked; `<empty>` stands for a statement of nothing, nothing for none.
+    pub(super) fn server_check(&mut self) {
+        let given = self.given("server_check_query");
+        let sql = if given.text == "<empty>" { ";" } else { given.text.as_str() };
+        self.put_text(&["pool"], "server_check", sql, &given.at);
+    }
+
     fn number_of(&mut self, name: &str, read: impl Fn(&str) -> Result<Option<i64>, Wrong>) -> Option<i64> {
         let given = self.given(name);
         match read(&given.text) {

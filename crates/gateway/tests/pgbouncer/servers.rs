@@ -1,0 +1,86 @@
+//! What servers are asked before they are used, in what order they are, and what sockets are like.
+
+use std::{collections::BTreeSet, os::unix::fs::MetadataExt as _};
+
+use rustix::process::{getegid, geteuid};
+
+use crate::bouncer::{Bouncer, Setup, server};
+
+#[test]
+fn a_server_that_fails_its_check_is_replaced_before_a_query_is_lost_on_it() {
+    server().sql("create table pgbouncer_checks as select 1 as n");
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n\
+         server_check_query = select 1 / count(*) from pgbouncer_checks\n",
+    );
+    let mut client = bouncer.client("shop");
+    let first = client.backend();
+    assert_eq!(client.backend(), first, "it has passed");
+    server().sql("delete from pgbouncer_checks");
+    let second = client.backend();
+    assert_ne!(second, first, "one that is fresh is not checked, or there would be no end");
+    bouncer.wait_for_log("server_check failed");
+    server().sql("drop table pgbouncer_checks");
+    assert_eq!(bouncer.setting("pool.server_check_after"), "0");
+    let usual = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
+    assert_eq!((usual.setting("pool.server_check").as_str(), usual.setting("server_check_delay").as_str()), (";", "30"));
+    let none = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nserver_check_query =\n");
+    assert_eq!(none.setting("pool.server_check"), "");
+}
+
+#[test]
+fn an_empty_check_passes() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n");
+    let mut client = bouncer.client("shop");
+    let first = client.backend();
+    client.ok("create temporary table checked (n int); drop table checked");
+    client.ok("begin");
+    client.ok("commit");
+    assert_eq!(client.backend(), first);
+    assert!(!bouncer.log().contains("server_check failed"), "{}", bouncer.log());
+}
+
+#[test]
+fn servers_are_used_in_turn_with_round_robin() {
+    let used = |round_robin: u8| {
+        let ini = format!(
+            "[databases]\nshop = $PG dbname=postgres pool_size=3\n[pgbouncer]\nserver_round_robin = {round_robin}\n"
+        );
+        // The order is that of each thread.
+        let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
+        let mut clients = [bouncer.client("shop"), bouncer.client("shop"), bouncer.client("shop")];
+        clients.iter_mut().for_each(|client| drop(client.ok("begin")));
+        clients.iter_mut().for_each(|client| drop(client.ok("commit")));
+        let [client, ..] = &mut clients;
+        (0..6).map(|_| client.backend()).collect::<Vec<_>>()
+    };
+    let turns = used(1);
+    assert_eq!(turns[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{turns:?}");
+    assert_eq!(turns[..3], turns[3..]);
+    let one = used(0);
+    assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 1, "{one:?}");
+}
+
+#[test]
+fn small_buffers_of_the_kernel_are_enough() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 4096\n");
+    assert_eq!(bouncer.setting("tcp.socket_buffer"), "4096");
+    let mut client = bouncer.client("shop");
+    assert_eq!(client.value("select repeat('x', 3000000)").len(), 3_000_000);
+    let long = format!("select length('{}')", "y".repeat(1_000_000));
+    assert_eq!(client.value(&long), "1000000");
+}
+
+#[test]
+fn the_file_of_the_unix_socket_has_the_group_that_is_named() {
+    // Only root may give a file to a group that it is not in.
+    let group = if geteuid().is_root() { 1 } else { getegid().as_raw() };
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_group = {group}\nunix_socket_mode = 0770\n"
+    ));
+    bouncer.unix("postgres", "shop").connect().ok("select 1");
+    let found = std::fs::metadata(bouncer.file(&format!(".s.PGSQL.{}", bouncer.port()))).expect("the file is there");
+    assert_eq!((found.gid(), found.mode() & 0o777), (group, 0o770));
+}
