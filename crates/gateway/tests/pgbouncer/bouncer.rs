@@ -175,6 +175,11 @@ impl Bouncer {
         panic!("no free port found");
     }
 
+    /// The process alone.
+    pub(crate) fn into_process(self) -> Process {
+        self.0
+    }
+
     /// The port it listens on.
     pub(crate) fn port(&self) -> u16 {
         self.address().port()
@@ -197,7 +202,8 @@ fn with_places(text: &str, folder: &Path) -> String {
     text.replace("$PG", &pg).replace("$DIR", &folder.display().to_string())
 }
 
-fn text_of(ini: &str, folder: &Path, port: u16) -> String {
+/// The file that a test starts with.
+pub(crate) fn text_of(ini: &str, folder: &Path, port: u16) -> String {
     let (ini, folder) = (with_places(ini, folder), folder.display());
     // A later line goes before an earlier: what the test says holds.
     format!(

@@ -3,6 +3,7 @@
 mod auth;
 mod bouncer;
 mod console;
+mod differ;
 mod ini;
 mod limits;
 mod metrics;
