@@ -36,7 +36,7 @@ pub(crate) mod url;
 pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
-    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Io, Journal, JournalAck, JournalFormat,
+    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io, Journal, JournalAck, JournalFormat,
     Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, PeerKeys, Per, PoolSettings,
     Runtime, SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
 };
@@ -77,6 +77,8 @@ pub struct Config {
     pub metrics: Metrics,
     /// When a peer that says nothing is held for gone.
     pub tcp: Tcp,
+    /// For how long it is known where a host name leads.
+    pub dns: Dns,
     /// What is written to the query journal.
     pub journal: Journal,
     /// Threads and I/O.

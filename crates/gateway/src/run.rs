@@ -243,6 +243,7 @@ impl Running {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         sample(&self.gateway);
+        check_names(&self.gateway);
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
@@ -395,6 +396,33 @@ fn sample(gateway: &Arc<Gateway>) {
     if let Ok(task) = task {
         tokio::spawn(task);
     }
+}
+
+/// Starts the task that looks names up again, if that is wanted.
+fn check_names(gateway: &Arc<Gateway>) {
+    let every = gateway.setup().config.dns.check_period;
+    if every.is_zero() {
+        return;
+    }
+    let scope: Scope = gateway.scope.child("names");
+    let owner = gateway.clone();
+    let task = scope.wrap(move |ctx| async move {
+        let mut period = tokio::time::interval(every);
+        loop {
+            tokio::select! {
+                () = ctx.cancelled() => return,
+                _ = period.tick() => refresh_names(&owner).await,
+            }
+        }
+    });
+    if let Ok(task) = task {
+        tokio::spawn(task);
+    }
+}
+
+async fn refresh_names(gateway: &Gateway) {
+    gateway.connector.resolver.refresh().await;
+    gateway.follow_names();
 }
 
 /// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.

@@ -128,8 +128,9 @@ impl Topic {
             Self::Clients => clients::rows(gateway).await,
             Self::Config => config::rows(gateway),
             Self::Databases => databases::rows(gateway).await,
-            // There is no cache of names, and the sockets of clients are not handed over.
-            Self::DnsHosts | Self::DnsZones | Self::Fds => Vec::new(),
+            Self::DnsHosts => others::names(gateway),
+            // Names are looked up again, not the serials of zones; the sockets of clients are not handed over.
+            Self::DnsZones | Self::Fds => Vec::new(),
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
             Self::Mem => others::memory(),

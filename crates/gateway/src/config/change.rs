@@ -3,7 +3,7 @@
 use super::{
     Config, Reload,
     check::SECTIONS,
-    keys::{RawAdmin, RawAuth, RawListen, RawLog, RawPool, RawTcp, RawTimeouts},
+    keys::{RawAdmin, RawAuth, RawDns, RawListen, RawLog, RawPool, RawTcp, RawTimeouts},
     raw::{Node, Value},
     section::Keys as _,
     setting::{Wrong, nearest},
@@ -49,6 +49,7 @@ impl Config {
             "timeouts" => change!(timeouts, RawTimeouts),
             "admin" => change!(admin, RawAdmin),
             "tcp" => change!(tcp, RawTcp),
+            "dns" => change!(dns, RawDns),
             "log" if name != "level" => change!(log, RawLog),
             _ => return Err(format!("{path} is changed in the file; RELOAD puts it in force")),
         };

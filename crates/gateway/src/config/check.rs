@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime,
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime,
     Tcp, Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
@@ -50,6 +50,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("log", Log::KEYS),
     ("metrics", Metrics::KEYS),
     ("tcp", Tcp::KEYS),
+    ("dns", Dns::KEYS),
     ("journal", Journal::KEYS),
     ("runtime", Runtime::KEYS),
     ("streams", StreamKeys::KEYS),
@@ -133,6 +134,7 @@ impl Checker<'_> {
             log: self.log(&Section::of(root, "log")),
             metrics: self.settings(&Section::of(root, "metrics")),
             tcp: self.settings(&Section::of(root, "tcp")),
+            dns: self.settings(&Section::of(root, "dns")),
             journal: self.journal(&Section::of(root, "journal")),
             runtime: self.runtime(&Section::of(root, "runtime")),
             streams: self.streams(root),

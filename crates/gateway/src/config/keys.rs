@@ -461,6 +461,19 @@ section! {
 }
 
 section! {
+    /// `[dns]`: for how long it is known where a host name leads.
+    pub struct Dns, raw RawDns {
+        /// How long a look-up holds; 0 looks up at each connect. If it then gives other addresses, connections to those that
+        /// are gone are replaced.
+        max_ttl: Duration = Duration::ZERO => Live Process;
+        /// How long a look-up holds that has found nothing.
+        failure_ttl: Duration = Duration::ZERO => Live Process;
+        /// Period in which names are looked up again although nothing is connected; 0 is off.
+        check_period: Duration = Duration::ZERO => Restart Process;
+    }
+}
+
+section! {
     /// `[metrics]`: figures for Prometheus.
     pub struct Metrics, raw RawMetrics {
         /// Addresses that answer `GET /metrics`; `[]` for none.

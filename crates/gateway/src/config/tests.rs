@@ -409,6 +409,7 @@ fn the_documentation_describes_every_key_and_no_other() {
             "log" => Log::default().shown(),
             "metrics" => Metrics::default().shown(),
             "tcp" => Tcp::default().shown(),
+            "dns" => Dns::default().shown(),
             "journal" => Journal::default().shown(),
             "streams" => stream::StreamKeys::default().shown(),
             _ => Runtime::default().shown(),

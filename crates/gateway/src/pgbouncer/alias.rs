@@ -13,6 +13,7 @@ const ALSO: &[(&str, &str)] = &[
     ("reserve_pool_size", "pool.reserve_size"),
     ("server_check_query", "pool.server_check"),
     ("server_lifetime", "timeouts.server_lifetime"),
+    ("dns_zone_check_period", "dns.check_period"),
 ];
 
 fn path_of(key: &Key) -> Option<&'static str> {

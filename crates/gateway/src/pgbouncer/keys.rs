@@ -68,7 +68,6 @@ pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-
 
 const CIPHERS: Effect = Nothing("the TLS library has strong ciphers and curves only, and needs no list of them");
 const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
-const DNS: Effect = Nothing("names are looked up at each connect, by the system's resolver and its cache");
 const SYSTEM: Effect = Nothing("the kernel decides");
 const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
 const WINDOWS: Effect = Nothing("there is no Windows service");
@@ -116,9 +115,14 @@ pub const GLOBAL: &[Key] = &[
     bare("conffile", Text, Nothing("a reload reads the file of the command line")),
     key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
     key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, the other way round")),
-    key("dns_max_ttl", Seconds, "15", DNS),
-    key("dns_nxdomain_ttl", Seconds, "15", DNS),
-    key("dns_zone_check_period", Seconds, "0", DNS),
+    key("dns_max_ttl", Seconds, "15", Is("dns.max_ttl")),
+    key("dns_nxdomain_ttl", Seconds, "15", Is("dns.failure_ttl")),
+    key(
+        "dns_zone_check_period",
+        Seconds,
+        "0",
+        Does("`dns.check_period`: the names themselves are looked up again, not the serials of their zones"),
+    ),
     key("idle_transaction_timeout", Seconds, "0", Is("timeouts.idle_in_transaction")),
     key("ignore_startup_parameters", List, "", Is("listen.ignore_startup_parameters")),
     key("job_name", Text, "pgbouncer", WINDOWS),
@@ -152,7 +156,7 @@ pub const GLOBAL: &[Key] = &[
     key("query_wait_timeout", Seconds, "120", Is("timeouts.checkout")),
     key("reserve_pool_size", Number, "0", Does("`pool.reserve_size`; none if `reserve_pool_timeout` is 0")),
     key("reserve_pool_timeout", Seconds, "5", Is("pool.reserve_after")),
-    key("resolv_conf", Path, "", DNS),
+    key("resolv_conf", Path, "", Nothing("names are looked up as by every other program of the machine")),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
     key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
     key("server_check_delay", Seconds, "30", Is("pool.server_check_after")),

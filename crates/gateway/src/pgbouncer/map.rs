@@ -29,6 +29,7 @@ pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     mapper.auth();
     mapper.sizes();
     mapper.server_check();
+    mapper.dns();
     mapper.log_level();
     mapper.tcp();
     mapper.databases(&lines);

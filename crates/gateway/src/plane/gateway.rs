@@ -250,6 +250,8 @@ impl Gateway {
         let peer_id = setup.config.listen.peer_id;
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        let dns = &setup.config.dns;
+        resolver.set_ttl(dns.max_ttl, dns.failure_ttl);
         Ok(Self {
             client_scope: scope.child("clients"),
             listen_scope: scope.child("listen"),
@@ -292,6 +294,7 @@ impl Gateway {
         self.setup.store(Arc::new(setup));
         self.connector.forget_derived_keys();
         let setup = self.setup();
+        self.connector.resolver.set_ttl(setup.config.dns.max_ttl, setup.config.dns.failure_ttl);
         let (homes, _) = self.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
         // Before the pools of their servers: from a cluster that is closed none is made any more.

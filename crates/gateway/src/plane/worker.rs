@@ -412,6 +412,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
         Ok(server)
     };
     let outcome = within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)));
+    worker.gateway.follow_names();
     let now = worker.reactor.now();
     match outcome {
         Ok(mut server) => {

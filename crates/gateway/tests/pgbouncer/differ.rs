@@ -220,7 +220,8 @@ fn logins(program: &str, findings: &mut Findings) {
         let mut client = subject.login("shop").connect();
         let mut busy = subject.login("shop").connect();
         busy.ok("begin");
-        subject.console().send(&Frames::new().query("SHUTDOWN WAIT_FOR_SERVERS"));
+        let mut console = subject.console();
+        console.send(&Frames::new().query("SHUTDOWN WAIT_FOR_SERVERS"));
         answered(&mut client)
     });
 }

@@ -84,3 +84,23 @@ fn the_file_of_the_unix_socket_has_the_group_that_is_named() {
     let found = std::fs::metadata(bouncer.file(&format!(".s.PGSQL.{}", bouncer.port()))).expect("the file is there");
     assert_eq!((found.gid(), found.mode() & 0o777), (group, 0o770));
 }
+
+#[test]
+fn names_are_kept_for_a_while() {
+    let port = server().port();
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host=localhost port={port} dbname=postgres\ngone = host=nowhere.invalid\n[pgbouncer]\n\
+         dns_max_ttl = 500\ndns_zone_check_period = 100\n"
+    ));
+    assert!(bouncer.show("DNS_HOSTS").is_empty());
+    bouncer.client("shop").ok("select 1");
+    let refused = bouncer.startup("gone").refused();
+    assert!(refused.message.contains("nowhere.invalid"), "{refused:?}");
+    let names = bouncer.show("DNS_HOSTS");
+    let names: Vec<_> = names.iter().map(|row| (row["hostname"].as_str(), row["addrs"].as_str())).collect();
+    assert!(names.len() == 2 && names[0].0 == "localhost" && names[0].1.contains("127.0.0.1"), "{names:?}");
+    assert_eq!(names[1], ("nowhere.invalid", ""));
+    let lists = bouncer.show("LISTS");
+    assert!(lists.iter().any(|row| row["list"] == "dns_names" && row["items"] == "2"), "{lists:?}");
+    assert_eq!((bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()), ("500", "100s"));
+}

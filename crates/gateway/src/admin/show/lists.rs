@@ -24,8 +24,7 @@ pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
         ("login_clients", gateway.client_count().saturating_sub(clients)),
         ("free_servers", 0),
         ("used_servers", servers),
-        // Names are resolved at each connect, and not kept.
-        ("dns_names", 0),
+        ("dns_names", gateway.connector.resolver.known_names().len()),
         ("dns_zones", 0),
         ("dns_queries", 0),
         ("dns_pending", 0),

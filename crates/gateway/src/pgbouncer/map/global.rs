@@ -148,6 +148,14 @@ impl Mapper<'_> {
         }
     }
 
+    /// When names are looked up again.
+    pub(super) fn dns(&mut self) {
+        let given = self.given("dns_zone_check_period");
+        if let Some(value) = self.read(Kind::Seconds, "dns_zone_check_period", &given) {
+            self.put(&["dns"], "check_period", value, &given.at);
+        }
+    }
+
     /// What an idle server is asked; `<empty>` stands for a statement of nothing, nothing for none.
     pub(super) fn server_check(&mut self) {
         let given = self.given("server_check_query");
