@@ -66,7 +66,7 @@ impl Order {
             Self::Pause(database) => pause(&worker, database.as_deref()).await,
             Self::Resume(database) => resume(gateway, database.as_deref()),
             Self::Reconnect(database) => {
-                pools_of(gateway, database.as_deref())?.iter().for_each(|shared| shared.reconnect());
+                gateway.reconnect(&pools_of(gateway, database.as_deref())?);
                 Ok(())
             }
             Self::WaitClose(database) => wait_close(&worker, database.as_deref()).await,

@@ -4,13 +4,14 @@ use std::{
     future::Future as _,
     pin::pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
-use tidegate_pool::{CheckoutError, Fate, Lease};
+use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     backend::{self, ErrorFields, ErrorReport, Severity},
@@ -466,10 +467,17 @@ impl Session {
             let identity = &lease.identity;
             ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid })
         });
+        let generation = lease.generation();
         let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
         exchange.follow(ledger);
-        let mut waiting =
-            Waiting { deadline: &mut self.deadline, entry: &self.entry, plan: &plan, gateway: &self.worker.gateway };
+        let fast = keep && plan.pool.fast_close;
+        let mut waiting = Waiting {
+            deadline: &mut self.deadline,
+            entry: &self.entry,
+            plan: &plan,
+            gateway: &self.worker.gateway,
+            kept: fast.then(|| (self.pool.shared.pool.clone(), generation)),
+        };
         let ended = match exchange.begin(request, reactor.now()) {
             Err(end) => Ended::Exchange(end),
             Ok(()) => {
@@ -590,6 +598,8 @@ struct Waiting<'a> {
     entry: &'a Entry,
     plan: &'a PoolPlan,
     gateway: &'a Gateway,
+    /// A server that is kept no longer than its pool wants it, and its generation.
+    kept: Option<(Arc<Pool<Server>>, u64)>,
 }
 
 impl Waiting<'_> {
@@ -605,6 +615,11 @@ impl Waiting<'_> {
             && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
         {
             return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
+        }
+        if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
+            && pool.generation() != *generation
+        {
+            return Poll::Ready(Goodbye::cause(Cause::Outdated, self.gateway));
         }
         let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
             self.deadline.set(None);

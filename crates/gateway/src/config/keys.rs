@@ -275,6 +275,9 @@ section! {
         /// Whether the server that was free for longest is used first, so that all are used in turn; else the one that was
         /// used last is.
         oldest_first: bool = false => Live Pool;
+        /// Whether a client of session mode is disconnected, outside of a transaction, as soon as its server is to be replaced;
+        /// else it keeps the server until it leaves.
+        fast_close: bool = false => Live Pool;
         /// Server connections of all pools of a database together; 0 is without limit. Idle ones make room for others.
         max_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
         /// Server connections of all pools of a user together; 0 is without limit. Idle ones make room for others.

@@ -28,6 +28,8 @@ pub enum Cause {
     Killed,
     /// The gateway ends.
     ShuttingDown,
+    /// The server that it keeps is to be replaced.
+    Outdated,
     /// Method trust does not know its name.
     Stranger,
     /// No rule lets it in.
@@ -85,6 +87,7 @@ impl Cause {
             Self::Transaction => (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout"),
             Self::Killed => (sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator"),
             Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
+            Self::Outdated => (sqlstate::ADMIN_SHUTDOWN, "the connection to the server is replaced by another one"),
             Self::Stranger => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "trust authentication failed: no such user")
             }
@@ -106,6 +109,7 @@ impl Cause {
             Self::Transaction => "transaction timeout",
             Self::Killed => "admin forced disconnect",
             Self::ShuttingDown => "server shutting down",
+            Self::Outdated => "database configuration changed",
             Self::Stranger => "\"trust\" authentication failed",
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",

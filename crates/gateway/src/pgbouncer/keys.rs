@@ -162,7 +162,7 @@ pub const GLOBAL: &[Key] = &[
     key("server_check_delay", Seconds, "30", Is("pool.server_check_after")),
     key("server_check_query", Text, "<empty>", Does("`pool.server_check`; `<empty>` is a statement of nothing")),
     key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
-    key("server_fast_close", Flag, "0", Nothing("a session keeps its connection to its end")),
+    key("server_fast_close", Flag, "0", Is("pool.fast_close")),
     key("server_idle_timeout", Seconds, "600", Is("timeouts.server_idle")),
     key(
         "server_lifetime",

@@ -323,6 +323,8 @@ impl Worker {
         for pool in self.pools() {
             pool.local.process_mail(self.reactor.now());
         }
+        // Some leave with servers that are to be replaced now.
+        self.roster.wake_all();
     }
 
     /// Starts a task that belongs to server connections.

@@ -104,3 +104,24 @@ fn names_are_kept_for_a_while() {
     assert!(lists.iter().any(|row| row["list"] == "dns_names" && row["items"] == "2"), "{lists:?}");
     assert_eq!((bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()), ("500", "100s"));
 }
+
+#[test]
+fn with_fast_close_a_session_ends_with_its_server() {
+    let ini = "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\npool_mode = session\nserver_fast_close = 1\n";
+    let bouncer = Bouncer::start(ini);
+    let (mut idle, mut busy) = (bouncer.client("shop"), bouncer.client("shop"));
+    idle.ok("select 1");
+    busy.ok("begin");
+    bouncer.console().ok("RECONNECT shop");
+    assert_eq!(idle.expect_fatal("08P01").message, "database configuration changed");
+    busy.ok("select 1");
+    // The answer comes first.
+    assert!(busy.try_query("commit").is_ok());
+    assert_eq!(busy.expect_fatal("08P01").message, "database configuration changed");
+    bouncer.client("shop").ok("select 1");
+    let patient = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\npool_mode = session\n");
+    let mut client = patient.client("shop");
+    let backend = client.backend();
+    patient.console().ok("RECONNECT shop");
+    assert_eq!(client.backend(), backend, "a session keeps its server to its end");
+}

@@ -127,6 +127,17 @@ fn a_connection_whose_client_left_while_it_was_opened_becomes_idle() {
 }
 
 #[test]
+fn a_lease_tells_whether_it_is_to_be_replaced() {
+    let bench = Bench::eager(1, limits(1));
+    let lease = bench.lease(0);
+    assert_eq!(lease.generation(), bench.pool.generation());
+    bench.pool.reconnect();
+    assert!(lease.generation() < bench.pool.generation());
+    lease.release(Fate::Reuse, bench.now());
+    assert_eq!(bench.census.open(), 0);
+}
+
+#[test]
 fn connections_are_used_in_turn_if_the_oldest_is_to_come_first() {
     let turns = |oldest_first: bool| {
         let bench = Bench::eager(1, Limits { oldest_first, ..limits(3) });

@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Gateway, PoolKey, lock};
+use super::{Gateway, PoolKey, SharedPool, lock};
 use crate::{config::Host, server::Identity};
 
 /// A server connection as the console sees it.
@@ -58,8 +58,17 @@ impl Gateway {
             };
             let left: BTreeSet<PoolKey> = self.servers().into_iter().filter(strays).map(|server| server.key).collect();
             tracing::info!(name = moved.name, addresses = ?moved.addresses, "a host name leads elsewhere");
-            let pools = self.pools();
-            pools.iter().filter(|pool| left.contains(&pool.key)).for_each(|pool| pool.reconnect());
+            let mut pools = self.pools();
+            pools.retain(|pool| left.contains(&pool.key));
+            self.reconnect(&pools);
+        }
+    }
+
+    /// Has every connection of these pools replaced, and lets clients see it that leave with theirs.
+    pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
+        pools.iter().for_each(|pool| pool.reconnect());
+        for worker in self.workers() {
+            worker.visit(|worker| worker.roster.wake_all());
         }
     }
 
