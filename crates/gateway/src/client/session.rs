@@ -462,11 +462,7 @@ impl Session {
         };
         let keep = plan.pool.mode == Mode::Session;
         let reactor = &self.worker.reactor;
-        let ledger = self.witness.as_ref().map(|witness| {
-            let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), reactor.now());
-            let identity = &lease.identity;
-            ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid })
-        });
+        let ledger = self.open_ledger(&lease);
         let generation = lease.generation();
         let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
         exchange.follow(ledger);
@@ -516,6 +512,14 @@ impl Session {
             Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Gone(reason)),
             outcome => outcome,
         }
+    }
+
+    /// Tells the journal of what is done on that server.
+    fn open_ledger(&self, server: &Server) -> Option<Ledger> {
+        let (witness, identity, card) = (self.witness.as_ref()?, &server.identity, &self.entry.card);
+        let now = self.worker.reactor.now();
+        let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), now);
+        Some(ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid }))
     }
 
     /// Gives the server back in the state that the exchange left it in.
