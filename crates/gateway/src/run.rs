@@ -23,7 +23,7 @@ use crate::{
     cli, client,
     config::{Config, Io},
     listen, log,
-    plane::{Gateway, Mailbox, Phase, Setup, Worker},
+    plane::{Gateway, Mailbox, Phase, Setup, Unused, Worker},
     record::Archive,
     resolve::Resolver,
     stream::{self, Fleet},
@@ -244,6 +244,7 @@ impl Running {
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         sample(&self.gateway);
         check_names(&self.gateway);
+        forget_unused(&self.gateway);
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
@@ -390,6 +391,30 @@ fn sample(gateway: &Arc<Gateway>) {
             tokio::select! {
                 () = ctx.cancelled() => return,
                 _ = period.tick() => sample_once(&owner).await,
+            }
+        }
+    });
+    if let Ok(task) = task {
+        tokio::spawn(task);
+    }
+}
+
+/// How often it is looked whether a database is unused; sooner if it is to be forgotten sooner.
+const UNUSED_EVERY: Duration = Duration::from_secs(60);
+const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
+
+/// Starts the task that forgets databases which nobody uses.
+fn forget_unused(gateway: &Arc<Gateway>) {
+    let scope: Scope = gateway.scope.child("unused");
+    let owner = gateway.clone();
+    let task = scope.wrap(move |ctx| async move {
+        let mut unused = Unused::default();
+        loop {
+            let limit = owner.setup().config.timeouts.auto_database;
+            let pause = if limit.is_zero() { UNUSED_EVERY } else { UNUSED_EVERY.min(limit / 4).max(UNUSED_EVERY_MIN) };
+            tokio::select! {
+                () = ctx.cancelled() => return,
+                () = tokio::time::sleep(pause) => owner.forget_unused(&mut unused).await,
             }
         }
     });

@@ -314,6 +314,8 @@ section! {
         transaction: Duration = Duration::ZERO => Live Pool;
         /// A client that asks nothing for that long inside of a transaction is disconnected.
         idle_in_transaction: Duration = Duration::ZERO => Live Pool;
+        /// A database that only `*` names is forgotten with its figures after that, without clients and servers; 0 never.
+        auto_database: Duration = Duration::from_secs(3600) => Live Process;
         /// How long clients may stay after SIGTERM; 0 is without limit.
         shutdown: Duration = Duration::ZERO => Live Process;
         /// How long SUSPEND waits for transactions; 0 is without limit. Whose takes longer is disconnected.

@@ -89,12 +89,7 @@ pub const GLOBAL: &[Key] = &[
         Does("`auth.method`; `any` lets in whoever comes, `cert`, `pam` and `ldap` are refused"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
-    key(
-        "autodb_idle_timeout",
-        Seconds,
-        "3600",
-        Nothing("a database that nobody uses costs nothing once `server_idle_timeout` has closed its connections"),
-    ),
+    key("autodb_idle_timeout", Seconds, "3600", Is("timeouts.auto_database")),
     key("cancel_wait_timeout", Seconds, "10", Is("timeouts.cancel")),
     key("client_idle_timeout", Seconds, "0", Is("timeouts.client_idle")),
     key("client_login_timeout", Seconds, "60", Is("timeouts.login")),

@@ -33,6 +33,7 @@ use crate::{
 
 mod census;
 mod clusters;
+mod idle;
 mod operator;
 mod peers;
 mod quota;
@@ -43,6 +44,7 @@ use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
 
+pub use idle::Unused;
 pub use operator::ReloadReply;
 pub use peers::{OnTheWay, PeerCounts, PeerLine};
 pub use quota::{Full, Quota};

@@ -263,6 +263,26 @@ impl Worker {
         self.pools.borrow().values().cloned().collect()
     }
 
+    /// The pools that a task of this thread has in hand.
+    pub fn pools_in_use(self: &Rc<Self>) -> Vec<PoolKey> {
+        let pools = self.pools.borrow();
+        pools.values().filter(|pool| Rc::strong_count(pool) > 1).map(|pool| pool.shared.key.clone()).collect()
+    }
+
+    /// Forgets this thread's part of pools that no task has in hand, and what was counted.
+    pub fn forget_pools(&self, keys: &[PoolKey]) {
+        let mut forgotten = Vec::new();
+        let mut pools = self.pools.borrow_mut();
+        for key in keys {
+            if pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1) {
+                forgotten.extend(pools.remove(key));
+            }
+        }
+        drop(pools);
+        // Outside of the borrow: what is dropped here may ask for its pool.
+        drop(forgotten);
+    }
+
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
         let pools = self.pools.borrow();

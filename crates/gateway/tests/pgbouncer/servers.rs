@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, os::unix::fs::MetadataExt as _};
 
 use rustix::process::{getegid, geteuid};
+use tidegate_testkit::eventually;
 
 use crate::bouncer::{Bouncer, Setup, server};
 
@@ -124,4 +125,25 @@ fn with_fast_close_a_session_ends_with_its_server() {
     let backend = client.backend();
     patient.console().ok("RECONNECT shop");
     assert_eq!(client.backend(), backend, "a session keeps its server to its end");
+}
+
+#[test]
+fn a_database_of_the_star_is_forgotten_when_nobody_uses_it() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres\n* = $PG\n[pgbouncer]\nserver_idle_timeout = 0.1\nautodb_idle_timeout = 0.1\n",
+    );
+    let names = || bouncer.show("POOLS").into_iter().map(|row| row["database"].clone()).collect::<BTreeSet<_>>();
+    let mut stays = bouncer.client("shop");
+    stays.ok("select 1");
+    for _ in 0..2 {
+        let mut client = bouncer.client("postgres");
+        client.ok("select 1");
+        eventually("its server is closed", || bouncer.pool_count("postgres", "sv_idle") == 0);
+        assert!(names().contains("postgres"), "it has a client still");
+        client.ok("select 1");
+        drop(client);
+        eventually("it is forgotten", || !names().contains("postgres"));
+    }
+    assert!(names().contains("shop"), "that has a name of its own");
+    stays.ok("select 1");
 }
