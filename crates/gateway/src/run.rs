@@ -146,7 +146,10 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let listeners = sockets.listeners;
     handover::open(&gateway, Goods { listeners: listeners.clone(), metrics, scrapes });
     if let Some(predecessor) = predecessor {
-        predecessor.release().context("the process to be replaced has gone meanwhile")?;
+        if let Err(error) = predecessor.release() {
+            // Its sockets are here in any case.
+            tracing::warn!(%error, "the process that ran before has gone meanwhile");
+        }
         tracing::info!("took over from the process that ran before");
         pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
     }
