@@ -12,7 +12,8 @@ mod worker;
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
 pub use gateway::{
-    Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SetupError, SharedPool, Unused,
+    Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, SCRAM_ITERATIONS, ServerEntry,
+    Setup, SetupError, SharedPool, Unused,
 };
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

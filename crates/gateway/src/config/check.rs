@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime,
-    Tcp, Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings,
+    Runtime, Tcp, Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};

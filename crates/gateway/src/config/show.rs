@@ -2,7 +2,9 @@
 
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
-use super::keys::{Admin, Auth, Dns, Journal, Listen, Log, Metrics, Overrides, PeerKeys, PoolSettings, Runtime, Tcp, Timeouts};
+use super::keys::{
+    Admin, Auth, Dns, Journal, Listen, Log, Metrics, Overrides, PeerKeys, PoolSettings, Runtime, Tcp, Timeouts,
+};
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};

@@ -495,7 +495,8 @@ fn a_rule_that_cannot_be_meant_is_pointed_at() {
 
 #[test]
 fn peers_have_numbers_and_places() {
-    let config = good(&with("[listen]\npeer_id = 1\n[peers.1]\nhost = \"a\"\n[peers.2]\nhost = \"/run/b\"\nport = 7\n"));
+    let config =
+        good(&with("[listen]\npeer_id = 1\n[peers.1]\nhost = \"a\"\n[peers.2]\nhost = \"/run/b\"\nport = 7\n"));
     assert_eq!((config.listen.peer_id, config.peers.len()), (1, 2));
     assert_eq!(config.peers[&2].host().to_string(), "/run/b/.s.PGSQL.7");
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);

@@ -8,12 +8,12 @@
 use std::{
     ffi::OsString,
     fs,
-    io::{self, IoSlice, IoSliceMut, Read as _},
+    io::{self, IoSlice, IoSliceMut, Write as _},
     mem::MaybeUninit,
     net::{SocketAddr, TcpListener},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::MetadataExt as _,
+        unix::{fs::MetadataExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -25,10 +25,12 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
     sendmsg,
 };
-use socket2::{Domain, SockAddr, Socket, Type};
 use tidegate_link::Listener;
 use tidegate_supervise::{Scope, Tokio};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{AsyncReadExt as _, Interest},
+    net,
+};
 
 use super::{STOP_ABORT, STOP_GRACE};
 use crate::{
@@ -45,18 +47,16 @@ const METRICS: &str = "metrics";
 /// and the last one, without a socket.
 const END: &str = "end";
 /// What the next process says when it accepts.
-const READY: &str = "ready";
+const READY: &[u8; 5] = b"ready";
 
-/// A message is shorter: its longest part is the path of a socket.
-const MESSAGE_BYTES_MAX: usize = 256;
+/// All messages are of this length, filled up with zeroes; the longest part of one is the path of a socket.
+const MESSAGE_BYTES: usize = 256;
 /// How long a process may take to pass its sockets on,
 const PASS_LIMIT: Duration = Duration::from_secs(10);
 /// and the next one to accept on them.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long the door stays closed when there is no descriptor left.
 const BACK_OFF: Duration = Duration::from_millis(100);
-/// Processes that wait at the door.
-const BACKLOG: i32 = 8;
 
 /// The door of the gateway with this configuration, if it has a unix socket.
 fn door_of(config: &Config) -> Option<PathBuf> {
@@ -65,35 +65,43 @@ fn door_of(config: &Config) -> Option<PathBuf> {
     Some(path.into())
 }
 
-fn send(socket: &Socket, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn send(socket: impl AsFd, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut message = [0; MESSAGE_BYTES];
+    let room = message.get_mut(..text.len()).ok_or_else(|| io::Error::other("the path of a socket is too long"))?;
+    room.copy_from_slice(text.as_bytes());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fd.as_slice();
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("no room for a descriptor"));
     }
-    sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    let sent = sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    if sent == MESSAGE_BYTES { Ok(()) } else { Err(io::Error::other("a message was cut short")) }
 }
 
-fn receive(socket: &Socket) -> io::Result<(String, Option<OwnedFd>)> {
-    let mut text = [0; MESSAGE_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let text = text.get(..got.bytes).unwrap_or_default();
-    if text.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+fn receive(socket: &UnixStream) -> io::Result<(String, Option<OwnedFd>)> {
+    let mut message = [0; MESSAGE_BYTES];
+    let (mut length, mut fd) = (0, None);
+    while let Some(rest) = message.get_mut(length..).filter(|rest| !rest.is_empty()) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(socket, &mut [IoSliceMut::new(rest)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        length += got.bytes;
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = part {
+                fd = fds.last().or(fd);
+            }
+        }
     }
-    Ok((String::from_utf8_lossy(text).into_owned(), fd))
+    let text = String::from_utf8_lossy(&message);
+    Ok((text.trim_end_matches('\0').to_owned(), fd))
 }
 
 /// Whether the process at the other end may have our sockets, and we its.
-fn is_of_own_user(socket: &Socket) -> io::Result<bool> {
+fn is_of_own_user(socket: impl AsFd) -> io::Result<bool> {
     let other = rustix::net::sockopt::socket_peercred(socket)?.uid;
     Ok(other.is_root() || other == rustix::process::geteuid())
 }
@@ -101,7 +109,7 @@ fn is_of_own_user(socket: &Socket) -> io::Result<bool> {
 /// The process that this one replaces, with what it has passed.
 #[derive(Debug)]
 pub(super) struct Predecessor {
-    socket: Socket,
+    socket: UnixStream,
     tcp: Vec<Listener>,
     files: Vec<(PathBuf, OwnedFd)>,
     metrics: Vec<TcpListener>,
@@ -114,16 +122,15 @@ impl Predecessor {
     /// When there is one that does not pass them.
     pub(super) fn meet(config: &Config) -> anyhow::Result<Option<Self>> {
         let door = door_of(config).context("taking over needs a unix socket: name a folder in unix_socket_dir")?;
-        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-        socket.set_read_timeout(Some(PASS_LIMIT))?;
-        match socket.connect(&SockAddr::unix(&door)?) {
-            Ok(()) => {}
+        let socket = match UnixStream::connect(&door) {
+            Ok(socket) => socket,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 tracing::info!(door = %door.display(), "there is no process to take over from; starting as usual");
                 return Ok(None);
             }
             Err(error) => return Err(error).with_context(|| format!("cannot ask at {}", door.display())),
-        }
+        };
+        socket.set_read_timeout(Some(PASS_LIMIT))?;
         if !is_of_own_user(&socket)? {
             anyhow::bail!("{} belongs to another user; it is not asked for sockets", door.display());
         }
@@ -172,8 +179,8 @@ impl Predecessor {
     ///
     /// # Errors
     /// When it has gone meanwhile.
-    pub(super) fn release(self) -> io::Result<()> {
-        send(&self.socket, READY, None)
+    pub(super) fn release(mut self) -> io::Result<()> {
+        self.socket.write_all(READY)
     }
 }
 
@@ -208,7 +215,7 @@ pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods) {
 
 /// Where the next process comes in.
 struct Door {
-    socket: AsyncFd<Socket>,
+    listener: net::UnixListener,
     path: PathBuf,
     number: u64,
 }
@@ -216,15 +223,13 @@ struct Door {
 impl Door {
     fn open(path: PathBuf) -> io::Result<Self> {
         use std::os::unix::fs::PermissionsExt as _;
-        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-        socket.set_nonblocking(true)?;
         // Left behind, or that of the process which this one replaces.
         let _ = fs::remove_file(&path);
-        socket.bind(&SockAddr::unix(&path)?)?;
+        let listener = net::UnixListener::bind(&path)?;
+        // Who comes in before is looked at all the same.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        socket.listen(BACKLOG)?;
         let number = fs::symlink_metadata(&path)?.ino();
-        Ok(Self { socket: AsyncFd::new(socket)?, path, number })
+        Ok(Self { listener, path, number })
     }
 }
 
@@ -240,7 +245,7 @@ impl Drop for Door {
 /// Receives processes until one has taken over.
 async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
     loop {
-        let visitor = match door.socket.async_io(Interest::READABLE, Socket::accept).await {
+        let visitor = match door.listener.accept().await {
             Ok((visitor, _)) => visitor,
             Err(error) => {
                 tracing::warn!(%error, "a process that wants to take over could not be let in");
@@ -262,24 +267,21 @@ async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
 }
 
 /// Passes all sockets on, and waits until the other process accepts.
-async fn pass(visitor: Socket, goods: &Goods) -> io::Result<()> {
+async fn pass(mut visitor: net::UnixStream, goods: &Goods) -> io::Result<()> {
     if !is_of_own_user(&visitor)? {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
-    visitor.set_nonblocking(true)?;
-    let visitor = AsyncFd::new(visitor)?;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     tokio::time::timeout(PASS_LIMIT, send_all(&visitor, goods)).await.map_err(late)??;
     let mut said = [0; READY.len()];
-    let heard = visitor.async_io(Interest::READABLE, |mut socket| socket.read(&mut said));
-    let length = tokio::time::timeout(START_LIMIT, heard).await.map_err(late)??;
-    if said.get(..length) == Some(READY.as_bytes()) {
+    let heard = tokio::time::timeout(START_LIMIT, visitor.read_exact(&mut said)).await.map_err(late)?;
+    if heard.is_ok() && said == *READY {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it could listen"))
 }
 
-async fn send_all(visitor: &AsyncFd<Socket>, goods: &Goods) -> io::Result<()> {
+async fn send_all(visitor: &net::UnixStream, goods: &Goods) -> io::Result<()> {
     for listener in &goods.listeners {
         let text = match listener.file() {
             Some(path) => format!("{FILE}{}", path.display()),
@@ -293,6 +295,6 @@ async fn send_all(visitor: &AsyncFd<Socket>, goods: &Goods) -> io::Result<()> {
     send_one(visitor, END, None).await
 }
 
-async fn send_one(visitor: &AsyncFd<Socket>, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    visitor.async_io(Interest::WRITABLE, |socket| send(socket, text, fd)).await
+async fn send_one(visitor: &net::UnixStream, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    visitor.async_io(Interest::WRITABLE, || send(visitor, text, fd)).await
 }

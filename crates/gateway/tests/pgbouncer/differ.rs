@@ -22,15 +22,44 @@ const TOLD: &[&str] = &[];
 
 /// Everything that has columns.
 const TABLES: &[&str] = &[
-    "ACTIVE_SOCKETS", "CLIENTS", "CONFIG", "DATABASES", "DNS_HOSTS", "DNS_ZONES", "FDS", "LISTS", "MEM", "PEERS",
-    "PEER_POOLS", "POOLS", "SERVERS", "SOCKETS", "STATE", "STATS", "STATS_AVERAGES", "STATS_TOTALS", "TOTALS", "USERS",
+    "ACTIVE_SOCKETS",
+    "CLIENTS",
+    "CONFIG",
+    "DATABASES",
+    "DNS_HOSTS",
+    "DNS_ZONES",
+    "FDS",
+    "LISTS",
+    "MEM",
+    "PEERS",
+    "PEER_POOLS",
+    "POOLS",
+    "SERVERS",
+    "SOCKETS",
+    "STATE",
+    "STATS",
+    "STATS_AVERAGES",
+    "STATS_TOTALS",
+    "TOTALS",
+    "USERS",
     "VERSION",
 ];
 
 /// Commands of the console that are refused.
 const COMMANDS: &[&str] = &[
-    "SHOW nonsense", "nonsense", "PAUSE nowhere", "RESUME nowhere", "KILL nowhere", "DISABLE nowhere", "ENABLE nowhere",
-    "RECONNECT nowhere", "WAIT_CLOSE nowhere", "SET nonsense = 1", "SET pkt_buf = 1", "KILL_CLIENT 999999", "RESUME",
+    "SHOW nonsense",
+    "nonsense",
+    "PAUSE nowhere",
+    "RESUME nowhere",
+    "KILL nowhere",
+    "DISABLE nowhere",
+    "ENABLE nowhere",
+    "RECONNECT nowhere",
+    "WAIT_CLOSE nowhere",
+    "SET nonsense = 1",
+    "SET pkt_buf = 1",
+    "KILL_CLIENT 999999",
+    "RESUME",
     "SELECT 1 FROM pg_class",
 ];
 
@@ -200,7 +229,8 @@ fn logins(program: &str, findings: &mut Findings) {
     findings.compare("console without being admin", &subjects, |subject| {
         login(&subject.login("pgbouncer").user("other").password("word"))
     });
-    findings.compare("unknown parameter", &subjects, |subject| login(&subject.login("shop").parameter("nonsense", "1")));
+    findings
+        .compare("unknown parameter", &subjects, |subject| login(&subject.login("shop").parameter("nonsense", "1")));
     findings.compare("server that is not there", &subjects, |subject| login(&subject.login("closed")));
     findings.compare("disabled database", &subjects, |subject| {
         subject.console().ok("DISABLE shop");
@@ -235,9 +265,8 @@ fn limits(program: &str, findings: &mut Findings) {
         });
     }
     let subjects = both(program, "pool_mode = statement");
-    findings.compare("BEGIN in statement mode", &subjects, |subject| {
-        asked(&mut subject.login("shop").connect(), "begin")
-    });
+    findings
+        .compare("BEGIN in statement mode", &subjects, |subject| asked(&mut subject.login("shop").connect(), "begin"));
     let subjects = both(program, "disable_pqexec = 1");
     findings.compare("disable_pqexec", &subjects, |subject| asked(&mut subject.login("shop").connect(), "select 1"));
 }

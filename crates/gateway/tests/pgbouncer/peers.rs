@@ -31,8 +31,9 @@ fn pair() -> [Bouncer; 2] {
 /// Sends a query that runs until it is cancelled, and waits until the server runs it.
 fn sleep_forever(client: &mut RawClient, mark: &str) {
     client.send(&Frames::new().query(&format!("select pg_sleep(600) /* {mark} */")));
-    let running =
-        format!("select count(*) from pg_stat_activity where query like 'select pg_sleep%{mark} */' and state = 'active'");
+    let running = format!(
+        "select count(*) from pg_stat_activity where query like 'select pg_sleep%{mark} */' and state = 'active'"
+    );
     eventually("the query runs", || server().value(&running) == "1");
 }
 
@@ -79,8 +80,13 @@ fn a_request_for_nobody_ends() {
 fn peers_are_shown() {
     let [own, other] = pair();
     let peers = own.console().ok("SHOW PEERS").rows;
-    let expected = |id: &str, port: u16, size: &str| vec![id.to_owned(), "127.0.0.1".to_owned(), port.to_string(), size.to_owned()];
-    assert_eq!(peers, [expected("1", own.port(), "20"), expected("2", other.port(), "7"), expected("3", own.port(), "20")]);
+    let expected = |id: &str, port: u16, size: &str| {
+        vec![id.to_owned(), "127.0.0.1".to_owned(), port.to_string(), size.to_owned()]
+    };
+    assert_eq!(
+        peers,
+        [expected("1", own.port(), "20"), expected("2", other.port(), "7"), expected("3", own.port(), "20")]
+    );
     let pools = own.console().ok("SHOW PEER_POOLS").rows;
     assert_eq!(pools[1], ["2", "0", "0", "0", "0"]);
     let lists = own.show("LISTS");

@@ -24,7 +24,10 @@ fn a_server_that_fails_its_check_is_replaced_before_a_query_is_lost_on_it() {
     server().sql("drop table pgbouncer_checks");
     assert_eq!(bouncer.setting("pool.server_check_after"), "0");
     let usual = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
-    assert_eq!((usual.setting("pool.server_check").as_str(), usual.setting("server_check_delay").as_str()), (";", "30"));
+    assert_eq!(
+        (usual.setting("pool.server_check").as_str(), usual.setting("server_check_delay").as_str()),
+        (";", "30")
+    );
     let none = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nserver_check_query =\n");
     assert_eq!(none.setting("pool.server_check"), "");
 }
@@ -65,8 +68,7 @@ fn servers_are_used_in_turn_with_round_robin() {
 
 #[test]
 fn small_buffers_of_the_kernel_are_enough() {
-    let bouncer =
-        Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 4096\n");
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 4096\n");
     assert_eq!(bouncer.setting("tcp.socket_buffer"), "4096");
     let mut client = bouncer.client("shop");
     assert_eq!(client.value("select repeat('x', 3000000)").len(), 3_000_000);
@@ -103,7 +105,10 @@ fn names_are_kept_for_a_while() {
     assert_eq!(names[1], ("nowhere.invalid", ""));
     let lists = bouncer.show("LISTS");
     assert!(lists.iter().any(|row| row["list"] == "dns_names" && row["items"] == "2"), "{lists:?}");
-    assert_eq!((bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()), ("500", "100s"));
+    assert_eq!(
+        (bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()),
+        ("500", "100s")
+    );
 }
 
 #[test]

@@ -201,7 +201,8 @@ fn nobody_is_lost_when_an_acceptor_closes() {
     each_mode(|settings| {
         let listener = listen();
         let address = listener.local_addr().expect("an address");
-        let other = Listener::adopt(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().expect("a descriptor"), None);
+        let other =
+            Listener::adopt(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().expect("a descriptor"), None);
         let other = other.expect("it listens");
         let accepted = run(settings, |reactor| async move {
             let closing = listener.accept_on(&reactor).expect("an acceptor");
