@@ -196,14 +196,13 @@ pub(crate) fn binary() -> PathBuf {
 }
 
 /// The text with the places that `$PG` and `$DIR` stand for.
-fn with_places(text: &str, folder: &Path) -> String {
+pub(crate) fn with_places(text: &str, folder: &Path) -> String {
     let address = server().address();
     let pg = format!("host={} port={}", address.ip(), address.port());
     text.replace("$PG", &pg).replace("$DIR", &folder.display().to_string())
 }
 
-/// The file that a test starts with.
-pub(crate) fn text_of(ini: &str, folder: &Path, port: u16) -> String {
+fn text_of(ini: &str, folder: &Path, port: u16) -> String {
     let (ini, folder) = (with_places(ini, folder), folder.display());
     // A later line goes before an earlier: what the test says holds.
     format!(

@@ -12,7 +12,7 @@ use std::{
 use rustix::process::geteuid;
 use tidegate_testkit::{Frames, Lost, Message, Process, RawClient, Startup};
 
-use crate::bouncer::{Bouncer, Setup, free_port, text_of};
+use crate::bouncer::{Bouncer, Setup, free_port, with_places};
 
 /// Names the program.
 const VARIABLE: &str = "TIDEGATE_PGBOUNCER";
@@ -85,7 +85,7 @@ const FILES: &[(&str, &str)] = &[("users.txt", "\"app\" \"secret\"\n\"other\" \"
 fn both(program: &str, ini: &str) -> [Subject; 2] {
     let common = format!(
         "[databases]\nshop = $PG dbname=postgres user=postgres\nclosed = host=127.0.0.1 port=1\n[pgbouncer]\n\
-         auth_type = md5\nauth_file = $DIR/users.txt\nadmin_users = app\nserver_login_retry = 1\n{ini}"
+         auth_type = md5\nauth_file = $DIR/users.txt\nadmin_users = app\nserver_login_retry = 1\npool_mode = transaction\n{ini}"
     );
     let ours = Bouncer::with(&Setup { ini: &common, files: FILES, ..Setup::default() });
     let address = ours.address();
@@ -99,12 +99,15 @@ fn theirs(program: &str, ini: &str) -> Subject {
         // It refuses to run as root, and has to read its files as somebody else.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("the folder is ours");
         let port = free_port();
-        let ini = format!("{ini}\n[pgbouncer]\nunix_socket_dir =\n");
         for (name, text) in FILES {
             std::fs::write(folder.path().join(name), text).expect("the folder can be written");
         }
         let file: PathBuf = folder.path().join("pgbouncer.ini");
-        std::fs::write(&file, text_of(&ini, folder.path(), port)).expect("the folder can be written");
+        // Its sections do not go on where they are written a second time.
+        let own = format!(
+            "{ini}\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        );
+        std::fs::write(&file, with_places(&own, folder.path())).expect("the folder can be written");
         let mut command = Command::new(program);
         if geteuid().is_root() {
             command.args(["-u", "nobody"]);
@@ -117,6 +120,14 @@ fn theirs(program: &str, ini: &str) -> Subject {
         }
     }
     panic!("no free port found");
+}
+
+/// Major and minor version; keys that it does not know keep it from starting.
+fn version(program: &str) -> (u32, u32) {
+    let said = Command::new(program).arg("--version").output().expect("it can be started").stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let mut numbers = said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// An error as a client sees it, or that the connection is gone.
@@ -281,6 +292,9 @@ fn timeouts(program: &str, findings: &mut Findings) {
         });
     }
     for (limit, begins) in [("transaction_timeout = 1", true), ("client_idle_timeout = 1", false)] {
+        if begins && version(program) < (1, 25) {
+            continue;
+        }
         let subjects = both(program, limit);
         findings.compare(limit, &subjects, |subject| {
             let mut client = subject.login("shop").connect();

