@@ -265,9 +265,7 @@ impl Arriving {
             return self.admit_to_console(request);
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
-            let fault = if gateway.is_disabled(&request.database) { "is disabled" } else { "does not exist" };
-            let message = format!("database \"{}\" {fault}", request.database);
-            return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_CATALOG_NAME, message)));
+            return Err(LoginError::Refused(self.no_database(&request.database)));
         };
         let pool = self.worker.pool(&shared);
         let seated = gateway.seat_client(
@@ -283,6 +281,19 @@ impl Arriving {
             return Ok(Admitted::Replication(pool, request));
         }
         Ok(Admitted::Pool(pool, request))
+    }
+
+    /// Why a database cannot be had.
+    fn no_database(&self, name: &str) -> Refusal {
+        let disabled = self.worker.gateway.is_disabled(name);
+        match (self.dialect(), disabled) {
+            (Dialect::Pgbouncer, false) => Refusal::protocol(format!("no such database: {name}")),
+            (Dialect::Pgbouncer, true) => Refusal::protocol(format!("database \"{name}\" is disabled")),
+            (Dialect::Postgres, _) => {
+                let fault = if disabled { "is disabled" } else { "does not exist" };
+                Refusal::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" {fault}"))
+            }
+        }
     }
 
     /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
@@ -376,6 +387,9 @@ impl Arriving {
         let may_change = admin.users.contains(&request.user);
         if may_change || admin.stats_users.contains(&request.user) {
             return Ok(Admitted::Console(request, may_change));
+        }
+        if self.dialect() == Dialect::Pgbouncer {
+            return Err(LoginError::Refused(Refusal::protocol("not allowed")));
         }
         let message = format!("user \"{}\" is not an admin user", request.user);
         let refusal =
