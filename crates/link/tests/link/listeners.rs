@@ -209,7 +209,8 @@ fn nobody_is_lost_when_an_acceptor_closes() {
             let staying = other.accept_on(&reactor).expect("an acceptor");
             let mut accepted = 0;
             // An accept is put under way, and the client comes when it is about to be taken back.
-            std::future::poll_fn(|cx| std::task::Poll::Ready(drop(closing.poll_accept(cx)))).await;
+            let early = std::future::poll_fn(|cx| std::task::Poll::Ready(closing.poll_accept(cx).is_ready())).await;
+            assert!(!early, "nobody has come yet");
             let _client = TcpStream::connect(address).expect("a listener");
             while let Some(client) = std::future::poll_fn(|cx| closing.poll_close(cx)).await {
                 accepted += 1;

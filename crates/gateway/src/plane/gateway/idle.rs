@@ -80,7 +80,7 @@ mod tests {
         let both = || vec![a.clone(), b.clone()];
         assert!(unused.expired(both(), start, limit).is_empty());
         assert!(unused.expired(vec![a.clone()], start + limit / 2, limit).is_empty());
-        assert_eq!(unused.expired(both(), start + limit, limit), [a.clone()]);
+        assert_eq!(unused.expired(both(), start + limit, limit), std::slice::from_ref(&a));
         assert_eq!(unused.expired(vec![b.clone()], start + limit * 2, limit), [b]);
     }
 }
