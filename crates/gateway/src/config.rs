@@ -36,9 +36,9 @@ pub(crate) mod url;
 pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
-    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Io, Journal, JournalAck, JournalFormat,
-    Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime,
-    SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io, Journal, JournalAck, JournalFormat,
+    Listen, Log, LogFormat, LogLevel, Metrics, Mode, NameServers, Overflow, ParameterForm, Parameters, Per,
+    PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
 };
 pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret};
@@ -71,6 +71,8 @@ pub struct Config {
     pub admin: Admin,
     /// What is logged, and how.
     pub log: Log,
+    /// Who is asked for the addresses of servers.
+    pub dns: Dns,
     /// Figures for Prometheus.
     pub metrics: Metrics,
     /// When a peer that says nothing is held for gone.

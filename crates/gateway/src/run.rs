@@ -124,7 +124,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
     };
     let metrics = http::bind(&config.metrics.addresses)?;
     let setup = Setup::new(config)?;
-    let resolver = Resolver::new(tokio::runtime::Handle::current());
+    let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.archive = Archive::open(&gateway.setup().config.journal)?;
     let gateway = Arc::new(gateway);

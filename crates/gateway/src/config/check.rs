@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
+    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
     Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
@@ -46,6 +46,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("users.NAME", UserKeys::KEYS),
     ("admin", Admin::KEYS),
     ("log", Log::KEYS),
+    ("dns", Dns::KEYS),
     ("metrics", Metrics::KEYS),
     ("tcp", Tcp::KEYS),
     ("journal", Journal::KEYS),
@@ -128,6 +129,7 @@ impl Checker<'_> {
             users: self.users(&Section::of(root, "users"), &auth),
             admin: self.settings(&Section::of(root, "admin")),
             log: self.log(&Section::of(root, "log")),
+            dns: self.dns(&Section::of(root, "dns")),
             metrics: self.settings(&Section::of(root, "metrics")),
             tcp: self.settings(&Section::of(root, "tcp")),
             journal: self.journal(&Section::of(root, "journal")),
@@ -234,6 +236,27 @@ impl Checker<'_> {
             self.error(section.place(&["stats_period"]), "a period of nothing", "write stats_period = \"60s\"");
         }
         log
+    }
+
+    fn dns(&mut self, section: &Section<'_>) -> Dns {
+        let mut dns: Dns = self.settings(section);
+        self.file(section, "resolv_conf", &mut dns.resolv_conf);
+        if !dns.servers.0.is_empty() && !dns.resolv_conf.as_os_str().is_empty() {
+            let help = "leave out one of them";
+            self.error(section.place(&["resolv_conf"]), "servers says already who is asked", help);
+        }
+        if dns.ttl_min.is_zero() {
+            self.error(
+                section.place(&["ttl_min"]),
+                "names would be looked up without a pause",
+                "write ttl_min = \"5s\"",
+            );
+        }
+        if dns.ttl_max < dns.ttl_min {
+            let help = "write a ttl_max that is not shorter than ttl_min";
+            self.error(section.place(&["ttl_max", "ttl_min"]), "ttl_max is shorter than ttl_min", help);
+        }
+        dns
     }
 
     fn runtime(&mut self, section: &Section<'_>) -> Runtime {

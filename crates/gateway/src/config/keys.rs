@@ -11,7 +11,7 @@ use super::raw::{Entry, Value};
 use super::rule::Rules;
 use super::secret::Secret;
 use super::section::{Key, Keys, Scope, section};
-use super::setting::{FileMode, Setting, Wrong, words};
+use super::setting::{FileMode, Setting, Wrong, list, text, words};
 use super::url::PgUrl;
 
 words! {
@@ -423,6 +423,20 @@ section! {
 }
 
 section! {
+    /// `[dns]`: who is asked for the addresses of servers, and how often.
+    pub struct Dns, raw RawDns {
+        /// Name servers, `IP:port` each, that are asked after `/etc/hosts`; `[]` for the system's own resolver.
+        servers: NameServers = NameServers::default() => Restart Process;
+        /// File in the form of `/etc/resolv.conf`, whose name servers are asked instead; read again when it changes.
+        resolv_conf: PathBuf = PathBuf::new() => Restart Process;
+        /// How long an answer is used at least, before a name with a choice of servers is looked up again.
+        ttl_min: Duration = Duration::from_secs(5) => Restart Process;
+        /// How long an answer is used at most, whatever it says itself. Also the longest pause after failed look-ups.
+        ttl_max: Duration = Duration::from_secs(300) => Restart Process;
+    }
+}
+
+section! {
     /// `[metrics]`: figures for Prometheus.
     pub struct Metrics, raw RawMetrics {
         /// Addresses that answer `GET /metrics`; `[]` for none.
@@ -495,6 +509,27 @@ section! {
 /// PgBouncer's look-up: whoever may log in, and no password after its end of validity.
 pub(crate) const DEFAULT_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil OPERATOR(pg_catalog.<) pg_catalog.now() \
     THEN NULL ELSE rolpassword END FROM pg_catalog.pg_authid WHERE rolname OPERATOR(pg_catalog.=) $1 AND rolcanlogin";
+
+/// Addresses of name servers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NameServers(pub Vec<SocketAddr>);
+
+impl Setting for NameServers {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        const EXAMPLE: &str = "[\"10.0.0.2:53\"]";
+        let servers = list(value, EXAMPLE, |value| {
+            let text = text(value, "\"10.0.0.2:53\"")?;
+            text.parse().map_err(|_| {
+                Wrong::new(format!("`{text}` is not the address of a name server"), format!("write {EXAMPLE}"))
+            })
+        })?;
+        Ok(Self(servers))
+    }
+
+    fn show(&self) -> String {
+        self.0.show()
+    }
+}
 
 /// Parameters of a server login, by name, in the order of the text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

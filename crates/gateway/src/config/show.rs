@@ -2,7 +2,7 @@
 
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
-use super::keys::{Admin, Auth, Journal, Listen, Log, Metrics, Overrides, PoolSettings, Runtime, Tcp, Timeouts};
+use super::keys::{Admin, Auth, Dns, Journal, Listen, Log, Metrics, Overrides, PoolSettings, Runtime, Tcp, Timeouts};
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
@@ -33,6 +33,7 @@ impl Config {
         section(&mut rows, "route", RouteSettings::KEYS, self.route.shown(), RouteSettings::default().shown());
         section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
         section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
+        section(&mut rows, "dns", Dns::KEYS, self.dns.shown(), Dns::default().shown());
         section(&mut rows, "metrics", Metrics::KEYS, self.metrics.shown(), Metrics::default().shown());
         section(&mut rows, "tcp", Tcp::KEYS, self.tcp.shown(), Tcp::default().shown());
         section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());

@@ -155,7 +155,7 @@ pub const GLOBAL: &[Key] = &[
     key("query_wait_timeout", Seconds, "120", Is("timeouts.checkout")),
     key("reserve_pool_size", Number, "0", Does("`pool.reserve_size`; none if `reserve_pool_timeout` is 0")),
     key("reserve_pool_timeout", Seconds, "5", Is("pool.reserve_after")),
-    key("resolv_conf", Path, "", DNS),
+    key("resolv_conf", Path, "", Is("dns.resolv_conf")),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
     key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
     key("server_check_delay", Seconds, "30", IDLE_CHECK),
