@@ -172,6 +172,12 @@ impl<C: Connection> Pool<C> {
         });
     }
 
+    /// Was it closed?
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.control().closed.is_some()
+    }
+
     /// The pool in figures.
     #[must_use]
     pub fn counts(&self) -> Counts {

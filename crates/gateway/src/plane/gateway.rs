@@ -317,11 +317,13 @@ impl Gateway {
 
     /// Nothing is connected there any more; what is in use ends when it is released.
     fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
-        pool.pool.close(ConnectError::Closed(why));
         let mut pools = lock(&self.pools);
         if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
             pools.remove(&pool.key);
         }
+        drop(pools);
+        // Last: nobody finds a pool that is closed.
+        pool.pool.close(ConnectError::Closed(why));
     }
 
     /// The threads.
