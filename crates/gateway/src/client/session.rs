@@ -586,8 +586,10 @@ impl Waiting<'_> {
     fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Goodbye> {
         let activity = exchange.activity();
         self.entry.card.pins.set(exchange.pins());
-        if self.entry.card.peek_signal() == Some(Signal::Kill) {
-            return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway));
+        match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway)),
+            Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
+            _ => {}
         }
         // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
         // wait.
@@ -646,6 +648,12 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool)
             (Goodbye::refusal(&refusal, "server broke the protocol"), false)
         }
     }
+}
+
+fn server_deposed() -> Goodbye {
+    let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
+        .hint("Another one is. It is not known whether the last statement was carried out.");
+    Goodbye::refusal(&refusal, "server deposed")
 }
 
 fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {

@@ -36,6 +36,8 @@ pub enum Signal {
     Kill,
     /// It asked to cancel its wait for a server.
     CancelWait,
+    /// Its server must not be used any more: another one is primary.
+    Deposed,
 }
 
 /// The server that a client has.
@@ -122,6 +124,10 @@ impl Card {
 
     /// The client has got a server, or has given it back.
     pub fn link(&self, linked: Option<Linked>) {
+        if linked.is_none() && self.signal.get() == Some(Signal::Deposed) {
+            // Of a server that it no longer has.
+            self.signal.set(None);
+        }
         *self.linked.borrow_mut() = linked;
     }
 
@@ -218,6 +224,14 @@ impl Roster {
     #[must_use]
     pub fn cards(&self) -> Vec<Rc<Card>> {
         self.slots.borrow().cards.iter().flatten().cloned().collect()
+    }
+
+    /// Sends those away who have one of these servers.
+    pub fn sever(&self, servers: &[u64]) {
+        let is_on = |card: &Rc<Card>| card.linked().is_some_and(|linked| servers.contains(&linked.identity.id));
+        for card in self.cards().into_iter().filter(is_on) {
+            card.signal(Signal::Deposed);
+        }
     }
 
     /// Lets every client look at what has changed around it.
