@@ -89,7 +89,7 @@ fn t47_removed_and_added_again_it_is_the_same_endpoint_until_it_is_closed() {
 fn revived(policy: Arc<dyn Policy>) {
     let balancer = ready(policy, 2);
     let id = id_of(&balancer, 0);
-    let lease = balancer.pick(&Pick::new().tried(&[id_of(&balancer, 1)])).unwrap();
+    let lease = balancer.pick(&Pick::new().tried(&[id_of(&balancer, 1)])).expect("one is ready");
     set(&balancer, Instant::now(), specs(1..2));
     let gone = balancer.departed().remove(0);
     assert_eq!(poll(&gone), Poll::Pending);
