@@ -92,6 +92,7 @@ pub(crate) struct Alarm {
     pub(crate) lane: Lane,
     pub(crate) epoch: Epoch,
     pub(crate) position: Position,
+    pub(crate) key: Option<Box<[u8]>>,
     pub(crate) failure: Failure,
 }
 
