@@ -13,5 +13,6 @@ mod ledger;
 mod lines;
 mod postgres;
 mod process;
+mod settings;
 mod web;
 mod wrong;
