@@ -32,8 +32,8 @@ pub struct Running {
     gateway: Arc<Gateway>,
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
-    /// What flows beside the queries; `None` if nothing is to.
-    streams: Option<Fleet>,
+    /// What flows beside the queries.
+    streams: Fleet,
     /// The command line, for reading the configuration again.
     source: cli::Run,
     log: log::Handle,
@@ -261,7 +261,7 @@ impl Running {
                 _ = quit.recv() => self.escalate(Phase::Stopping),
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
-                () = drained(&gateway, self.streams.as_ref(), phase) => break,
+                () = drained(&gateway, &self.streams, phase) => break,
                 () = gateway.phase_changed.notified() => {}
             }
         }
@@ -302,13 +302,13 @@ impl Running {
             return;
         }
         self.listeners.clear();
-        self.streams.iter().for_each(|streams| streams.board().stop());
+        self.streams.board().stop();
         self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         tracing::info!("no longer listening");
     }
 
     /// SIGHUP: a log rotation has renamed files, or the configuration has changed.
-    fn hang_up(&self) {
+    fn hang_up(&mut self) {
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }
@@ -318,9 +318,17 @@ impl Running {
     }
 
     /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
-    fn reload(&self) -> Result<(), String> {
-        reload(&self.gateway, &self.source, &self.log).map_err(|error| {
+    fn reload(&mut self) -> Result<(), String> {
+        let reloaded = reload(&self.gateway, &self.source, &self.log).map_err(|error| {
             tracing::error!("reload failed, the old configuration stays in force: {error:#}");
+            format!("{error:#}")
+        });
+        reloaded?;
+        if !self.gateway.phase().goes_on() {
+            return Ok(());
+        }
+        streams::adopt(&mut self.streams, &self.gateway).map_err(|error| {
+            tracing::error!("{error:#}");
             format!("{error:#}")
         })
     }
@@ -329,7 +337,7 @@ impl Running {
         self.gateway.set_phase(Phase::Stopping);
         self.close_listeners().await;
         // What has not ended by now has no time left; what it did not commit comes again.
-        drop(self.streams.take());
+        drop(self.streams);
         for worker in self.gateway.workers() {
             worker.visit(|worker| worker.roster.wake_all());
         }
@@ -357,7 +365,7 @@ impl Running {
 }
 
 /// Completes when the gateway may end, given what the operator wants.
-async fn drained(gateway: &Arc<Gateway>, streams: Option<&Fleet>, phase: Phase) {
+async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase) {
     match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
@@ -425,7 +433,7 @@ async fn sample_once(gateway: &Gateway) {
 
 /// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:
 /// somebody may want to watch.
-async fn no_clients(gateway: &Gateway, streams: Option<&Fleet>) {
+async fn no_clients(gateway: &Gateway, streams: &Fleet) {
     streams::ended(streams).await;
     while gateway.client_count() > gateway.consoles.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -455,6 +463,7 @@ fn log_report(report: &Report) {
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    streams::check(&config)?;
     let setup = Setup::new(config)?;
     let old = gateway.setup();
     for key in Config::diff_needs_restart(&old.config, &setup.config) {

@@ -60,14 +60,10 @@ impl Config {
 
     /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
     pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
-        let is_fixed = |row: &Row| !row.reloadable && !row.key.starts_with("streams.");
+        let is_fixed = |row: &Row| !row.reloadable;
         let fixed = |config: &Self| config.render().into_iter().filter(is_fixed).collect::<Vec<_>>();
         let pairs = fixed(old).into_iter().zip(fixed(new));
-        let mut keys: Vec<_> = pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect();
-        if old.streams != new.streams {
-            keys.push("streams".to_owned());
-        }
-        keys
+        pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
     }
 
     /// Overrides, with what holds for the others as the default.
@@ -91,8 +87,7 @@ impl Stream {
         let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown());
         let default_of = |key: &str| defaults.clone().find(|(known, _)| known.name == key).map(|(_, value)| value);
         let written = self.written.written().into_iter();
-        let row = |(key, value): (&str, _)| row(&path, key, value, default_of(key).unwrap_or_default());
-        written.map(row).map(|row| Row { reloadable: false, ..row }).collect()
+        written.map(|(key, value)| row(&path, key, value, default_of(key).unwrap_or_default())).collect()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod beside;
 mod command;
+mod console;
 mod crash;
 mod http;
 #[cfg(feature = "kafka")]
