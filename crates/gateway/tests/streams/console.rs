@@ -317,3 +317,27 @@ fn an_order_names_a_stream_that_there_is() {
     // For all of them is for none.
     console.ok("STREAM STOP; STREAM START; STREAM PAUSE; STREAM RESUME");
 }
+
+#[test]
+fn figures_of_streams_are_among_the_metrics() {
+    use std::io::{Read as _, Write as _};
+    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+    let file = folder.write("in", &numbers(0..10, 3));
+    // A range of its own: nobody but this test takes ports there.
+    let address = tidegate_testkit::free_address(9_100..10_000);
+    let metrics = format!("[metrics]\naddresses = [\"{address}\"]\n{}", section("orders", &file, &web.url("/"), ""));
+    let gateway = gateway(&metrics);
+    becomes(&gateway, "orders", "done", "10");
+    let mut socket = std::net::TcpStream::connect(address).unwrap();
+    write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    socket.read_to_string(&mut page).unwrap();
+    for line in [
+        "tidegate_stream_state{name=\"orders\",state=\"running\"} 1",
+        "# TYPE tidegate_stream_done_total counter",
+        "tidegate_stream_done_total{name=\"orders\"} 10",
+        "tidegate_stream_restarts_total{name=\"orders\"} 0",
+    ] {
+        assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
+    }
+}
