@@ -298,11 +298,11 @@ impl Running {
 
     /// From here on the kernel refuses connections, so that clients turn to another gateway at once.
     async fn close_listeners(&mut self) {
+        self.streams.board().stop();
         if self.listeners.is_empty() {
             return;
         }
         self.listeners.clear();
-        self.streams.board().stop();
         self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         tracing::info!("no longer listening");
     }
