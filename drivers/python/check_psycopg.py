@@ -135,7 +135,8 @@ def check_transaction():
 
 
 def check_tls():
-    with connect(sslmode="require") as connection:
+    # Bound to the certificate: libpq refuses a login that is not.
+    with connect(sslmode="require", channel_binding="require") as connection:
         assert connection.pgconn.ssl_in_use
         equal(connection.execute("SELECT 1").fetchone(), (1,))
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::frames::c_strings;
 use crate::message::ErrorFields;
 use crate::pattern::{self, Expected};
-use crate::scram::Scram;
+use crate::scram::{Bound, Scram};
 use crate::tls::{TlsMode, TlsStream};
 use crate::{Frames, Message, PATIENCE};
 
@@ -93,6 +93,7 @@ pub struct Startup {
     parameters: Vec<(String, String)>,
     password: Option<String>,
     tls: TlsMode,
+    bound: Bound,
     receive_buffer_bytes: Option<usize>,
 }
 
@@ -109,7 +110,15 @@ impl Startup {
 
     fn new(address: Address, user: &str, database: &str) -> Self {
         let parameters = vec![("user".to_owned(), user.to_owned()), ("database".to_owned(), database.to_owned())];
-        Self { address, version: (3, 0), parameters, password: None, tls: TlsMode::Off, receive_buffer_bytes: None }
+        Self {
+            address,
+            version: (3, 0),
+            parameters,
+            password: None,
+            tls: TlsMode::Off,
+            bound: Bound::No,
+            receive_buffer_bytes: None,
+        }
     }
 
     /// Sets or replaces a startup parameter.
@@ -144,6 +153,12 @@ impl Startup {
     /// TLS towards the peer.
     pub fn tls(mut self, tls: TlsMode) -> Self {
         self.tls = tls;
+        self
+    }
+
+    /// What a SCRAM login says of the peer's certificate.
+    pub fn bound(mut self, bound: Bound) -> Self {
+        self.bound = bound;
         self
     }
 
@@ -400,11 +415,23 @@ impl RawClient {
                 let user = self.startup.parameters.iter().find(|(name, _)| name == "user");
                 c_strings(&[&crate::scram::md5_answer(user.map_or("", |(_, user)| user), password, data)])
             }
-            10 => scram.insert(Scram::new(password)).first(),
+            10 => scram.insert(self.scram(password, data)?).first(),
             11 => scram.as_mut().ok_or(Lost::Garbage("AuthenticationSASLContinue out of order".into()))?.last(data),
             other => return Err(Lost::Garbage(format!("authentication method {other}"))),
         };
         self.try_send(Frames::new().message(b'p', &answer).bytes())
+    }
+
+    fn scram(&self, password: &str, offered: &[u8]) -> Result<Scram, Lost> {
+        let bound = self.startup.bound;
+        if !offered.split(|byte| *byte == 0).any(|name| name == bound.mechanism().as_bytes()) {
+            return Err(Lost::Garbage(format!("{} is not offered", bound.mechanism())));
+        }
+        let certificate = match &self.stream {
+            Stream::Tls(tls) => tls.certificate(),
+            Stream::Tcp(_) | Stream::Unix(_) => Vec::new(),
+        };
+        Ok(Scram::new(password, bound, certificate))
     }
 
     /// Sends messages in one write.

@@ -13,6 +13,7 @@ mod fixture;
 mod frames;
 mod gateway;
 mod message;
+mod names;
 mod pattern;
 mod process;
 mod replies;
@@ -26,8 +27,10 @@ pub use fixture::{Door, Fixture, eventually};
 pub use frames::Frames;
 pub use gateway::Gateway;
 pub use message::{ErrorFields, Message};
+pub use names::{NameServer, Outage};
 pub use process::{Process, Signal, free_address};
 pub use replies::Replies;
+pub use scram::Bound;
 pub use server::Server;
 pub use tls::{Authority, Identity, TlsMode};
 

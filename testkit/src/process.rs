@@ -80,6 +80,12 @@ impl Process {
         kill_process(pid, signal).expect("the process is a child that was not waited for");
     }
 
+    /// Descriptors that it has open.
+    pub fn descriptors(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        fs::read_dir(folder).expect("the process is a child that was not waited for").count()
+    }
+
     /// Whether it is still there.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child can be asked").is_none()

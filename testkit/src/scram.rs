@@ -8,20 +8,68 @@ use sha2::{Digest, Sha256};
 
 const FIRST_BARE: &str = "n=,r=testkit-nonce-0123456789";
 
-/// One SCRAM-SHA-256 exchange (RFC 5802) without channel binding.
+/// What a SCRAM login says of the server's certificate (RFC 5929, `tls-server-end-point`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bound {
+    /// Nothing.
+    #[default]
+    No,
+    /// That it would be bound to it, but SCRAM-SHA-256-PLUS was not offered.
+    NotOffered,
+    /// Its hash.
+    ToCertificate,
+    /// Another hash, as a client says whose connection somebody has cut in two.
+    ToAnother,
+    /// That it says its hash, in an exchange that has no place for it.
+    Misplaced,
+}
+
+impl Bound {
+    pub(crate) const fn mechanism(self) -> &'static str {
+        match self {
+            Self::ToCertificate | Self::ToAnother => "SCRAM-SHA-256-PLUS",
+            Self::No | Self::NotOffered | Self::Misplaced => "SCRAM-SHA-256",
+        }
+    }
+
+    const fn header(self) -> &'static str {
+        match self {
+            Self::No => "n,,",
+            Self::NotOffered => "y,,",
+            Self::ToCertificate | Self::ToAnother | Self::Misplaced => "p=tls-server-end-point,,",
+        }
+    }
+}
+
+/// One SCRAM-SHA-256 exchange (RFC 5802).
 pub(crate) struct Scram {
     password: String,
+    bound: Bound,
+    /// The peer's certificate in DER; empty without TLS.
+    certificate: Vec<u8>,
 }
 
 impl Scram {
-    pub(crate) fn new(password: &str) -> Self {
-        Self { password: password.to_owned() }
+    pub(crate) fn new(password: &str, bound: Bound, certificate: Vec<u8>) -> Self {
+        Self { password: password.to_owned(), bound, certificate }
+    }
+
+    /// What is said of the certificate: the header, and behind it the hash.
+    fn binding(&self) -> Vec<u8> {
+        let mut bytes = self.bound.header().as_bytes().to_vec();
+        match self.bound {
+            // All certificates of tests are signed with SHA-256.
+            Bound::ToCertificate | Bound::Misplaced => bytes.extend(Sha256::digest(&self.certificate)),
+            Bound::ToAnother => bytes.extend(Sha256::digest(b"another certificate")),
+            Bound::No | Bound::NotOffered => {}
+        }
+        bytes
     }
 
     /// SASLInitialResponse.
     pub(crate) fn first(&self) -> Vec<u8> {
-        let message = format!("n,,{FIRST_BARE}");
-        let mut body = b"SCRAM-SHA-256\0".to_vec();
+        let message = format!("{}{FIRST_BARE}", self.bound.header());
+        let mut body = format!("{}\0", self.bound.mechanism()).into_bytes();
         body.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
         body.extend(message.bytes());
         body
@@ -33,7 +81,7 @@ impl Scram {
         let field = |key: &str| server_first.split(',').find_map(|part| part.strip_prefix(key)).unwrap_or_default();
         let salt = BASE64.decode(field("s=")).expect("the salt is base64");
         let rounds = field("i=").parse().expect("the iteration count is a number");
-        let without_proof = format!("c=biws,r={}", field("r="));
+        let without_proof = format!("c={},r={}", BASE64.encode(self.binding()), field("r="));
         let signed = format!("{FIRST_BARE},{server_first},{without_proof}");
         let proof = self.proof(&salt, rounds, &signed);
         format!("{without_proof},p={}", BASE64.encode(proof)).into_bytes()

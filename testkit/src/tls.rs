@@ -190,6 +190,12 @@ impl TlsStream {
         &self.tcp
     }
 
+    /// What the peer has shown, in DER.
+    pub(crate) fn certificate(&self) -> Vec<u8> {
+        let chain = self.session.peer_certificates().unwrap_or_default();
+        chain.first().map(|own| own.to_vec()).unwrap_or_default()
+    }
+
     pub(crate) fn record_bytes_max(&self) -> usize {
         self.record_bytes_max
     }

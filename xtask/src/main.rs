@@ -3,6 +3,7 @@
 
 mod bench;
 mod ci;
+mod differ;
 mod drivers;
 mod flamegraph;
 mod fuzz;
@@ -40,6 +41,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Run eight real drivers through the gateway, in transaction and session mode
     Drivers(drivers::Arguments),
+    /// Compare with a PgBouncer that is installed: the console's tables, the errors that clients get
+    Differ(differ::Arguments),
     /// Record where the time goes under a benchmark's load, and draw it: an SVG in target/
     Flamegraph(flamegraph::Arguments),
     /// Run the randomised tests for long, each round with a new seed
@@ -64,6 +67,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test(arguments) => tests::run(&arguments),
         Command::Tidy => tidy::run(),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Differ(arguments) => differ::run(&arguments),
         Command::Drivers(arguments) => drivers::run(&arguments),
         Command::Flamegraph(arguments) => flamegraph::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),

@@ -53,6 +53,14 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Where to begin
+//!
+//! - To choose among things of your own: [`Balancer`], with a policy such as [`RoundRobin`] or [`LeastRequest`], and
+//!   [`Pick`] for what one call wants. `examples/pick.rs` is a whole program.
+//! - To follow names, with the feature `tokio` or `dns`: `Follow` and `Dns`, whose sets go to [`Balancer::update`].
+//! - For gRPC, with the feature `tonic`: `Channel::builder("dns:///orders:50051")`, which does all of it.
+//!   `examples/grpc_client.rs` is a whole program.
 
 mod address;
 mod backoff;

@@ -34,7 +34,7 @@ With a file:
   tidegate run -c tidegate.toml
 
 In place of PgBouncer, with its files:
-  tidegate pgbouncer.ini                             -d, -q, -v and -u as PgBouncer has them
+  tidegate pgbouncer.ini                             -d, -R, -q, -v and -u as PgBouncer has them
   tidegate convert pgbouncer.ini                     the same as a tidegate.toml
 
 Records in order per key, from Kafka or a file to whatever takes them:
@@ -119,6 +119,11 @@ pub struct Run {
     #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
     pub log_level: Option<LogLevel>,
 
+    /// Take the listening sockets over from the gateway that runs with this configuration; it ends when its clients have
+    /// left. Without one, start as usual. Needs unix_socket_dir.
+    #[arg(long)]
+    pub take_over: bool,
+
     /// The command line was PgBouncer's.
     #[arg(skip)]
     pub bouncer: Option<Bouncer>,
@@ -141,6 +146,10 @@ pub struct Bouncer {
     /// Log more; twice for every message.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+
+    /// Take the listening sockets over from the process that runs with this file; it ends when its clients have left.
+    #[arg(short = 'R', long)]
+    pub reboot: bool,
 
     /// Become that user; has to be started as root.
     #[arg(short, long, value_name = "USER")]
@@ -277,6 +286,11 @@ impl Run {
         }
         let named = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
         self.database.is_none().then(named)
+    }
+
+    /// Whether another process is to be replaced.
+    pub fn takes_over(&self) -> bool {
+        self.take_over || self.bouncer.as_ref().is_some_and(|bouncer| bouncer.reboot)
     }
 
     /// The configuration: the file's or the URL's, with what the command line says over it.
@@ -418,6 +432,7 @@ mod tests {
         }
         let all = given(&["-d", "-q", "-v", "-v", "-u", "pooler", "a.ini"]);
         assert!(all.daemon && all.quiet && all.verbose == 2 && all.user.as_deref() == Some("pooler"));
+        assert!(Run::from(given(&["-R", "-d", "a.ini"])).takes_over() && !Run::from(all).takes_over());
         let plain = |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
         for arguments in [&["tidegate", "check", "a.ini"][..], &["tidegate", "run", "-c", "a.ini"], &["tidegate"]] {
             assert_eq!(with_command(plain(arguments)), plain(arguments));

@@ -12,6 +12,7 @@ use crate::plane::{Gateway, Worker};
 
 mod auth;
 mod canceller;
+mod check;
 mod handshake;
 mod idle;
 mod lookup;

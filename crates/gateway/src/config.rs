@@ -28,6 +28,7 @@ mod section;
 pub(crate) mod setting;
 mod show;
 pub mod stream;
+mod suite;
 #[cfg(test)]
 mod tests;
 pub mod toml;
@@ -36,9 +37,10 @@ pub(crate) mod url;
 pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
-    Admin, Auth, AuthMethod, ClientTls, Compress, DatabaseKeys, Dialect, Io, Journal, JournalAck, JournalFormat,
-    Listen, Log, LogFormat, LogLevel, Metrics, Mode, Overflow, ParameterForm, Parameters, Per, PoolSettings, Runtime,
-    SslMode, SslNegotiation, StatementForm, Tcp, Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io,
+    Journal, JournalAck, JournalFormat, Listen, Log, LogFormat, LogLevel, Metrics, Mode, NameServers, Overflow,
+    ParameterForm, Parameters, PeerKeys, Per, PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm, Tcp,
+    Timeouts, UserKeys,
 };
 pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret};
@@ -46,6 +48,7 @@ pub use section::{Key, Reload, Scope};
 pub use setting::FileMode;
 pub use show::Row;
 pub use stream::Stream;
+pub use suite::{CipherSuite, KeyGroup};
 pub use url::{Host, PgUrl};
 
 use keys::Overrides;
@@ -67,10 +70,14 @@ pub struct Config {
     pub databases: BTreeMap<String, Database>,
     /// Who may log in, by name.
     pub users: BTreeMap<String, User>,
+    /// Other gateways behind the same address, by their numbers.
+    pub peers: BTreeMap<u16, PeerKeys>,
     /// Who may use the console.
     pub admin: Admin,
     /// What is logged, and how.
     pub log: Log,
+    /// Who is asked for the addresses of servers.
+    pub dns: Dns,
     /// Figures for Prometheus.
     pub metrics: Metrics,
     /// When a peer that says nothing is held for gone.
@@ -137,6 +144,10 @@ pub struct ServerTls {
     pub key: PathBuf,
     /// How TLS begins.
     pub negotiation: SslNegotiation,
+    /// The cipher suites that may be used; empty for all.
+    pub ciphers: Vec<CipherSuite>,
+    /// Whether SCRAM logins are bound to the server's certificate.
+    pub binding: ChannelBinding,
 }
 
 /// A client's user.
@@ -362,6 +373,11 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
 }
 
 impl Listen {
+    /// Whether clients are asked for a certificate.
+    pub fn asks_for_certificates(&self) -> bool {
+        self.tls != ClientTls::Off && !self.tls_client_ca.as_os_str().is_empty()
+    }
+
     /// The file of the unix socket, if there is to be one.
     pub fn unix_socket(&self) -> Option<PathBuf> {
         let first = self.addresses.first().map_or(DEFAULT_PORT, SocketAddr::port);

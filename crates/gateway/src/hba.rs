@@ -1,21 +1,28 @@
 //! Who may come from where, and how they prove who they are: files as `pg_hba.conf` and `pg_ident.conf`.
 //!
-//! The grammar is that of the PostgreSQL documentation ("The pg_hba.conf File", "User Name Maps"), as far as PgBouncer
-//! takes it: no groups, no names of hosts, no regular expressions. The first rule that fits decides.
+//! The grammar is that of the PostgreSQL documentation ("The pg_hba.conf File", "User Name Maps"), without groups, names of
+//! hosts, and regular expressions in rules; maps have them. The first rule that fits decides.
 
 use std::{collections::HashMap, fs, net::IpAddr, path::Path};
 
 use crate::config::AuthMethod;
 
+mod maps;
+mod options;
 mod words;
 
+use maps::Mapping;
 use words::{Word, lines};
 
+pub use options::{Certificate, CertificateName};
+
 /// The rules, and the maps that they name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
     maps: HashMap<String, Vec<Mapping>>,
+    /// The line of the first rule that asks for a certificate.
+    certificates_at: Option<usize>,
 }
 
 /// A line of the rules.
@@ -55,18 +62,23 @@ enum Network {
 pub enum Verdict {
     /// The client is asked for proof in this way.
     Method(AuthMethod),
+    /// The same, and its certificate has to be as told.
+    Certified(AuthMethod, Certificate),
     /// The process at the other end of the unix socket has to belong to the user, by a map if there is one.
     Peer(Option<String>),
     /// The client is kept out.
     Reject,
 }
 
-/// A line of a map: who may come as whom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Mapping {
-    system: String,
-    /// Nothing for any.
-    user: Option<String>,
+impl Verdict {
+    /// That the client is asked for proof in this way, whatever rules there are.
+    #[must_use]
+    pub fn of(method: AuthMethod) -> Self {
+        match method {
+            AuthMethod::Cert => Self::Certified(method, Certificate::of_user()),
+            _ => Self::Method(method),
+        }
+    }
 }
 
 /// A client as the rules see it.
@@ -106,17 +118,32 @@ impl Rules {
         let include = |name: &str| read(&folder.join(name)).map_err(|error| error.reason);
         let mut read_rules = Self::parse(&read(rules)?, &include).map_err(|wrong| in_file(rules, wrong))?;
         if !maps.as_os_str().is_empty() {
-            read_rules.maps = parse_maps(&read(maps)?).map_err(|wrong| in_file(maps, wrong))?;
+            read_rules.maps = maps::parse(&read(maps)?).map_err(|wrong| in_file(maps, wrong))?;
         }
         Ok(read_rules)
     }
 
     fn parse(text: &str, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, Wrong> {
-        let mut rules = Vec::new();
+        let mut rules = Self::default();
         for (number, words) in lines(text) {
-            rules.push(rule(&words, include).map_err(|reason| (number, reason))?);
+            let rule = rule(&words, include).map_err(|reason| (number, reason))?;
+            if matches!(rule.verdict, Verdict::Certified(..)) {
+                rules.certificates_at.get_or_insert(number);
+            }
+            rules.rules.push(rule);
         }
-        Ok(Self { rules, maps: HashMap::new() })
+        Ok(rules)
+    }
+
+    /// Sees that no rule asks for certificates, where clients are not asked for them.
+    ///
+    /// # Errors
+    /// The first that does, in that file.
+    pub fn refuse_certificates(&self, file: &Path) -> Result<(), HbaError> {
+        let Some(line) = self.certificates_at else { return Ok(()) };
+        let reason = "certificates are checked with authorities only: name them in tls_client_ca of [listen] \
+                      (client_tls_ca_file), with TLS on";
+        Err(in_file(file, (line, reason.to_owned())))
     }
 
     /// What the first rule that fits says; nothing if none does.
@@ -125,14 +152,12 @@ impl Rules {
         self.rules.iter().find(|rule| rule.fits(caller)).map(|rule| &rule.verdict)
     }
 
-    /// Whether `system`, a user of the machine, may come as `user`.
+    /// Whether `system`, a user of the machine or a name of a certificate, may come as `user`.
     #[must_use]
     pub fn may_come_as(&self, map: Option<&str>, system: &str, user: &str) -> bool {
         match map {
             None => system == user,
-            Some(map) => self.maps.get(map).is_some_and(|lines| {
-                lines.iter().any(|line| line.system == system && line.user.as_deref().is_none_or(|known| known == user))
-            }),
+            Some(map) => self.maps.get(map).is_some_and(|lines| lines.iter().any(|line| line.lets(system, user))),
         }
     }
 }
@@ -169,34 +194,8 @@ fn rule(words: &[Vec<Word>], include: &dyn Fn(&str) -> Result<String, String>) -
     };
     let method = text(at).ok_or("a rule without a method")?;
     let options = words.get(at + 1..).unwrap_or_default().iter().flatten().map(|word| word.text.as_str());
-    let verdict = verdict(method, options)?;
+    let verdict = options::verdict(method, options, transport == Transport::WithTls)?;
     Ok(Rule { transport, databases, users, network, verdict })
-}
-
-fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>) -> Result<Verdict, String> {
-    let mut map = None;
-    for option in options {
-        match option.split_once('=') {
-            Some(("map", name)) => map = Some(name.to_owned()),
-            _ => return Err(format!("the option `{option}` is not known; map=NAME is")),
-        }
-    }
-    let verdict = match method {
-        "trust" => Verdict::Method(AuthMethod::Trust),
-        "reject" => Verdict::Reject,
-        "password" | "plain" => Verdict::Method(AuthMethod::Password),
-        "md5" => Verdict::Method(AuthMethod::Md5),
-        "scram-sha-256" => Verdict::Method(AuthMethod::ScramSha256),
-        "peer" => return Ok(Verdict::Peer(map)),
-        other => {
-            let known = "trust, reject, password, md5, scram-sha-256, peer";
-            return Err(format!("the method `{other}` is not supported; it can be {known}"));
-        }
-    };
-    if map.is_some() {
-        return Err(format!("the method {method} takes no map"));
-    }
-    Ok(verdict)
 }
 
 fn names(words: Option<&Vec<Word>>, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Vec<Name>, String> {
@@ -296,22 +295,6 @@ impl Network {
     }
 }
 
-fn parse_maps(text: &str) -> Result<HashMap<String, Vec<Mapping>>, Wrong> {
-    let mut maps: HashMap<String, Vec<Mapping>> = HashMap::new();
-    for (number, words) in lines(text) {
-        let [map, system, user] = &words.iter().filter_map(|words| words.first()).collect::<Vec<_>>()[..] else {
-            return Err((number, "a line is: map, user of the machine, user of Postgres".to_owned()));
-        };
-        if system.text.starts_with('/') && !system.quoted {
-            return Err((number, "regular expressions are not supported".to_owned()));
-        }
-        let any = user.text == "all" && !user.quoted;
-        let mapping = Mapping { system: system.text.clone(), user: (!any).then(|| user.text.clone()) };
-        maps.entry(map.text.clone()).or_default().push(mapping);
-    }
-    Ok(maps)
-}
-
 /// The name of a user of this machine, from its file of users.
 #[must_use]
 pub fn name_of_uid(uid: u32) -> Option<String> {
@@ -360,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_map_says_who_comes_as_whom() {
-        let maps = parse_maps("m root app # x\nm \"web server\" all\n").expect("maps");
+        let maps = maps::parse("m root app # x\nm \"web server\" all\n").expect("maps");
         let rules = Rules { maps, ..Rules::default() };
         assert!(rules.may_come_as(Some("m"), "root", "app") && !rules.may_come_as(Some("m"), "root", "other"));
         assert!(rules.may_come_as(Some("m"), "web server", "whoever"));
@@ -377,13 +360,39 @@ mod tests {
             "host all all all",
             "host all all all ldap",
             "host all all all md5 map=m",
+            "host all all all cert",
+            "host all all all md5 clientcert=verify-ca",
+            "hostssl all all all md5 clientcert=1",
+            "hostssl all all all cert clientcert=verify-ca",
+            "hostssl all all all md5 clientcert=verify-full map=m",
+            "hostssl all all all md5 clientname=DN",
+            "hostssl all all all pam",
             "local all",
             "local samerole all trust",
         ] {
             let wrong = Rules::parse(&format!("\n{text}\n"), &|_| Ok(String::new())).expect_err(text);
             assert_eq!(wrong.0, 2, "{text}");
         }
-        assert!(parse_maps("m root\n").is_err() && parse_maps("m /^x$ y\n").is_err());
+    }
+
+    #[test]
+    fn a_rule_can_ask_for_a_certificate() {
+        let rules = rules(
+            "hostssl a all all cert map=m\nhostssl b all all scram-sha-256 clientcert=verify-ca\n\
+             hostssl c all all md5 clientcert=verify-full\nhostssl d all all cert clientname=DN\n",
+        );
+        let judge = |database| rules.judge(&Caller { tls: true, ..caller("::1", database, "u") }).cloned();
+        let name = |name| Certificate { name, map: None };
+        let common = Some(CertificateName::Common);
+        let mapped = Certificate { map: Some("m".into()), ..name(common) };
+        assert_eq!(judge("a"), Some(Verdict::Certified(AuthMethod::Cert, mapped)));
+        assert_eq!(judge("b"), Some(Verdict::Certified(AuthMethod::ScramSha256, name(None))));
+        assert_eq!(judge("c"), Some(Verdict::Certified(AuthMethod::Md5, name(common))));
+        let distinguished = name(Some(CertificateName::Distinguished));
+        assert_eq!(judge("d"), Some(Verdict::Certified(AuthMethod::Cert, distinguished)));
+        assert!(
+            rules.refuse_certificates(Path::new("hba")).expect_err("it is told").to_string().starts_with("hba:1: ")
+        );
     }
 
     #[test]

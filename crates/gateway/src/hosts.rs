@@ -14,6 +14,6 @@ mod topology;
 
 pub use cluster::{Cluster, ClusterSpec, Group, Node, Sight};
 pub use control::{Control, Event, Ground};
-pub use observation::{Observation, Report};
+pub use observation::{Observation, Origin, Report};
 pub use probe::{Sink, watch};
 pub use topology::{HostState, HostView, Role, Rules, Topology, Verdict};

@@ -39,13 +39,17 @@ async fn accept(worker: Rc<Worker>, acceptor: Acceptor, console: Console, ctx: C
             acceptor.poll_accept(cx).map(Some)
         });
         match accepted.await {
-            None => return,
+            None => break,
             Some(Ok(accepted)) => place(&worker, accepted, console),
             Some(Err(error)) => {
                 tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
                 worker.reactor.sleep(BACK_OFF).await;
             }
         }
+    }
+    // Who has come so far is not turned away.
+    while let Some(accepted) = std::future::poll_fn(|cx| acceptor.poll_close(cx)).await {
+        place(&worker, accepted, console);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::config::{
 };
 
 pub mod alias;
+mod ciphers;
 mod connstr;
 mod convert;
 mod ini;

@@ -5,13 +5,15 @@
 
 mod fleet;
 mod gateway;
+pub mod peer_key;
 mod roster;
 mod worker;
 
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
 pub use gateway::{
-    Full, Gateway, Phase, PoolKey, Quota, ReloadReply, SCRAM_ITERATIONS, ServerEntry, Setup, SetupError, SharedPool,
+    Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, ServerEntry, Setup, SetupError,
+    SharedPool, Unused,
 };
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

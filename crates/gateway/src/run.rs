@@ -1,9 +1,13 @@
 //! A whole gateway: threads, listeners, signals, reload, shutdown.
 
+mod activation;
+mod handover;
 mod process;
+mod sockets;
 mod streams;
 
 use std::{
+    os::fd::OwnedFd,
     sync::{Arc, Mutex, atomic::Ordering, mpsc},
     thread::JoinHandle,
     time::Duration,
@@ -19,21 +23,24 @@ use crate::{
     cli, client,
     config::{Config, Io},
     listen, log,
-    plane::{Gateway, Mailbox, Phase, Setup, Worker},
+    plane::{Gateway, Mailbox, Phase, Setup, Unused, Worker},
     record::Archive,
     resolve::Resolver,
     stream::{self, Fleet},
 };
 
+use activation::Activated;
+use handover::{Goods, Predecessor};
 use process::PidFile;
+use sockets::Sockets;
 
 /// A gateway that runs, for the binary and for tests.
 pub struct Running {
     gateway: Arc<Gateway>,
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
-    /// What flows beside the queries; `None` if nothing is to.
-    streams: Option<Fleet>,
+    /// What flows beside the queries.
+    streams: Fleet,
     /// The command line, for reading the configuration again.
     source: cli::Run,
     log: log::Handle,
@@ -56,6 +63,7 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    let activated = Activated::take()?;
     let log = log::init(&config.log)?;
     for warning in &config.warnings {
         tracing::warn!(%warning, "configuration");
@@ -64,7 +72,7 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
     control.block_on(async {
         // Before anybody can see that the process is there: a SIGHUP that nobody hears would end it.
         let signals = Signals::hear()?;
-        let running = start(config, run.clone(), log)?;
+        let running = start(config, run.clone(), log, activated)?;
         running.until_stopped(signals).await
     })
 }
@@ -108,10 +116,12 @@ impl Signals {
     }
 }
 
-fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<Running> {
+fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activated) -> anyhow::Result<Running> {
     raise_descriptor_limit();
-    let pid_file = PidFile::claim(&config.runtime.pid_file)?;
-    let listeners = bind(&config)?;
+    let takes_over = source.takes_over() && !activated.is_some();
+    let mut predecessor = if takes_over { Predecessor::meet(&config)? } else { None };
+    let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
+    let sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
     let workers = match config.runtime.workers {
         // Few busy threads take more messages per system call than many idle ones: see docs/performance.md.
         0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
@@ -122,40 +132,29 @@ fn start(config: Config, source: cli::Run, log: log::Handle) -> anyhow::Result<R
         Io::IoUring => Mode::IoUring,
         Io::Epoll => Mode::Epoll,
     };
-    let metrics = http::bind(&config.metrics.addresses)?;
     let setup = Setup::new(config)?;
-    let resolver = Resolver::new(tokio::runtime::Handle::current());
+    let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.archive = Archive::open(&gateway.setup().config.journal)?;
     let gateway = Arc::new(gateway);
-    let threads = spawn_workers(&gateway, workers, mode, &listeners)?;
-    for listener in &listeners {
-        if let Some(address) = listener.local_addr() {
-            tracing::info!(%address, "listening");
-        }
-    }
+    let threads = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
+    sockets.announce();
     let streams = streams::start(&gateway)?;
-    http::serve(&gateway, metrics)?;
+    let copies = sockets.metrics.iter().map(|socket| socket.try_clone().map(Into::into));
+    let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
+    let scrapes = http::serve(&gateway, sockets.metrics)?;
+    let listeners = sockets.listeners;
+    handover::open(&gateway, Goods { listeners: listeners.clone(), metrics, scrapes });
+    if let Some(predecessor) = predecessor {
+        if let Err(error) = predecessor.release() {
+            // Its sockets are here in any case.
+            tracing::warn!(%error, "the process that ran before has gone meanwhile");
+        }
+        tracing::info!("took over from the process that ran before");
+        pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
+    }
     process::announce_ready();
     Ok(Running { gateway, threads, listeners, streams, source, log, _pid_file: pid_file })
-}
-
-fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let backlog = i32::try_from(config.listen.backlog).unwrap_or(i32::MAX);
-    let mut listeners = Vec::new();
-    for address in &config.listen.addresses {
-        let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
-        let listener = bind(*address, backlog)
-            .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))?;
-        listeners.push(listener);
-    }
-    if let Some(path) = config.listen.unix_socket() {
-        let listener = Listener::unix(&path, config.listen.unix_socket_mode.0, backlog)
-            .with_context(|| format!("cannot listen on {}", path.display()))?;
-        tracing::info!(path = %path.display(), "listening");
-        listeners.push(listener);
-    }
-    Ok(listeners)
 }
 
 /// Starts the threads of the data plane, and waits until all have their event loop.
@@ -247,6 +246,8 @@ impl Running {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         sample(&self.gateway);
+        check_names(&self.gateway);
+        forget_unused(&self.gateway);
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
@@ -261,7 +262,7 @@ impl Running {
                 _ = quit.recv() => self.escalate(Phase::Stopping),
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
-                () = drained(&gateway, self.streams.as_ref(), phase) => break,
+                () = drained(&gateway, &self.streams, phase) => break,
                 () = gateway.phase_changed.notified() => {}
             }
         }
@@ -298,17 +299,19 @@ impl Running {
 
     /// From here on the kernel refuses connections, so that clients turn to another gateway at once.
     async fn close_listeners(&mut self) {
+        self.streams.board().stop();
         if self.listeners.is_empty() {
             return;
         }
         self.listeners.clear();
-        self.streams.iter().for_each(|streams| streams.board().stop());
         self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        // Clients that were accepted last are with their threads by now, and counted.
+        self.gateway.ask_all(|_| ()).await;
         tracing::info!("no longer listening");
     }
 
     /// SIGHUP: a log rotation has renamed files, or the configuration has changed.
-    fn hang_up(&self) {
+    fn hang_up(&mut self) {
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }
@@ -318,9 +321,17 @@ impl Running {
     }
 
     /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
-    fn reload(&self) -> Result<(), String> {
-        reload(&self.gateway, &self.source, &self.log).map_err(|error| {
+    fn reload(&mut self) -> Result<(), String> {
+        let reloaded = reload(&self.gateway, &self.source, &self.log).map_err(|error| {
             tracing::error!("reload failed, the old configuration stays in force: {error:#}");
+            format!("{error:#}")
+        });
+        reloaded?;
+        if !self.gateway.phase().goes_on() {
+            return Ok(());
+        }
+        streams::adopt(&mut self.streams, &self.gateway).map_err(|error| {
+            tracing::error!("{error:#}");
             format!("{error:#}")
         })
     }
@@ -329,7 +340,7 @@ impl Running {
         self.gateway.set_phase(Phase::Stopping);
         self.close_listeners().await;
         // What has not ended by now has no time left; what it did not commit comes again.
-        drop(self.streams.take());
+        drop(self.streams);
         for worker in self.gateway.workers() {
             worker.visit(|worker| worker.roster.wake_all());
         }
@@ -357,7 +368,7 @@ impl Running {
 }
 
 /// Completes when the gateway may end, given what the operator wants.
-async fn drained(gateway: &Arc<Gateway>, streams: Option<&Fleet>, phase: Phase) {
+async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase) {
     match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
@@ -399,6 +410,57 @@ fn sample(gateway: &Arc<Gateway>) {
     }
 }
 
+/// How often it is looked whether a database is unused; sooner if it is to be forgotten sooner.
+const UNUSED_EVERY: Duration = Duration::from_secs(60);
+const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
+
+/// Starts the task that forgets databases which nobody uses.
+fn forget_unused(gateway: &Arc<Gateway>) {
+    let scope: Scope = gateway.scope.child("unused");
+    let owner = gateway.clone();
+    let task = scope.wrap(move |ctx| async move {
+        let mut unused = Unused::default();
+        loop {
+            let limit = owner.setup().config.timeouts.auto_database;
+            let pause = if limit.is_zero() { UNUSED_EVERY } else { UNUSED_EVERY.min(limit / 4).max(UNUSED_EVERY_MIN) };
+            tokio::select! {
+                () = ctx.cancelled() => return,
+                () = tokio::time::sleep(pause) => owner.forget_unused(&mut unused).await,
+            }
+        }
+    });
+    if let Ok(task) = task {
+        tokio::spawn(task);
+    }
+}
+
+/// Starts the task that looks names up again, if that is wanted.
+fn check_names(gateway: &Arc<Gateway>) {
+    let every = gateway.setup().config.dns.check_period;
+    if every.is_zero() {
+        return;
+    }
+    let scope: Scope = gateway.scope.child("names");
+    let owner = gateway.clone();
+    let task = scope.wrap(move |ctx| async move {
+        let mut period = tokio::time::interval(every);
+        loop {
+            tokio::select! {
+                () = ctx.cancelled() => return,
+                _ = period.tick() => refresh_names(&owner).await,
+            }
+        }
+    });
+    if let Ok(task) = task {
+        tokio::spawn(task);
+    }
+}
+
+async fn refresh_names(gateway: &Gateway) {
+    gateway.connector.resolver.refresh().await;
+    gateway.follow_names();
+}
+
 /// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.
 async fn sample_once(gateway: &Gateway) {
     gateway.sample().await;
@@ -425,7 +487,7 @@ async fn sample_once(gateway: &Gateway) {
 
 /// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:
 /// somebody may want to watch.
-async fn no_clients(gateway: &Gateway, streams: Option<&Fleet>) {
+async fn no_clients(gateway: &Gateway, streams: &Fleet) {
     streams::ended(streams).await;
     while gateway.client_count() > gateway.consoles.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -455,6 +517,7 @@ fn log_report(report: &Report) {
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    streams::check(&config)?;
     let setup = Setup::new(config)?;
     let old = gateway.setup();
     for key in Config::diff_needs_restart(&old.config, &setup.config) {

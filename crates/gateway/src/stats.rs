@@ -66,7 +66,7 @@ macro_rules! counters {
             /// What was added since `earlier`.
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {
-                Self { $($name: self.$name.wrapping_sub(earlier.$name)),* }
+                Self { $($name: self.$name.saturating_sub(earlier.$name)),* }
             }
         }
     };

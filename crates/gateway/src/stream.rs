@@ -6,7 +6,7 @@
 //! ```text
 //! config ──> fleet ──> pipeline ──> source ──> lanes ──> sink ──> answer ──> commit
 //!              │           └──────> letters (dead-letter)
-//!              └──> board <── SHOW STREAMS, progress
+//!              └──> board, status <── SHOW STREAMS, STREAM STOP, progress
 //! ```
 //!
 //! Streams run on threads of their own, beside the data plane and the control plane.
@@ -18,11 +18,13 @@ mod error;
 mod field;
 mod fleet;
 mod letters;
+mod limits;
 mod pipeline;
 mod place;
 mod progress;
 mod sink;
 mod source;
+mod status;
 mod text;
 
 pub use alone::main;
@@ -30,3 +32,4 @@ pub use board::{Board, Snapshot, State};
 pub use door::{Door, Doors};
 pub use error::StreamError;
 pub use fleet::{Fleet, Restart};
+pub use status::Status;

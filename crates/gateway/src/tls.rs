@@ -3,17 +3,24 @@
 use std::{fs, path::Path, sync::Arc};
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, SupportedCipherSuite,
     client::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, ring},
+    crypto::{
+        CryptoProvider, SupportedKxGroup,
+        ring::{self, cipher_suite as suite, kx_group},
+    },
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::WebPkiClientVerifier,
 };
 
-use crate::config::{ClientTls, Listen, ServerTls, SslMode, SslNegotiation};
+use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
+
+mod certificate;
+
+pub use certificate::{Subject, end_point, subject};
 
 /// The protocol name that Postgres 17 and newer want to see when TLS begins without being asked for.
 pub const ALPN: &[u8] = b"postgresql";
@@ -39,32 +46,79 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
+/// The provider with nothing but these; an empty list is all.
+fn narrowed(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    if !suites.is_empty() {
+        provider.cipher_suites = suites.iter().copied().map(of_rustls).collect();
+    }
+    if !groups.is_empty() {
+        provider.kx_groups = groups.iter().copied().map(group_of_rustls).collect();
+    }
+    Arc::new(provider)
+}
+
+fn of_rustls(cipher: CipherSuite) -> SupportedCipherSuite {
+    match cipher {
+        CipherSuite::Tls13Aes256 => suite::TLS13_AES_256_GCM_SHA384,
+        CipherSuite::Tls13Aes128 => suite::TLS13_AES_128_GCM_SHA256,
+        CipherSuite::Tls13Chacha20 => suite::TLS13_CHACHA20_POLY1305_SHA256,
+        CipherSuite::EcdsaAes256 => suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        CipherSuite::EcdsaAes128 => suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        CipherSuite::EcdsaChacha20 => suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        CipherSuite::RsaAes256 => suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        CipherSuite::RsaAes128 => suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        CipherSuite::RsaChacha20 => suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    }
+}
+
+fn group_of_rustls(group: KeyGroup) -> &'static dyn SupportedKxGroup {
+    match group {
+        KeyGroup::X25519 => kx_group::X25519,
+        KeyGroup::P256 => kx_group::SECP256R1,
+        KeyGroup::P384 => kx_group::SECP384R1,
+    }
+}
+
+/// TLS for clients, and what a login is bound to that runs in it.
+#[derive(Debug)]
+pub struct Acceptor {
+    /// rustls' configuration.
+    pub config: Arc<ServerConfig>,
+    /// The hash of the certificate (RFC 5929, `tls-server-end-point`); none if there is no hash for its signature.
+    pub end_point: Option<Arc<[u8]>>,
+}
+
 /// TLS for clients; `None` if it is off.
 ///
 /// # Errors
 /// Which file cannot be used, and why.
-pub fn for_clients(listen: &Listen) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
     if listen.tls == ClientTls::Off {
         return Ok(None);
     }
     let (chain, key) = identity(&listen.tls_cert, &listen.tls_key)?;
-    let builder = ServerConfig::builder_with_provider(provider())
+    let end_point = chain.first().and_then(|own| end_point(own)).map(Arc::from);
+    let builder = ServerConfig::builder_with_provider(narrowed(&listen.tls_ciphers, &listen.tls_groups))
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong("TLS versions for", &listen.tls_cert, error))?;
     let builder = if listen.tls_client_ca.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
         let roots = Arc::new(roots(&listen.tls_client_ca)?);
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-            .build()
-            .map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+        let verifier = match listen.tls_client_cert {
+            ClientCertificate::Require => verifier,
+            ClientCertificate::Allow => verifier.allow_unauthenticated(),
+        };
+        let verifier = verifier.build().map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
         builder.with_client_cert_verifier(verifier)
     };
     let mut config =
         builder.with_single_cert(chain, key).map_err(|error| wrong("certificate", &listen.tls_cert, error))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_fragment_size = Some(FRAGMENT_MAX);
-    Ok(Some(Arc::new(config)))
+    Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
 }
 
 /// TLS towards the servers of a database; `None` if its mode never uses it.
@@ -75,7 +129,7 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
     if tls.mode == SslMode::Disable {
         return Ok(None);
     }
-    let builder = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_provider(narrowed(&tls.ciphers, &[]))
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong("TLS versions for", &tls.cert, error))?
         .dangerous()

@@ -62,7 +62,8 @@ impl Gate {
     /// Permits that were taken and not needed, with their part of the rate.
     pub(crate) fn give_unused(&self, count: usize, wake: impl FnMut(usize)) {
         let mut state = lock(&self.0);
-        if let Some(bucket) = &mut state.bucket {
+        // They may be of an earlier rate: then a pause stays one.
+        if let Some(bucket) = state.bucket.as_mut().filter(|bucket| bucket.per_second > 0.0) {
             bucket.tokens += count as f64;
         }
         state.used -= count;

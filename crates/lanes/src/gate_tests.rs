@@ -70,3 +70,12 @@ fn a_rate_of_nothing_is_a_pause() {
     let again_at = gate.take(0, 1, at(1e6)).again_at.expect("a time");
     assert_eq!(gate.take(0, 1, again_at).count, 1);
 }
+
+#[test]
+fn permits_that_come_back_unused_do_not_end_a_pause() {
+    let gate = Gate::new(10, Some(100.0));
+    let taken = gate.take(0, 5, at(1.0)).count;
+    gate.set_rate(Some(0.0), at(1.0), |_| {});
+    gate.give_unused(taken, |_| {});
+    assert_eq!((gate.take(0, 1, at(1e6)).count, gate.used()), (0, 0));
+}

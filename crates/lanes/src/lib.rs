@@ -58,6 +58,9 @@
 //! # }
 //! ```
 //!
+//! Two programs to read next: `examples/payments.rs` (no server: retries, a dead-letter, an interceptor) and
+//! `examples/kafka.rs` (a member of a consumer group).
+//!
 //! # Order
 //!
 //! One record of a key has its turn, then all other keys that wait have theirs: a hot key starves nobody. Retries keep the

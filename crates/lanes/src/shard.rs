@@ -7,6 +7,7 @@
 //! among them. All that can be due, back-offs and quotas, is in one heap; deadlines are in the list of flights, which is
 //! in order by itself. Nothing is ever looked for among all keys, except when a lane is taken away.
 
+mod begin;
 mod exhaust;
 mod flights;
 mod hot;
@@ -28,7 +29,7 @@ use crate::policy::{Keyless, Policy};
 use crate::record::{Epoch, Lane, Position, Record};
 use crate::slab::{NONE, Slab};
 use crate::tally::Tally;
-use flights::{Flights, Kind};
+use flights::Flights;
 use hot::HotKeys;
 use keys::{Keys, State};
 
@@ -91,6 +92,7 @@ pub(crate) struct Alarm {
     pub(crate) lane: Lane,
     pub(crate) epoch: Epoch,
     pub(crate) position: Position,
+    pub(crate) key: Option<Box<[u8]>>,
     pub(crate) failure: Failure,
 }
 
@@ -296,59 +298,6 @@ impl Shard {
             return false;
         }
         self.policy.quota.is_none_or(|quota| self.count_start(key, quota, now))
-    }
-
-    fn begin(&mut self, key: u32, now: Moment) -> Start {
-        let head = self.keys.get(key).head;
-        let verdict = self.verdicts.get(&head).map(|verdict| verdict.failure.clone());
-        let kind = if verdict.is_some() { Kind::Bury } else { Kind::Run };
-        let records = self.take_records(key, head, kind);
-        let item = &mut self.items[head];
-        let waited = now.since(item.arrived.into());
-        if kind == Kind::Run {
-            item.attempts = item.attempts.saturating_add(1);
-            self.tally.wait.note(waited);
-        }
-        let attempt = u32::from(item.attempts);
-        let ticket = self.flights.begin(head, key, kind, now);
-        let key = self.keys.get(key);
-        (key.state, key.flight) = (State::Running, ticket.flight);
-        Start { ticket, records, attempt, bury: verdict }
-    }
-
-    /// Takes the first record of the key off its queue, or the first few.
-    fn take_records(&mut self, key: u32, head: u32, kind: Kind) -> Records {
-        let more = if kind == Kind::Run && self.items[head].attempts == 0 { self.policy.batch_max } else { 1 };
-        let mut last = head;
-        let mut count = 1;
-        while count < more as u32 && self.belongs(head, self.items[last].next) {
-            last = self.items[last].next;
-            count += 1;
-        }
-        let rest = mem::replace(&mut self.items[last].next, NONE);
-        let key = self.keys.get(key);
-        key.head = rest;
-        key.len -= count;
-        if rest == NONE {
-            key.tail = NONE;
-        }
-        if self.policy.batch_max == 1 || kind == Kind::Bury {
-            return Records::One(self.items[head].record.clone());
-        }
-        Records::Many(self.chain(head).into_iter().map(|item| self.items[item].record.clone()).collect())
-    }
-
-    /// May it run in one batch with `head`?
-    fn belongs(&self, head: u32, other: u32) -> bool {
-        other != NONE && {
-            let (head, other) = (&self.items[head], &self.items[other]);
-            other.attempts == 0 && other.record.damage().is_none() && other.record.epoch() == head.record.epoch()
-        }
-    }
-
-    fn chain(&self, head: u32) -> Vec<u32> {
-        let next = |item: &u32| Some(self.items[*item].next).filter(|next| *next != NONE);
-        std::iter::successors(Some(head), next).collect()
     }
 
     /// The key has nothing to do.

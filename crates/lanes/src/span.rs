@@ -1,4 +1,4 @@
-//! A tracing span for every attempt; nothing at all without the feature `tracing`.
+//! A tracing span for every attempt, if somebody listens at level DEBUG; nothing at all without the feature `tracing`.
 
 use crate::record::Record;
 
@@ -11,7 +11,7 @@ impl AttemptSpan {
     /// Opens the span `record` with the fields `subscription`, `lane`, `position` and `attempt`.
     pub(crate) fn open(subscription: &str, record: &Record, attempt: u32) -> Self {
         let (lane, position) = (record.lane().0, record.position().0);
-        Self(tracing::info_span!("record", subscription, lane, position, attempt))
+        Self(tracing::debug_span!("record", subscription, lane, position, attempt))
     }
 
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {

@@ -3,10 +3,13 @@
 use std::{
     fmt, io,
     net::SocketAddr,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -59,15 +62,47 @@ pub struct Listener(Arc<Bound>);
 #[derive(Debug)]
 struct Bound {
     socket: socket2::Socket,
-    path: Option<PathBuf>,
+    file: Option<SocketFile>,
 }
 
-impl Drop for Bound {
+/// The file of a unix socket. It goes with the listener, unless it belongs to another one by then.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// What tells it from another file of that name.
+    identity: Option<(u64, u64)>,
+    left: AtomicBool,
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), identity: identity(path), left: AtomicBool::new(false) }
+    }
+}
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path);
+        if !self.left.load(Ordering::Relaxed) && identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Device and number of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// How the file of a unix socket is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileAccess {
+    /// Its permissions.
+    pub mode: u32,
+    /// Number of its group, if not that of the process.
+    pub group: Option<u32>,
+    /// Whether it takes the place of one that somebody listens on. Whoever connects meets the one or the other.
+    pub replaces: bool,
 }
 
 impl Listener {
@@ -101,28 +136,72 @@ impl Listener {
         }
         socket.bind(&address.into())?;
         socket.listen(backlog)?;
-        Ok(Self(Arc::new(Bound { socket, path: None })))
+        Ok(Self(Arc::new(Bound { socket, file: None })))
     }
 
     /// Listens on a unix socket, and removes its file when the last copy of the listener is dropped.
     ///
     /// # Errors
     /// Those of `bind` and `listen`. A socket left behind by a process that is gone is replaced; one that somebody
-    /// listens on, and a file that is no socket, is an address in use.
-    pub fn unix(path: &Path, mode: u32, backlog: i32) -> io::Result<Self> {
-        use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+    /// listens on (unless it is to be replaced too), and a file that is no socket, is an address in use.
+    pub fn unix(path: &Path, access: FileAccess, backlog: i32) -> io::Result<Self> {
+        use std::os::unix::fs::FileTypeExt as _;
         let address = SockAddr::unix(path)?;
         let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        let mut replaced = false;
         if let Ok(found) = std::fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() || is_listened_on(&address)? {
+            replaced = found.file_type().is_socket() && is_listened_on(&address)?;
+            if !found.file_type().is_socket() || replaced && !access.replaces {
                 return Err(io::ErrorKind::AddrInUse.into());
             }
-            std::fs::remove_file(path)?;
+            if !replaced {
+                std::fs::remove_file(path)?;
+            }
         }
-        socket.bind(&address)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-        socket.listen(backlog)?;
-        Ok(Self(Arc::new(Bound { socket, path: Some(path.to_owned()) })))
+        if replaced {
+            // Under a name of its own until it can be used: there is no moment in which nobody listens.
+            let fresh = name_beside(path, &socket);
+            let _ = std::fs::remove_file(&fresh);
+            socket.bind(&SockAddr::unix(&fresh)?)?;
+            let moved = listen_at(&socket, &fresh, access, backlog).and_then(|()| std::fs::rename(&fresh, path));
+            if moved.is_err() {
+                let _ = std::fs::remove_file(&fresh);
+            }
+            moved?;
+        } else {
+            socket.bind(&address)?;
+            listen_at(&socket, path, access, backlog)?;
+        }
+        Ok(Self(Arc::new(Bound { socket, file: Some(SocketFile::new(path)) })))
+    }
+
+    /// Takes over a socket that listens already, from systemd or from another process. With `file`, its file goes with
+    /// the listener as that of [`Listener::unix`].
+    ///
+    /// # Errors
+    /// When it is no stream socket that listens.
+    pub fn adopt(fd: OwnedFd, file: Option<&Path>) -> io::Result<Self> {
+        let socket = socket2::Socket::from(fd);
+        if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a stream socket that listens"));
+        }
+        if socket.local_addr()?.as_socket().is_some() {
+            tune(&socket)?;
+        }
+        Ok(Self(Arc::new(Bound { socket, file: file.map(SocketFile::new) })))
+    }
+
+    /// The file of its unix socket, if it goes with the listener.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.0.file.as_ref().map(|file| file.path.as_path())
+    }
+
+    /// Leaves the file of its unix socket to another process that has the socket.
+    pub fn leave_file(&self) {
+        if let Some(file) = &self.0.file {
+            file.left.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The address it listens on, with the port that the kernel chose for port 0.
@@ -143,6 +222,28 @@ impl Listener {
         };
         Ok(Acceptor(kind))
     }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+}
+
+/// A name for a socket that is made to replace the one at `path`; no longer than that of a usual port, since paths of
+/// sockets are short.
+fn name_beside(path: &Path, socket: &socket2::Socket) -> PathBuf {
+    use std::os::fd::AsRawFd as _;
+    path.with_file_name(format!(".{:x}.{:x}", std::process::id(), socket.as_raw_fd()))
+}
+
+fn listen_at(socket: &socket2::Socket, path: &Path, access: FileAccess, backlog: i32) -> io::Result<()> {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    if access.group.is_some() {
+        chown(path, None, access.group)?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode))?;
+    socket.listen(backlog)
 }
 
 /// Whether a process accepts connections on a unix socket. A line of clients that is full is no reason to wait here.
@@ -169,6 +270,15 @@ impl Acceptor {
         match &self.0 {
             Kind::Ring(listener) => listener.poll_accept(cx),
             Kind::Polled(listener) => listener.poll_accept(cx),
+        }
+    }
+
+    /// Accepts no more. A connection that the kernel has given out meanwhile comes first, then `None`.
+    pub fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
+        match &self.0 {
+            Kind::Ring(listener) => listener.poll_close(cx),
+            // Nothing is under way there between two calls.
+            Kind::Polled(_) => Poll::Ready(None),
         }
     }
 }

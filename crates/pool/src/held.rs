@@ -53,6 +53,8 @@ impl<C: Connection> Drop for Permit<C> {
 /// What stays the same while a connection moves between cores.
 pub(crate) struct Record<C: Connection> {
     pub(crate) born: Instant,
+    /// When it was given back last, if it was ever.
+    pub(crate) released: Option<Instant>,
     /// Which part of `Limits::lifetime_jitter` its life is shortened by: 0 to 1.
     pub(crate) early: f64,
     /// Count of `Pool::reconnect` calls when its opening began.
@@ -68,7 +70,6 @@ pub(crate) struct Record<C: Connection> {
 pub(crate) struct Held<C: Connection> {
     // Before the record: a connection is closed before its permit is given back.
     pub(crate) conn: C,
-    pub(crate) idle_since: Instant,
     pub(crate) cleaning: bool,
     pub(crate) record: Record<C>,
 }

@@ -48,6 +48,18 @@ impl<C: Connection> Lease<C> {
         self.held().record.born
     }
 
+    /// The [`generation`](crate::Pool::generation) of the pool when its opening began.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.held().record.generation
+    }
+
+    /// When it was given back last; `None` if this is its first loan.
+    #[must_use]
+    pub fn released(&self) -> Option<Instant> {
+        self.held().record.released
+    }
+
     /// The core it belongs to.
     #[must_use]
     pub fn core(&self) -> usize {

@@ -30,6 +30,9 @@ pub struct Limits {
     pub lifetime_jitter: Duration,
     /// A connection idle for longer is closed by a sweep, down to `min`. `None`: never. Default: 10 min.
     pub idle_timeout: Option<Duration>,
+    /// Whether the connection that was idle for longest is taken first, so that all are used in turn. It costs a move of
+    /// the others. Default: the one that was put down last is taken first.
+    pub oldest_first: bool,
     /// Pause after a failed connect; doubles with each failure in a row. Default: 100 ms.
     pub retry_start: Duration,
     /// Longest pause after a failed connect. Default: 15 s.
@@ -57,6 +60,7 @@ impl Default for Limits {
             lifetime: Some(Duration::from_secs(3600)),
             lifetime_jitter: Duration::from_secs(360),
             idle_timeout: Some(Duration::from_secs(600)),
+            oldest_first: false,
             retry_start: Duration::from_millis(100),
             retry_max: Duration::from_secs(15),
         }

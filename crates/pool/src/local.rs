@@ -105,6 +105,8 @@ pub(crate) struct Inner<C: Connection> {
     granting: Cell<bool>,
     /// Most connections there may be, reserve included.
     ceiling: Cell<usize>,
+    /// See [`Limits::oldest_first`].
+    oldest_first: Cell<bool>,
     now: Cell<Instant>,
 }
 
@@ -121,6 +123,7 @@ impl<C: Connection> Inner<C> {
             epoch: Cell::new(0),
             granting: Cell::new(false),
             ceiling: Cell::new(0),
+            oldest_first: Cell::new(false),
             now: Cell::new(now),
         };
         inner.follow();
@@ -158,6 +161,7 @@ impl<C: Connection> Inner<C> {
         let control = self.pool.control().clone();
         self.granting.set(!control.paused && control.closed.is_none());
         self.ceiling.set(control.limits.size + control.limits.reserve);
+        self.oldest_first.set(control.limits.oldest_first);
         self.epoch.set(control.epoch);
         self.pool.board.acknowledge(self.core, control.epoch);
         self.control.replace(control);
@@ -182,12 +186,15 @@ impl<C: Connection> Inner<C> {
         self.queue.borrow().is_empty()
     }
 
-    /// The warmest idle connection that is still good.
+    /// The warmest idle connection that is still good, or the coldest if all are to be used in turn.
     #[inline]
     fn pop_usable(self: &Rc<Self>) -> Option<Box<Held<C>>> {
         loop {
             let mut idle = self.idle.borrow_mut();
-            let mut held = idle.pop()?;
+            let mut held = match self.oldest_first.get() && !idle.is_empty() {
+                true => idle.remove(0),
+                false => idle.pop()?,
+            };
             self.pool.board.publish_taken(self.core, idle.len());
             drop(idle);
             if self.is_current(&mut held) && held.conn.is_usable() {
@@ -231,7 +238,7 @@ impl<C: Connection> Inner<C> {
         } else {
             lower(was);
             held.cleaning = false;
-            held.idle_since = now;
+            held.record.released = Some(now);
             self.offer(held);
         }
     }
@@ -331,7 +338,7 @@ impl<C: Connection> Inner<C> {
         let Parcel { parked, record, promise } = parcel;
         promise.keep();
         let conn = C::unpark(parked);
-        let mut held = Box::new(Held { conn, idle_since: self.now.get(), cleaning: false, record });
+        let mut held = Box::new(Held { conn, cleaning: false, record });
         if self.may_stay(&mut held) && held.conn.is_usable() {
             self.offer(held);
         }

@@ -154,6 +154,13 @@ impl<C: Connection> Pool<C> {
         self.change(|control| control.generation += 1);
     }
 
+    /// How often [`reconnect`](Self::reconnect) was called. A lease of an earlier [`generation`](crate::Lease::generation)
+    /// is closed when it is released.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.control().generation
+    }
+
     /// Close one connection that lies idle, the one put down first on the core that has the most of them, to make room
     /// elsewhere. Nothing happens if none is idle any more when that core looks.
     pub fn evict_idle(&self) {
@@ -170,6 +177,12 @@ impl<C: Connection> Pool<C> {
         self.change(|control| {
             control.closed.get_or_insert(error);
         });
+    }
+
+    /// Was it closed?
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.control().closed.is_some()
     }
 
     /// The pool in figures.

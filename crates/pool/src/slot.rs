@@ -32,8 +32,8 @@ impl<C: Connection> Slot<C> {
         lower(&self.local.line().connecting);
         let early = self.local.pool.connect_succeeded();
         let generation = self.generation;
-        let record = Record { born: now, early, generation, judged: None, expires: None, permit };
-        let held = Box::new(Held { conn, idle_since: now, cleaning: false, record });
+        let record = Record { born: now, released: None, early, generation, judged: None, expires: None, permit };
+        let held = Box::new(Held { conn, cleaning: false, record });
         self.local.opened(held, now);
     }
 

@@ -27,7 +27,8 @@ impl<C: Connection> Inner<C> {
         if !self.is_current(held) || !held.conn.is_usable() {
             return false;
         }
-        let idle = self.now().saturating_duration_since(held.idle_since);
+        let since = held.record.released.unwrap_or(held.record.born);
+        let idle = self.now().saturating_duration_since(since);
         let too_long = limits.idle_timeout.is_some_and(|timeout| idle >= timeout);
         let keep = if too_long { limits.min.min(limits.size) } else { limits.size };
         !held.record.permit.shed(keep)

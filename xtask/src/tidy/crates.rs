@@ -23,6 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "tidegate-wire",
         ],
     ),
+    ("tidegate-fuzz", &["tidegate-gateway", "tidegate-journal", "tidegate-wire"]),
     ("tidegate-testkit", &["tidegate-sandbox", "tidegate-wire"]),
     ("xtask", &["tidegate-sandbox"]),
 ];

@@ -38,7 +38,7 @@ struct Inner {
 #[derive(Debug)]
 enum Source {
     Files { resolv_conf: PathBuf, hosts: PathBuf },
-    Servers(Vec<SocketAddr>),
+    Servers { servers: Vec<SocketAddr>, hosts: Option<PathBuf> },
 }
 
 /// What the files said, and when they were written.
@@ -67,7 +67,12 @@ impl Dns {
 
     /// These name servers, and no hosts file.
     pub fn from_servers(servers: impl IntoIterator<Item = SocketAddr>) -> Self {
-        Self::of(Source::Servers(servers.into_iter().collect()))
+        Self::of(Source::Servers { servers: servers.into_iter().collect(), hosts: None })
+    }
+
+    /// These name servers, after a hosts file such as `/etc/hosts`, which is read again when it changes.
+    pub fn from_servers_and_hosts(servers: impl IntoIterator<Item = SocketAddr>, hosts: impl Into<PathBuf>) -> Self {
+        Self::of(Source::Servers { servers: servers.into_iter().collect(), hosts: Some(hosts.into()) })
     }
 
     fn of(source: Source) -> Self {
@@ -115,18 +120,20 @@ impl Source {
         };
         match self {
             Self::Files { resolv_conf, hosts } => [of(resolv_conf), of(hosts)],
-            Self::Servers(_) => [None, None],
+            Self::Servers { hosts, .. } => [None, hosts.as_deref().and_then(of)],
         }
     }
 
     fn load(&self, stamp: [Option<(SystemTime, u64)>; 2]) -> io::Result<Loaded> {
+        // No hosts file is as good as an empty one.
+        let fixed = |hosts: &PathBuf| Hosts::parse(&std::fs::read_to_string(hosts).unwrap_or_default());
         let (config, mut options, hosts) = match self {
-            Self::Servers(servers) => (of_servers(servers), ResolverOpts::default(), Hosts::default()),
+            Self::Servers { servers, hosts } => {
+                (of_servers(servers), ResolverOpts::default(), hosts.as_ref().map(fixed).unwrap_or_default())
+            }
             Self::Files { resolv_conf, hosts } => {
                 let (config, options) = parse_resolv_conf(std::fs::read(resolv_conf)?).map_err(io::Error::other)?;
-                // No hosts file is as good as an empty one.
-                let hosts = Hosts::parse(&std::fs::read_to_string(hosts).unwrap_or_default());
-                (config, options, hosts)
+                (config, options, fixed(hosts))
             }
         };
         // The schedule knows when an answer is old, and the hosts file is read here.

@@ -27,7 +27,7 @@ async fn round_robin_reaches_all() {
 }
 
 /// Every policy, by the name that a service config has for it.
-fn policies() -> Vec<Arc<dyn Policy>> {
+pub(crate) fn policies() -> Vec<Arc<dyn Policy>> {
     vec![
         Arc::new(PickFirst::default()),
         Arc::new(RoundRobin),

@@ -9,6 +9,7 @@ use tidegate_balance::{
 };
 
 use crate::backend::{Backend, backends, call, drive, in_flight, ready, soon, target, until};
+use crate::calls::policies;
 
 /// A resolver whose answer the test changes.
 #[derive(Clone, Default)]
@@ -136,10 +137,12 @@ async fn t44_all_backends_replaced_at_once_and_again_without_a_failed_call() {
             })
         })
         .collect();
-    for _ in 0..10 {
+    // Twice by each policy.
+    for policy in policies().into_iter().cycle().take(14) {
+        driven.channel.balancer().set_policy(policy);
         let next = backends(3).await;
         told.tell(&next.iter().collect::<Vec<_>>());
-        until(|| next.iter().all(|backend| backend.calls() > 0)).await;
+        until(|| next.iter().any(|backend| backend.calls() > 0)).await;
         // The old ones end when nobody is connected to them any more, as an orchestrator does it.
         until(|| current.iter().all(|backend| backend.open() == 0)).await;
         current = next;
@@ -249,17 +252,20 @@ async fn t51_discovery_goes_on_without_calls() {
 
 #[tokio::test]
 async fn t23_no_answer_and_empty_answers_leave_connections_alone() {
-    let backends = backends(1).await;
-    let told = Told::default();
-    told.tell(&[&backends[0]]);
-    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
-    call(&driven.channel, "/t/Echo").await.unwrap();
-    told.tell(&[]);
-    for _ in 0..50 {
+    for policy in policies() {
+        let backends = backends(1).await;
+        let told = Told::default();
+        told.tell(&[&backends[0]]);
+        let driven = drive(Channel::builder("orders").resolver(told.make()).resolve(quickly()));
+        driven.channel.balancer().set_policy(Arc::clone(&policy));
         call(&driven.channel, "/t/Echo").await.unwrap();
-        driven.channel.resolve_now();
+        told.tell(&[]);
+        for _ in 0..50 {
+            call(&driven.channel, "/t/Echo").await.unwrap();
+            driven.channel.resolve_now();
+        }
+        assert_eq!((backends[0].accepted(), backends[0].calls()), (1, 51), "{policy:?}");
     }
-    assert_eq!((backends[0].accepted(), backends[0].calls()), (1, 51));
 }
 
 #[tokio::test]

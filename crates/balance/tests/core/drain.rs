@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tidegate_balance::{Balancer, Drained, Endpoint, Pick, PickError, RoundRobin, Settings};
+use tidegate_balance::{Balancer, Drained, Endpoint, Pick, PickError, Policy, RoundRobin, Settings};
 
 use crate::house::{SECOND, id_of, key, pick_key, policies, ready, set, specs};
 
@@ -83,9 +83,13 @@ fn t44_the_old_do_not_serve_for_ever_when_the_new_never_come() {
 
 #[test]
 fn t47_removed_and_added_again_it_is_the_same_endpoint_until_it_is_closed() {
-    let balancer = ready(Arc::new(RoundRobin), 2);
+    policies().into_iter().for_each(revived);
+}
+
+fn revived(policy: Arc<dyn Policy>) {
+    let balancer = ready(policy, 2);
     let id = id_of(&balancer, 0);
-    let lease = balancer.pick(&Pick::new().tried(&[id_of(&balancer, 1)])).unwrap();
+    let lease = balancer.pick(&Pick::new().tried(&[id_of(&balancer, 1)])).expect("one is ready");
     set(&balancer, Instant::now(), specs(1..2));
     let gone = balancer.departed().remove(0);
     assert_eq!(poll(&gone), Poll::Pending);

@@ -104,6 +104,18 @@ async fn t37_changes_of_the_hosts_file_and_of_resolv_conf_are_picked_up() {
 }
 
 #[tokio::test]
+async fn t37_a_hosts_file_goes_before_name_servers_of_one_s_own() {
+    let server = NameServer::start().await;
+    server.tell("db.test", A, addresses(60, &["10.0.0.1"]));
+    let hosts = std::env::temp_dir().join(format!("tidegate-balance-hosts-{}", std::process::id()));
+    std::fs::write(&hosts, "10.0.0.7 db.test\n").unwrap();
+    let mut resolver = Dns::from_servers_and_hosts([server.address], &hosts).name("db.test", 5432);
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.7:5432"]);
+    std::fs::remove_file(&hosts).unwrap();
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:5432"]);
+}
+
+#[tokio::test]
 async fn t38_look_ups_under_way_are_bounded() {
     let server = NameServer::start().await;
     let dns = Dns::from_servers([server.address]);

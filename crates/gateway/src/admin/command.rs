@@ -1,5 +1,7 @@
 //! What a statement of the console means.
 
+mod stream;
+
 use std::borrow::Cow;
 
 use strsim::damerau_levenshtein;
@@ -98,10 +100,10 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW ACTIVE_SOCKETS", "those of them that are at work"),
     ("SHOW MEM", "memory of the process"),
     ("SHOW FDS", "empty: there are no sockets to be handed over"),
-    ("SHOW PEERS", "empty: there are no peers"),
-    ("SHOW PEER_POOLS", "empty: there are no peers"),
-    ("SHOW DNS_HOSTS", "empty: names are looked up at each connect"),
-    ("SHOW DNS_ZONES", "empty: names are looked up at each connect"),
+    ("SHOW PEERS", "other gateways behind the same address"),
+    ("SHOW PEER_POOLS", "cancel requests on their way to them"),
+    ("SHOW DNS_HOSTS", "host names of servers, and for how long they hold"),
+    ("SHOW DNS_ZONES", "empty: names are looked up again, not the serials of zones"),
     ("SHOW STREAMS", "streams of records: what they do, how far they are behind, what failed"),
     ("SHOW STATE", "whether the gateway works, is paused, or is shutting down"),
     ("SHOW TASKS", "the tree of tasks: living, started, ended how"),
@@ -117,6 +119,11 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("ENABLE db", "undo DISABLE"),
     ("RELOAD", "read the configuration again"),
     ("SET key = value", "change a setting until the next RELOAD; SHOW CONFIG tells which can be changed"),
+    ("STREAM PAUSE [name]", "begin no delivery of a stream any more; returns when none is under way"),
+    ("STREAM RESUME [name]", "undo STREAM PAUSE"),
+    ("STREAM STOP [name]", "end a stream: what was read is delivered and committed; returns when it has ended"),
+    ("STREAM START [name]", "start a stream that was stopped, has failed or has ended"),
+    ("STREAM UNPARK name [key]", "let the parked records of a stream go on, of all keys or of one"),
     ("SUSPEND", "let transactions end, then hold all clients with their servers open; RESUME ends it"),
     ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "end the gateway"),
 ];
@@ -138,6 +145,7 @@ fn read(words: &[Word]) -> Result<Command, Fault> {
         "ENABLE" => named(rest, "ENABLE db").map(|database| Command::Order(Order::Enable(database))),
         "RELOAD" => nothing_more(rest, "RELOAD").map(|()| Command::Order(Order::Reload)),
         "SHUTDOWN" => shutdown(rest).map(|phase| Command::Order(Order::Shutdown(phase))),
+        "STREAM" => stream::read(rest).map(|order| Command::Order(Order::Stream(order))),
         "SUSPEND" => nothing_more(rest, "SUSPEND").map(|()| Command::Order(Order::Suspend)),
         _ => courtesy(&keyword, rest).ok_or_else(|| unknown(words)),
     }
@@ -291,10 +299,10 @@ fn nearest(said: &str) -> Option<&'static str> {
     (distance * 3 <= length).then_some(usage)
 }
 
-/// The words of a usage that are said as they stand.
+/// The words of a usage that are said as they stand: those in capitals.
 fn keywords(usage: &str) -> &str {
-    let end = usage.find([' ', '[']).filter(|_| !usage.starts_with("SHOW ")).unwrap_or(usage.len());
-    &usage[..end]
+    let end = usage.find(|next: char| next.is_ascii_lowercase() || next == '[').unwrap_or(usage.len());
+    usage[..end].trim_end()
 }
 
 #[cfg(test)]
@@ -317,6 +325,7 @@ mod tests {
             let usage = usage.replace(" id", " 7").replace("key = value", "pool.size = 5");
             let bare = usage.split('[').next().unwrap().to_owned();
             let full = usage.replace("[db]", "db").replace("[WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "");
+            let full = full.replace("[name]", "orders").replace("[key]", "'a key'");
             for said in [bare.to_lowercase(), bare, full] {
                 one(&said);
             }
@@ -395,6 +404,7 @@ mod tests {
             ("PAUS shop", "PAUSE [db]"),
             ("show stat_totals", "SHOW STATS_TOTALS"),
             ("KILLCLIENT 7", "KILL_CLIENT id"),
+            ("STREM STOP orders", "STREAM STOP [name]"),
         ] {
             let fault = fault(said);
             assert_eq!(fault.sqlstate.as_str(), "42601", "{said}");

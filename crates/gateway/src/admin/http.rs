@@ -33,24 +33,21 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 /// How long accepting pauses when there is no descriptor left.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// Listens on these addresses.
+/// Listens on this address.
 ///
 /// # Errors
-/// Which of them cannot be had.
-pub fn bind(addresses: &[SocketAddr]) -> anyhow::Result<Vec<Bound>> {
-    let one = |address: &SocketAddr| {
-        let bound = Bound::bind(address).with_context(|| format!("cannot listen on {address} for metrics"))?;
-        bound.set_nonblocking(true)?;
-        Ok(bound)
-    };
-    addresses.iter().map(one).collect()
+/// When it cannot be had.
+pub fn bind(address: &SocketAddr) -> anyhow::Result<Bound> {
+    let bound = Bound::bind(address).with_context(|| format!("cannot listen on {address} for metrics"))?;
+    bound.set_nonblocking(true)?;
+    Ok(bound)
 }
 
-/// Answers on these sockets for as long as the gateway lives.
+/// Answers on these sockets for as long as the gateway lives, or until the scope is stopped.
 ///
 /// # Errors
 /// When a socket cannot be registered.
-pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<()> {
+pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope> {
     let scope: Scope = gateway.scope.child("metrics");
     for socket in sockets {
         let listener = TcpListener::from_std(socket)?;
@@ -66,7 +63,7 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<()> 
             tokio::spawn(task);
         }
     }
-    Ok(())
+    Ok(scope)
 }
 
 async fn accept(listener: TcpListener, gateway: &Arc<Gateway>, clients: &Scope) {

@@ -1,5 +1,6 @@
 //! Figures for Prometheus, under the names, labels and units of `prometheus-community/pgbouncer_exporter`, so that
-//! dashboards made for it work as they are. They are the console's own tables, column by column.
+//! dashboards made for it work as they are; what PgBouncer has not, streams, is under names of our own. They are the console's
+//! own tables, column by column.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -69,6 +70,21 @@ const STATS: &[Metric] = &[
     counter("client_login_count", "client_logins_total", "Logins of clients", 1.0),
 ];
 
+const MILLISECOND: f64 = 1e-3;
+
+const STREAMS: &[Metric] = &[
+    counter("done", "stream_done_total", "Records done", 1.0),
+    gauge("lag", "stream_lag", "Behind what is done: records of topics, bytes of a file"),
+    gauge("pending", "stream_pending", "Records that were read and are not done"),
+    gauge("in_flight", "stream_in_flight", "Deliveries under way"),
+    Metric { unit: MILLISECOND, ..gauge("oldest_ms", "stream_oldest_seconds", "Age of the oldest pending record") },
+    counter("retried", "stream_retried_total", "Attempts that failed and were followed by another", 1.0),
+    counter("dead_lettered", "stream_dead_lettered_total", "Records that the dead-letter has", 1.0),
+    counter("skipped", "stream_skipped_total", "Records that were skipped", 1.0),
+    gauge("parked", "stream_parked", "Records of parked keys"),
+    counter("restarts", "stream_restarts_total", "Times that it was started again", 1.0),
+];
+
 /// Rows of SHOW LISTS by the exporter's names.
 const LISTS: &[(&str, &str)] = &[
     ("databases", "databases"),
@@ -113,21 +129,48 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>) -> String {
             page.one(name, "As in SHOW LISTS", &[], count);
         }
     }
-    page.0
+    page.family = "tidegate";
+    let streams = Topic::Streams.table(gateway).await;
+    if !streams.rows.is_empty() {
+        page.states(&streams);
+        page.table("", STREAMS, &streams, &["name"]);
+    }
+    page.text
 }
 
-#[derive(Default)]
-struct Page(String);
+struct Page {
+    text: String,
+    /// What all names begin with.
+    family: &'static str,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { text: String::new(), family: "pgbouncer" }
+    }
+}
 
 impl Page {
     fn head(&mut self, name: &str, help: &str, kind: &str) {
-        let _ = writeln!(self.0, "# HELP pgbouncer_{name} {help}\n# TYPE pgbouncer_{name} {kind}");
+        let family = self.family;
+        let _ = writeln!(self.text, "# HELP {family}_{name} {help}\n# TYPE {family}_{name} {kind}");
+    }
+
+    /// What each stream does, as a label.
+    fn states(&mut self, streams: &Table) {
+        self.head("stream_state", "1 for the state that the stream is in", "gauge");
+        let at = |name: &str| streams.columns.iter().position(|column| column.name == name);
+        let (Some(name), Some(state)) = (at("name"), at("state")) else { return };
+        for row in &streams.rows {
+            let text = |column: usize| row.get(column).map(shown).unwrap_or_default();
+            self.sample("stream_state", &[("name", &text(name)), ("state", &text(state))], 1.0);
+        }
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.0, "pgbouncer_{name}{labels} {value}");
+        let _ = writeln!(self.text, "{}_{name}{labels} {value}", self.family);
     }
 
     fn one(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
@@ -181,7 +224,7 @@ mod tests {
     fn labels_are_escaped() {
         let mut page = Page::default();
         page.sample("x", &[("a", "q\"\\\n")], 1.5);
-        assert_eq!(page.0, "pgbouncer_x{a=\"q\\\"\\\\\\n\"} 1.5\n");
+        assert_eq!(page.text, "pgbouncer_x{a=\"q\\\"\\\\\\n\"} 1.5\n");
     }
 
     #[test]
@@ -190,5 +233,6 @@ mod tests {
         assert!(DATABASES.iter().all(|metric| has(Topic::Databases, metric)));
         assert!(POOLS.iter().all(|metric| has(Topic::Pools, metric)));
         assert!(STATS.iter().all(|metric| has(Topic::StatsTotals, metric)));
+        assert!(STREAMS.iter().all(|metric| has(Topic::Streams, metric)));
     }
 }

@@ -1,5 +1,7 @@
 //! Commands that change what the gateway does.
 
+mod stream;
+
 use std::{rc::Rc, sync::Arc, time::Duration};
 
 use tidegate_wire::sqlstate;
@@ -10,6 +12,8 @@ use crate::{
     pgbouncer::alias,
     plane::{Card, ClientState, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
+
+pub(super) use stream::StreamOrder;
 
 /// A change that an operator wants. Without the name of a database it is for all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub(super) enum Order {
     Reload,
     /// A setting and its value.
     Set(String, String),
+    /// What is to become of streams.
+    Stream(StreamOrder),
     Suspend,
     /// The gateway ends, after what the phase waits for.
     Shutdown(Phase),
@@ -47,6 +53,7 @@ impl Order {
             Self::Enable(_) => "ENABLE",
             Self::Reload => "RELOAD",
             Self::Set(..) => "SET",
+            Self::Stream(_) => "STREAM",
             Self::Suspend => "SUSPEND",
             Self::Shutdown(_) => "SHUTDOWN",
         }
@@ -66,7 +73,7 @@ impl Order {
             Self::Pause(database) => pause(&worker, database.as_deref()).await,
             Self::Resume(database) => resume(gateway, database.as_deref()),
             Self::Reconnect(database) => {
-                pools_of(gateway, database.as_deref())?.iter().for_each(|shared| shared.reconnect());
+                gateway.reconnect(&pools_of(gateway, database.as_deref())?);
                 Ok(())
             }
             Self::WaitClose(database) => wait_close(&worker, database.as_deref()).await,
@@ -76,6 +83,7 @@ impl Order {
             Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.enable(database)),
             Self::Reload => gateway.reload().await.map_err(|reason| bad_configuration(&reason)),
             Self::Set(key, value) => set(gateway, key, value).await,
+            Self::Stream(order) => order.carry_out(&worker).await,
             Self::Suspend => suspend(&worker).await,
             Self::Shutdown(phase) => shut_down(gateway, *phase),
         }
@@ -94,6 +102,9 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     gateway.replace_setup(setup.map_err(|error| wrong(error.to_string()))?);
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
+    }
+    if let Some(streams) = gateway.streams.get() {
+        streams.limit(&gateway.setup().config.streams);
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ mod hosts;
 mod journal;
 mod lists;
 mod others;
+mod peers;
 mod pools;
 mod servers;
 mod sockets;
@@ -104,8 +105,8 @@ impl Topic {
             Self::Journal => journal::COLUMNS,
             Self::Lists => lists::COLUMNS,
             Self::Mem => others::MEM,
-            Self::PeerPools => others::PEER_POOLS,
-            Self::Peers => others::PEERS,
+            Self::PeerPools => peers::POOLS,
+            Self::Peers => peers::COLUMNS,
             Self::Pools => pools::COLUMNS,
             Self::Servers => servers::COLUMNS,
             Self::State => state::COLUMNS,
@@ -127,12 +128,15 @@ impl Topic {
             Self::Clients => clients::rows(gateway).await,
             Self::Config => config::rows(gateway),
             Self::Databases => databases::rows(gateway).await,
-            // There are no peers, no cache of names, and no sockets to be handed over.
-            Self::DnsHosts | Self::DnsZones | Self::Fds | Self::PeerPools | Self::Peers => Vec::new(),
+            Self::DnsHosts => others::names(gateway),
+            // Names are looked up again, not the serials of zones; the sockets of clients are not handed over.
+            Self::DnsZones | Self::Fds => Vec::new(),
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
             Self::Mem => others::memory(),
             Self::Lists => lists::rows(gateway).await,
+            Self::PeerPools => peers::pools(gateway),
+            Self::Peers => peers::rows(gateway),
             Self::Pools => pools::rows(gateway).await,
             Self::Servers => servers::rows(gateway).await,
             Self::Sockets => sockets::rows(gateway).await,

@@ -4,7 +4,7 @@ use tidegate_link::{Chunk, Link};
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password, md5_stored,
-        scram::{self, Binding, Nonce, SaltedKeys, ScramServer, Verifier},
+        scram::{self, Binding, Nonce, SaltedKeys, ScramError, ScramServer, Verifier},
     },
     backend,
     frame::{HEADER, Header},
@@ -16,7 +16,7 @@ use super::handshake::{LoginError, random};
 use crate::{
     config::{AuthMethod, UserSecret},
     error::Refusal,
-    plane::{Gateway, SCRAM_ITERATIONS, lock},
+    plane::{Gateway, lock},
 };
 
 /// One login.
@@ -25,6 +25,8 @@ pub(super) struct Login<'a> {
     pub(super) link: &'a mut Link,
     pub(super) user: &'a str,
     pub(super) secret: Option<UserSecret>,
+    /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
+    pub(super) end_point: Option<&'a [u8]>,
     /// Received and not yet looked at.
     pub(super) bytes: Vec<u8>,
 }
@@ -39,8 +41,8 @@ impl Login<'_> {
     /// [`LoginError::Refused`] with the words of Postgres if the proof fails.
     pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let proven = match method {
-            // A rule of the file has named another method by now.
-            AuthMethod::Trust | AuthMethod::Hba => true,
+            // A rule of the file has named another method by now, and the certificate has been looked at.
+            AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
             AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
@@ -97,30 +99,51 @@ impl Login<'_> {
         let (verifier, real) = self.verifier().await;
         let nonce: [u8; 18] = random()?;
         let mut out = Vec::new();
-        backend::authentication_sasl(&[scram::MECHANISM], &mut out);
+        backend::authentication_sasl(self.mechanisms(), &mut out);
         let body = self.ask(out).await?;
         let initial = SaslInitial::decode(&body)?;
-        if initial.mechanism != scram::MECHANISM.as_bytes() {
-            return Err(LoginError::Refused(Refusal::protocol(
-                "client selected an invalid SASL authentication mechanism",
-            )));
-        }
-        let server = ScramServer::new(verifier, Nonce::from_random(&nonce), Binding::None);
-        let malformed = |_| LoginError::Refused(Refusal::protocol("malformed SCRAM message"));
-        let (last, challenge) = server.challenge(initial.data.unwrap_or_default()).map_err(malformed)?;
+        let (binding, first) = (self.binding(initial.mechanism)?, initial.data.unwrap_or_default());
+        // It says that it was not offered what it was: somebody in the middle may have taken the offer away.
+        let was_cheated = binding == Binding::Unused && first.starts_with(b"y");
+        let server = ScramServer::new(verifier, Nonce::from_random(&nonce), binding);
+        let (last, challenge) = server
+            .challenge(first)
+            .map_err(|_| if was_cheated { unbound("SCRAM channel binding negotiation error") } else { malformed() })?;
         let mut out = Vec::new();
         backend::authentication_sasl_continue(&challenge, &mut out);
         let proof = self.ask(out).await?;
         let accepted = match last.finish(&proof) {
             Ok(accepted) => accepted,
-            Err(scram::ScramError::WrongProof) => return Ok(false),
-            Err(error) => return Err(malformed(error)),
+            Err(ScramError::WrongProof) => return Ok(false),
+            // Somebody in the middle shows a certificate of its own.
+            Err(ScramError::WrongBinding) => return Err(unbound("SCRAM channel binding check failed")),
+            Err(_) => return Err(malformed()),
         };
         let mut out = Vec::new();
         backend::authentication_sasl_final(&accepted.reply, &mut out);
         self.link.write(out);
         self.keep_keys(accepted.keys);
         Ok(real)
+    }
+
+    /// What the client is offered, the best first.
+    const fn mechanisms(&self) -> &'static [&'static str] {
+        match self.end_point {
+            Some(_) => &[scram::MECHANISM_PLUS, scram::MECHANISM],
+            None => &[scram::MECHANISM],
+        }
+    }
+
+    /// How the login is bound by the mechanism that the client has chosen.
+    fn binding(&self, mechanism: &[u8]) -> Result<Binding, LoginError> {
+        match self.end_point {
+            Some(hash) if mechanism == scram::MECHANISM_PLUS.as_bytes() => Ok(Binding::EndPoint(hash.to_vec())),
+            Some(_) if mechanism == scram::MECHANISM.as_bytes() => Ok(Binding::Unused),
+            None if mechanism == scram::MECHANISM.as_bytes() => Ok(Binding::None),
+            _ => {
+                Err(LoginError::Refused(Refusal::protocol("client selected an invalid SASL authentication mechanism")))
+            }
+        }
     }
 
     /// The client's keys open servers that have the same verifier.
@@ -149,8 +172,8 @@ impl Login<'_> {
             return Some(verifier);
         }
         let salt: [u8; 16] = random().ok()?;
-        let text = password.to_owned();
-        let derive = move || Verifier::derive(text.as_bytes(), &salt, SCRAM_ITERATIONS);
+        let (text, iterations) = (password.to_owned(), self.gateway.scram_iterations());
+        let derive = move || Verifier::derive(text.as_bytes(), &salt, iterations);
         let verifier = self.gateway.connector.resolver.offload(derive).await?;
         self.gateway.keep_verifier(self.user, password, verifier.clone());
         Some(verifier)
@@ -178,6 +201,14 @@ impl Login<'_> {
             self.bytes.extend_from_slice(&chunk);
         }
     }
+}
+
+fn malformed() -> LoginError {
+    LoginError::Refused(Refusal::protocol("malformed SCRAM message"))
+}
+
+fn unbound(message: &'static str) -> LoginError {
+    LoginError::Refused(Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message))
 }
 
 /// Compares in constant time.

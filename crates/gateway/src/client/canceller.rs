@@ -1,26 +1,83 @@
 //! A client's cancel request, which comes on a connection of its own.
 
-use std::rc::Rc;
+use std::{io, rc::Rc};
 
-use crate::plane::{ClientState, Signal, Worker, place_of};
+use tidegate_link::Link;
+use tidegate_wire::startup;
 
-/// Acts on a cancel request, if its key fits. Nobody is told whether it does.
-pub(super) fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
-    let (index, slot) = place_of(pid);
-    let Some(mailbox) = worker.gateway.workers().get(index) else { return };
-    let key: Box<[u8]> = key.into();
-    mailbox.visit(move |owner| {
-        let Some(card) = owner.roster.find(slot, &key) else { return };
-        tracing::debug!(client = card.id, "cancel request");
-        match card.state.get() {
-            ClientState::Waiting(_) => card.signal(Signal::CancelWait),
-            ClientState::Active => {
-                if let Some(linked) = card.linked() {
-                    owner.cancel(linked.identity, linked.gate.begin());
-                }
+use crate::plane::{Card, ClientState, PeerLine, Signal, Worker, peer_key, place_of, within};
+
+/// Acts on a cancel request, if its key fits. Nobody is told whether it does. One for the client of a peer is passed on,
+/// and is over when the peer has dealt with it.
+pub(super) async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
+    let gateway = &worker.gateway;
+    let own = gateway.peer_id();
+    if own == 0 {
+        let (index, slot) = place_of(pid);
+        let Some(mailbox) = gateway.workers().get(index) else { return };
+        let key: Box<[u8]> = key.into();
+        return mailbox.visit(move |owner| cancel(owner, owner.roster.find(slot, &key)));
+    }
+    let peer = peer_key::peer_of(pid);
+    if peer != own {
+        return pass_on(worker, peer, pid, key).await;
+    }
+    for mailbox in gateway.workers() {
+        let key = peer_key::with_hops(key, peer_key::HOPS_MAX);
+        mailbox.visit(move |owner| cancel(owner, owner.roster.find_told(pid, &key)));
+    }
+}
+
+fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>) {
+    let Some(card) = card else { return };
+    tracing::debug!(client = card.id, "cancel request");
+    match card.state.get() {
+        ClientState::Waiting(_) => card.signal(Signal::CancelWait),
+        ClientState::Active => {
+            if let Some(linked) = card.linked() {
+                owner.cancel(linked.identity, linked.gate.begin());
             }
-            // The query has ended already.
-            ClientState::Idle => {}
         }
-    });
+        // The query has ended already.
+        ClientState::Idle => {}
+    }
+}
+
+/// Sends a request to the peer whose client it means.
+async fn pass_on(worker: &Rc<Worker>, peer: u16, pid: u32, key: &[u8]) {
+    let hops = peer_key::hops_of(key);
+    let Some((host, line)) = worker.gateway.peer(peer).filter(|_| hops > 0) else {
+        return tracing::debug!(peer, hops, "a cancel request for no peer that is known");
+    };
+    let mut request = Vec::new();
+    startup::cancel_request(pid, &peer_key::with_hops(key, hops - 1), &mut request);
+    let addresses = worker.gateway.connector.addresses(&host);
+    let delivery = async {
+        let mut failed = None;
+        for address in addresses.await.map_err(io::Error::other)? {
+            match deliver(worker, &line, address, &request).await {
+                Ok(()) => return Ok(()),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| io::Error::other("it has no address")))
+    };
+    let limit = worker.gateway.setup().config.timeouts.cancel;
+    match within(&worker.reactor, limit, delivery).await {
+        Some(Ok(())) => tracing::debug!(peer, "cancel request passed on"),
+        Some(Err(error)) => tracing::warn!(peer, %host, %error, "cancel request not passed on"),
+        None => tracing::warn!(peer, %host, "cancel request not passed on in time"),
+    }
+}
+
+async fn deliver(worker: &Worker, line: &PeerLine, address: socket2::SockAddr, request: &[u8]) -> io::Result<()> {
+    let gone = || io::Error::other("the peer was taken out");
+    let on_the_way = line.join().await.ok_or_else(gone)?;
+    let mut link = Link::new(&worker.reactor, worker.reactor.connect(address).await?)?;
+    let _sent = on_the_way.connected();
+    link.write(request.to_vec());
+    link.flush().await?;
+    // It answers by closing.
+    while !link.read().await.map_or(true, |chunk| chunk.is_empty()) {}
+    Ok(())
 }

@@ -4,13 +4,14 @@ use std::{
     future::Future as _,
     pin::pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
-use tidegate_pool::{CheckoutError, Fate, Lease};
+use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     backend::{self, ErrorFields, ErrorReport, Severity},
@@ -19,6 +20,7 @@ use tidegate_wire::{
 };
 
 use super::{
+    check,
     idle::{Heard, Idle},
     part,
     route::{Found, Unserved, begins_read_only, find_server},
@@ -439,6 +441,15 @@ impl Session {
             return Err(Goodbye::refusal(&refusal, "server not registered"));
         }
         let plan = self.pool.plan();
+        if check::is_due(&lease, &plan, self.worker.reactor.now())
+            && !Box::pin(check::passes(&self.worker.reactor, &mut lease, &plan)).await
+        {
+            lease.release(Fate::Close, self.worker.reactor.now());
+            self.placed = None;
+            // It is asked of another one.
+            self.front.link.unread_before(request);
+            return Ok(());
+        }
         let card = self.entry.card.clone();
         card.state.set(ClientState::Active);
         card.link(Some(Linked { identity: lease.identity.clone(), gate: lease.cancels.clone() }));
@@ -451,15 +462,18 @@ impl Session {
         };
         let keep = plan.pool.mode == Mode::Session;
         let reactor = &self.worker.reactor;
-        let ledger = self.witness.as_ref().map(|witness| {
-            let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), reactor.now());
-            let identity = &lease.identity;
-            ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid })
-        });
+        let ledger = self.open_ledger(&lease);
+        let generation = lease.generation();
         let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
         exchange.follow(ledger);
-        let mut waiting =
-            Waiting { deadline: &mut self.deadline, entry: &self.entry, plan: &plan, gateway: &self.worker.gateway };
+        let fast = keep && plan.pool.fast_close;
+        let mut waiting = Waiting {
+            deadline: &mut self.deadline,
+            entry: &self.entry,
+            plan: &plan,
+            gateway: &self.worker.gateway,
+            kept: fast.then(|| (self.pool.shared.pool.clone(), generation)),
+        };
         let ended = match exchange.begin(request, reactor.now()) {
             Err(end) => Ended::Exchange(end),
             Ok(()) => {
@@ -498,6 +512,14 @@ impl Session {
             Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Gone(reason)),
             outcome => outcome,
         }
+    }
+
+    /// Tells the journal of what is done on that server.
+    fn open_ledger(&self, server: &Server) -> Option<Ledger> {
+        let (witness, identity, card) = (self.witness.as_ref()?, &server.identity, &self.entry.card);
+        let now = self.worker.reactor.now();
+        let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), now);
+        Some(ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid }))
     }
 
     /// Gives the server back in the state that the exchange left it in.
@@ -580,14 +602,18 @@ struct Waiting<'a> {
     entry: &'a Entry,
     plan: &'a PoolPlan,
     gateway: &'a Gateway,
+    /// A server that is kept no longer than its pool wants it, and its generation.
+    kept: Option<(Arc<Pool<Server>>, u64)>,
 }
 
 impl Waiting<'_> {
     fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Goodbye> {
         let activity = exchange.activity();
         self.entry.card.pins.set(exchange.pins());
-        if self.entry.card.peek_signal() == Some(Signal::Kill) {
-            return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway));
+        match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway)),
+            Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
+            _ => {}
         }
         // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
         // wait.
@@ -595,6 +621,11 @@ impl Waiting<'_> {
             && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
         {
             return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
+        }
+        if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
+            && pool.generation() != *generation
+        {
+            return Poll::Ready(Goodbye::cause(Cause::Outdated, self.gateway));
         }
         let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
             self.deadline.set(None);
@@ -646,6 +677,12 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool)
             (Goodbye::refusal(&refusal, "server broke the protocol"), false)
         }
     }
+}
+
+fn server_deposed() -> Goodbye {
+    let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
+        .hint("Another one is. It is not known whether the last statement was carried out.");
+    Goodbye::refusal(&refusal, "server deposed")
 }
 
 fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {

@@ -3,10 +3,11 @@
 use super::{
     Config, Reload,
     check::SECTIONS,
-    keys::{RawAdmin, RawAuth, RawListen, RawLog, RawPool, RawTcp, RawTimeouts},
+    keys::{RawAdmin, RawAuth, RawDns, RawListen, RawLog, RawPool, RawTcp, RawTimeouts},
     raw::{Node, Value},
     section::Keys as _,
     setting::{Wrong, nearest},
+    stream::{RawStream, Stream},
 };
 
 impl Config {
@@ -27,6 +28,9 @@ impl Config {
 
     /// The same with a value that was read already.
     pub(crate) fn with_value(&self, path: &str, value: &Value) -> Result<Self, String> {
+        if let Some(rest) = path.strip_prefix("streams.") {
+            return self.with_stream(path, rest, value);
+        }
         let Some((section, name)) = path.split_once('.') else { return Err(unknown(path)) };
         let keys = SECTIONS.iter().find(|(known, _)| *known == section).map_or(&[][..], |(_, keys)| keys);
         let Some(key) = keys.iter().find(|key| key.name == name) else { return Err(unknown(path)) };
@@ -49,6 +53,7 @@ impl Config {
             "timeouts" => change!(timeouts, RawTimeouts),
             "admin" => change!(admin, RawAdmin),
             "tcp" => change!(tcp, RawTcp),
+            "dns" => change!(dns, RawDns),
             "log" if name != "level" => change!(log, RawLog),
             _ => return Err(format!("{path} is changed in the file; RELOAD puts it in force")),
         };
@@ -58,12 +63,36 @@ impl Config {
             None => Err(unknown(path)),
         }
     }
+
+    /// The same with a limit of a stream, written `NAME.KEY`.
+    fn with_stream(&self, path: &str, rest: &str, value: &Value) -> Result<Self, String> {
+        let Some((name, key)) = rest.rsplit_once('.') else { return Err(unknown(path)) };
+        let mut config = self.clone();
+        let Some(stream) = config.streams.iter_mut().find(|stream| stream.keys.name == name) else {
+            return Err(format!("there is no stream {name}; SHOW STREAMS lists them"));
+        };
+        if !Stream::LIMITS.contains(&key) {
+            let limits = Stream::LIMITS.join(", ");
+            return Err(format!("of a stream, SET changes {limits}; the rest is changed in the file, and by RELOAD"));
+        }
+        let mut raw = RawStream::default();
+        match raw.set(key, value) {
+            Some(Ok(())) => {
+                stream.keys = raw.over(&stream.keys);
+                // For SHOW CONFIG, and because some limits are wider if nobody wrote them.
+                drop(stream.written.set(key, value));
+                Ok(config)
+            }
+            Some(Err(Wrong { reason, help, .. })) => Err(format!("{path}: {reason}; {help}")),
+            None => Err(unknown(path)),
+        }
+    }
 }
 
 fn unknown(path: &str) -> String {
     let known: Vec<_> = SECTIONS
         .iter()
-        .filter(|(section, _)| !section.contains('.'))
+        .filter(|(section, _)| !section.contains('.') && *section != "streams")
         .flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{}", key.name)))
         .collect();
     match nearest(path, known.iter().map(String::as_str)) {
@@ -99,5 +128,18 @@ mod tests {
             assert!(!wrong.is_empty(), "{path}");
         }
         assert!(config.changed("pool.sice", "1").expect_err("no key").contains("pool.size"));
+    }
+
+    #[test]
+    fn of_a_stream_its_limits_can_be_changed() {
+        let text = "[[streams]]\nname = \"a.b\"\nfrom = \"in\"\nto = \"-\"\nbatch = 7\n";
+        let config = toml::parse(text, "t").expect("a configuration");
+        let changed = config.changed("streams.a.b.rate", "50").expect("a rate");
+        assert_eq!((changed.streams[0].keys.rate, changed.streams[0].keys.batch), (50, 7));
+        assert!(changed.render().iter().any(|row| row.key == "streams.a.b.rate" && row.value == "50"));
+        let wrong = |path: &str, text: &str| config.changed(path, text).expect_err(path);
+        assert!(wrong("streams.a.b.concurrency", "0").contains("write a number from 1"));
+        assert!(wrong("streams.a.b.to", "http://x").contains("SET changes rate, concurrency"));
+        assert!(wrong("streams.b.rate", "1").contains("there is no stream b"));
     }
 }

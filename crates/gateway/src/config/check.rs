@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, ClientTls, DatabaseKeys, Journal, Listen, Log, Metrics, PoolSettings, Runtime, Tcp,
+    Admin, Auth, AuthMethod, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime, Tcp,
     Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
@@ -17,7 +17,9 @@ use super::{Config, Database, User};
 
 mod disk;
 mod journal;
+mod peer;
 pub(super) mod stream;
+mod tls;
 mod upstream;
 mod user;
 
@@ -44,8 +46,10 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("route", RouteSettings::KEYS),
     ("databases.NAME", DatabaseKeys::KEYS),
     ("users.NAME", UserKeys::KEYS),
+    ("peers.ID", PeerKeys::KEYS),
     ("admin", Admin::KEYS),
     ("log", Log::KEYS),
+    ("dns", Dns::KEYS),
     ("metrics", Metrics::KEYS),
     ("tcp", Tcp::KEYS),
     ("journal", Journal::KEYS),
@@ -120,24 +124,28 @@ impl Checker<'_> {
         let pool = self.settings(&Section::of(root, "pool"));
         self.pool(&Section::of(root, "pool"), &pool);
         let auth = self.auth(&Section::of(root, "auth"));
+        let listen = self.listen(&Section::of(root, "listen"));
         let config = Config {
-            listen: self.listen(&Section::of(root, "listen")),
             timeouts: self.settings(&Section::of(root, "timeouts")),
             route: self.settings(&Section::of(root, "route")),
             databases: self.databases(&Section::of(root, "databases"), &pool, root.entry(LISTED).is_none()),
             users: self.users(&Section::of(root, "users"), &auth),
+            peers: self.peers(&Section::of(root, "peers"), &listen),
             admin: self.settings(&Section::of(root, "admin")),
             log: self.log(&Section::of(root, "log")),
+            dns: self.dns(&Section::of(root, "dns")),
             metrics: self.settings(&Section::of(root, "metrics")),
             tcp: self.settings(&Section::of(root, "tcp")),
             journal: self.journal(&Section::of(root, "journal")),
             runtime: self.runtime(&Section::of(root, "runtime")),
             streams: self.streams(root),
+            listen,
             auth,
             pool,
             warnings: Vec::new(),
         };
         self.probes(&Section::of(root, "route"), &config.route);
+        self.certificates(&Section::of(root, "auth"), &config);
         self.reachability(&Section::of(root, "auth"), &config);
         config
     }
@@ -213,6 +221,7 @@ impl Checker<'_> {
         self.file(section, "tls_key", &mut listen.tls_key);
         self.file(section, "tls_client_ca", &mut listen.tls_client_ca);
         self.listen_tls(section, &listen);
+        self.client_certificates(section, &listen);
         listen
     }
 
@@ -236,24 +245,31 @@ impl Checker<'_> {
         log
     }
 
+    fn dns(&mut self, section: &Section<'_>) -> Dns {
+        let mut dns: Dns = self.settings(section);
+        self.file(section, "resolv_conf", &mut dns.resolv_conf);
+        if !dns.servers.0.is_empty() && !dns.resolv_conf.as_os_str().is_empty() {
+            let help = "leave out one of them";
+            self.error(section.place(&["resolv_conf"]), "servers says already who is asked", help);
+        }
+        if dns.ttl_min.is_zero() {
+            self.error(
+                section.place(&["ttl_min"]),
+                "names would be looked up without a pause",
+                "write ttl_min = \"5s\"",
+            );
+        }
+        if dns.ttl_max < dns.ttl_min {
+            let help = "write a ttl_max that is not shorter than ttl_min";
+            self.error(section.place(&["ttl_max", "ttl_min"]), "ttl_max is shorter than ttl_min", help);
+        }
+        dns
+    }
+
     fn runtime(&mut self, section: &Section<'_>) -> Runtime {
         let mut runtime: Runtime = self.settings(section);
         self.future_path(&mut runtime.pid_file);
         runtime
-    }
-
-    fn listen_tls(&mut self, section: &Section<'_>, listen: &Listen) {
-        for (key, file) in [("tls_cert", &listen.tls_cert), ("tls_key", &listen.tls_key)] {
-            let missing = file.as_os_str().is_empty();
-            if listen.tls != ClientTls::Off && missing {
-                let help = format!("add {key} = \"/path/to/file.pem\", or write tls = \"off\"");
-                self.error(section.place(&["tls"]), format!("TLS without {key}"), help);
-            } else if listen.tls == ClientTls::Off && !missing {
-                let help = "write tls = \"allow\" or tls = \"require\"";
-                let reason = format!("{key} has no effect: tls is off");
-                self.warning(section.place(&[key]), reason, help);
-            }
-        }
     }
 
     /// Warns of a gateway that everybody, or nobody, can log in to.
@@ -262,7 +278,7 @@ impl Checker<'_> {
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if config.auth.method != AuthMethod::Trust
+        } else if !matches!(config.auth.method, AuthMethod::Trust | AuthMethod::Cert)
             && config.users.is_empty()
             && !config.databases.is_empty()
             && !config.looks_up_users()

@@ -11,8 +11,9 @@ use super::raw::{Entry, Value};
 use super::rule::Rules;
 use super::secret::Secret;
 use super::section::{Key, Keys, Scope, section};
-use super::setting::{FileMode, Setting, Wrong, words};
-use super::url::PgUrl;
+use super::setting::{FileMode, Setting, Wrong, list, text, words};
+use super::suite::{CipherSuite, KeyGroup};
+use super::url::{Host, PgUrl};
 
 words! {
     /// Whether clients may, must, or cannot use TLS.
@@ -22,6 +23,14 @@ words! {
         /// A client that asks gets TLS; others stay in clear text.
         Allow = "allow",
         /// A client without TLS is refused.
+        Require = "require",
+    }
+
+    /// Whether a client may come without a certificate, where authorities for them are named.
+    pub enum ClientCertificate {
+        /// It is asked for one, and comes without if it has none.
+        Allow = "allow",
+        /// Without one there is no TLS.
         Require = "require",
     }
 
@@ -35,6 +44,8 @@ words! {
         Md5 = "md5",
         /// SCRAM-SHA-256.
         ScramSha256 = "scram-sha-256",
+        /// A certificate whose common name is the user's.
+        Cert = "cert",
         /// The first line of `hba_file` that fits decides.
         Hba = "hba",
     }
@@ -79,6 +90,16 @@ words! {
         Postgres = "postgres",
         /// At once (Postgres 17 and newer): a round trip less.
         Direct = "direct",
+    }
+
+    /// libpq's `channel_binding`, towards servers.
+    pub enum ChannelBinding {
+        /// SCRAM logins are not bound to the server's certificate.
+        Disable = "disable",
+        /// They are if the server can do it.
+        Prefer = "prefer",
+        /// They are, or there is no login; other methods are refused.
+        Require = "require",
     }
 
     /// The form of log lines.
@@ -193,6 +214,8 @@ section! {
         unix_socket_port: u16 = 0 => Restart Process;
         /// Permissions of the socket's file, in octal.
         unix_socket_mode: FileMode = FileMode(0o777) => Restart Process;
+        /// Group of the socket's file, by name or number; empty for that of the process.
+        unix_socket_group: String = String::new() => Restart Process;
         /// Connections the kernel holds until they are accepted; more are refused or must try again.
         backlog: u32 = 4096, in 1..=1_000_000 => Restart Process;
         /// TLS for clients: `off`, `allow`, `require`; needs `tls_cert` and `tls_key` unless off.
@@ -201,12 +224,20 @@ section! {
         tls_cert: PathBuf = PathBuf::new() => Live Process;
         /// PEM file with the certificate's key.
         tls_key: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with authorities; with it, a client must present a certificate of one of them.
+        /// PEM file with authorities; with it, clients are asked for a certificate of one of them.
         tls_client_ca: PathBuf = PathBuf::new() => Live Process;
+        /// `require` or `allow`: whether a client may come without a certificate, if there is `tls_client_ca`.
+        tls_client_cert: ClientCertificate = ClientCertificate::Require => Live Process;
+        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        tls_ciphers: Vec<CipherSuite> = Vec::new() => Live Process;
+        /// Groups for the key exchange: `X25519`, `prime256v1`, `secp384r1`; `[]` for all.
+        tls_groups: Vec<KeyGroup> = Vec::new() => Live Process;
         /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
         /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
         reuse_port: bool = false => Restart Process;
+        /// Number of this gateway among those behind the same address, which `[peers.ID]` names; 0 for none.
+        peer_id: u16 = 0, in 0..=PEER_MAX => Restart Process;
         /// `postgres` or `pgbouncer`: whose words the gateway's own errors and log lines use.
         dialect: Dialect = Dialect::Postgres => Live Process;
         /// Parameters of a client's login that are dropped; `options` stands for all that come in `options`.
@@ -219,10 +250,14 @@ section! {
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5`, `scram-sha-256` or `hba`; holds for logins from the reload on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert` or `hba`; holds for logins from the reload on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
-        /// Whether `trust` believes names that `[users]` does not have.
+        /// Whether `trust` and `cert` let in users that `[users]` does not have.
         strangers: bool = true => Live Process;
+        /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
+        scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;
+        /// Whether clients over TLS are offered SCRAM-SHA-256-PLUS, which fails if a proxy before the gateway ends their TLS.
+        channel_binding: bool = true => Live Process;
         /// File of rules as in `pg_hba.conf`, for method `hba`; read again by a reload.
         hba_file: PathBuf = PathBuf::new() => Live Process;
         /// File of user name maps as in `pg_ident.conf`, for `map=` in the rules.
@@ -263,6 +298,17 @@ section! {
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
         /// Whether it runs after every transaction and statement too.
         server_reset_always: bool = false => Live Pool;
+        /// SQL that a server runs before a client gets it, if it was free for `server_check_after`; empty for none. One that
+        /// fails is closed, and the client gets another.
+        server_check: String = String::new() => Live Pool;
+        /// See `server_check`; 0 checks whatever was used before.
+        server_check_after: Duration = Duration::from_secs(30) => Live Pool;
+        /// Whether the server that was free for longest is used first, so that all are used in turn; else the one that was
+        /// used last is.
+        oldest_first: bool = false => Live Pool;
+        /// Whether a client of session mode is disconnected, outside of a transaction, as soon as its server is to be replaced;
+        /// else it keeps the server until it leaves.
+        fast_close: bool = false => Live Pool;
         /// Server connections of all pools of a database together; 0 is without limit. Idle ones make room for others.
         max_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
         /// Server connections of all pools of a user together; 0 is without limit. Idle ones make room for others.
@@ -299,6 +345,8 @@ section! {
         transaction: Duration = Duration::ZERO => Live Pool;
         /// A client that asks nothing for that long inside of a transaction is disconnected.
         idle_in_transaction: Duration = Duration::ZERO => Live Pool;
+        /// A database that only `*` names is forgotten with its figures after that, without clients and servers; 0 never.
+        auto_database: Duration = Duration::from_secs(3600) => Live Process;
         /// How long clients may stay after SIGTERM; 0 is without limit.
         shutdown: Duration = Duration::ZERO => Live Process;
         /// How long SUSPEND waits for transactions; 0 is without limit. Whose takes longer is disconnected.
@@ -336,6 +384,10 @@ section! {
         sslkey: PathBuf = PathBuf::new() => Live Process;
         /// `postgres` asks before TLS begins; `direct` begins at once (Postgres 17, sslmode `require` or stricter).
         sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
+        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        sslciphers: Vec<CipherSuite> = Vec::new() => Live Process;
+        /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server's certificate.
+        channel_binding: ChannelBinding = ChannelBinding::Prefer => Live Process;
         /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
         startup_parameters: Parameters = Parameters::default() => Live Process;
         /// Whether all clients share one pool, if there is a `user`; otherwise each of their users has one.
@@ -369,6 +421,30 @@ section! {
         max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
         /// `pool.max_clients_per_user` for this one.
         max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
+    }
+}
+
+/// The largest number of a peer.
+pub(crate) const PEER_MAX: u16 = 16_383;
+
+section! {
+    /// `[peers.ID]`: another gateway behind the same address; ID is its `listen.peer_id`. Cancel requests for its clients
+    /// are passed on to it.
+    pub struct PeerKeys, raw RawPeer {
+        /// Host name or address where only that one listens, or the folder of its unix socket.
+        host: String = String::new() => Live Process;
+        /// Port.
+        port: u16 = 6432, in 1..=65535 => Live Process;
+        /// Cancel requests that are on their way to it at a time; more wait.
+        size: u32 = 20, in 1..=100_000 => Live Process;
+    }
+}
+
+impl PeerKeys {
+    /// Where it is.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        Host::new(&self.host, self.port)
     }
 }
 
@@ -419,6 +495,29 @@ section! {
         keepalive_count: u32 = 0, in 0..=127 => Live Process;
         /// How long sent data may stay unconfirmed; 0 for the system's rules.
         user_timeout: Duration = Duration::ZERO => Live Process;
+        /// Bytes that the kernel keeps for a connection in each direction; 0 for the system's rules.
+        socket_buffer: u32 = 0, in 0..=1_073_741_824 => Live Process;
+    }
+}
+
+section! {
+    /// `[dns]`: who is asked for the addresses of servers, and how often.
+    pub struct Dns, raw RawDns {
+        /// Name servers, `IP:port` each, that are asked after `/etc/hosts`; `[]` for the system's own resolver.
+        servers: NameServers = NameServers::default() => Restart Process;
+        /// File in the form of `/etc/resolv.conf`, whose name servers are asked instead; read again when it changes.
+        resolv_conf: PathBuf = PathBuf::new() => Restart Process;
+        /// How long an answer is used at least, before a name with a choice of servers is looked up again.
+        ttl_min: Duration = Duration::from_secs(5) => Restart Process;
+        /// How long an answer is used at most, whatever it says itself. Also the longest pause after failed look-ups.
+        ttl_max: Duration = Duration::from_secs(300) => Restart Process;
+        /// How long a look-up for a connection holds; 0 looks up at each connect. If it then gives other addresses,
+        /// connections to those that are gone are replaced.
+        cache_ttl: Duration = Duration::ZERO => Live Process;
+        /// How long such a look-up holds that has found nothing.
+        cache_failure_ttl: Duration = Duration::ZERO => Live Process;
+        /// Period in which names are looked up again although nothing is connected; 0 is off.
+        check_period: Duration = Duration::ZERO => Restart Process;
     }
 }
 
@@ -495,6 +594,27 @@ section! {
 /// PgBouncer's look-up: whoever may log in, and no password after its end of validity.
 pub(crate) const DEFAULT_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil OPERATOR(pg_catalog.<) pg_catalog.now() \
     THEN NULL ELSE rolpassword END FROM pg_catalog.pg_authid WHERE rolname OPERATOR(pg_catalog.=) $1 AND rolcanlogin";
+
+/// Addresses of name servers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NameServers(pub Vec<SocketAddr>);
+
+impl Setting for NameServers {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        const EXAMPLE: &str = "[\"10.0.0.2:53\"]";
+        let servers = list(value, EXAMPLE, |value| {
+            let text = text(value, "\"10.0.0.2:53\"")?;
+            text.parse().map_err(|_| {
+                Wrong::new(format!("`{text}` is not the address of a name server"), format!("write {EXAMPLE}"))
+            })
+        })?;
+        Ok(Self(servers))
+    }
+
+    fn show(&self) -> String {
+        self.0.show()
+    }
+}
 
 /// Parameters of a server login, by name, in the order of the text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

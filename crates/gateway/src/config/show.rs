@@ -2,7 +2,9 @@
 
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
-use super::keys::{Admin, Auth, Journal, Listen, Log, Metrics, Overrides, PoolSettings, Runtime, Tcp, Timeouts};
+use super::keys::{
+    Admin, Auth, Dns, Journal, Listen, Log, Metrics, Overrides, PeerKeys, PoolSettings, Runtime, Tcp, Timeouts,
+};
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
@@ -33,6 +35,7 @@ impl Config {
         section(&mut rows, "route", RouteSettings::KEYS, self.route.shown(), RouteSettings::default().shown());
         section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
         section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
+        section(&mut rows, "dns", Dns::KEYS, self.dns.shown(), Dns::default().shown());
         section(&mut rows, "metrics", Metrics::KEYS, self.metrics.shown(), Metrics::default().shown());
         section(&mut rows, "tcp", Tcp::KEYS, self.tcp.shown(), Tcp::default().shown());
         section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
@@ -52,6 +55,10 @@ impl Config {
             rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
             rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
         }
+        for (id, peer) in &self.peers {
+            let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
+            rows.extend(keys.map(|((key, value), default)| row(&format!("peers.{id}"), key.name, value, default)));
+        }
         for stream in &self.streams {
             rows.extend(stream.rows());
         }
@@ -60,14 +67,10 @@ impl Config {
 
     /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
     pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
-        let is_fixed = |row: &Row| !row.reloadable && !row.key.starts_with("streams.");
+        let is_fixed = |row: &Row| !row.reloadable;
         let fixed = |config: &Self| config.render().into_iter().filter(is_fixed).collect::<Vec<_>>();
         let pairs = fixed(old).into_iter().zip(fixed(new));
-        let mut keys: Vec<_> = pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect();
-        if old.streams != new.streams {
-            keys.push("streams".to_owned());
-        }
-        keys
+        pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
     }
 
     /// Overrides, with what holds for the others as the default.
@@ -91,8 +94,7 @@ impl Stream {
         let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown());
         let default_of = |key: &str| defaults.clone().find(|(known, _)| known.name == key).map(|(_, value)| value);
         let written = self.written.written().into_iter();
-        let row = |(key, value): (&str, _)| row(&path, key, value, default_of(key).unwrap_or_default());
-        written.map(row).map(|row| Row { reloadable: false, ..row }).collect()
+        written.map(|(key, value)| row(&path, key, value, default_of(key).unwrap_or_default())).collect()
     }
 }
 
@@ -110,6 +112,8 @@ impl Database {
             ("sslcert", self.tls.cert.show()),
             ("sslkey", self.tls.key.show()),
             ("sslnegotiation", self.tls.negotiation.show()),
+            ("sslciphers", self.tls.ciphers.show()),
+            ("channel_binding", self.tls.binding.show()),
             ("startup_parameters", parameters.show()),
             ("shared_pool", self.shared_pool.show()),
             ("connect_query", self.connect_query.clone()),

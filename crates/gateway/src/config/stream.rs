@@ -60,73 +60,73 @@ section! {
     /// `[[streams]]`: records from `from` to `to`, concurrently across keys and in order within a key.
     pub struct StreamKeys, raw RawStream {
         /// What it is called in logs, in `SHOW STREAMS`, and by `tidegate stream -c FILE NAME`.
-        name: String = String::new() => Restart Process;
+        name: String = String::new() => Live Process;
         /// A file with a JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
-        from: Origin = Origin::Unset => Restart Process;
+        from: Origin = Origin::Unset => Live Process;
         /// `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or `-`.
-        to: Target = Target::Unset => Restart Process;
+        to: Target = Target::Unset => Live Process;
         /// `record` for the record's own key, or a JSON pointer into its value such as `/customer/id`.
-        key: KeyOf = KeyOf::Record => Restart Process;
+        key: KeyOf = KeyOf::Record => Live Process;
         /// `unordered` or `lane`: how records without a key are ordered.
-        keyless: Keyless = Keyless::Unordered => Restart Process;
+        keyless: Keyless = Keyless::Unordered => Live Process;
         /// Kafka's consumer group; empty for `tidegate-NAME`.
-        group: String = String::new() => Restart Process;
+        group: String = String::new() => Live Process;
         /// `earliest`, `latest` or `fail`: where a group begins that has committed nothing.
-        start: Start = Start::Earliest => Restart Process;
+        start: Start = Start::Earliest => Live Process;
         /// Table of librdkafka's properties, for every Kafka client of the stream.
-        kafka_properties: Properties = Properties::default() => Restart Process;
+        kafka_properties: Properties = Properties::default() => Live Process;
         /// File that notes how far `from` is done, so that the next run goes on there; empty for none.
-        checkpoint: PathBuf = PathBuf::new() => Restart Process;
+        checkpoint: PathBuf = PathBuf::new() => Live Process;
         /// Whether to wait for more at the end of the file, as `tail -f` does.
-        follow: bool = false => Restart Process;
+        follow: bool = false => Live Process;
         /// Statement for Postgres, such as `insert into orders values ($1, $2) on conflict do nothing`.
-        sql: String = String::new() => Restart Process;
+        sql: String = String::new() => Live Process;
         /// What its parameters are: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or pointers.
-        params: Fields = Fields::default() => Restart Process;
+        params: Fields = Fields::default() => Live Process;
         /// Connections to Postgres.
-        connections: u32 = 4, in 1..=10_000 => Restart Process;
+        connections: u32 = 4, in 1..=10_000 => Live Process;
         /// Processes of a command, each with one batch at a time; 0 for one per core.
-        processes: u32 = 0, in 0..=10_000 => Restart Process;
+        processes: u32 = 0, in 0..=10_000 => Live Process;
         /// Table of headers for each HTTP request.
-        headers: Properties = Properties::default() => Restart Process;
+        headers: Properties = Properties::default() => Live Process;
         /// `value` or `envelope`: what is written to HTTP, a command or standard output.
-        form: RecordForm = RecordForm::Value => Restart Process;
+        form: RecordForm = RecordForm::Value => Live Process;
         /// Waiting records of one key that are delivered together at most.
-        batch: u32 = 1, in 1..=100_000 => Restart Process;
+        batch: u32 = 1, in 1..=100_000 => Live Process;
         /// How long one attempt may take; 0 for any time.
-        timeout: Duration = Duration::from_secs(30) => Restart Process;
+        timeout: Duration = Duration::from_secs(30) => Live Process;
         /// Deliveries under way at a time; to Postgres and to a command not more than `connections` and `processes`.
-        concurrency: u32 = 100, in 1..=1_000_000 => Restart Process;
+        concurrency: u32 = 100, in 1..=1_000_000 => Live Process;
         /// Deliveries begun in a second; 0 for any number.
-        rate: u32 = 0, in 0..=100_000_000 => Restart Process;
+        rate: u32 = 0, in 0..=100_000_000 => Live Process;
         /// Records of one key that may begin in a `quota_window`; 0 for any number.
-        quota: u16 = 0 => Restart Process;
+        quota: u16 = 0 => Live Process;
         /// See `quota`.
-        quota_window: Duration = Duration::from_secs(1) => Restart Process;
+        quota_window: Duration = Duration::from_secs(1) => Live Process;
         /// Of the waiting records of a key only the newest is delivered; for values that hold the whole state.
-        compact: bool = false => Restart Process;
+        compact: bool = false => Live Process;
         /// Attempts at a record; 0 for any number.
-        attempts: u32 = 10, in 0..=1_000_000_000 => Restart Process;
+        attempts: u32 = 10, in 0..=1_000_000_000 => Live Process;
         /// Age of a record, since it was read, beyond which it is not tried again; 0 for none.
-        age_max: Duration = Duration::ZERO => Restart Process;
+        age_max: Duration = Duration::ZERO => Live Process;
         /// Wait after a failed attempt; it doubles, with jitter, and only the record's key waits.
-        retry_wait: Duration = Duration::from_millis(100) => Restart Process;
+        retry_wait: Duration = Duration::from_millis(100) => Live Process;
         /// The longest such wait.
-        retry_wait_max: Duration = Duration::from_secs(30) => Restart Process;
+        retry_wait_max: Duration = Duration::from_secs(30) => Live Process;
         /// `stop`, `halt_lane`, `park`, `skip`, or `dead_letter`, which it is if a `dead_letter` is named.
-        exhausted: OnExhausted = OnExhausted::Stop => Restart Process;
+        exhausted: OnExhausted = OnExhausted::Stop => Live Process;
         /// Where records go that cannot be done: a file, or `kafka://BROKER:9092/TOPIC`; empty for nowhere.
-        dead_letter: Letters = Letters::None => Restart Process;
+        dead_letter: Letters = Letters::None => Live Process;
         /// Records that were read and are not done, of all partitions together.
-        records_max: u32 = 100_000, in 1..=100_000_000 => Restart Process;
+        records_max: u32 = 100_000, in 1..=100_000_000 => Live Process;
         /// Their bytes, with what is read ahead.
-        bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Restart Process;
+        bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Live Process;
         /// Records of one partition from the oldest that is not done to the newest that was read.
-        span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Restart Process;
+        span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Live Process;
         /// How long what is done may wait to be committed.
-        commit_every: Duration = Duration::from_millis(200) => Restart Process;
+        commit_every: Duration = Duration::from_millis(200) => Live Process;
         /// How long what was read may take to be delivered when the stream is stopped.
-        drain: Duration = Duration::from_secs(30) => Restart Process;
+        drain: Duration = Duration::from_secs(30) => Live Process;
     }
 }
 
@@ -226,6 +226,9 @@ impl Flag {
 }
 
 impl Stream {
+    /// The keys that change while a stream runs: how much may be under way.
+    pub const LIMITS: [&str; 4] = ["rate", "concurrency", "records_max", "span_max"];
+
     /// Where records come from and where they go, without secrets.
     pub fn ends(&self) -> (String, String) {
         (self.keys.from.show(), self.keys.to.show())

@@ -168,6 +168,9 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
         ("[timeouts]\nconnect = 5", (2, 11), "5 what?", "\"5s\" or \"5ms\""),
         ("[timeouts]\nconnect = \"5 bananas\"", (2, 11), "`bananas` is not a unit", "\"250ms\""),
         ("[listen]\naddresses = [\"a:1\", \"*:2\"]", (2, 14), "`a:1` is not an address", "127.0.0.1:6432"),
+        ("[dns]\nservers = [\"10.0.0.2\"]", (2, 12), "not the address of a name server", "10.0.0.2:53"),
+        ("[dns]\nttl_min = \"0s\"", (2, 11), "without a pause", "\"5s\""),
+        ("[dns]\nttl_max = \"1s\"", (2, 11), "shorter than ttl_min", "not shorter"),
         ("[listen]\naddresses = []", (2, 13), "no client could come in", "unix_socket_dir"),
         ("[listen]\nunix_socket_mode = 777", (2, 20), "a file mode", "\"0777\""),
         ("[pool]\nmin_size = 30", (2, 12), "min_size 30 is larger than size 20", "at most 20"),
@@ -198,6 +201,15 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
             "`user` cannot be",
             "leave it out",
         ),
+        ("[listen]\ntls_ciphers = [\"RC4\"]", (2, 16), "`RC4` is not known", "TLS_AES_256_GCM_SHA384"),
+        ("[listen]\ntls_groups = [\"P-521\"]", (2, 15), "`P-521` is not known", "prime256v1"),
+        ("[auth]\nmethod = \"cert\"", (2, 10), "without authorities", "tls_client_ca"),
+        (
+            "[databases.x]\nhost = \"x\"\nsslmode = \"disable\"\nchannel_binding = \"require\"",
+            (4, 19),
+            "channel binding without TLS",
+            "sslmode = \"require\"",
+        ),
         ("[users.x]\npassword = 5", (2, 12), "expected a string", "quotes"),
         ("[users.x]\npassword = \"a\"\npassword_file = \"b\"", (3, 17), "given twice", "leave out"),
         ("[users.x]\npassword = \"SCRAM-SHA-256$1:x\"", (2, 12), "SCRAM verifier", "pg_authid"),
@@ -216,6 +228,8 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
 fn tls_needs_its_files() {
     let findings = bad(&with("[listen]\ntls = \"require\""));
     assert!(findings[0].reason.contains("tls_cert") && findings[1].reason.contains("tls_key"), "{findings:?}");
+    let config = good(&with("[listen]\ntls_client_ca = \"a.pem\""));
+    assert!(config.warnings[0].reason.contains("tls is off"), "{:?}", config.warnings);
     let config = good(&with("[listen]\ntls_cert = \"a.pem\""));
     assert!(config.warnings[0].reason.contains("tls is off"), "{:?}", config.warnings);
 }
@@ -289,6 +303,9 @@ fn a_url_alone_is_a_gateway() {
     assert_eq!((plan.hosts[0].to_string(), plan.tls.mode), ("db:7000".to_owned(), SslMode::Require));
     assert_eq!((plan.user.as_str(), plan.secret), ("app", Some(UserSecret::Plain(Secret::new("s@cret")))));
     assert_eq!(config.pool_for("other", "app"), None);
+
+    let bound = Config::from_url("postgres://app:x@db/shop?sslmode=require&channel_binding=require");
+    assert_eq!(bound.expect("a configuration").databases["shop"].tls.binding, ChannelBinding::Require);
 
     let open = Config::from_url("postgres://db").expect("a configuration");
     assert_eq!((open.auth.method, open.users.len()), (AuthMethod::Trust, 0));
@@ -404,8 +421,10 @@ fn the_documentation_describes_every_key_and_no_other() {
             "route" => RouteSettings::default().shown(),
             "databases.NAME" => DatabaseKeys::default().shown(),
             "users.NAME" => UserKeys::default().shown(),
+            "peers.ID" => PeerKeys::default().shown(),
             "admin" => Admin::default().shown(),
             "log" => Log::default().shown(),
+            "dns" => Dns::default().shown(),
             "metrics" => Metrics::default().shown(),
             "tcp" => Tcp::default().shown(),
             "journal" => Journal::default().shown(),
@@ -488,5 +507,28 @@ fn a_rule_that_cannot_be_meant_is_pointed_at() {
         let text = format!("[databases.app]\nhost = \"127.0.0.1\"\n[[journal.rules]]\n{rule}\n");
         let errors = toml::parse(&text, "t").expect_err("this must be refused").to_string();
         assert!(errors.contains(reason), "{errors}");
+    }
+}
+
+#[test]
+fn peers_have_numbers_and_places() {
+    let config =
+        good(&with("[listen]\npeer_id = 1\n[peers.1]\nhost = \"a\"\n[peers.2]\nhost = \"/run/b\"\nport = 7\n"));
+    assert_eq!((config.listen.peer_id, config.peers.len()), (1, 2));
+    assert_eq!(config.peers[&2].host().to_string(), "/run/b/.s.PGSQL.7");
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    assert!(config.render().iter().any(|row| row.key == "peers.2.port" && row.value == "7"));
+    let lonely = good(&with("[peers.2]\nhost = \"b\"\n"));
+    assert!(lonely.warnings.iter().any(|warning| warning.help.contains("peer_id")), "{:?}", lonely.warnings);
+    for (lines, reason) in [
+        ("[peers.0]\nhost = \"b\"", "`0` is not the number of a peer"),
+        ("[peers.b]\nhost = \"b\"", "`b` is not the number of a peer"),
+        ("[peers.20000]\nhost = \"b\"", "`20000` is not the number of a peer"),
+        ("[peers.1]\nport = 7", "[peers.1] has no host"),
+        ("[peers.1]\nhots = \"b\"", "unknown key `hots`"),
+        ("[listen]\npeer_id = 16384", "16384"),
+    ] {
+        let errors = bad(&with(lines));
+        assert!(errors.iter().any(|error| error.reason.contains(reason)), "{lines}: {errors:#?}");
     }
 }

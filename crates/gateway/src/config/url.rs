@@ -99,14 +99,14 @@ pub struct PgUrl {
 }
 
 const ENCODE: &str = "in names and passwords, write : / ? # [ ] @ % as %3A %2F %3F %23 %5B %5D %40 %25: postgres://user:pass%40word@host:5432/db";
-const KEYS: &[&str] = &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation", "target_session_attrs"];
+const KEYS: &[&str] =
+    &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation", "channel_binding", "target_session_attrs"];
 const LOGIN: &[&str] = &["host", "port", "user", "password", "dbname", "connect_timeout"];
 const PARAMETERS: &[&str] = &["application_name", "client_encoding", "options"];
 const IGNORED: &[&str] = &[
     "hostaddr",
     "passfile",
     "require_auth",
-    "channel_binding",
     "fallback_application_name",
     "keepalives",
     "keepalives_idle",

@@ -28,6 +28,8 @@ pub enum Cause {
     Killed,
     /// The gateway ends.
     ShuttingDown,
+    /// The server that it keeps is to be replaced.
+    Outdated,
     /// Method trust does not know its name.
     Stranger,
     /// No rule lets it in.
@@ -36,6 +38,14 @@ pub enum Cause {
     Rejected,
     /// It is not the process that it would have to be.
     Peer,
+    /// It comes without TLS, and would need a certificate.
+    NoTls,
+    /// It has shown no certificate, and would need one.
+    NoCertificate,
+    /// Its certificate is of somebody else.
+    Certificate,
+    /// Its certificate is of a user that is not known.
+    NoUser,
 }
 
 impl Cause {
@@ -85,12 +95,23 @@ impl Cause {
             Self::Transaction => (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout"),
             Self::Killed => (sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator"),
             Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
+            Self::Outdated => (sqlstate::ADMIN_SHUTDOWN, "the connection to the server is replaced by another one"),
             Self::Stranger => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "trust authentication failed: no such user")
             }
             Self::NoRule => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no rule of hba_file lets this client in"),
             Self::Rejected => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "a rule of hba_file rejects this client"),
             Self::Peer => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "peer authentication failed"),
+            Self::NoTls | Self::NoCertificate => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "connection requires a valid client certificate")
+            }
+            Self::NoUser => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "certificate authentication failed: no such user")
+            }
+            Self::Certificate => (
+                sqlstate::INVALID_AUTHORIZATION_SPECIFICATION,
+                "certificate authentication failed: the certificate is not this user's",
+            ),
         }
     }
 
@@ -106,10 +127,15 @@ impl Cause {
             Self::Transaction => "transaction timeout",
             Self::Killed => "admin forced disconnect",
             Self::ShuttingDown => "server shutting down",
+            Self::Outdated => "database configuration changed",
             Self::Stranger => "\"trust\" authentication failed",
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",
             Self::Peer => "unix socket login rejected",
+            Self::NoTls => "TLS connection required",
+            Self::NoCertificate => "TLS client certificate required",
+            Self::Certificate => "TLS certificate name mismatch",
+            Self::NoUser => "no such user",
         }
     }
 }

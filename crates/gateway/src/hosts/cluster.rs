@@ -10,7 +10,8 @@ use std::{
 };
 
 use tidegate_balance::{
-    Balancer, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, RoundRobin, Settings, Spec, Start, WeightedRoundRobin,
+    Balancer, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, Resolved, RoundRobin, Settings, Spec, Start,
+    WeightedRoundRobin,
 };
 use tokio::sync::{Notify, watch};
 
@@ -78,10 +79,11 @@ pub struct Node {
     pub host: Host,
     /// Its address, if a name was followed to it.
     pub address: Option<SocketAddr>,
-    /// Its share.
-    pub weight: u32,
-    /// Lower ones go first.
-    pub tier: u16,
+    /// What the sets to choose from know it by. An address that was gone and comes back is another server to them, also
+    /// while somebody still has the former one.
+    key: Arc<str>,
+    /// Its share, and its tier: lower ones go first. An answer to a look-up of SRV records may change both.
+    place: Mutex<(u32, u16)>,
     /// Asks for a probe now.
     pub kick: Notify,
     groups: AtomicU8,
@@ -95,17 +97,23 @@ impl Node {
     #[must_use]
     pub fn new(name: Arc<str>, host: Host, address: Option<SocketAddr>, weight: u32, tier: u16) -> Self {
         Self {
+            key: name.clone(),
             name,
             host,
             address,
-            weight,
-            tier,
+            place: Mutex::new((weight, tier)),
             kick: Notify::new(),
             groups: AtomicU8::new(0),
             gone: AtomicBool::new(false),
             ejections: AtomicU32::new(0),
             view: Mutex::default(),
         }
+    }
+
+    /// The same as the n-th that was found.
+    #[must_use]
+    pub fn numbered(self, number: u64) -> Self {
+        Self { key: format!("{}#{number}", self.name).into(), ..self }
     }
 
     /// Whether it is in a group that serves the route.
@@ -126,9 +134,17 @@ impl Node {
         self.gone.load(Ordering::Acquire)
     }
 
+    pub(super) fn move_to(&self, weight: u32, tier: u16) {
+        *lock(&self.place) = (weight, tier);
+    }
+
     pub(super) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
         self.kick.notify_one();
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
     }
 
     pub(super) fn join(&self, groups: &[Group]) {
@@ -168,6 +184,8 @@ pub struct Cluster {
     /// One set to choose from for each [`Group`].
     groups: [Balancer<Arc<Node>>; 3],
     nodes: Mutex<Vec<Arc<Node>>>,
+    /// What the names of the list were found to mean last, by place in the list.
+    found: Mutex<Vec<Vec<Resolved>>>,
     changes: watch::Sender<u64>,
     begun: AtomicBool,
     closed: AtomicBool,
@@ -182,6 +200,7 @@ impl Cluster {
         let group = || Balancer::with_policy(policy(&spec), settings(&spec.rules), fastrand::u64(..), now);
         Self {
             groups: [group(), group(), group()],
+            found: Mutex::new(vec![Vec::new(); spec.hosts.len()]),
             spec,
             nodes: Mutex::default(),
             changes: watch::Sender::new(0),
@@ -211,6 +230,30 @@ impl Cluster {
 
     pub(super) fn set_nodes(&self, nodes: Vec<Arc<Node>>) {
         *lock(&self.nodes) = nodes;
+    }
+
+    /// Takes over what another cluster has found for names that are in both lists: a name service that does not answer
+    /// must not cost a reload its servers.
+    pub fn learn_from(&self, other: &Self) {
+        let known = lock(&other.found).clone();
+        let mut found = lock(&self.found);
+        for (spec, found) in self.spec.hosts.iter().zip(found.iter_mut()) {
+            let is_same = |known: &HostSpec| known.host == spec.host && known.srv == spec.srv;
+            let place = other.spec.hosts.iter().position(is_same);
+            if let Some(answer) = place.and_then(|place| known.get(place)).filter(|answer| !answer.is_empty()) {
+                found.clone_from(answer);
+            }
+        }
+    }
+
+    pub(super) fn found(&self, index: usize) -> Vec<Resolved> {
+        lock(&self.found).get(index).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn set_found(&self, index: usize, found: Vec<Resolved>) {
+        if let Some(known) = lock(&self.found).get_mut(index) {
+            *known = found;
+        }
     }
 
     /// Hears of whatever changes who may serve.
@@ -256,7 +299,7 @@ impl Cluster {
     pub fn sights(&self) -> Vec<Sight> {
         let statuses: Vec<_> = self.groups.iter().flat_map(Balancer::status).collect();
         let sight = |node: &Arc<Node>| {
-            let own = || statuses.iter().filter(|status| status.key.as_str() == &*node.name);
+            let own = || statuses.iter().filter(|status| status.key.as_str() == &*node.key);
             let counted = own().map(|status| u32::try_from(status.ejections).unwrap_or(u32::MAX)).sum();
             // A server that left a group and came back is counted anew there.
             let ejections = node.ejections.fetch_max(counted, Ordering::Relaxed).max(counted);
@@ -298,5 +341,6 @@ fn settings(rules: &RouteSettings) -> Settings {
 
 /// What a group is told of a server.
 pub(super) fn spec_of(node: &Node) -> Spec {
-    Spec::new(&*node.name).weight(node.weight).tier(node.tier)
+    let (weight, tier) = *lock(&node.place);
+    Spec::new(&*node.key).weight(weight).tier(tier)
 }

@@ -6,10 +6,7 @@ use std::{
     time::Instant,
 };
 
-use tidegate_balance::{
-    Address, Balancer, Dns, Follow, Resolution, Resolve, ResolveError, ResolveEvent, ResolveNow, ResolveRules,
-    Resolved, Resolving,
-};
+use tidegate_balance::{Address, Balancer, Follow, ResolveError, ResolveEvent, ResolveNow, Resolved};
 use tidegate_supervise::{Ctx, Scope};
 use tokio::sync::mpsc;
 
@@ -42,6 +39,12 @@ pub trait Ground: Send + Sync + 'static {
 
     /// Close the connections to this server, those in use when they are released.
     fn retire(&self, cluster: &Cluster, node: &Node);
+
+    /// Close the connections to servers that are none of these, likewise.
+    fn keep(&self, cluster: &Cluster, nodes: &[Arc<Node>]);
+
+    /// Send those away who have a connection to this server: what they do there would be lost.
+    fn sever(&self, cluster: &Cluster, node: &Node);
 }
 
 /// Reports that may wait. Probes wait for room; there is one report per server and question.
@@ -58,6 +61,8 @@ pub struct Control<G> {
     sink: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     look_again: Vec<ResolveNow>,
+    /// Addresses that were found so far, the same ones again and again.
+    found: u64,
 }
 
 impl<G: Ground> Control<G> {
@@ -70,6 +75,7 @@ impl<G: Ground> Control<G> {
             places: vec![Vec::new(); cluster.spec.hosts.len()],
             verdict: Verdict::default(),
             look_again: Vec::new(),
+            found: 0,
             cluster,
             ground,
             sink,
@@ -104,16 +110,15 @@ impl<G: Ground> Control<G> {
     /// Servers whose addresses are written in the list are known at once; names are followed.
     fn begin(&mut self, scope: &Scope, resolver: &Resolver) {
         let hosts = self.cluster.spec.hosts.clone();
-        let dns = Dns::system();
         for (index, spec) in hosts.iter().enumerate() {
-            let Some(make) = follower(spec, &dns, resolver) else {
+            let Some(make) = follower(spec, resolver) else {
                 let tier = self.tier(index, 0);
                 let node = Node::new(spec.host.to_string().into(), spec.host.clone(), None, spec.weight, tier);
                 self.places[index] = vec![Arc::new(node)];
                 continue;
             };
             let asked = ResolveNow::default();
-            let follow = Follow::new(make, ResolveRules::default(), asked.clone(), fastrand::u64(..));
+            let follow = Follow::new(make, resolver.rules(), asked.clone(), fastrand::u64(..));
             let sink = self.sink.clone();
             // A full queue loses the set until the next look, which tells it again.
             let tell = move |event| drop(sink.try_send(of_resolver(index, event)));
@@ -131,6 +136,9 @@ impl<G: Ground> Control<G> {
                 });
             }
             self.look_again.push(asked);
+            // What was found before a reload serves until there is another answer.
+            let known = self.cluster.found(index);
+            self.resolve(index, &known);
         }
         self.renew();
     }
@@ -148,6 +156,7 @@ impl<G: Ground> Control<G> {
             Event::Resolved(index, found) => {
                 self.resolve(index, &found);
                 self.renew();
+                self.cluster.set_found(index, found);
             }
             Event::Unresolved(index, error) => {
                 let host = &self.cluster.spec.hosts[index].host;
@@ -160,7 +169,8 @@ impl<G: Ground> Control<G> {
     fn resolve(&mut self, index: usize, found: &[Resolved]) {
         let spec = &self.cluster.spec.hosts[index];
         let before = std::mem::take(&mut self.places[index]);
-        let node = |resolved: &Resolved| {
+        let first = self.found;
+        let node = |(number, resolved): (u64, &Resolved)| {
             let Address::Socket(address) = resolved.address else { return None };
             let name: Arc<str> = format!("{}/{address}", spec.host).into();
             let known = before.iter().find(|node| node.name == name).cloned();
@@ -170,9 +180,14 @@ impl<G: Ground> Control<G> {
                 Host::Tcp { name, .. } => Host::Tcp { name: name.clone(), port: address.port() },
                 other => other.clone(),
             };
-            Some(known.unwrap_or_else(|| Arc::new(Node::new(name, host, Some(address), weight, tier))))
+            if let Some(known) = &known {
+                known.move_to(weight, tier);
+            }
+            let new = || Node::new(name.clone(), host, Some(address), weight, tier).numbered(first + number);
+            Some(known.unwrap_or_else(|| Arc::new(new())))
         };
-        self.places[index] = found.iter().filter_map(node).collect();
+        self.places[index] = (0..).zip(found).filter_map(node).collect();
+        self.found += found.len() as u64;
     }
 
     /// Servers of the own zone go before all others; then the place in the list counts, if the policy is to go by it, and
@@ -198,6 +213,10 @@ impl<G: Ground> Control<G> {
             tracing::info!(host = %node.name, "host removed");
             node.leave();
             self.ground.retire(&self.cluster, node);
+        }
+        // Connections that a reload left to this cluster, to addresses that were never in it.
+        if self.places.iter().all(|place| !place.is_empty()) {
+            self.ground.keep(&self.cluster, &nodes);
         }
         for node in nodes.iter().filter(|node| !has(&before, node)) {
             self.ground.watch(&self.cluster, node, Sink(self.sink.clone()));
@@ -231,14 +250,15 @@ impl<G: Ground> Control<G> {
                 tell(node, &node.see(view.clone()), &view);
             }
         }
-        for name in verdict.deposed.difference(&before.deposed) {
-            tracing::error!(host = %name, primary = verdict.primary.as_deref().unwrap_or("none"),
-                "two primaries: this one is of an older timeline, or came later, and is not used; \
-                 rebuild it as a replica (pg_rewind) or take it out of the configuration");
-        }
+        tell_of_others(verdict, &before);
         for name in verdict.unfit.difference(&before.unfit) {
             if let Some(node) = nodes.get(name) {
                 self.ground.retire(&self.cluster, node);
+            }
+        }
+        for name in verdict.deposed.difference(&before.deposed) {
+            if let Some(node) = nodes.get(name) {
+                self.ground.sever(&self.cluster, node);
             }
         }
         if *verdict != before {
@@ -263,12 +283,26 @@ async fn closed(cluster: &Cluster) {
 /// Puts exactly these into a set to choose from.
 fn fill(group: &Balancer<Arc<Node>>, members: &[&Arc<Node>]) {
     let make = |spec: &tidegate_balance::Spec, _| {
-        let member = members.iter().find(|node| *node.name == *spec.key.as_str());
+        let member = members.iter().find(|node| node.key() == spec.key.as_str());
         Arc::clone(member.expect("every spec was made of a member"))
     };
     group.update(Instant::now(), members.iter().map(|node| spec_of(node)), make);
     // Connections belong to pools, which are retired on their own: nothing waits for the end of a drain.
     drop(group.departed());
+}
+
+/// Logs which servers say that they take writes, besides the one that is believed.
+fn tell_of_others(verdict: &Verdict, before: &Verdict) {
+    let primary = verdict.primary.as_deref().unwrap_or("none");
+    for name in verdict.deposed.difference(&before.deposed) {
+        tracing::error!(host = %name, primary,
+            "two primaries: this one is of an older timeline, or came later, and is not used; \
+             rebuild it as a replica (pg_rewind) or take it out of the configuration");
+    }
+    for name in verdict.apart.difference(&before.apart) {
+        tracing::warn!(host = %name, primary,
+            "two primaries that have nothing to do with each other: route `any` uses both, `primary` the other one alone");
+    }
 }
 
 /// Logs what has changed for a server.
@@ -296,33 +330,11 @@ fn of_resolver(index: usize, event: ResolveEvent) -> Event {
 }
 
 /// How an entry of the list is followed; `None` if it is an address.
-fn follower(spec: &HostSpec, dns: &Dns, resolver: &Resolver) -> Option<tidegate_balance::MakeResolver> {
+fn follower(spec: &HostSpec, resolver: &Resolver) -> Option<tidegate_balance::MakeResolver> {
     let Host::Tcp { name, port } = &spec.host else { return None };
-    if spec.srv {
-        let (dns, name) = (dns.clone(), name.clone());
-        return Some(Box::new(move || Ok(dns.srv(&name))));
-    }
-    if name.parse::<std::net::IpAddr>().is_ok() {
+    if !spec.srv && name.parse::<std::net::IpAddr>().is_ok() {
         return None;
     }
-    let (name, port, resolver) = (name.clone(), *port, resolver.clone());
-    Some(Box::new(move || Ok(Box::new(SystemName { name: name.clone(), port, resolver: resolver.clone() }))))
-}
-
-/// A name as the system resolves it, as for a database with one host.
-struct SystemName {
-    name: String,
-    port: u16,
-    resolver: Resolver,
-}
-
-impl Resolve for SystemName {
-    fn resolve(&mut self) -> Resolving<'_> {
-        Box::pin(async {
-            let found = self.resolver.resolve(&self.name, self.port).await;
-            let found = found.map_err(|error| ResolveError::lookup(&self.name, std::io::Error::other(error)))?;
-            let found = found.into_iter().map(|address| Resolved::new(Address::Socket(address))).collect();
-            Ok(Resolution { found, ttl: None })
-        })
-    }
+    let (name, port, srv, resolver) = (name.clone(), *port, spec.srv, resolver.clone());
+    Some(Box::new(move || Ok(if srv { resolver.services(&name) } else { resolver.follow(&name, port) })))
 }

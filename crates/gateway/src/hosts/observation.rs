@@ -2,13 +2,36 @@
 
 use tidegate_wire::backend::DataRow;
 
+macro_rules! question {
+    () => {
+        "SELECT pg_catalog.pg_is_in_recovery(), \
+         CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() \
+         ELSE pg_catalog.pg_current_wal_lsn() END, \
+         CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL \
+         ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) END"
+    };
+}
+
 /// The question. It needs no privilege, and is the same for every version of Postgres from 14 on. The first eight digits
 /// of a WAL file's name are its timeline; `pg_control_checkpoint` tells the one before for a while after a promotion.
-pub(super) const QUESTION: &str = "SELECT pg_catalog.pg_is_in_recovery(), \
-     CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() \
-     ELSE pg_catalog.pg_current_wal_lsn() END, \
-     CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL \
-     ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) END";
+/// Servers that replicate from each other have the identifier of one `initdb`; each start has a time of its own.
+pub(super) const QUESTION: &str = concat!(
+    question!(),
+    ", (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+     (EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8"
+);
+
+/// The same of servers that have not all of these functions, or do not let everybody call them.
+pub(super) const BRIEF_QUESTION: &str = question!();
+
+/// Which server it is, whatever the address it was reached at. Zeroes are not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Of the `initdb` that it and all that replicate from it come from.
+    pub system: i64,
+    /// When it was started, in microseconds: of two addresses with all the same, both are one server's.
+    pub started: i64,
+}
 
 /// One answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +42,8 @@ pub struct Observation {
     pub lsn: u64,
     /// Of a primary; grows by one with each promotion.
     pub timeline: u32,
+    /// Which server it is.
+    pub origin: Origin,
 }
 
 impl Observation {
@@ -29,7 +54,10 @@ impl Observation {
         // A replica that has replayed nothing yet has no position.
         let lsn = values.next()?.map_or(Some(0), lsn)?;
         let timeline = values.next()?.map_or(Some(0), |digits| u32::from_str_radix(digits, 16).ok())?;
-        Some(Self { in_recovery, lsn, timeline })
+        // Not asked of every server.
+        let mut number = || -> i64 { values.next().flatten().and_then(|digits| digits.parse().ok()).unwrap_or(0) };
+        let origin = Origin { system: number(), started: number() };
+        Some(Self { in_recovery, lsn, timeline, origin })
     }
 }
 
@@ -70,12 +98,16 @@ mod tests {
 
     #[test]
     fn a_primary_and_a_replica_are_told_apart() {
-        let primary = Observation::read(&row(&[Some("f"), Some("16/B374D848"), Some("0000000A")]));
-        assert_eq!(primary, Some(Observation { in_recovery: false, lsn: 0x16_B374_D848, timeline: 10 }));
-        let replica = Observation::read(&row(&[Some("t"), Some("0/28"), None]));
-        assert_eq!(replica, Some(Observation { in_recovery: true, lsn: 0x28, timeline: 0 }));
+        let values = ["f", "16/B374D848", "0000000A", "7412345678901234567", "1763790000123456"];
+        let primary = Observation::read(&row(&values.map(Some)));
+        let origin = Origin { system: 7_412_345_678_901_234_567, started: 1_763_790_000_123_456 };
+        assert_eq!(primary, Some(Observation { in_recovery: false, lsn: 0x16_B374_D848, timeline: 10, origin }));
+        let origin = Origin { system: 7, started: 0 };
+        let replica = Observation::read(&row(&[Some("t"), Some("0/28"), None, Some("7"), None]));
+        assert_eq!(replica, Some(Observation { in_recovery: true, lsn: 0x28, timeline: 0, origin }));
+        let origin = Origin::default();
         let fresh = Observation::read(&row(&[Some("t"), None, None]));
-        assert_eq!(fresh, Some(Observation { in_recovery: true, lsn: 0, timeline: 0 }));
+        assert_eq!(fresh, Some(Observation { in_recovery: true, lsn: 0, timeline: 0, origin }));
     }
 
     #[test]

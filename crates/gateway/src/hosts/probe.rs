@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::{
     cluster::Node,
     control::Event,
-    observation::{Observation, QUESTION, Report},
+    observation::{BRIEF_QUESTION, Observation, QUESTION, Report},
 };
 use crate::{
     config::RouteSettings,
@@ -45,7 +45,7 @@ pub async fn watch(
     rules: RouteSettings,
     connect: impl AsyncFn(usize) -> Result<Server, ConnectError>,
 ) {
-    let mut probe = Probe { line: None, asked: 0, turn: 0 };
+    let mut probe = Probe { line: None, asked: 0, turn: 0, question: QUESTION };
     while !node.is_gone() {
         let report = match limited(&reactor, rules.probe_timeout, probe.ask(&connect)).await {
             Some(report) => report,
@@ -79,6 +79,7 @@ struct Probe {
     asked: u32,
     /// Which login is tried.
     turn: usize,
+    question: &'static str,
 }
 
 /// Why there is no answer.
@@ -87,13 +88,15 @@ enum Failure {
     Broken(String),
     /// The server would not tell.
     Refused(String),
+    /// A function is not there, or not for this user.
+    Unable(String),
 }
 
 impl Probe {
     async fn ask(&mut self, connect: &impl AsyncFn(usize) -> Result<Server, ConnectError>) -> Report {
         if self.asked < QUESTIONS_MAX
             && let Some(mut line) = self.line.take()
-            && let Ok(seen) = ask(&mut line).await
+            && let Ok(seen) = ask(&mut line, self.question).await
         {
             self.asked += 1;
             self.line = Some(line);
@@ -106,13 +109,18 @@ impl Probe {
             Ok(line) => line,
             Err(error) => return self.refused(&error),
         };
-        match ask(&mut line).await {
+        match ask(&mut line, self.question).await {
             Ok(seen) => {
                 (self.line, self.asked) = (Some(line), 1);
                 Report::Answer(seen)
             }
             Err(Failure::Broken(error)) => Report::Down(error),
             Err(Failure::Refused(error)) => Report::Mute(error),
+            Err(Failure::Unable(error)) => {
+                // The next question is due soon.
+                self.question = BRIEF_QUESTION;
+                Report::Mute(error)
+            }
         }
     }
 
@@ -164,10 +172,10 @@ impl Probe {
     }
 }
 
-async fn ask(line: &mut Server) -> Result<Observation, Failure> {
+async fn ask(line: &mut Server, question: &str) -> Result<Observation, Failure> {
     let broken = |error: std::io::Error| Failure::Broken(error.to_string());
     let mut out = Vec::new();
-    frontend::query(QUESTION.as_bytes(), &mut out);
+    frontend::query(question.as_bytes(), &mut out);
     line.link().write(out);
     line.link().flush().await.map_err(broken)?;
     let mut bytes = Vec::new();
@@ -209,11 +217,17 @@ fn refusal(body: &[u8]) -> Failure {
         return Failure::Broken("the server sent an invalid error".to_owned());
     };
     let text = fields.message().map(|text| text.into_owned()).unwrap_or_default();
-    if fields.severity() == Some("ERROR") { Failure::Refused(text) } else { Failure::Broken(text) }
+    match fields.severity() {
+        // Class 42: what is not there, or not allowed.
+        Some("ERROR") if fields.get(b'C').is_some_and(|code| code.starts_with(b"42")) => Failure::Unable(text),
+        Some("ERROR") => Failure::Refused(text),
+        _ => Failure::Broken(text),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::observation::Origin;
     use super::*;
 
     fn message(tag: u8, body: &[u8]) -> Vec<u8> {
@@ -230,18 +244,19 @@ mod tests {
         for end in 0..whole.len() {
             assert!(matches!(read(&whole[..end]), Ok(None)), "{end}");
         }
-        let expected = Observation { in_recovery: true, lsn: 1, timeline: 0 };
+        let expected = Observation { in_recovery: true, lsn: 1, timeline: 0, origin: Origin::default() };
         assert!(matches!(read(&whole), Ok(Some(seen)) if seen == expected));
     }
 
     #[test]
     fn errors_end_the_connection_or_the_question() {
-        let error = |severity: &str| {
-            let body = format!("S{severity}\0V{severity}\0C57P01\0Mgo away\0\0");
+        let error = |severity: &str, code: &str| {
+            let body = format!("S{severity}\0V{severity}\0C{code}\0Mgo away\0\0");
             read(&message(b'E', body.as_bytes()))
         };
-        assert!(matches!(error("FATAL"), Err(Failure::Broken(text)) if text == "go away"));
-        assert!(matches!(error("ERROR"), Err(Failure::Refused(_))));
+        assert!(matches!(error("FATAL", "57P01"), Err(Failure::Broken(text)) if text == "go away"));
+        assert!(matches!(error("ERROR", "57014"), Err(Failure::Refused(_))));
+        assert!(matches!(error("ERROR", "42883"), Err(Failure::Unable(_))));
         assert!(matches!(read(&message(b'Z', b"I")), Err(Failure::Refused(_))));
     }
 }

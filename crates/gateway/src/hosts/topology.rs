@@ -2,20 +2,25 @@
 //!
 //! Pure: reports and the time come from outside, and nothing here waits.
 //!
-//! Two servers that both say they are primary are a split brain: the one of the higher timeline is believed, since a
-//! promotion begins a new one; of equal timelines, the one that was primary before. A server of a lower timeline than
-//! was ever seen is never believed, also while no other primary is there: it was left behind by a promotion.
+//! Two servers that come from one `initdb` and both say they are primary are a split brain: the one of the higher
+//! timeline is believed, since a promotion begins a new one; of equal timelines, the one that was primary before. A server
+//! of a lower timeline than was ever seen is never believed, also while no other primary is there, or while it does not
+//! answer: it was left behind by a promotion. Two addresses of one server are no split brain.
+//!
+//! Servers that come from different `initdb`s have nothing to do with each other: each such [`System`] has its primary and
+//! its timelines. Whoever takes any server may get all of them; writes go to one system, and to another only when that
+//! one has no primary.
 //!
 //! Lag in time is measured by our own clock: how long ago the primary was first seen beyond the place that the replica
 //! has reached. So a primary that writes nothing makes no lag, and clocks of servers do not matter.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::observation::{Observation, Report};
+use super::observation::{Observation, Origin, Report};
 
 /// What a server is, as it said last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +119,8 @@ pub struct Verdict {
     pub unfit: BTreeSet<Arc<str>>,
     /// Say they are primary, and are not believed.
     pub deposed: BTreeSet<Arc<str>>,
+    /// Primaries that have nothing to do with the one that takes writes.
+    pub apart: BTreeSet<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
@@ -159,9 +166,25 @@ impl Entry {
         matches!(self.reached, Reached::Silent(times) if times >= SILENT_AFTER)
     }
 
-    fn claims(&self) -> Option<u32> {
-        self.seen.filter(|seen| !seen.in_recovery && self.answers()).map(|seen| seen.timeline)
+    /// What it said when it said last that it is primary, unless it has said something else since.
+    fn claimed(&self) -> Option<Observation> {
+        self.seen.filter(|seen| !seen.in_recovery)
     }
+
+    /// The same as long as it answers.
+    fn claims(&self) -> Option<Observation> {
+        self.claimed().filter(|_| self.answers())
+    }
+}
+
+/// All servers that come from one `initdb`: they replicate from each other, or did.
+#[derive(Debug, Default)]
+struct System {
+    /// Believed to be primary now.
+    head: Option<Arc<str>>,
+    /// The highest timeline of any primary that was believed.
+    timeline: u32,
+    wal: Wal,
 }
 
 /// What is known of all servers of a cluster.
@@ -169,11 +192,12 @@ impl Entry {
 pub struct Topology {
     rules: Rules,
     hosts: Vec<Entry>,
-    /// Believed to be primary now.
-    primary: Option<Arc<str>>,
-    /// The highest timeline of any primary that was believed.
-    timeline: u32,
-    wal: Wal,
+    /// By the identifier of the `initdb`; by 0 if that is not known of every server.
+    systems: BTreeMap<i64, System>,
+    /// There was an answer without that identifier, so that nobody can be told apart by it.
+    is_blind: bool,
+    /// The system that takes writes.
+    chosen: Option<i64>,
 }
 
 impl Topology {
@@ -195,7 +219,6 @@ impl Topology {
 
     /// Takes in how it went to ask a server.
     pub fn note(&mut self, name: &str, report: Report, now: Instant) {
-        let believed = self.primary.as_deref() == Some(name);
         let Some(entry) = self.hosts.iter_mut().find(|entry| *entry.name == *name) else { return };
         (entry.reached, entry.error) = match report {
             Report::Answer(seen) => {
@@ -210,26 +233,83 @@ impl Topology {
             Report::Mute(error) => (Reached::Yes, Some(error)),
             Report::Down(error) => (Reached::Down, Some(error)),
         };
-        let answered = entry.seen.filter(|seen| entry.reached == Reached::Yes && !seen.in_recovery);
+        let answered = entry.seen.filter(|_| entry.reached == Reached::Yes);
+        self.is_blind |= answered.is_some_and(|seen| seen.origin.system == 0);
+        let Some(seen) = answered else { return self.elect() };
+        let id = self.system_of(&seen);
+        let is_head = |system: &System| system.head.as_deref() == Some(name);
+        let was_head = is_head(&*self.systems.entry(id).or_default());
         self.elect();
-        let is_primary = self.primary.as_deref() == Some(name);
-        if let Some(seen) = answered.filter(|_| is_primary) {
-            if !believed {
-                self.wal.begin();
+        if let Some(system) = self.systems.get_mut(&id).filter(|system| is_head(system)) {
+            if !was_head {
+                system.wal.begin();
             }
-            self.wal.note(seen.lsn, now);
+            system.wal.note(seen.lsn, now);
         }
+    }
+
+    fn system_of(&self, seen: &Observation) -> i64 {
+        if self.is_blind { 0 } else { seen.origin.system }
+    }
+
+    fn system(&self, seen: &Observation) -> Option<&System> {
+        self.systems.get(&self.system_of(seen))
+    }
+
+    fn primary(&self) -> Option<&Arc<str>> {
+        self.systems.get(&self.chosen?)?.head.as_ref()
     }
 
     /// Who is believed to be primary.
     fn elect(&mut self) {
-        let claims = || self.hosts.iter().filter_map(|entry| Some((entry, entry.claims()?)));
-        let highest = claims().map(|(_, timeline)| timeline).max().unwrap_or(0).max(self.timeline);
-        let mut newest = claims().filter(|(_, timeline)| *timeline == highest).map(|(entry, _)| &entry.name);
-        let first = newest.clone().next().cloned();
-        let same = newest.find(|name| Some(*name) == self.primary.as_ref()).cloned();
-        self.primary = same.or(first);
-        self.timeline = highest;
+        let mut systems = std::mem::take(&mut self.systems);
+        for (id, system) in &mut systems {
+            let claims: Vec<(&Entry, u32)> = self.claims_of(*id).collect();
+            let highest = claims.iter().map(|(_, timeline)| *timeline).max().unwrap_or(0).max(system.timeline);
+            let newest = claims.iter().filter(|(_, timeline)| *timeline == highest).map(|(entry, _)| &entry.name);
+            let first = newest.clone().next().cloned();
+            let same = newest.clone().find(|name| Some(*name) == system.head.as_ref()).cloned();
+            (system.head, system.timeline) = (same.or(first), highest);
+        }
+        self.systems = systems;
+        // Writes stay where they are as long as they can.
+        if self.primary().is_none() {
+            let with_head = |entry: &Entry| {
+                let id = self.system_of(&entry.claims()?);
+                self.systems.get(&id)?.head.as_ref().map(|_| id)
+            };
+            self.chosen = self.hosts.iter().find_map(with_head).or(self.chosen);
+        }
+    }
+
+    /// The servers of a system that say they are primary, with their timelines.
+    fn claims_of(&self, id: i64) -> impl Iterator<Item = (&Entry, u32)> {
+        let of_it = move |entry: &Entry| entry.claims().filter(|seen| self.system_of(seen) == id);
+        self.hosts.iter().filter_map(move |entry| Some((entry, of_it(entry)?.timeline)))
+    }
+
+    /// Whether it took writes, and must not any more.
+    fn is_deposed(&self, entry: &Entry) -> bool {
+        let Some(seen) = entry.claimed() else { return false };
+        let Some(system) = self.system(&seen) else { return false };
+        if system.head.as_ref() == Some(&entry.name) {
+            return false;
+        }
+        // Of the same timeline it may be another address of the same server.
+        seen.timeline < system.timeline || entry.answers() && !self.is_twin(system, seen.origin)
+    }
+
+    /// Whether that is the server that is believed to be primary.
+    fn is_twin(&self, system: &System, origin: Origin) -> bool {
+        let is_head = |entry: &&Entry| Some(&entry.name) == system.head.as_ref();
+        let head = self.hosts.iter().find(is_head).and_then(|entry| entry.seen);
+        origin.started != 0 && head.is_some_and(|head| head.origin == origin)
+    }
+
+    /// Primaries that have nothing to do with the one that takes writes.
+    fn apart(&self) -> BTreeSet<Arc<str>> {
+        let others = self.systems.iter().filter(|(id, _)| Some(**id) != self.chosen);
+        others.filter_map(|(_, system)| system.head.clone()).collect()
     }
 
     /// Who may serve what.
@@ -253,11 +333,12 @@ impl Topology {
         }
         let set = |states: &[HostState]| names(&|_, state| states.contains(&state)).into_iter().collect();
         Verdict {
-            primary: self.primary.clone(),
+            primary: self.primary().cloned(),
             replicas,
             any,
             unfit: set(&[HostState::Closed, HostState::Deposed, HostState::Down]),
             deposed: set(&[HostState::Deposed]),
+            apart: self.apart(),
         }
     }
 
@@ -282,10 +363,10 @@ impl Topology {
             Reached::Never => HostState::New,
             Reached::Down => HostState::Down,
             Reached::Closed => HostState::Closed,
+            _ if self.is_deposed(entry) => HostState::Deposed,
             _ if entry.is_silent() => HostState::Silent,
             // Heard of neither before nor now.
             Reached::Silent(_) if entry.seen.is_none() => HostState::New,
-            _ if entry.claims().is_some() && self.primary.as_ref() != Some(&entry.name) => HostState::Deposed,
             _ if !self.is_fresh(entry) => HostState::Lagging,
             _ => HostState::Up,
         }
@@ -300,7 +381,7 @@ impl Topology {
 
     fn lag(&self, entry: &Entry) -> Option<(u64, Duration)> {
         let seen = entry.seen.filter(|seen| seen.in_recovery)?;
-        self.wal.lag_of(seen.lsn)
+        self.system(&seen)?.wal.lag_of(seen.lsn)
     }
 }
 

@@ -11,7 +11,9 @@ const ALSO: &[(&str, &str)] = &[
     ("default_pool_size", "pool.size"),
     ("min_pool_size", "pool.min_size"),
     ("reserve_pool_size", "pool.reserve_size"),
+    ("server_check_query", "pool.server_check"),
     ("server_lifetime", "timeouts.server_lifetime"),
+    ("dns_zone_check_period", "dns.check_period"),
 ];
 
 fn path_of(key: &Key) -> Option<&'static str> {

@@ -66,15 +66,14 @@ const MODES: Kind = Word(&["session", "transaction", "statement"]);
 const SSL_MODES: Kind = Word(&["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]);
 pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-sha-256", "hba", "cert", "pam", "ldap"];
 
-const CIPHERS: Effect = Nothing("the TLS library has strong ciphers and curves only, and needs no list of them");
+const CLIENT_CIPHERS: Effect =
+    Does("`listen.tls_ciphers`: those of the list that there are; refused if it leaves none");
+const SERVER_CIPHERS: Effect =
+    Does("`sslciphers` of every database: those of the list that there are; refused if it leaves none");
 const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
-const DNS: Effect = Nothing("names are looked up at each connect, by the system's resolver and its cache");
-const IDLE_CHECK: Effect =
-    Nothing("an idle connection is listened to all the time: one that ends is known at once and given to nobody");
 const SYSTEM: Effect = Nothing("the kernel decides");
 const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
 const WINDOWS: Effect = Nothing("there is no Windows service");
-const PEERING: Effect = Nothing("a cancel request has to reach the process that has the client");
 
 /// `[pgbouncer]`.
 pub const GLOBAL: &[Key] = &[
@@ -90,38 +89,50 @@ pub const GLOBAL: &[Key] = &[
         "auth_type",
         Word(AUTH_TYPES),
         "md5",
-        Does("`auth.method`; `any` lets in whoever comes, `cert`, `pam` and `ldap` are refused"),
+        Does("`auth.method`; `any` lets in whoever comes, `pam` and `ldap` are refused"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
-    key(
-        "autodb_idle_timeout",
-        Seconds,
-        "3600",
-        Nothing("a database that nobody uses costs nothing once `server_idle_timeout` has closed its connections"),
-    ),
+    key("autodb_idle_timeout", Seconds, "3600", Is("timeouts.auto_database")),
     key("cancel_wait_timeout", Seconds, "10", Is("timeouts.cancel")),
     key("client_idle_timeout", Seconds, "0", Is("timeouts.client_idle")),
     key("client_login_timeout", Seconds, "60", Is("timeouts.login")),
-    bare("client_tls13_ciphers", Text, CIPHERS),
-    key("client_tls_ca_file", Path, "", Does("`listen.tls_client_ca`, with `verify-ca` and `verify-full`")),
+    bare("client_tls13_ciphers", Text, CLIENT_CIPHERS),
+    key("client_tls_ca_file", Path, "", Does("`listen.tls_client_ca`, unless TLS is off")),
     key("client_tls_cert_file", Path, "", Does("`listen.tls_cert`, unless TLS is off")),
-    key("client_tls_ciphers", Text, "default", CIPHERS),
-    key("client_tls_dheparams", Text, "auto", CIPHERS),
-    key("client_tls_ecdhcurve", Text, "auto", CIPHERS),
+    key("client_tls_ciphers", Text, "default", CLIENT_CIPHERS),
+    key("client_tls_dheparams", Text, "auto", Nothing("keys are exchanged over elliptic curves only")),
+    key(
+        "client_tls_ecdhcurve",
+        Text,
+        "auto",
+        Does("`listen.tls_groups`: X25519, prime256v1 and secp384r1; refused if it names none of them"),
+    ),
     key("client_tls_key_file", Path, "", Does("`listen.tls_key`, unless TLS is off")),
-    key("client_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key(
+        "client_tls_protocols",
+        Text,
+        "secure",
+        Does("TLS 1.2 and 1.3, or one of them by `listen.tls_ciphers`; refused if it allows neither"),
+    ),
     key(
         "client_tls_sslmode",
         SSL_MODES,
         "disable",
-        Does("`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones ask for a certificate"),
+        Does(
+            "`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones also require a certificate",
+        ),
     ),
     bare("conffile", Text, Nothing("a reload reads the file of the command line")),
     key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
     key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, the other way round")),
-    key("dns_max_ttl", Seconds, "15", DNS),
-    key("dns_nxdomain_ttl", Seconds, "15", DNS),
-    key("dns_zone_check_period", Seconds, "0", DNS),
+    key("dns_max_ttl", Seconds, "15", Is("dns.cache_ttl")),
+    key("dns_nxdomain_ttl", Seconds, "15", Is("dns.cache_failure_ttl")),
+    key(
+        "dns_zone_check_period",
+        Seconds,
+        "0",
+        Does("`dns.check_period`: the names themselves are looked up again, not the serials of their zones"),
+    ),
     key("idle_transaction_timeout", Seconds, "0", Is("timeouts.idle_in_transaction")),
     key("ignore_startup_parameters", List, "", Is("listen.ignore_startup_parameters")),
     key("job_name", Text, "pgbouncer", WINDOWS),
@@ -146,7 +157,7 @@ pub const GLOBAL: &[Key] = &[
     key("max_user_client_connections", Number, "0", Is("pool.max_clients_per_user")),
     key("max_user_connections", Number, "0", Is("pool.max_per_user")),
     key("min_pool_size", Number, "0", Does("`pool.min_size`, at most the size of the pool")),
-    key("peer_id", Number, "0", PEERING),
+    key("peer_id", Number, "0", Is("listen.peer_id")),
     key("pidfile", Path, "", Is("runtime.pid_file")),
     key("pkt_buf", Number, "4096", BUFFERS),
     key("pool_mode", MODES, "session", Is("pool.mode")),
@@ -155,13 +166,13 @@ pub const GLOBAL: &[Key] = &[
     key("query_wait_timeout", Seconds, "120", Is("timeouts.checkout")),
     key("reserve_pool_size", Number, "0", Does("`pool.reserve_size`; none if `reserve_pool_timeout` is 0")),
     key("reserve_pool_timeout", Seconds, "5", Is("pool.reserve_after")),
-    key("resolv_conf", Path, "", DNS),
+    key("resolv_conf", Path, "", Is("dns.resolv_conf")),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
-    key("scram_iterations", Number, "4096", Nothing("verifiers made of clear-text passwords have 4096 iterations")),
-    key("server_check_delay", Seconds, "30", IDLE_CHECK),
-    key("server_check_query", Text, "<empty>", IDLE_CHECK),
+    key("scram_iterations", Number, "4096", Is("auth.scram_iterations")),
+    key("server_check_delay", Seconds, "30", Is("pool.server_check_after")),
+    key("server_check_query", Text, "<empty>", Does("`pool.server_check`; `<empty>` is a statement of nothing")),
     key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
-    key("server_fast_close", Flag, "0", Nothing("a session keeps its connection to its end")),
+    key("server_fast_close", Flag, "0", Is("pool.fast_close")),
     key("server_idle_timeout", Seconds, "600", Is("timeouts.server_idle")),
     key(
         "server_lifetime",
@@ -172,13 +183,18 @@ pub const GLOBAL: &[Key] = &[
     key("server_login_retry", Seconds, "15", Is("timeouts.connect_retry")),
     key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
     key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
-    key("server_round_robin", Flag, "0", Nothing("the connection that was used last is used first")),
-    bare("server_tls13_ciphers", Text, CIPHERS),
+    key("server_round_robin", Flag, "0", Is("pool.oldest_first")),
+    bare("server_tls13_ciphers", Text, SERVER_CIPHERS),
     key("server_tls_ca_file", Path, "", Does("`sslrootcert` of every database")),
     key("server_tls_cert_file", Path, "", Does("`sslcert` of every database")),
-    key("server_tls_ciphers", Text, "default", CIPHERS),
+    key("server_tls_ciphers", Text, "default", SERVER_CIPHERS),
     key("server_tls_key_file", Path, "", Does("`sslkey` of every database")),
-    key("server_tls_protocols", Text, "secure", Does("TLS 1.2 and 1.3; refused if it allows neither")),
+    key(
+        "server_tls_protocols",
+        Text,
+        "secure",
+        Does("TLS 1.2 and 1.3, or one of them by `sslciphers` of every database; refused if it allows neither"),
+    ),
     key("server_tls_sslmode", SSL_MODES, "prefer", Does("`sslmode` of every database")),
     bare("service_name", Text, WINDOWS),
     key("so_reuseport", Flag, "0", Is("listen.reuse_port")),
@@ -193,7 +209,7 @@ pub const GLOBAL: &[Key] = &[
     key("tcp_keepcnt", Number, "0", Is("tcp.keepalive_count")),
     key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is a minute")),
     key("tcp_keepintvl", Number, "0", Does("`tcp.keepalive_interval`; 0 is 15 s")),
-    key("tcp_socket_buffer", Number, "0", SYSTEM),
+    key("tcp_socket_buffer", Number, "0", Is("tcp.socket_buffer")),
     key("tcp_user_timeout", Number, "0", Does("`tcp.user_timeout`, in milliseconds")),
     key(
         "track_extra_parameters",
@@ -203,7 +219,7 @@ pub const GLOBAL: &[Key] = &[
     ),
     key("transaction_timeout", Seconds, "0", Is("timeouts.transaction")),
     key("unix_socket_dir", Path, "/tmp", Is("listen.unix_socket_dir")),
-    key("unix_socket_group", Text, "", Nothing("the socket has the group of the process; use `unix_socket_mode`")),
+    key("unix_socket_group", Text, "", Is("listen.unix_socket_group")),
     key("unix_socket_mode", Text, "0777", Is("listen.unix_socket_mode")),
     bare("user", Text, Is("runtime.user")),
     key("verbose", Number, "0", Does("`log.level`: `info`, with 1 `debug`, with 2 `trace`")),
@@ -256,8 +272,11 @@ pub const USER: &[Key] = &[
 ];
 
 /// A line of `[peers]`.
-pub const PEER: &[Key] =
-    &[bare("host", Text, PEERING), bare("pool_size", Number, PEERING), key("port", Number, "6432", PEERING)];
+pub const PEER: &[Key] = &[
+    bare("host", Text, Is("host")),
+    bare("pool_size", Number, Does("`size`; without it, `default_pool_size`")),
+    key("port", Number, "6432", Is("port")),
+];
 
 /// The key of that name.
 pub(super) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {

@@ -10,24 +10,27 @@ use super::{
     keys::{self, Effect, GLOBAL, Key, Kind},
 };
 use crate::config::{
-    Finding,
+    CipherSuite, Finding,
     finding::Severity,
     raw::{Node, Span, Table, Value},
 };
 
 mod global;
 mod lines;
+mod tls;
 mod users;
 
 /// The tables of an ini file; what is wrong with it goes to the findings.
 pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     let lines = ini.lines.clone();
-    let mut mapper = Mapper { ini, findings, root: Table::default() };
+    let mut mapper = Mapper { ini, findings, root: Table::default(), server_suites: Vec::new() };
     mapper.global_keys(&lines);
     mapper.listen();
     mapper.client_tls();
     mapper.auth();
     mapper.sizes();
+    mapper.server_check();
+    mapper.dns();
     mapper.log_level();
     mapper.tcp();
     mapper.databases(&lines);
@@ -41,6 +44,8 @@ struct Mapper<'a> {
     ini: &'a mut Ini,
     findings: &'a mut Vec<Finding>,
     root: Table,
+    /// The cipher suites towards servers; empty for all.
+    server_suites: Vec<CipherSuite>,
 }
 
 /// A value of an ini file, and its place; the place is empty if it is not written.

@@ -87,6 +87,11 @@ impl Fleet {
         Some(pool)
     }
 
+    /// Forgets the pools of servers that were taken out.
+    pub fn forget_gone(&self) {
+        self.pools.borrow_mut().retain(|(known, _)| !known.is_gone());
+    }
+
     /// Forgets the pool of a server: it was closed.
     pub fn forget(&self, node: &Arc<Node>) {
         self.pools.borrow_mut().retain(|(known, _)| !Arc::ptr_eq(known, node));

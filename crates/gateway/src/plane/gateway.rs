@@ -10,7 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use rustls::{ClientConfig, ServerConfig};
+use rustls::ClientConfig;
 use tidegate_pool::{Limits, Pool};
 use tidegate_supervise::Scope;
 use tidegate_wire::auth::scram::Verifier;
@@ -33,15 +33,20 @@ use crate::{
 
 mod census;
 mod clusters;
+mod idle;
 mod operator;
+mod peers;
 mod quota;
 mod register;
 
 use operator::{Orders, RELOADS_MAX};
+use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
 
+pub use idle::Unused;
 pub use operator::ReloadReply;
+pub use peers::{OnTheWay, PeerCounts, PeerLine};
 pub use quota::{Full, Quota};
 pub use register::ServerEntry;
 
@@ -69,7 +74,7 @@ pub struct Setup {
     /// The configuration.
     pub config: Config,
     /// TLS for clients.
-    pub client_tls: Option<Arc<ServerConfig>>,
+    pub client_tls: Option<Arc<tls::Acceptor>>,
     /// TLS towards servers, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
     /// Who may come from where, for method `hba`.
@@ -100,13 +105,21 @@ impl Setup {
                 server_tls.insert(entry.clone(), tls);
             }
         }
-        let auth = &config.auth;
-        let hba = match auth.method {
-            AuthMethod::Hba => Some(hba::Rules::load(&auth.hba_file, &auth.ident_file)?),
+        let hba = match config.auth.method {
+            AuthMethod::Hba => Some(rules(&config)?),
             _ => None,
         };
         Ok(Self { config, client_tls, server_tls, hba })
     }
+}
+
+/// The rules of a configuration, which ask for nothing that clients are not asked for.
+fn rules(config: &Config) -> Result<hba::Rules, hba::HbaError> {
+    let rules = hba::Rules::load(&config.auth.hba_file, &config.auth.ident_file)?;
+    if !config.listen.asks_for_certificates() {
+        rules.refuse_certificates(&config.auth.hba_file)?;
+    }
+    Ok(rules)
 }
 
 /// A pool as seen from all threads.
@@ -227,6 +240,8 @@ pub struct Gateway {
     quotas: Quotas,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+    peer_id: u16,
+    peer_lines: PeerLines,
 }
 
 /// A lock whose holder panicked still guards sound data here: every section replaces whole values.
@@ -242,8 +257,10 @@ impl Gateway {
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
         let mut decoy_secret = [0; 32];
         getrandom::fill(&mut decoy_secret).map_err(std::io::Error::other)?;
+        let peer_id = setup.config.listen.peer_id;
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        resolver.set_ttl(&setup.config.dns);
         Ok(Self {
             client_scope: scope.child("clients"),
             listen_scope: scope.child("listen"),
@@ -268,6 +285,8 @@ impl Gateway {
             register: Mutex::default(),
             history: Mutex::new(History::new(Instant::now())),
             quotas: Quotas::default(),
+            peer_id,
+            peer_lines: PeerLines::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
         })
@@ -284,6 +303,7 @@ impl Gateway {
         self.setup.store(Arc::new(setup));
         self.connector.forget_derived_keys();
         let setup = self.setup();
+        self.connector.resolver.set_ttl(&setup.config.dns);
         let (homes, _) = self.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
         // Before the pools of their servers: from a cluster that is closed none is made any more.
@@ -317,11 +337,13 @@ impl Gateway {
 
     /// Nothing is connected there any more; what is in use ends when it is released.
     fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
-        pool.pool.close(ConnectError::Closed(why));
         let mut pools = lock(&self.pools);
         if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
             pools.remove(&pool.key);
         }
+        drop(pools);
+        // Last: nobody finds a pool that is closed.
+        pool.pool.close(ConnectError::Closed(why));
     }
 
     /// The threads.
@@ -452,8 +474,16 @@ impl Gateway {
     /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
     #[must_use]
     pub fn known_verifier(&self, user: &str, password: &str) -> Option<Verifier> {
+        let iterations = self.scram_iterations();
         let known = lock(&self.verifiers);
-        known.get(user).filter(|(made_of, _)| made_of == password).map(|(_, verifier)| verifier.clone())
+        let fits = |known: &&(String, Verifier)| known.0 == password && known.1.iterations() == iterations;
+        known.get(user).filter(fits).map(|(_, verifier)| verifier.clone())
+    }
+
+    /// Iterations of verifiers that are made here.
+    #[must_use]
+    pub fn scram_iterations(&self) -> u32 {
+        self.setup.load().config.auth.scram_iterations
     }
 
     /// Keeps a verifier for the user's next login.
@@ -464,12 +494,9 @@ impl Gateway {
     /// A verifier that nobody's password fits, so that a login as an unknown user looks like any other that fails.
     #[must_use]
     pub fn decoy_verifier(&self, user: &str) -> Verifier {
-        Verifier::fake(user.as_bytes(), &self.decoy_secret, SCRAM_ITERATIONS)
+        Verifier::fake(user.as_bytes(), &self.decoy_secret, self.scram_iterations())
     }
 }
-
-/// As Postgres' `scram_iterations`.
-pub const SCRAM_ITERATIONS: u32 = 4096;
 
 /// The pool's bounds, from its settings.
 fn limits(plan: &PoolPlan) -> Limits {
@@ -485,6 +512,7 @@ fn limits(plan: &PoolPlan) -> Limits {
         lifetime: or_none(timeouts.server_lifetime),
         lifetime_jitter: timeouts.server_lifetime / 10,
         idle_timeout: or_none(timeouts.server_idle),
+        oldest_first: pool.oldest_first,
         retry_start: timeouts.connect_retry,
         ..Limits::default()
     }

@@ -36,6 +36,8 @@ pub enum Signal {
     Kill,
     /// It asked to cancel its wait for a server.
     CancelWait,
+    /// Its server must not be used any more: another one is primary.
+    Deposed,
 }
 
 /// The server that a client has.
@@ -62,6 +64,8 @@ pub struct Card {
     pub tls: Option<Box<str>>,
     /// When it was let in.
     pub connected_at: SystemTime,
+    /// The process id that it was told, if that is not its place.
+    pid: Option<u32>,
     /// What it has to name to cancel.
     secret: Box<[u8]>,
     /// What it is doing.
@@ -91,6 +95,8 @@ pub struct NewCard {
     pub peer: Address,
     /// See [`Card::tls`].
     pub tls: Option<Box<str>>,
+    /// The process id that it is told, if that is not to be its place.
+    pub pid: Option<u32>,
     /// What the client has to name to cancel.
     pub secret: Box<[u8]>,
 }
@@ -122,6 +128,10 @@ impl Card {
 
     /// The client has got a server, or has given it back.
     pub fn link(&self, linked: Option<Linked>) {
+        if linked.is_none() && self.signal.get() == Some(Signal::Deposed) {
+            // Of a server that it no longer has.
+            self.signal.set(None);
+        }
         *self.linked.borrow_mut() = linked;
     }
 
@@ -177,13 +187,14 @@ pub struct Entry {
 impl Roster {
     /// Puts a client on the roster.
     pub fn enter(&self, new: NewCard) -> Entry {
-        let NewCard { id, key, user, peer, tls, secret } = new;
+        let NewCard { id, key, user, peer, tls, pid, secret } = new;
         let card = Rc::new(Card {
             id,
             key,
             user,
             peer,
             tls,
+            pid,
             secret,
             connected_at: SystemTime::now(),
             state: Cell::new(ClientState::Idle),
@@ -220,6 +231,14 @@ impl Roster {
         self.slots.borrow().cards.iter().flatten().cloned().collect()
     }
 
+    /// Sends those away who have one of these servers.
+    pub fn sever(&self, servers: &[u64]) {
+        let is_on = |card: &Rc<Card>| card.linked().is_some_and(|linked| servers.contains(&linked.identity.id));
+        for card in self.cards().into_iter().filter(is_on) {
+            card.signal(Signal::Deposed);
+        }
+    }
+
     /// Lets every client look at what has changed around it.
     pub fn wake_all(&self) {
         for card in self.cards() {
@@ -227,6 +246,14 @@ impl Roster {
                 waker.wake_by_ref();
             }
         }
+    }
+
+    /// The client that was told this process id and this secret. Looks at every client.
+    #[must_use]
+    pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
+        let slots = self.slots.borrow();
+        let told = |card: &&Rc<Card>| card.pid == Some(pid) && bool::from(card.secret.ct_eq(secret));
+        slots.cards.iter().flatten().find(told).cloned()
     }
 
     /// The client at `slot`, if `secret` is its secret. Takes the same time whatever the secret is.
@@ -239,10 +266,10 @@ impl Roster {
 }
 
 impl Entry {
-    /// The process id that the client is told: the thread's number and the slot.
+    /// The process id that the client is told: the thread's number and the slot, or what was said otherwise.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
-        pid_of(worker, self.slot)
+        self.card.pid.unwrap_or_else(|| pid_of(worker, self.slot))
     }
 }
 

@@ -104,7 +104,7 @@ pub struct WorkerPool {
     pub shared: Arc<SharedPool>,
     /// This thread's share of it.
     pub local: Local<Server>,
-    /// What was counted on this thread.
+    /// What was counted on this thread; one for all servers that the same clients choose from.
     pub stats: Rc<PoolStats>,
     plan: RefCell<Rc<PoolPlan>>,
     fleet: RefCell<Option<Rc<Fleet>>>,
@@ -138,6 +138,17 @@ impl WorkerPool {
     #[must_use]
     pub fn plan(&self) -> Rc<PoolPlan> {
         self.plan.borrow().clone()
+    }
+
+    fn log_closed(&self) {
+        let key = &self.shared.key;
+        tracing::debug!(database = %key.database, user = %key.user, server = key.host.as_deref(), "pool closed");
+    }
+
+    /// It is that of a server which was taken out, and nothing is open there any more.
+    fn is_gone(&self) -> bool {
+        let pool = &self.shared.pool;
+        self.shared.key.host.is_some() && pool.is_closed() && pool.counts().open == 0
     }
 }
 
@@ -254,7 +265,20 @@ impl Worker {
         }
         for pool in self.pools() {
             pool.local.sweep(now);
+            if let Some(fleet) = pool.fleet() {
+                fleet.forget_gone();
+            }
         }
+        self.drop_gone_pools();
+    }
+
+    /// Lets go of the pools of servers that were taken out, each when its last connection is closed.
+    fn drop_gone_pools(&self) {
+        let mut pools = self.pools.borrow_mut();
+        let gone: Vec<PoolKey> = pools.iter().filter(|(_, pool)| pool.is_gone()).map(|(key, _)| key.clone()).collect();
+        let gone: Vec<_> = gone.iter().filter_map(|key| pools.remove(key)).collect();
+        drop(pools);
+        gone.iter().for_each(|pool| pool.log_closed());
     }
 
     /// The pools that this thread has used.
@@ -263,10 +287,32 @@ impl Worker {
         self.pools.borrow().values().cloned().collect()
     }
 
+    /// The pools that a task of this thread has in hand.
+    pub fn pools_in_use(self: &Rc<Self>) -> Vec<PoolKey> {
+        let pools = self.pools.borrow();
+        pools.values().filter(|pool| Rc::strong_count(pool) > 1).map(|pool| pool.shared.key.clone()).collect()
+    }
+
+    /// Forgets this thread's part of pools that no task has in hand, and what was counted.
+    pub fn forget_pools(&self, keys: &[PoolKey]) {
+        let mut forgotten = Vec::new();
+        let mut pools = self.pools.borrow_mut();
+        for key in keys {
+            if pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1) {
+                forgotten.extend(pools.remove(key));
+            }
+        }
+        drop(pools);
+        // Outside of the borrow: what is dropped here may ask for its pool.
+        drop(forgotten);
+    }
+
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
         let pools = self.pools.borrow();
-        pools.values().map(|pool| (pool.shared.key.database.clone(), pool.stats.totals())).collect()
+        // Pools of single servers count where that of their clients does.
+        let homes = pools.values().filter(|pool| pool.shared.key.host.is_none());
+        homes.map(|pool| (pool.shared.key.database.clone(), pool.stats.totals())).collect()
     }
 
     /// The servers that this thread is cleaning, by id.
@@ -281,8 +327,16 @@ impl Worker {
         if let Some(pool) = known.as_ref().filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
             return pool.clone();
         }
-        // A pool that was taken out and came back goes on counting.
-        let stats = known.map(|pool| pool.stats.clone()).unwrap_or_default();
+        let stats = match &shared.key.host {
+            // A pool that was taken out and came back goes on counting.
+            None => known.map(|pool| pool.stats.clone()).unwrap_or_default(),
+            // Servers come and go: what was done on them is counted for the pool of the clients.
+            Some(host) => {
+                tracing::debug!(database = %shared.key.database, user = %shared.key.user, server = %host, "pool opened");
+                let home = PoolKey { host: None, ..shared.key.clone() };
+                self.pools.borrow().get(&home).map(|home| home.stats.clone()).unwrap_or_default()
+            }
+        };
         let pool = Rc::new_cyclic(|this| WorkerPool {
             shared: shared.clone(),
             local: shared.pool.local(
@@ -295,7 +349,10 @@ impl Worker {
             fleet: RefCell::default(),
         });
         pool.follow_cluster();
-        self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
+        let before = self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
+        if let Some(before) = before.filter(|before| before.shared.key.host.is_some()) {
+            before.log_closed();
+        }
         pool
     }
 
@@ -323,6 +380,8 @@ impl Worker {
         for pool in self.pools() {
             pool.local.process_mail(self.reactor.now());
         }
+        // Some leave with servers that are to be replaced now.
+        self.roster.wake_all();
     }
 
     /// Starts a task that belongs to server connections.
@@ -412,6 +471,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
         Ok(server)
     };
     let outcome = within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)));
+    worker.gateway.follow_names();
     let now = worker.reactor.now();
     match outcome {
         Ok(mut server) => {

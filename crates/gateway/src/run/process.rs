@@ -35,7 +35,19 @@ impl PidFile {
         if other.is_some_and(|pid| test_kill_process(pid).is_ok()) {
             bail!("{shown} names a process that is alive; stop it, or remove the file if it is another program");
         }
-        fs::write(path, format!("{}\n", getpid().as_raw_nonzero())).with_context(|| format!("cannot write {shown}"))?;
+        Self::replace(path)
+    }
+
+    /// Writes the file whatever it says: the process that it names is being replaced. `None` for an empty path.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn replace(path: &Path) -> anyhow::Result<Option<Self>> {
+        if path.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let number = format!("{}\n", getpid().as_raw_nonzero());
+        fs::write(path, number).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Some(Self(path.to_owned())))
     }
 }
@@ -75,6 +87,19 @@ fn account(name: &str) -> Option<(u32, u32)> {
     let found = |line: &str| {
         let fields: Vec<_> = line.split(':').collect();
         (fields.first() == Some(&name)).then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
+    };
+    text.lines().find_map(found)
+}
+
+/// The number of a group: as it is written, or from the machine's file of groups.
+pub(super) fn group(name: &str) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let text = fs::read_to_string("/etc/group").ok()?;
+    let found = |line: &str| {
+        let fields: Vec<_> = line.split(':').collect();
+        (fields.first() == Some(&name)).then(|| fields.get(2)?.parse().ok())?
     };
     text.lines().find_map(found)
 }
@@ -178,5 +203,6 @@ mod tests {
     fn users_of_the_machine_have_numbers() {
         assert_eq!(account("root"), Some((0, 0)));
         assert_eq!(account("nobody of that name"), None);
+        assert_eq!((group("root"), group("77"), group("no group of that name")), (Some(0), Some(77), None));
     }
 }

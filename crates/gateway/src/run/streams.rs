@@ -1,4 +1,5 @@
-//! The streams of a gateway: started beside it, clients of it where they go to Postgres, stopped before it.
+//! The streams of a gateway: started beside it, changed by a reload, clients of it where they go to Postgres, stopped before
+//! it.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -8,24 +9,42 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidegate_link::{Accepted, Address};
 
+use crate::config::Config;
 use crate::config::stream::Origin;
 use crate::plane::Gateway;
 use crate::stream::{Door, Doors, Fleet, Restart};
 
-/// Starts the streams of the configuration. Those that go to Postgres through the gateway come in as clients do, by a
-/// socket that leads nowhere else.
-pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<Fleet>> {
-    let setup = gateway.setup();
-    let streams = &setup.config.streams;
-    if let Some(stream) = streams.iter().find(|stream| stream.keys.from == Origin::Stdin) {
+/// Whether the streams of a configuration can run beside a gateway.
+pub(super) fn check(config: &Config) -> anyhow::Result<()> {
+    if let Some(stream) = config.streams.iter().find(|stream| stream.keys.from == Origin::Stdin) {
         let name = &stream.keys.name;
         anyhow::bail!(
             "the stream `{name}` reads standard input: run it by itself, with `tidegate stream -c FILE {name}`"
         );
     }
-    if streams.is_empty() {
-        return Ok(None);
-    }
+    Ok(())
+}
+
+/// Starts the streams of the configuration. Those that go to Postgres through the gateway come in as clients do, by a
+/// socket that leads nowhere else.
+pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Fleet> {
+    let setup = gateway.setup();
+    check(&setup.config)?;
+    let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
+    let fleet = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads);
+    let fleet = fleet.context("cannot start the streams")?;
+    // It is set here only.
+    let _ = gateway.streams.set(fleet.board().clone());
+    Ok(fleet)
+}
+
+/// Goes by the configuration that is in force now.
+pub(super) fn adopt(fleet: &mut Fleet, gateway: &Arc<Gateway>) -> anyhow::Result<()> {
+    let setup = gateway.setup();
+    fleet.adopt(&setup.config.streams, &doors(gateway)).context("cannot start the streams; the rest is in force")
+}
+
+fn doors(gateway: &Arc<Gateway>) -> Doors {
     let owner = Arc::downgrade(gateway);
     let open = move || {
         let gone = || std::io::Error::other("the gateway is stopping");
@@ -37,17 +56,12 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<Fleet>> {
         worker.client(Accepted { fd: theirs.into(), peer: Address::Unix });
         Ok(ours)
     };
-    let doors = Doors::new(Door::Inside(Arc::new(open)), &setup.config);
-    let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
-    let fleet = Fleet::start(streams, &doors, Restart::Always, threads).context("cannot start the streams")?;
-    // It is set here only.
-    let _ = gateway.streams.set(fleet.board().clone());
-    Ok(Some(fleet))
+    Doors::new(Door::Inside(Arc::new(open)), &gateway.setup().config)
 }
 
 /// Waits until no stream runs. Each has its own limit, `drain`.
-pub(super) async fn ended(streams: Option<&Fleet>) {
-    while streams.is_some_and(Fleet::is_running) {
+pub(super) async fn ended(streams: &Fleet) {
+    while streams.is_running() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -223,7 +223,11 @@ impl Connector {
         self.looked_up.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&plan.user).cloned()
     }
 
-    async fn addresses(&self, host: &Host) -> Result<Vec<SockAddr>, ConnectError> {
+    /// The addresses of a host.
+    ///
+    /// # Errors
+    /// When its name is not known, or its path is no path of a socket.
+    pub async fn addresses(&self, host: &Host) -> Result<Vec<SockAddr>, ConnectError> {
         let (name, port) = match host {
             Host::Tcp { name, port } => (name, *port),
             Host::Unix { .. } => {

@@ -14,7 +14,11 @@ use tidegate_wire::{
 };
 
 use super::connect::{ConnectError, Connector, Target};
-use crate::{config::UserSecret, params::ServerSettings};
+use crate::{
+    config::{ChannelBinding, UserSecret},
+    params::ServerSettings,
+    tls,
+};
 
 /// What a login yields.
 pub(super) struct Login {
@@ -97,6 +101,7 @@ impl Dialogue<'_> {
     }
 
     async fn authenticate(&mut self) -> Result<(), ConnectError> {
+        let mut is_bound = false;
         loop {
             let (tag, body) = self.next().await?;
             match tag {
@@ -107,21 +112,40 @@ impl Dialogue<'_> {
                 }
             }
             match Authentication::decode(&body).map_err(|error| self.invalid(error))? {
+                Authentication::Sasl { mechanisms } => {
+                    let offers = |name| mechanisms.offer(name);
+                    let binding = self.binding(offers(scram::MECHANISM_PLUS), offers(scram::MECHANISM))?;
+                    is_bound = matches!(binding, Binding::EndPoint(_));
+                    self.scram(binding).await?;
+                }
+                // A server in the middle would ask for less.
+                _ if self.target.plan.tls.binding == ChannelBinding::Require && !is_bound => {
+                    return Err(ConnectError::Secret(UNBOUND));
+                }
                 Authentication::Ok => return Ok(()),
                 Authentication::Cleartext => self.send_cleartext()?,
                 Authentication::Md5 { salt } => self.send_md5(salt)?,
-                Authentication::Sasl { mechanisms } => {
-                    if !mechanisms.offer(scram::MECHANISM) {
-                        return Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here"));
-                    }
-                    self.scram().await?;
-                }
                 _ => {
                     return Err(ConnectError::Secret(
                         "the server asks for an authentication method that is not supported (use scram-sha-256 or md5)",
                     ));
                 }
             }
+        }
+    }
+
+    /// How a SCRAM login is bound to the server's certificate, given what the server offers. As libpq: if it could be
+    /// and the server does not offer it, the server is told so, and refuses if it did.
+    fn binding(&self, plus: bool, plain: bool) -> Result<Binding, ConnectError> {
+        let wanted = self.target.plan.tls.binding;
+        let shown = if wanted == ChannelBinding::Disable { None } else { self.link.tls_info() };
+        let hash = shown.and_then(|info| tls::end_point(info.peer_certificates.first()?));
+        match hash {
+            Some(hash) if plus => Ok(Binding::EndPoint(hash)),
+            _ if wanted == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
+            _ if !plain => Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here")),
+            Some(_) => Ok(Binding::Unused),
+            None => Ok(Binding::None),
         }
     }
 
@@ -173,17 +197,17 @@ impl Dialogue<'_> {
         ))
     }
 
-    async fn scram(&mut self) -> Result<(), ConnectError> {
+    async fn scram(&mut self, binding: Binding) -> Result<(), ConnectError> {
         let mut random = [0; 18];
         getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system has no random numbers"))?;
         let secret = self.scram_secret()?;
         let nonce = Nonce::from_random(&random);
-        let client = ScramClient::new(secret, nonce.clone(), Binding::None);
+        let client = ScramClient::new(secret, nonce.clone(), binding.clone());
         let mut out = Vec::new();
-        frontend::sasl_initial(scram::MECHANISM.as_bytes(), Some(&client.first()), &mut out);
+        frontend::sasl_initial(binding.mechanism().as_bytes(), Some(&client.first()), &mut out);
         self.link.write(out);
         let challenge = self.sasl_reply().await?;
-        let (last, proof) = self.respond(client, nonce, challenge).await?;
+        let (last, proof) = self.respond(client, (nonce, binding), challenge).await?;
         let mut out = Vec::new();
         frontend::sasl_response(&proof, &mut out);
         self.link.write(out);
@@ -200,7 +224,7 @@ impl Dialogue<'_> {
     async fn respond(
         &mut self,
         client: ScramClient,
-        nonce: Nonce,
+        (nonce, binding): (Nonce, Binding),
         challenge: Vec<u8>,
     ) -> Result<(ScramClientFinal, Vec<u8>), ConnectError> {
         let password = match &self.target.plan.secret {
@@ -210,7 +234,7 @@ impl Dialogue<'_> {
         let respond = move || match (client.respond(&challenge), password) {
             // The password was changed on the server since its keys were derived.
             (Err(ScramError::StaleKeys), Some(password)) => {
-                ScramClient::new(Secret::Password(password), nonce, Binding::None).respond(&challenge)
+                ScramClient::new(Secret::Password(password), nonce, binding).respond(&challenge)
             }
             (outcome, _) => outcome,
         };
@@ -270,6 +294,10 @@ impl Dialogue<'_> {
         }
     }
 }
+
+/// What is wrong with a login that has to be bound.
+const UNBOUND: &str = "channel_binding is \"require\", and the server does not bind its login to a certificate of TLS; \
+                       use scram-sha-256 and TLS there";
 
 /// Messages of a login are short; the longest is an error.
 const LOGIN_MESSAGE_MAX: usize = 64 * 1024;

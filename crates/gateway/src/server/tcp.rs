@@ -1,4 +1,4 @@
-//! When a peer that says nothing is held for gone: `[tcp]`, for clients and for servers.
+//! `[tcp]`, for clients and for servers: when a peer that says nothing is held for gone, and what the kernel buffers.
 
 use std::{io, os::fd::AsFd};
 
@@ -27,6 +27,11 @@ pub fn tune(socket: &impl AsFd, settings: &Tcp) -> io::Result<()> {
     if !settings.user_timeout.is_zero() {
         socket.set_tcp_user_timeout(Some(settings.user_timeout))?;
     }
+    if settings.socket_buffer > 0 {
+        let bytes = settings.socket_buffer as usize;
+        socket.set_recv_buffer_size(bytes)?;
+        socket.set_send_buffer_size(bytes)?;
+    }
     Ok(())
 }
 
@@ -44,6 +49,7 @@ mod tests {
             keepalive_interval: Duration::from_secs(3),
             keepalive_count: 2,
             user_timeout: Duration::from_millis(1500),
+            socket_buffer: 65_536,
             ..Tcp::default()
         };
         tune(&socket, &settings).expect("it can be set");
@@ -51,6 +57,8 @@ mod tests {
         assert!(seen.keepalive().expect("it can be asked"));
         assert_eq!(seen.tcp_keepalive_time().expect("it can be asked"), Duration::from_secs(7));
         assert_eq!(seen.tcp_user_timeout().expect("it can be asked"), Some(Duration::from_millis(1500)));
+        // The kernel doubles it, for books of its own.
+        assert_eq!(seen.send_buffer_size().expect("it can be asked"), 2 * 65_536);
         tune(&socket, &Tcp { keepalive: false, ..Tcp::default() }).expect("it can be set");
         assert!(!seen.keepalive().expect("it can be asked"));
     }

@@ -1,17 +1,15 @@
-//! What is known of each stream: for `SHOW STREAMS`, the progress line and the log.
+//! What is known of all streams of a process: for the console, the progress line and the log.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_lanes::{Failure, Handle, Interceptor, Record, Tally};
-use tokio::sync::Notify;
-
+use super::status::Status;
 use crate::config::Stream;
 
-/// All streams of a process, in the order of the configuration.
+/// All streams of a process, in the order of the configuration; those that it does not name any more come last, until they
+/// have ended.
 #[derive(Clone, Default)]
-pub struct Board(Arc<[Arc<Status>]>);
+pub struct Board(Arc<Mutex<Vec<Arc<Status>>>>);
 
 /// What a stream does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,11 +19,15 @@ pub enum State {
     Starting,
     /// Records flow.
     Running,
-    /// It was told to stop, and lets what runs end.
+    /// It begins no delivery until it is resumed.
+    Paused,
+    /// It was told to come to its end, and lets what runs end.
     Draining,
     /// It failed, and is started again soon.
     Waiting,
-    /// It has come to its end, or was stopped.
+    /// An operator has stopped it.
+    Stopped,
+    /// Its source has come to its end.
     Ended,
     /// It failed, and stays so.
     Failed,
@@ -38,11 +40,19 @@ impl State {
         match self {
             Self::Starting => "starting",
             Self::Running => "running",
+            Self::Paused => "paused",
             Self::Draining => "draining",
             Self::Waiting => "waiting",
+            Self::Stopped => "stopped",
             Self::Ended => "ended",
             Self::Failed => "failed",
         }
+    }
+
+    /// Whether nothing of it runs.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Waiting | Self::Stopped | Self::Ended | Self::Failed)
     }
 }
 
@@ -84,194 +94,50 @@ pub struct Snapshot {
     pub last_error: String,
 }
 
-/// What a stream writes down of itself.
-pub(super) struct Status {
-    name: String,
-    from: String,
-    to: String,
-    // Locked when the stream changes its state, and by those who look.
-    inner: Mutex<Inner>,
-    rate: AtomicU64,
-    lag: AtomicU64,
-    restarts: AtomicU64,
-    is_stopping: AtomicBool,
-    /// Told once, when it is to stop.
-    stopping: Notify,
-    last_error: Mutex<String>,
-}
-
-struct Inner {
-    state: State,
-    handle: Option<Handle>,
-    /// Of runs that are over.
-    past: Sum,
-}
-
-/// What of a tally lasts.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sum {
-    pub(super) done: u64,
-    pub(super) retried: u64,
-    pub(super) dead_lettered: u64,
-    pub(super) skipped: u64,
-}
-
-impl Sum {
-    fn with(self, tally: &Tally) -> Self {
-        Self {
-            done: self.done + tally.done + tally.compacted,
-            retried: self.retried + tally.retried,
-            dead_lettered: self.dead_lettered + tally.dead_lettered,
-            skipped: self.skipped + tally.skipped,
-        }
-    }
-}
-
-const UNKNOWN: u64 = u64::MAX;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Board {
-    pub(super) fn new(streams: &[Stream]) -> Self {
-        Self(streams.iter().map(|stream| Arc::new(Status::new(stream))).collect())
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Status>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn statuses(&self) -> &[Arc<Status>] {
-        &self.0
+    pub(super) fn all(&self) -> Vec<Arc<Status>> {
+        self.lock().clone()
     }
 
-    /// Tells all to end: what runs may end, within the `drain` of each, and what is done is committed.
+    pub(super) fn replace(&self, statuses: Vec<Arc<Status>>) {
+        *self.lock() = statuses;
+    }
+
+    /// The streams that there are.
+    #[must_use]
+    pub fn streams(&self) -> Vec<Arc<Status>> {
+        let mut streams = self.all();
+        streams.retain(|status| !status.is_forgotten());
+        streams
+    }
+
+    /// Tells all to end for good: what runs may end, within the `drain` of each, and what is done is committed.
     pub fn stop(&self) {
-        self.0.iter().for_each(|status| status.stop());
+        self.lock().iter().for_each(|status| status.end_for_good());
+    }
+
+    /// Puts the limits of these settings in force: how much may be under way, and at which rate. Nothing else of them.
+    pub fn limit(&self, streams: &[Stream]) {
+        for status in self.all() {
+            let named = streams.iter().find(|stream| stream.keys.name == status.name());
+            named.into_iter().for_each(|stream| status.limit(stream));
+        }
     }
 
     /// Every stream as it is now.
     #[must_use]
     pub fn snapshots(&self) -> Vec<Snapshot> {
-        self.0.iter().map(|status| status.snapshot()).collect()
+        self.streams().iter().map(|status| status.snapshot()).collect()
     }
 }
 
 impl std::fmt::Debug for Board {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|status| &status.name)).finish()
-    }
-}
-
-impl Status {
-    fn new(stream: &Stream) -> Self {
-        let (from, to) = stream.ends();
-        Self {
-            name: stream.keys.name.clone(),
-            from,
-            to,
-            inner: Mutex::new(Inner { state: State::Starting, handle: None, past: Sum::default() }),
-            rate: AtomicU64::new(0),
-            lag: AtomicU64::new(UNKNOWN),
-            restarts: AtomicU64::new(0),
-            is_stopping: AtomicBool::new(false),
-            stopping: Notify::new(),
-            last_error: Mutex::default(),
-        }
-    }
-
-    /// A run begins.
-    pub(super) fn begin(&self, handle: Handle) {
-        let mut inner = lock(&self.inner);
-        inner.state = if self.is_stopping() { State::Draining } else { State::Running };
-        inner.handle = Some(handle);
-    }
-
-    /// The run is over.
-    pub(super) fn end(&self, state: State) {
-        let mut inner = lock(&self.inner);
-        if let Some(handle) = inner.handle.take() {
-            inner.past = inner.past.with(&handle.metrics().tally);
-        }
-        inner.state = state;
-        self.rate.store(0, Ordering::Relaxed);
-    }
-
-    pub(super) fn restarted(&self) {
-        self.restarts.fetch_add(1, Ordering::Relaxed);
-        lock(&self.inner).state = State::Starting;
-    }
-
-    /// Tells the run, if there is one, or the next one, to come to its end.
-    pub(super) fn stop(&self) {
-        let mut inner = lock(&self.inner);
-        self.is_stopping.store(true, Ordering::Relaxed);
-        self.stopping.notify_one();
-        if inner.state == State::Running {
-            inner.state = State::Draining;
-        }
-    }
-
-    /// Completes once, when the stream is told to stop.
-    pub(super) async fn told_to_stop(&self) {
-        self.stopping.notified().await;
-    }
-
-    pub(super) fn is_stopping(&self) -> bool {
-        self.is_stopping.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn note_rate(&self, rate: u64) {
-        self.rate.store(rate, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_lag(&self, lag: Option<u64>) {
-        self.lag.store(lag.unwrap_or(UNKNOWN), Ordering::Relaxed);
-    }
-
-    pub(super) fn note_error(&self, reason: String) {
-        *lock(&self.last_error) = reason;
-    }
-
-    /// What was done in all runs.
-    pub(super) fn sum(&self) -> Sum {
-        let inner = lock(&self.inner);
-        inner.handle.as_ref().map_or(inner.past, |handle| inner.past.with(&handle.metrics().tally))
-    }
-
-    pub(super) fn snapshot(&self) -> Snapshot {
-        let inner = lock(&self.inner);
-        let metrics = inner.handle.as_ref().map(Handle::metrics).unwrap_or_default();
-        let sum = inner.past.with(&metrics.tally);
-        let lag = self.lag.load(Ordering::Relaxed);
-        Snapshot {
-            name: self.name.clone(),
-            from: self.from.clone(),
-            to: self.to.clone(),
-            state: inner.state,
-            done: sum.done,
-            rate: self.rate.load(Ordering::Relaxed),
-            lag: (lag != UNKNOWN).then_some(lag),
-            pending: metrics.pending,
-            in_flight: metrics.in_flight,
-            oldest: metrics.oldest_age,
-            retried: sum.retried,
-            dead_lettered: sum.dead_lettered,
-            skipped: sum.skipped,
-            parked: metrics.tally.records_parked,
-            restarts: self.restarts.load(Ordering::Relaxed),
-            last_error: lock(&self.last_error).clone(),
-        }
-    }
-}
-
-/// Keeps the reason of the last failure. What succeeds costs one call.
-pub(super) struct Ear(pub(super) Arc<Status>);
-
-impl Interceptor for Ear {
-    fn after(&self, record: &Record, result: Result<(), &Failure>) {
-        if let Err(failure) = result {
-            let stream = &self.0.name;
-            tracing::debug!(stream, position = %record.position(), %failure, "a delivery failed");
-            self.0.note_error(failure.to_string());
-        }
+        f.debug_list().entries(self.lock().iter().map(|status| status.name().to_owned())).finish()
     }
 }
 

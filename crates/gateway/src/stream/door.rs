@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crate::config::{Config, Host, Secret, UserSecret};
+use crate::config::stream::Target;
+use crate::config::{Config, Host, Secret, Stream, UserSecret};
 
 /// Opens a connection to the gateway.
 #[derive(Clone)]
@@ -57,6 +58,14 @@ impl Doors {
         };
         let tcp = listen.addresses.iter().map(|address| Host::Tcp { name: reachable(address), port: address.port() });
         Self::new(Door::Outside(socket.into_iter().chain(tcp).collect()), config)
+    }
+
+    /// Whether a stream logs in with the same password by either.
+    pub(super) fn lets_in_like(&self, other: &Self, stream: &Stream) -> bool {
+        match &stream.keys.to {
+            Target::Gateway(target) => self.password(&target.user) == other.password(&target.user),
+            _ => true,
+        }
     }
 
     /// The password of a user of `[users]`, if it is kept as it is.

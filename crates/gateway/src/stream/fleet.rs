@@ -1,4 +1,4 @@
-//! All streams of a process, on threads of their own: started, started again, stopped.
+//! All streams of a process, on threads of their own: started, started again, changed, stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,25 +6,31 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::board::{Board, State, Status};
+use super::board::Board;
 use super::door::Doors;
 use super::error::StreamError;
 use super::pipeline;
+use super::status::{Outcome, Plan, Status};
 use crate::config::Stream;
 
-/// What happens to a stream that fails for a reason that may pass.
+/// What happens to a stream that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restart {
-    /// It is started again, after a wait that doubles.
+    /// If it failed for a reason that may pass, it is started again, after a wait that doubles. Else it waits for an operator.
     Always,
     /// Whoever runs it shall know.
     Never,
 }
 
+type Ending = JoinHandle<Result<(), StreamError>>;
+
 /// Streams that run. Dropped, it aborts them.
 pub struct Fleet {
     board: Board,
-    tasks: Vec<JoinHandle<Result<(), StreamError>>>,
+    restart: Restart,
+    threads: usize,
+    tasks: Vec<(Arc<Status>, Ending)>,
+    /// Made when there is a stream.
     runtime: Option<Runtime>,
 }
 
@@ -32,19 +38,52 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Fleet {
-    /// Starts all streams on so many threads.
+    /// Starts these streams, on so many threads.
     ///
     /// # Errors
     /// If the system gives no threads.
     pub fn start(streams: &[Stream], doors: &Doors, restart: Restart, threads: usize) -> std::io::Result<Self> {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(threads.max(1)).thread_name("streams").enable_all().build()?;
-        let board = Board::new(streams);
-        let start = |(stream, status): (&Stream, &Arc<Status>)| {
-            runtime.spawn(keep_running(stream.clone(), doors.clone(), Arc::clone(status), restart))
-        };
-        let tasks = streams.iter().zip(board.statuses()).map(start).collect();
-        Ok(Self { board, tasks, runtime: Some(runtime) })
+        let mut fleet = Self { board: Board::default(), restart, threads, tasks: Vec::new(), runtime: None };
+        fleet.adopt(streams, doors)?;
+        Ok(fleet)
+    }
+
+    /// These are the streams from now on: new ones are started, those that are not named any more come to their end, and those
+    /// that are described otherwise come to their end and begin anew. Limits change while a stream runs.
+    ///
+    /// # Errors
+    /// If the system gives no threads; then nothing has changed.
+    pub fn adopt(&mut self, streams: &[Stream], doors: &Doors) -> std::io::Result<()> {
+        if self.runtime.is_none() && !streams.is_empty() {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            self.runtime =
+                Some(builder.worker_threads(self.threads.max(1)).thread_name("streams").enable_all().build()?);
+        }
+        let mut before = self.board.all();
+        let mut statuses = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let plan = Plan { stream: stream.clone(), doors: doors.clone() };
+            match before.iter().position(|status| status.name() == stream.keys.name) {
+                Some(known) => {
+                    let status = before.remove(known);
+                    status.adopt(plan);
+                    statuses.push(status);
+                }
+                None => statuses.extend(self.spawn(plan)),
+            }
+        }
+        before.iter().for_each(|status| status.remove());
+        statuses.extend(before);
+        self.board.replace(statuses);
+        Ok(())
+    }
+
+    fn spawn(&mut self, plan: Plan) -> Option<Arc<Status>> {
+        let runtime = self.runtime.as_ref()?;
+        let status = Arc::new(Status::new(plan));
+        let task = runtime.spawn(keep_running(Arc::clone(&status), self.restart));
+        self.tasks.push((Arc::clone(&status), task));
+        Some(status)
     }
 
     /// What there is to know of them.
@@ -53,21 +92,21 @@ impl Fleet {
         &self.board
     }
 
-    /// Whether one of them has not ended.
+    /// Whether one of them has not ended for good.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.tasks.iter().any(|task| !task.is_finished())
+        self.tasks.iter().any(|(_, task)| !task.is_finished())
     }
 
-    /// Waits until all have ended, and says how each did, by its name.
+    /// Waits until all have ended for good, and says how each did, by its name.
     ///
     /// # Cancel safety
     /// Not cancel safe: an ending that was heard is lost.
     pub async fn ended(&mut self) -> Vec<(String, Result<(), StreamError>)> {
         let mut endings = Vec::new();
-        for (task, status) in self.tasks.drain(..).zip(self.board.statuses()) {
+        for (status, task) in self.tasks.drain(..) {
             let ended = task.await.unwrap_or(Err(StreamError::Aborted));
-            endings.push((status.snapshot().name, ended));
+            endings.push((status.name().to_owned(), ended));
         }
         endings
     }
@@ -75,7 +114,7 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.tasks.iter().for_each(|(_, task)| task.abort());
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -88,52 +127,57 @@ impl std::fmt::Debug for Fleet {
     }
 }
 
-async fn keep_running(stream: Stream, doors: Doors, status: Arc<Status>, restart: Restart) -> Result<(), StreamError> {
-    let name = stream.keys.name.as_str();
-    let mut wait = FIRST_WAIT;
-    loop {
-        tracing::info!(stream = name, "stream starts");
+/// One stream, run after run, until it is to end for good.
+async fn keep_running(status: Arc<Status>, restart: Restart) -> Result<(), StreamError> {
+    let (mut wait, mut over, mut result) = (FIRST_WAIT, None, Ok(()));
+    let mut is_first = true;
+    while let Some((turn, plan)) = status.next_run(over).await {
+        if !std::mem::replace(&mut is_first, false) {
+            status.note_restart();
+        }
+        tracing::info!(stream = status.name(), "stream starts");
         let before = status.sum().done;
-        let result = pipeline::run(&stream, &doors, &status).await;
-        let Err(error) = result else {
-            status.end(State::Ended);
-            log_end(name, &status);
-            return Ok(());
-        };
-        status.note_error(error.whole());
-        let again = restart == Restart::Always && error.may_pass() && !status.is_stopping();
-        status.end(if again { State::Waiting } else { State::Failed });
-        if !again {
-            if restart == Restart::Always {
-                tracing::error!(stream = name, error = error.whole(), "stream failed");
-            }
-            return Err(error);
+        result = pipeline::run(&plan, &status, turn).await;
+        if status.sum().done > before {
+            wait = FIRST_WAIT;
         }
-        wait = if status.sum().done > before { FIRST_WAIT } else { wait };
-        tracing::error!(stream = name, error = error.whole(), again_in = ?wait, "stream failed, and is started again");
-        if stopped_within(&status, wait).await {
-            status.end(State::Ended);
-            return Ok(());
+        let may_pass = restart == Restart::Always && result.as_ref().is_err_and(StreamError::may_pass);
+        let again_in = (may_pass && !status.is_to_end(turn)).then_some(wait);
+        log_end(&status, &result, again_in, restart);
+        status.end(
+            turn,
+            match &result {
+                Ok(()) => Outcome::Done,
+                Err(_) if may_pass => Outcome::Passing,
+                Err(_) => Outcome::Failed,
+            },
+        );
+        if restart == Restart::Never {
+            return result;
         }
-        wait = (wait * 2).min(LONGEST_WAIT);
-        status.restarted();
+        over = Some(turn);
+        if let Some(this_time) = again_in {
+            let was_told = tokio::time::timeout(this_time, status.told_to_end(turn)).await.is_ok();
+            wait = if was_told { FIRST_WAIT } else { (wait * 2).min(LONGEST_WAIT) };
+            over = None;
+        }
     }
+    result
 }
 
-/// Looks ten times a second: a stream that waits has nothing else to do.
-async fn stopped_within(status: &Status, wait: Duration) -> bool {
-    let until = tokio::time::Instant::now() + wait;
-    while tokio::time::Instant::now() < until {
-        if status.is_stopping() {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+/// Keeps what was wrong, and tells the log of it.
+fn log_end(status: &Status, result: &Result<(), StreamError>, again_in: Option<Duration>, restart: Restart) {
+    let (stream, sum) = (status.name(), status.sum());
+    let Err(error) = result.as_ref().map_err(StreamError::whole) else {
+        let (done, retried, dead_lettered, skipped) = (sum.done, sum.retried, sum.dead_lettered, sum.skipped);
+        tracing::info!(stream, done, retried, dead_lettered, skipped, "stream ended");
+        return;
+    };
+    match again_in {
+        Some(wait) => tracing::error!(stream, error, again_in = ?wait, "stream failed, and is started again"),
+        None if restart == Restart::Always => tracing::error!(stream, error, "stream failed"),
+        // Whoever runs it is told.
+        None => {}
     }
-    status.is_stopping()
-}
-
-fn log_end(stream: &str, status: &Status) {
-    let sum = status.sum();
-    let (done, retried, dead_lettered, skipped) = (sum.done, sum.retried, sum.dead_lettered, sum.skipped);
-    tracing::info!(stream, done, retried, dead_lettered, skipped, "stream ended");
+    status.note_error(error);
 }

@@ -5,82 +5,117 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_lanes::{
-    Batch, Bounds, Builder, Exhausted, Handle, Keyless, Overdue, Quota, Retry, RunError, Source, Subscription, Tasks,
+    Batch, Builder, Exhausted, Handle, Keyless, Overdue, Quota, Retry, RunError, Source, Subscription, Tasks,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::board::{Ear, Pace, Status};
-use super::door::Doors;
+use super::board::Pace;
 use super::error::StreamError;
 use super::letters;
+use super::limits::{Limits, Width};
 use super::place::Places;
 use super::sink::Sink;
 use super::source::{self, Lag, Opened};
-use crate::config::Stream;
+use super::status::{Ear, Plan, Status};
 use crate::config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
 
-/// Runs the stream until its source ends, it is stopped, or it cannot go on.
-pub(super) async fn run(stream: &Stream, doors: &Doors, status: &Arc<Status>) -> Result<(), StreamError> {
-    match source::open(&stream.keys)? {
-        Opened::Lines(lines, places) => flow(stream, lines, &places, doors, status).await,
+/// One run of a stream: what it goes by, and what it writes down.
+struct Run<'a> {
+    plan: &'a Plan,
+    status: &'a Arc<Status>,
+    turn: u64,
+}
+
+/// Runs the stream until its source ends, it is told to end, or it cannot go on.
+pub(super) async fn run(plan: &Plan, status: &Arc<Status>, turn: u64) -> Result<(), StreamError> {
+    let run = Run { plan, status, turn };
+    match source::open(&plan.stream.keys)? {
+        Opened::Lines(lines, places) => run.flow(lines, &places).await,
         #[cfg(feature = "kafka")]
-        Opened::Topics(topics, places) => flow(stream, *topics, &places, doors, status).await,
+        Opened::Topics(topics, places) => run.flow(*topics, &places).await,
     }
 }
 
-async fn flow<S: Source>(
-    stream: &Stream,
-    source: S,
-    places: &Places,
-    doors: &Doors,
-    status: &Arc<Status>,
-) -> Result<(), StreamError> {
-    let keys = &stream.keys;
-    let sink = Arc::new(Sink::open(stream, places, doors).await?);
-    let builder = builder(keys, source, &sink, stream).interceptor(Ear(Arc::clone(status)));
-    let builder = match letters::open(keys, places)? {
-        Some(letters) => builder.dead_letter(letters),
-        None => builder,
-    };
-    let (taker, limit) = (Arc::clone(&sink), keys.timeout);
-    let subscription = builder.batches(keys.batch as usize, move |batch: Batch| {
-        let sink = Arc::clone(&taker);
-        async move { sink.take(batch, limit).await }
-    })?;
-    let ending = Ending::new(keys.drain);
-    let result = attend(subscription, &sink, status, Watch::new(lag(keys, places)), ending).await;
-    sink.close(keys.drain).await;
-    result
+impl Run<'_> {
+    async fn flow<S: Source>(&self, source: S, places: &Places) -> Result<(), StreamError> {
+        let keys = &self.plan.stream.keys;
+        let sink = tokio::select! {
+            opened = Sink::open(&self.plan.stream, places, &self.plan.doors) => Arc::new(opened?),
+            () = self.status.told_to_end(self.turn) => return Ok(()),
+        };
+        let builder = self.builder(source, &sink).interceptor(Ear(Arc::clone(self.status)));
+        let builder = match letters::open(keys, places)? {
+            Some(letters) => builder.dead_letter(letters),
+            None => builder,
+        };
+        let (taker, limit) = (Arc::clone(&sink), keys.timeout);
+        let subscription = builder.batches(keys.batch as usize, move |batch: Batch| {
+            let sink = Arc::clone(&taker);
+            async move { sink.take(batch, limit).await }
+        })?;
+        let result = self.attend(subscription, &sink, Watch::new(lag(keys, places))).await;
+        sink.close(keys.drain).await;
+        result
+    }
+
+    fn builder<S: Source>(&self, source: S, sink: &Sink) -> Builder<S, Tasks> {
+        let keys = &self.plan.stream.keys;
+        let overdue = if sink.is_patient() { Overdue::Extend } else { Overdue::Retry };
+        let limits = Limits::of(&self.plan.stream, width(sink));
+        let builder = Subscription::builder(&keys.name)
+            .source(source)
+            .concurrency(limits.concurrency)
+            .bounds(limits.bounds)
+            .retry(retry(keys))
+            .exhausted(exhausted(keys.exhausted))
+            .deadline(deadline(keys.timeout), overdue)
+            .keyless(match keys.keyless {
+                KeylessKey::Unordered => Keyless::Unordered,
+                KeylessKey::Lane => Keyless::InLane,
+            })
+            .commit_every(keys.commit_every)
+            .drain(keys.drain);
+        let quota = Quota { records: keys.quota, window: keys.quota_window };
+        let builder = if keys.quota > 0 { builder.quota(quota) } else { builder };
+        if keys.compact { builder.compact() } else { builder }
+    }
+
+    /// Drives the subscription, and writes down how it goes.
+    async fn attend(&self, subscription: Subscription, sink: &Sink, mut watch: Watch) -> Result<(), StreamError> {
+        let handle = subscription.handle();
+        // Sets the rate, too.
+        self.status.begin(self.turn, handle.clone(), width(sink));
+        let mut ending = Ending::new(self.plan.stream.keys.drain);
+        let mut running = pin!(subscription.run());
+        let mut ticks = tokio::time::interval(TICK);
+        let mut gone = None;
+        let result = loop {
+            tokio::select! {
+                ended = &mut running => break ended,
+                reason = sink.gone(), if gone.is_none() => {
+                    gone = Some(reason);
+                    handle.stop(Duration::ZERO);
+                }
+                () = self.status.told_to_end(self.turn), if !ending.has_begun() => {
+                    ending.begin(&handle, self.status.is_paused());
+                }
+                () = ending.over() => ending.stop(&handle),
+                _ = ticks.tick() => watch.look(&handle, self.status),
+            }
+        };
+        match gone {
+            Some(reason) => Err(StreamError::SinkGone(reason)),
+            // They were not committed, which is what whoever stops a stream expects of parked records.
+            None if ending.has_begun() && matches!(result, Err(RunError::HeldBack { .. })) => Ok(()),
+            None => result.map(drop).map_err(StreamError::from),
+        }
+    }
 }
 
-fn builder<S: Source>(keys: &StreamKeys, source: S, sink: &Sink, stream: &Stream) -> Builder<S, Tasks> {
-    let is_free = sink.is_wide() && stream.written.concurrency.is_none();
-    let concurrency = if is_free { WIDE } else { keys.concurrency as usize };
-    let bytes_max = usize::try_from(keys.bytes_max).unwrap_or(usize::MAX);
-    let records_max = keys.records_max as usize;
-    let overdue = if sink.is_patient() { Overdue::Extend } else { Overdue::Retry };
-    let builder = Subscription::builder(&keys.name)
-        .source(source)
-        .concurrency(sink.hands().map_or(concurrency, |hands| hands.min(concurrency)))
-        .bounds(Bounds { records_max, bytes_max, lane_records_max: records_max, lane_span_max: keys.span_max as usize })
-        .retry(retry(keys))
-        .exhausted(exhausted(keys.exhausted))
-        .deadline(deadline(keys.timeout), overdue)
-        .keyless(match keys.keyless {
-            KeylessKey::Unordered => Keyless::Unordered,
-            KeylessKey::Lane => Keyless::InLane,
-        })
-        .commit_every(keys.commit_every)
-        .drain(keys.drain);
-    let builder = if keys.rate > 0 { builder.rate(f64::from(keys.rate)) } else { builder };
-    let quota = Quota { records: keys.quota, window: keys.quota_window };
-    let builder = if keys.quota > 0 { builder.quota(quota) } else { builder };
-    if keys.compact { builder.compact() } else { builder }
+fn width(sink: &Sink) -> Width {
+    Width { hands: sink.hands(), is_wide: sink.is_wide() }
 }
-
-/// Deliveries at a time where each is but a place in a queue.
-const WIDE: usize = 10_000;
 
 fn retry(keys: &StreamKeys) -> Retry {
     Retry {
@@ -123,39 +158,6 @@ fn lag(keys: &StreamKeys, places: &Places) -> Lag {
     }
 }
 
-/// Drives the subscription, and writes down how it goes.
-async fn attend(
-    subscription: Subscription,
-    sink: &Sink,
-    status: &Arc<Status>,
-    mut watch: Watch,
-    mut ending: Ending,
-) -> Result<(), StreamError> {
-    let handle = subscription.handle();
-    status.begin(handle.clone());
-    let mut running = pin!(subscription.run());
-    let mut ticks = tokio::time::interval(TICK);
-    let mut gone = None;
-    let result = loop {
-        tokio::select! {
-            ended = &mut running => break ended,
-            reason = sink.gone(), if gone.is_none() => {
-                gone = Some(reason);
-                handle.stop(Duration::ZERO);
-            }
-            () = status.told_to_stop() => ending.begin(&handle),
-            () = ending.over() => ending.stop(&handle),
-            _ = ticks.tick() => watch.look(&handle, status),
-        }
-    };
-    match gone {
-        Some(reason) => Err(StreamError::SinkGone(reason)),
-        // They were not committed, which is what whoever stops a stream expects of parked records.
-        None if ending.has_begun() && matches!(result, Err(RunError::HeldBack { .. })) => Ok(()),
-        None => result.map(drop).map_err(StreamError::from),
-    }
-}
-
 /// A stop that was asked for: nothing more is read, and what was read is delivered. Only when the time for that is over, the
 /// subscription is stopped, which drops what has not begun; what is done behind that comes again.
 struct Ending {
@@ -165,15 +167,23 @@ struct Ending {
 
 /// What was read has so much of the time; the rest is for what is under way then.
 const PART_FOR_WAITING: f64 = 0.7;
+/// Later than anybody waits for.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Ending {
     fn new(drain: Duration) -> Self {
         Self { drain, by: None }
     }
 
-    fn begin(&mut self, handle: &Handle) {
-        self.by = Some(Instant::now() + self.drain.mul_f64(PART_FOR_WAITING));
-        handle.finish();
+    /// While it is paused, what was read would not be delivered in that time either.
+    fn begin(&mut self, handle: &Handle, is_paused: bool) {
+        if is_paused {
+            self.by = Some(Instant::now() + FAR);
+            handle.stop(self.drain);
+        } else {
+            self.by = Some(Instant::now() + self.drain.mul_f64(PART_FOR_WAITING));
+            handle.finish();
+        }
     }
 
     fn has_begun(&self) -> bool {
@@ -189,8 +199,8 @@ impl Ending {
     }
 
     fn stop(&mut self, handle: &Handle) {
-        // Far away: it is said once.
-        self.by = Some(Instant::now() + Duration::from_secs(365 * 24 * 3600));
+        // It is said once.
+        self.by = Some(Instant::now() + FAR);
         handle.stop(self.drain.mul_f64(1.0 - PART_FOR_WAITING));
     }
 }

@@ -108,10 +108,52 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use super::super::board::State;
+    use super::*;
+
+    fn snapshot(name: &str, done: u64) -> Snapshot {
+        Snapshot {
+            name: name.to_owned(),
+            from: "in".to_owned(),
+            to: "-".to_owned(),
+            state: State::Running,
+            done,
+            rate: 1_200,
+            lag: Some(89),
+            pending: 12,
+            in_flight: 5,
+            oldest: None,
+            retried: 3,
+            dead_lettered: 0,
+            skipped: 0,
+            parked: 0,
+            restarts: 0,
+            last_error: String::new(),
+        }
+    }
 
     #[test]
     fn digits_stand_in_groups_of_three() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn the_line_tells_rate_lag_and_what_waits() {
+        let one = snapshot("orders", 34_567);
+        let told = "orders running: 1,200/s, done 34,567, lag 89, pending 12, retries 3";
+        assert_eq!(line(std::slice::from_ref(&one)), told);
+        // A lag that nobody knows is left out, and so is what there is none of.
+        let unknown = Snapshot { lag: None, retried: 0, dead_lettered: 4, skipped: 5, parked: 6_000, ..one };
+        let told =
+            "orders running: 1,200/s, done 34,567, pending 12, retries 0, dead letters 4, skipped 5, parked 6,000";
+        assert_eq!(line(&[unknown]), told);
+    }
+
+    #[test]
+    fn several_streams_are_told_together() {
+        let both = [snapshot("a", 1), snapshot("b", 2)];
+        assert_eq!(line(&both), "2 streams: 2,400/s, done 3, lag 178, pending 24, retries 6");
+        let half_known = [snapshot("a", 1), Snapshot { lag: None, ..snapshot("b", 2) }];
+        assert!(!line(&half_known).contains("lag"));
     }
 }

@@ -6,8 +6,17 @@ fn console_for_all(fixture: &tidegate_testkit::Fixture) -> Gateway {
     fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n")
 }
 
-const COMMANDS: &[&str] =
-    &["PAUSE", "PAUSE postgres", "RESUME", "RECONNECT", "RELOAD", "KILL postgres", "SHUTDOWN", "KILL_CLIENT 1"];
+const COMMANDS: &[&str] = &[
+    "PAUSE",
+    "PAUSE postgres",
+    "RESUME",
+    "RECONNECT",
+    "RELOAD",
+    "KILL postgres",
+    "SHUTDOWN",
+    "KILL_CLIENT 1",
+    "STREAM STOP",
+];
 
 on_each_postgres! {
     /// CVE-2026-6667: a command that any stats user could give.

@@ -197,6 +197,8 @@ on_each_postgres! {
         let listen = format!("[listen]\nunix_socket_dir = \"{}\"\n", folder.display());
         let gateway = fixture.start(&format!("{listen}[auth]\nmethod = \"trust\"\n{section}"));
         let socket = folder.join(format!(".s.PGSQL.{}", gateway.address().port()));
+        // It accepts after the port does, which is what a gateway is waited for.
+        eventually("the socket accepts", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         let mut client = Startup::unix(&socket, "postgres", "postgres").connect();
         assert_eq!(client.value("select coalesce(inet_server_addr()::text, 'unix')"), "unix");
         gateway.client("postgres").ok("select 1");

@@ -44,12 +44,17 @@ on_each_postgres! {
     }
 
     fn edge_63_whoever_waits_too_long_is_told(fixture) {
-        let gateway = fixture.gateway("size = 1\n[timeouts]\ncheckout = \"200ms\"\n");
+        let mut gateway = fixture.gateway("size = 1\n");
         let mut owner = gateway.client("postgres");
         let mut waiting = gateway.client("postgres");
         owner.ok("begin");
+        // Not from the start: to connect to a server takes longer than that on a busy machine.
+        gateway.rewrite("timeouts.checkout", "200ms");
+        gateway.console().ok("RELOAD");
         waiting.send(&Frames::new().query("select 1"));
         waiting.expect_fatal("53300");
+        gateway.rewrite("timeouts.checkout", "60s");
+        gateway.console().ok("RELOAD");
         assert_eq!(owner.value("select 'undisturbed'"), "undisturbed");
         owner.ok("commit");
         gateway.client("postgres").ok("select 1");

@@ -40,3 +40,4 @@ mod pipelining;
 mod prepared;
 mod session_state;
 mod startup;
+mod tls;

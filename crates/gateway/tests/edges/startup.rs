@@ -8,7 +8,7 @@ const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 const GSS_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x30];
 
 /// A gateway that offers TLS with a certificate for localhost.
-fn with_tls(fixture: &Fixture, authority: &Authority, pool: &str) -> Gateway {
+pub(crate) fn with_tls(fixture: &Fixture, authority: &Authority, pool: &str) -> Gateway {
     let identity = authority.issue(&["localhost"]);
     let section = fixture.database_section("postgres", "postgres");
     let (cert, key) = (identity.cert.display(), identity.key.display());
@@ -22,7 +22,7 @@ fn with_passwords(fixture: &Fixture, method: &str, users: &str) -> Gateway {
     fixture.start(&format!("[auth]\nmethod = \"{method}\"\n{section}size = 2\n{users}"))
 }
 
-fn user_section(name: &str, password: &str) -> String {
+pub(crate) fn user_section(name: &str, password: &str) -> String {
     format!("[users.{name}]\npassword = \"{password}\"\n")
 }
 
@@ -385,7 +385,7 @@ on_each_postgres! {
 
 /// The error that a client meets when no server can be had: at its login or at its first query.
 #[track_caller]
-fn refusal(startup: &Startup) -> tidegate_testkit::ErrorFields {
+pub(crate) fn refusal(startup: &Startup) -> tidegate_testkit::ErrorFields {
     match startup.try_connect() {
         Err(Lost::Refused(fields)) => fields,
         Err(lost) => panic!("no reason was given: {lost}"),

@@ -4,5 +4,7 @@ mod console;
 mod failover;
 mod faults;
 mod load;
+mod names;
+mod policies;
 mod routes;
 mod stage;

@@ -42,7 +42,7 @@ pub(crate) fn log_in(startup: &Startup) -> RawClient {
 }
 
 /// What makes a test quick, and how long a gateway may need: generous, since a machine may be busy.
-const QUICK: &str = "probe_interval = \"50ms\"\nprobe_timeout = \"15s\"\nfailover_wait = \"120s\"\n\
+pub(crate) const QUICK: &str = "probe_interval = \"50ms\"\nprobe_timeout = \"15s\"\nfailover_wait = \"120s\"\n\
                      connect_retry = \"50ms\"\neject_time = \"1s\"\nsslmode = \"disable\"\n";
 
 /// Three servers that stay as they are. The authority has signed their certificate.
@@ -76,6 +76,9 @@ fn builder() -> tidegate_sandbox::Builder {
         // A replica that lost its primary looks again at once.
         .setting("wal_retrieve_retry_interval", "50ms")
         .setting("shared_buffers", "16MB")
+        // Several places of this machine, for names with several addresses.
+        .setting("listen_addresses", "127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4")
+        .hba("local all all trust\nhost all all 127.0.0.0/8 trust")
 }
 
 fn start(builder: &tidegate_sandbox::Builder) -> Cluster {

@@ -105,7 +105,7 @@ fn the_processs_own_user_is_admin_over_the_unix_socket() {
     console.ok("PAUSE");
     console.ok("RESUME");
     assert_eq!(bouncer.startup("pgbouncer").user("pgbouncer").password("x").refused().severity, "FATAL");
-    assert_eq!(bouncer.startup("pgbouncer").user("app").password("secret").refused().code, "42501");
+    assert_eq!(bouncer.startup("pgbouncer").user("app").password("secret").refused().code, "08P01");
 }
 
 /// A database whose users are looked up by a role of its own.

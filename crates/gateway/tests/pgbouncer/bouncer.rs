@@ -85,6 +85,13 @@ impl Bouncer {
         Self(spawn(folder, port, &arguments))
     }
 
+    /// Starts another process with the file of this one, without waiting for anything.
+    pub(crate) fn beside(&self, options: &[&str]) -> Self {
+        let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        arguments.push(self.file("pgbouncer.ini").display().to_string());
+        Self(spawn(tempfile::tempdir().expect("a folder"), self.port(), &arguments))
+    }
+
     /// A login as `postgres`, to be changed.
     pub(crate) fn startup(&self, database: &str) -> Startup {
         Startup::tcp(self.address(), "postgres", database)
@@ -168,6 +175,11 @@ impl Bouncer {
         panic!("no free port found");
     }
 
+    /// The process alone.
+    pub(crate) fn into_process(self) -> Process {
+        self.0
+    }
+
     /// The port it listens on.
     pub(crate) fn port(&self) -> u16 {
         self.address().port()
@@ -184,7 +196,7 @@ pub(crate) fn binary() -> PathBuf {
 }
 
 /// The text with the places that `$PG` and `$DIR` stand for.
-fn with_places(text: &str, folder: &Path) -> String {
+pub(crate) fn with_places(text: &str, folder: &Path) -> String {
     let address = server().address();
     let pg = format!("host={} port={}", address.ip(), address.port());
     text.replace("$PG", &pg).replace("$DIR", &folder.display().to_string())
@@ -202,7 +214,7 @@ fn text_of(ini: &str, folder: &Path, port: u16) -> String {
 fn spawn(folder: tempfile::TempDir, port: u16, arguments: &[String]) -> Process {
     let mut command = Command::new(binary());
     // Two threads whatever the machine: what passes between threads is to be seen by every test.
-    if !arguments.iter().any(|argument| argument == "run") {
+    if !arguments.iter().any(|argument| argument == "run" || argument == "--workers") {
         command.args(["--workers", "2"]);
     }
     command.args(arguments).current_dir(folder.path());

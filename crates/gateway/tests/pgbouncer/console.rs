@@ -113,7 +113,7 @@ fn disable_kill_client_and_wait_close() {
     client.ok("select 1");
     let mut console = bouncer.console();
     console.ok("DISABLE shop");
-    assert_eq!(bouncer.startup("shop").refused().code, "3D000");
+    assert_eq!(bouncer.startup("shop").refused().code, "08P01");
     client.ok("select 1");
     console.ok("ENABLE shop");
     console.ok("RECONNECT shop");

@@ -1,5 +1,8 @@
 //! The file: what is read, what is refused, what is named, what a reload takes over.
 
+use std::collections::BTreeSet;
+
+use tidegate_sandbox::Postgres;
 use tidegate_testkit::{Frames, Signal, eventually};
 
 use crate::bouncer::{Bouncer, Setup, output, server};
@@ -77,7 +80,8 @@ fn the_converted_file_means_the_same() {
         ini: "[databases]\n\"my shop\" = $PG dbname=postgres pool_size=3 connect_query='select ''a b''' timezone=UTC\n\
               * = $PG reserve_pool=2 max_db_connections=9\n[users]\napp = query_timeout=2.5 max_user_connections=4\n\
               [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\nserver_lifetime = 0\n\
-              ignore_startup_parameters = extra_float_digits, options\nmin_pool_size = 1\nlog_stats = 0\n",
+              ignore_startup_parameters = extra_float_digits, options\nmin_pool_size = 1\nlog_stats = 0\n\
+              scram_iterations = 5000\nserver_tls_ciphers = ECDHE+AESGCM\nserver_tls_protocols = tlsv1.2\n",
         files: &[("userlist.txt", "\"app\" \"secret\"\n\"postgres\" \"p\\w\"\n")],
         ..Setup::default()
     });
@@ -190,7 +194,12 @@ fn several_hosts_are_taken_in_turn_or_in_order() {
         row["load_balance_hosts"].clone()
     };
     assert_eq!((word("turn").as_str(), word("order").as_str()), ("round-robin", "disable"));
-    // Both are the same server, of which one place is used only: neither is a replica of the other.
+    // Both are places of the same server.
+    let mut turn = bouncer.client("turn");
+    eventually("both places are used", || {
+        let places: BTreeSet<_> = (0..4).map(|_| turn.value("select (inet_server_addr() is null)::text")).collect();
+        places.len() == 2
+    });
     for database in ["turn", "order", "one"] {
         assert_eq!(bouncer.client(database).value("select 1"), "1", "{database}");
         let listed = bouncer.show("HOSTS").iter().filter(|row| row["database"] == database).count();
@@ -200,4 +209,25 @@ fn several_hosts_are_taken_in_turn_or_in_order() {
     let converted = String::from_utf8(converted.stdout).expect("TOML is text");
     assert_eq!(converted.matches("route = \"any\"").count(), 2, "{converted}");
     assert_eq!(converted.matches("policy = \"pick_first\"").count(), 1, "{converted}");
+}
+
+#[test]
+fn hosts_that_are_no_replicas_of_each_other_all_take_writes_in_turn() {
+    let (ip, port) = (server().address().ip(), server().port());
+    let other = Postgres::builder().port(port).setting("listen_addresses", "127.0.0.2");
+    let other = other.hba("local all all trust\nhost all all 127.0.0.0/8 trust").start().expect("a Postgres starts");
+    server().sql("create table by_turns (n int)");
+    other.simple_query("create table by_turns (n int)").expect("a table can be made");
+    let bouncer = Bouncer::start(&format!("[databases]\nboth = host={ip},127.0.0.2 port={port} dbname=postgres\n"));
+    let mut client = bouncer.client("both");
+    let mut places = |count: usize| {
+        let insert = "insert into by_turns values (1) returning host(inet_server_addr())";
+        let places: BTreeSet<_> = (0..count).map(|_| client.value(insert)).collect();
+        places
+    };
+    eventually("both are used", || places(4).len() == 2);
+    let rows = bouncer.show("HOSTS");
+    let states: Vec<_> = rows.iter().map(|row| (row["role"].as_str(), row["state"].as_str())).collect();
+    assert_eq!(states, [("primary", "up"); 2], "{rows:?}");
+    assert_ne!(other.simple_query("select count(*) from by_turns").expect("it answers")[0][0].as_deref(), Some("0"));
 }

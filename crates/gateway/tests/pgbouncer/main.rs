@@ -3,8 +3,13 @@
 mod auth;
 mod bouncer;
 mod console;
+mod differ;
 mod ini;
 mod limits;
 mod metrics;
+mod peers;
 mod process;
+mod restart;
+mod servers;
 mod timeouts;
+mod tls;

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use rdkafka::Message as _;
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Headers as _;
 use rdkafka::{Offset, TopicPartitionList};
@@ -77,6 +79,30 @@ impl World {
         let answer = std::iter::repeat_with(ask).take(100).find_map(Result::ok).unwrap();
         let offset = |offset| if let Offset::Offset(offset) = offset { offset } else { 0 };
         answer.elements().iter().map(|at| offset(at.offset())).sum()
+    }
+
+    /// Where the partitions of a topic end.
+    fn ends(&self, what: &str, partitions: i32) -> Vec<i64> {
+        let asking: BaseConsumer = self.broker.client_config().create().unwrap();
+        let topic = format!("{}-{what}", self.name);
+        let end = |number| asking.fetch_watermarks(&topic, number, LIMIT).unwrap().1;
+        (0..partitions).map(end).collect()
+    }
+
+    /// Gives a topic more partitions.
+    fn grow(&self, what: &str, partitions: usize) {
+        let admin: AdminClient<DefaultClientContext> = self.broker.client_config().create().unwrap();
+        let topic = format!("{}-{what}", self.name);
+        let options = AdminOptions::new().operation_timeout(Some(LIMIT)).request_timeout(Some(LIMIT));
+        let more = [NewPartitions::new(&topic, partitions)];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(admin.create_partitions(&more, &options)).unwrap().remove(0).unwrap();
+        let asking: BaseConsumer = self.broker.client_config().create().unwrap();
+        eventually("the partitions are led", || {
+            let metadata = asking.fetch_metadata(Some(&topic), LIMIT).unwrap();
+            let led = metadata.topics()[0].partitions().iter().filter(|partition| partition.leader() >= 0);
+            led.count() == partitions
+        });
     }
 
     fn group(&self) -> String {
@@ -199,4 +225,75 @@ fn a_topic_that_is_not_there_ends_the_stream_with_its_reason() {
     let from = format!("kafka://{}/no-such-topic", world.broker.bootstrap());
     let ended = Stream::run(with(world.from(&from), ["--to", "-", "--dead-letter", &folder.path("dead")])).expect(1);
     assert!(ended.errors.contains("a topic does not exist"), "{}", ended.errors);
+}
+
+#[test]
+fn partitions_that_a_topic_gets_are_read_too() {
+    let (world, web) = (World::new(), Web::start(|_| Answer::Status(200)));
+    let from = world.topic("in", 1);
+    world.fill("in", 0..100, 20);
+    let url = web.url("/");
+    // The client looks at its topics every five minutes, unless it is told otherwise.
+    let often = "topic.metadata.refresh.interval.ms=200";
+    let stream = Stream::start(with(world.from(&from), ["--to", &url, "--kafka", often]));
+    eventually("the first partition is read", || web.seen().len() == 100);
+    world.grow("in", 4);
+    world.fill("in", 100..400, 60);
+    let ends = world.ends("in", 4);
+    assert!(ends[1..].iter().all(|end| *end > 0), "{ends:?}");
+    eventually("all are read", || web.seen().len() >= 400);
+    eventually("all is committed", || world.committed("in", 4) == 400);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    let all: std::collections::BTreeSet<u64> = web.bodies().iter().map(|body| number(body).1).collect();
+    assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..400).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_halted_partition_holds_up_no_other() {
+    let world = World::new();
+    let from = world.topic("in", 3);
+    world.fill("in", 0..300, 30);
+    let ends = world.ends("in", 3);
+    assert!(ends.iter().all(|end| *end > 0), "{ends:?}");
+    // The first record of the first key cannot be done.
+    let web = Web::start(|seen| Answer::Status(if envelope(&seen.body).0 == 0 { 422 } else { 200 }));
+    let url = web.url("/");
+    let stream =
+        Stream::start(with(world.from(&from), ["--to", &url, "--form", "envelope", "--exhausted", "halt_lane"]));
+    eventually("it is refused", || stream.errors().contains("its lane is halted"));
+    let poisoned = web.bodies().iter().map(|body| envelope(body)).find(|(n, ..)| *n == 0).unwrap();
+    let of_others: i64 = ends.iter().sum::<i64>() - ends[poisoned.1];
+    let seen_of_others = || web.bodies().iter().filter(|body| envelope(body).1 != poisoned.1).count();
+    eventually("the others go on", || seen_of_others() as i64 == of_others);
+    // Of its own partition, what stands before it is committed, and no more.
+    eventually("the others are committed", || world.committed("in", 3) == of_others + poisoned.2);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+    assert_eq!(world.committed("in", 3), of_others + poisoned.2);
+}
+
+/// The number, the partition and the position that an envelope holds.
+fn envelope(body: &str) -> (u64, usize, i64) {
+    let value: serde_json::Value = serde_json::from_str(body).unwrap();
+    let of = |name: &str| value[name].as_u64().unwrap();
+    (value["value"]["n"].as_u64().unwrap(), of("partition") as usize, of("position") as i64)
+}
+
+#[test]
+fn a_value_without_the_key_that_orders_goes_to_the_dead_letter_as_it_came() {
+    let (world, folder) = (World::new(), Folder::new());
+    let from = world.topic("in", 1);
+    world.fill("in", 0..10, 2);
+    world.broker.fill(&format!("{}-in", world.name), [("k", "no json")]).unwrap();
+    world.fill("in", 10..20, 2);
+    let dead = folder.path("dead");
+    let stream = Stream::start(with(world.from(&from), ["--key", "/k", "--to", "-", "--dead-letter", &dead]));
+    eventually("all is committed", || world.committed("in", 1) == 21);
+    stream.signal(Signal::TERM);
+    let ended = stream.wait().expect(3);
+    assert_each_once_in_order(&ended.lines, 0..20);
+    let letter: serde_json::Value = serde_json::from_str(folder.read("dead").trim()).unwrap();
+    assert_eq!((&letter["cause"], &letter["value"]), (&"undecodable".into(), &"no json".into()));
+    assert_eq!((&letter["position"], &letter["key"]), (&10.into(), &"k".into()));
 }

@@ -5,6 +5,7 @@
 
 mod beside;
 mod command;
+mod console;
 mod crash;
 mod http;
 #[cfg(feature = "kafka")]
@@ -13,5 +14,6 @@ mod ledger;
 mod lines;
 mod postgres;
 mod process;
+mod settings;
 mod web;
 mod wrong;

@@ -1,7 +1,7 @@
 //! A Postgres as the sink.
 
 use rustix::process::Signal;
-use tidegate_testkit::Fixture;
+use tidegate_testkit::{Authority, Fixture};
 
 use crate::ledger::Ledger;
 use crate::process::{Folder, Stream, eventually, numbers};
@@ -100,4 +100,34 @@ fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
     ledger.audit(0..800);
+}
+
+#[test]
+fn a_server_is_reached_over_tls_and_its_certificate_is_checked() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("n int");
+    // A role that the server lets in over TLS only.
+    let role = fixture.own_role("secret", "tls_only");
+    fixture.server.sql(&format!("grant insert on {table} to {role}"));
+    let (file, sql) = (folder.write("in.ndjson", &numbers(0..10, 2)), format!("insert into {table} values ($1)"));
+    let run = |host: &str, ssl: &str| {
+        let url = format!("postgres://{role}:secret@{host}:{}/postgres?{ssl}", fixture.server.port());
+        Stream::run(["--from", &file, "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/n"])
+    };
+    let count = || fixture.server.value(&format!("select count(*) from {table}"));
+    let ours = format!("sslrootcert={}", fixture.server.authority().ca().display());
+    let strangers = Authority::new();
+    let theirs = format!("sslrootcert={}", strangers.ca().display());
+    run("127.0.0.1", "sslmode=require").expect(0);
+    assert_eq!(count(), "10");
+    run("localhost", &format!("sslmode=verify-full&{ours}")).expect(0);
+    assert_eq!(count(), "20");
+    for (ssl, words) in [
+        ("sslmode=disable".to_owned(), "no encryption"),
+        (format!("sslmode=verify-ca&{theirs}"), "invalid peer certificate"),
+    ] {
+        let ended = run("127.0.0.1", &ssl).expect(1);
+        assert!(ended.errors.contains("cannot open the sink") && ended.errors.contains(words), "{}", ended.errors);
+    }
+    assert_eq!(count(), "20");
 }

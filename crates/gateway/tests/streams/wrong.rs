@@ -31,6 +31,19 @@ fn flags_are_checked_like_a_file() {
 }
 
 #[test]
+#[cfg(not(feature = "kafka-ssl"))]
+fn brokers_that_this_build_cannot_speak_to_are_said_with_the_build_that_can() {
+    let from = ["--from", "kafka://localhost:1/t", "--to", "-", "--kafka"];
+    for property in ["security.protocol=ssl", "security.protocol=SASL_SSL", "sasl.mechanism=SCRAM-SHA-512"] {
+        let arguments: Vec<&str> = from.into_iter().chain([property]).collect();
+        let errors = said(&arguments);
+        assert!(errors.contains("--features kafka-ssl") && errors.contains("needs OpenSSL"), "{property}: {errors}");
+    }
+    let arguments: Vec<&str> = from.into_iter().chain(["security.protocol=sasl_plaintext"]).collect();
+    assert!(said(&arguments).contains("\"sasl.mechanism\" = \"PLAIN\""));
+}
+
+#[test]
 fn a_file_is_checked_by_line_and_nearest_key() {
     let folder = Folder::new();
     let good = "[[streams]]\nname = \"orders\"\nfrom = \"in\"\nto = \"-\"\n";

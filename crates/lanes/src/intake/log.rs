@@ -6,7 +6,8 @@ use crate::source::Mark;
 #[cfg(feature = "tracing")]
 pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm) {
     use crate::shard::AlarmKind;
-    let Alarm { kind, position, failure, .. } = alarm;
+    let Alarm { kind, position, key, failure, .. } = alarm;
+    let key = key.as_deref().map(String::from_utf8_lossy).map(tracing::field::display);
     let (is_grave, then) = match kind {
         AlarmKind::Stop => (true, "the subscription stops"),
         AlarmKind::Halt => (true, "its lane is halted"),
@@ -15,9 +16,9 @@ pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm) {
         AlarmKind::NotBuried => (false, "the dead-letter did not take it and will be asked again"),
     };
     if is_grave {
-        tracing::error!(subscription, lane, %position, %failure, then, "a record cannot be done");
+        tracing::error!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
     } else {
-        tracing::warn!(subscription, lane, %position, %failure, then, "a record cannot be done");
+        tracing::warn!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
     }
 }
 

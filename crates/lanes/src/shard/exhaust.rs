@@ -57,6 +57,7 @@ impl Shard {
     pub(super) fn alarm(&mut self, kind: AlarmKind, item: u32, failure: Failure) {
         let record = &self.items[item].record;
         let (lane, epoch, position) = (record.lane(), record.epoch(), record.position());
-        self.alarms.push(Alarm { kind, lane, epoch, position, failure });
+        let key = record.key().map(Into::into);
+        self.alarms.push(Alarm { kind, lane, epoch, position, key, failure });
     }
 }

@@ -217,7 +217,8 @@ async fn la_30_a_lane_that_comes_back_has_another_epoch_and_what_is_late_does_no
     is_first.store(false, Ordering::Relaxed);
     let guest = Member::with(eager(), |builder| builder, |delivery, _| async { delivery.finish() });
     until("one lane is back", || member.metrics().tally.done == 1 && guest.metrics().tally.done == 1).await;
-    assert_eq!(member.metrics().tally.abandoned, 2);
+    // A shard may hear of it behind the guest.
+    until("both are given up", || member.metrics().tally.abandoned == 2).await;
     late.add_permits(2);
     until("the late ones are ignored", || member.metrics().tally.late == 2).await;
     assert_eq!(member.metrics().tally.done, 1);

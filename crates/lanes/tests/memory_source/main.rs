@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
 
 mod checker;
+mod deadline;
 mod failure;
 mod features;
 mod leaving;

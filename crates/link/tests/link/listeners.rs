@@ -15,9 +15,9 @@ use std::{
     thread::JoinHandle,
 };
 
-use tidegate_link::{Address, Link, Listener, Mode, Reactor, Remote, Settings};
+use tidegate_link::{Address, FileAccess, Link, Listener, Mode, Reactor, Remote, Settings};
 
-use crate::stage::{each_mode, modes, run_on};
+use crate::stage::{each_mode, modes, run, run_on};
 
 fn listen() -> Listener {
     Listener::tcp((Ipv4Addr::LOCALHOST, 0).into(), 64).expect("a port")
@@ -142,10 +142,12 @@ fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-link-{}-{name}", std::process::id()))
 }
 
+const OWN: FileAccess = FileAccess { mode: 0o600, group: None, replaces: false };
+
 #[test]
 fn the_file_of_a_unix_socket_comes_and_goes_with_its_listener() {
     let path = path("comes-and-goes");
-    let listener = Listener::unix(&path, 0o600, 8).expect("a socket");
+    let listener = Listener::unix(&path, OWN, 8).expect("a socket");
     assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
     UnixStream::connect(&path).expect("a listener");
     let copy = listener.clone();
@@ -160,16 +162,74 @@ fn a_unix_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not() {
     let path = path("left-behind");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     assert!(path.exists(), "the standard library leaves the file");
-    let listener = Listener::unix(&path, 0o600, 8).expect("the place of the dead");
-    let refused = Listener::unix(&path, 0o600, 8).expect_err("somebody listens there");
+    let listener = Listener::unix(&path, OWN, 8).expect("the place of the dead");
+    let refused = Listener::unix(&path, OWN, 8).expect_err("somebody listens there");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     drop(listener);
 }
 
 #[test]
+fn a_unix_socket_in_use_is_replaced_on_demand_and_its_file_stays_with_the_new_one() {
+    let path = path("replaced");
+    let old = Listener::unix(&path, OWN, 8).expect("a socket");
+    let new = Listener::unix(&path, FileAccess { mode: 0o640, replaces: true, ..OWN }, 8).expect("the same place");
+    assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o640);
+    drop(old);
+    UnixStream::connect(&path).expect("the new listener");
+    drop(new);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_listener_that_was_handed_over_is_as_good_as_one_of_ones_own() {
+    let path = path("handed-over");
+    let old = Listener::unix(&path, OWN, 8).expect("a socket");
+    let fd = std::os::fd::AsFd::as_fd(&old).try_clone_to_owned().expect("a descriptor");
+    let new = Listener::adopt(fd, Some(&path)).expect("it listens");
+    old.leave_file();
+    drop(old);
+    UnixStream::connect(&path).expect("it listens still");
+    drop(new);
+    assert!(!path.exists());
+    let (near, _far) = UnixStream::pair().expect("a pair");
+    assert!(Listener::adopt(near.into(), None).is_err(), "it does not listen");
+}
+
+/// Between the wish to stop and the stop a client may be given out; it must be served, and one that was not stays in line.
+#[test]
+fn nobody_is_lost_when_an_acceptor_closes() {
+    each_mode(|settings| {
+        let listener = listen();
+        let address = listener.local_addr().expect("an address");
+        let other =
+            Listener::adopt(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().expect("a descriptor"), None);
+        let other = other.expect("it listens");
+        let accepted = run(settings, |reactor| async move {
+            let closing = listener.accept_on(&reactor).expect("an acceptor");
+            let staying = other.accept_on(&reactor).expect("an acceptor");
+            let mut accepted = 0;
+            // An accept is put under way, and the client comes when it is about to be taken back.
+            let early = std::future::poll_fn(|cx| std::task::Poll::Ready(closing.poll_accept(cx).is_ready())).await;
+            assert!(!early, "nobody has come yet");
+            let _client = TcpStream::connect(address).expect("a listener");
+            while let Some(client) = std::future::poll_fn(|cx| closing.poll_close(cx)).await {
+                accepted += 1;
+                drop(client);
+            }
+            if accepted == 0 {
+                std::future::poll_fn(|cx| staying.poll_accept(cx)).await.expect("the client that was left in line");
+                accepted += 1;
+            }
+            accepted
+        });
+        assert_eq!(accepted, 1);
+    });
+}
+
+#[test]
 fn a_unix_socket_whose_line_is_full_is_in_use() {
     let path = path("full");
-    let listener = Listener::unix(&path, 0o600, 0).expect("a socket");
+    let listener = Listener::unix(&path, OWN, 0).expect("a socket");
     let mut waiting = Vec::new();
     // The line of a listener that never accepts is soon full; a connect that waited would wait for ever.
     loop {
@@ -181,7 +241,7 @@ fn a_unix_socket_whose_line_is_full_is_in_use() {
             break;
         }
     }
-    let refused = Listener::unix(&path, 0o600, 8).expect_err("somebody listens there");
+    let refused = Listener::unix(&path, OWN, 8).expect_err("somebody listens there");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     drop(listener);
 }
@@ -190,7 +250,7 @@ fn a_unix_socket_whose_line_is_full_is_in_use() {
 fn a_file_that_is_no_socket_is_left_alone() {
     let path = path("no-socket");
     fs::write(&path, "precious").expect("a file");
-    let refused = Listener::unix(&path, 0o600, 8).expect_err("a file is in the way");
+    let refused = Listener::unix(&path, OWN, 8).expect_err("a file is in the way");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     assert_eq!(fs::read_to_string(&path).expect("the file"), "precious");
     fs::remove_file(path).expect("the file");

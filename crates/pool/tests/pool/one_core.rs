@@ -127,6 +127,39 @@ fn a_connection_whose_client_left_while_it_was_opened_becomes_idle() {
 }
 
 #[test]
+fn a_lease_tells_whether_it_is_to_be_replaced() {
+    let bench = Bench::eager(1, limits(1));
+    let lease = bench.lease(0);
+    assert_eq!(lease.generation(), bench.pool.generation());
+    bench.pool.reconnect();
+    assert!(lease.generation() < bench.pool.generation());
+    lease.release(Fate::Reuse, bench.now());
+    assert_eq!(bench.census.open(), 0);
+}
+
+#[test]
+fn connections_are_used_in_turn_if_the_oldest_is_to_come_first() {
+    let turns = |oldest_first: bool| {
+        let bench = Bench::eager(1, Limits { oldest_first, ..limits(3) });
+        let leases: Vec<_> = (0..3).map(|_| bench.lease(0)).collect();
+        assert!(leases.iter().all(|lease| lease.released().is_none()));
+        for lease in leases {
+            lease.release(Fate::Reuse, bench.now());
+        }
+        let turn = || {
+            let lease = bench.lease(0);
+            assert!(lease.released().is_some());
+            let id = lease.id;
+            lease.release(Fate::Reuse, bench.now());
+            id
+        };
+        (0..4).map(|_| turn()).collect::<Vec<_>>()
+    };
+    assert_eq!(turns(true), [0, 1, 2, 0]);
+    assert_eq!(turns(false), [2, 2, 2, 2]);
+}
+
+#[test]
 fn a_dead_idle_connection_is_closed_and_the_next_taken() {
     let bench = Bench::eager(1, limits(2));
     let leases = [bench.lease(0), bench.lease(0)];

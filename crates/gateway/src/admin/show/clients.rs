@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_link::Address;
 
-use super::super::table::{Column, Value, int4, int8, row, text};
+use super::super::table::{Column, Value, int4, row, text};
 use super::{on_the_wall, timestamp, wait};
 use crate::plane::{Card, ClientState, Gateway, PoolKey, Worker};
 
@@ -33,7 +33,7 @@ pub(super) const COLUMNS: &[Column] = &[
     text("tls"),
     text("application_name"),
     int4("prepared_statements"),
-    int8("id"),
+    int4("id"),
     text("pinned"),
 ];
 

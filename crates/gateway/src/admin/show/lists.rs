@@ -10,21 +10,21 @@ pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
 
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     let clients = clients::all(gateway).await.len();
+    let peers = gateway.setup().config.peers.len();
     let servers: usize = gateway.pools().iter().map(|shared| shared.pool.counts().open).sum();
     [
         ("databases", databases::names(gateway).len()),
         ("users", users::names(gateway).len()),
-        ("peers", 0),
+        ("peers", peers),
         ("pools", gateway.pools().iter().filter(|pool| pool.key.host.is_none()).count()),
-        ("peer_pools", 0),
+        ("peer_pools", peers),
         // PgBouncer keeps the memory of those who left; here it is given back.
         ("free_clients", 0),
         ("used_clients", clients),
         ("login_clients", gateway.client_count().saturating_sub(clients)),
         ("free_servers", 0),
         ("used_servers", servers),
-        // Names are resolved at each connect, and not kept.
-        ("dns_names", 0),
+        ("dns_names", gateway.connector.resolver.known_names().len()),
         ("dns_zones", 0),
         ("dns_queries", 0),
         ("dns_pending", 0),

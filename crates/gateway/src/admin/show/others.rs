@@ -1,16 +1,7 @@
-//! Tables that PgBouncer has for what is otherwise here: peers, a cache of names, memory of its own.
+//! Tables that PgBouncer has for what is otherwise here: names, memory of its own.
 
 use super::super::table::{Column, Value, int4, int8, row, text};
-
-pub(super) const PEERS: &[Column] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
-
-pub(super) const PEER_POOLS: &[Column] = &[
-    int4("peer_id"),
-    int4("cl_active_cancel_req"),
-    int4("cl_waiting_cancel_req"),
-    int4("sv_active_cancel"),
-    int4("sv_login"),
-];
+use crate::plane::Gateway;
 
 pub(super) const FDS: &[Column] = &[
     int4("fd"),
@@ -41,4 +32,13 @@ pub(super) fn memory() -> Vec<Vec<Value>> {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0_u64);
     vec![row!["process", PAGE_BYTES, resident, 0_u32, resident * PAGE_BYTES]]
+}
+
+/// The host names that are kept.
+pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Value>> {
+    let row = |known: crate::resolve::KnownName| {
+        let addresses: Vec<_> = known.addresses.iter().map(ToString::to_string).collect();
+        row![known.name, known.left.as_secs(), addresses.join(",")]
+    };
+    gateway.connector.resolver.known_names().into_iter().map(row).collect()
 }

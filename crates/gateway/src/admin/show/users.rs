@@ -11,8 +11,8 @@ use crate::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
-    int4("pool_size"),
-    int4("reserve_pool_size"),
+    text("pool_size"),
+    text("reserve_pool_size"),
     text("pool_mode"),
     int4("max_user_connections"),
     int4("current_connections"),

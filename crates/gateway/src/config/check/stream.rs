@@ -10,6 +10,9 @@ use crate::config::raw::{Node, Source, Table, Value};
 use crate::config::section::{Keys, Settings};
 use crate::config::stream::{Letters, OnExhausted, Origin, RawStream, Stream, StreamKeys, Target};
 
+/// Whether the Kafka client of this build has OpenSSL, and with it TLS and SCRAM.
+const HAS_SSL: bool = cfg!(feature = "kafka-ssl");
+
 /// Checks the one stream that a command line describes.
 pub(crate) fn one(source: &Source, table: &Table, disk: Disk<'_>) -> Result<Stream, ConfigErrors> {
     let mut checker = Checker { source, disk, findings: Vec::new() };
@@ -59,6 +62,7 @@ impl Checker<'_> {
         }
         self.stream_source(section, &mut keys);
         self.stream_failures(section, &mut keys);
+        self.stream_kafka(section, &keys);
         let tls = self.stream_sink(section, &keys);
         Stream { keys, tls, written: raw }
     }
@@ -84,6 +88,19 @@ impl Checker<'_> {
         }
         for key in ["group", "start"] {
             self.without_effect(section, key, is_kafka, "from is no Kafka");
+        }
+    }
+
+    /// What the Kafka client of this build cannot do is said here: it would say it late, or of itself.
+    fn stream_kafka(&mut self, section: &Section<'_>, keys: &StreamKeys) {
+        let speaks = matches!(keys.from, Origin::Kafka(_))
+            || matches!(keys.to, Target::Kafka(_))
+            || matches!(keys.dead_letter, Letters::Kafka(_));
+        self.without_effect(section, "kafka_properties", speaks, "from, to and dead_letter are no Kafka");
+        let properties = &keys.kafka_properties.0;
+        let of_one = properties.iter().find_map(|(name, value)| refused(name, value));
+        if let Some((reason, help)) = of_one.or_else(|| no_mechanism(properties)) {
+            self.error(section.place(&["kafka_properties"]), reason, help);
         }
     }
 
@@ -120,7 +137,7 @@ impl Checker<'_> {
         self.without_effect(section, "form", writes, "to takes records, not texts");
         let mut raw = RawDatabase::default();
         if let Target::Postgres(url) = &keys.to {
-            for (key, text) in url.keys().filter(|(key, _)| key.starts_with("ssl")) {
+            for (key, text) in url.keys().filter(|(key, _)| key.starts_with("ssl") || *key == "channel_binding") {
                 if let Some(Err(wrong)) = raw.set(key, &Value::Text(text)) {
                     self.wrong(section.place(&["to"]), wrong);
                 }
@@ -134,5 +151,77 @@ impl Checker<'_> {
         if !has_effect && section.has(key) {
             self.warning(section.place(&[key]), format!("{key} has no effect: {because}"), "leave it out");
         }
+    }
+}
+
+const NEEDS_SSL: &str = "build tidegate with `--features kafka-ssl`, which takes the OpenSSL of the machine (libssl-dev and \
+                         pkg-config), or name a listener of the brokers that asks for PLAINTEXT or SASL_PLAINTEXT";
+
+/// Why the client of this build cannot have this property, and what helps.
+fn refused(name: &str, value: &str) -> Option<(String, &'static str)> {
+    let is_mechanism = name == "sasl.mechanism" || name == "sasl.mechanisms";
+    let wanted = value.to_ascii_uppercase();
+    if is_mechanism && wanted == "GSSAPI" {
+        let help = "use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER, or a proxy that logs in for you";
+        return Some(("the Kafka client of this build has no Kerberos (GSSAPI)".to_owned(), help));
+    }
+    let is_tls = name == "security.protocol" && wanted.ends_with("SSL");
+    let is_for_tls = name.starts_with("ssl.") || name == "enable.ssl.certificate.verification";
+    let is_hashed = is_mechanism && wanted != "PLAIN";
+    let needs_ssl = is_tls || is_for_tls || is_hashed;
+    // A value may be a password.
+    let shown = if is_for_tls { String::new() } else { format!(" = {value}") };
+    (needs_ssl && !HAS_SSL).then(|| {
+        (format!("`{name}{shown}` needs OpenSSL, which the Kafka client of this build is made without"), NEEDS_SSL)
+    })
+}
+
+/// Of itself, the client would choose Kerberos.
+fn no_mechanism(properties: &[(String, String)]) -> Option<(String, &'static str)> {
+    let is_sasl = |(name, value): &(String, String)| {
+        name == "security.protocol" && value.to_ascii_uppercase().starts_with("SASL_")
+    };
+    let has_mechanism = properties.iter().any(|(name, _)| name == "sasl.mechanism" || name == "sasl.mechanisms");
+    let is_missing = properties.iter().any(is_sasl) && !has_mechanism;
+    is_missing.then(|| {
+        let help = "add \"sasl.mechanism\" = \"PLAIN\", with \"sasl.username\" and \"sasl.password\"";
+        ("`security.protocol` asks for a login, and nothing says which".to_owned(), help)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kafka_client_cannot_do_is_said_with_what_helps() {
+        for (name, value) in [
+            ("security.protocol", "SSL"),
+            ("security.protocol", "sasl_ssl"),
+            ("ssl.ca.location", "ca.pem"),
+            ("sasl.mechanism", "SCRAM-SHA-256"),
+            ("sasl.mechanisms", "OAUTHBEARER"),
+        ] {
+            assert_eq!(refused(name, value).is_some(), !HAS_SSL, "{name}={value}");
+        }
+        let secret = refused("ssl.key.password", "hunter2").map(|(reason, _)| reason).unwrap_or_default();
+        assert!(!secret.contains("hunter2"), "{secret}");
+        assert!(refused("sasl.mechanisms", "gssapi").is_some_and(|(reason, _)| reason.contains("Kerberos")));
+        for (name, value) in
+            [("security.protocol", "sasl_plaintext"), ("sasl.mechanism", "PLAIN"), ("sasl.password", "SSL")]
+        {
+            assert_eq!(refused(name, value), None, "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn a_login_says_by_which_mechanism() {
+        let properties = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        assert!(no_mechanism(&properties(&[("security.protocol", "SASL_PLAINTEXT")])).is_some());
+        let both = [("security.protocol", "SASL_PLAINTEXT"), ("sasl.mechanism", "PLAIN")];
+        assert_eq!(no_mechanism(&properties(&both)), None);
+        assert_eq!(no_mechanism(&properties(&[("client.id", "a")])), None);
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::{Checker, Section};
 use crate::config::hosts::{HostSpec, RouteSettings};
-use crate::config::keys::{Admin, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation};
+use crate::config::keys::{
+    Admin, ChannelBinding, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation,
+};
 use crate::config::raw::Value;
 use crate::config::section::{Keys, Settings};
 use crate::config::url::{PORT, PgUrl, host_list};
@@ -129,6 +131,10 @@ impl Checker<'_> {
 
     /// What cannot go together in the keys of one upstream.
     fn upstream(&mut self, section: &Section<'_>, keys: &DatabaseKeys) {
+        if keys.channel_binding == ChannelBinding::Require && keys.sslmode == SslMode::Disable {
+            let help = "write sslmode = \"require\" or a stricter one, or channel_binding = \"prefer\"";
+            self.error(section.place(&["channel_binding", "url"]), "channel binding without TLS", help);
+        }
         if Admin::DATABASES.iter().any(|name| section.path == format!("databases.{name}")) {
             let help = "name it otherwise, and say the server's name with dbname";
             self.error(section.place(&[]), "this name is the admin console's", help);
@@ -153,6 +159,8 @@ impl Checker<'_> {
             cert: keys.sslcert.clone(),
             key: keys.sslkey.clone(),
             negotiation: keys.sslnegotiation,
+            ciphers: keys.sslciphers.clone(),
+            binding: keys.channel_binding,
         };
         if tls.cert.as_os_str().is_empty() != tls.key.as_os_str().is_empty() {
             let help = "write both sslcert and sslkey, or neither";

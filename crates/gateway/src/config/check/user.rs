@@ -31,7 +31,8 @@ impl Checker<'_> {
             self.error(place(), "an md5 hash cannot answer scram-sha-256", help);
         }
         let written = section.has("password") || section.has("password_file");
-        if auth.method != AuthMethod::Trust && auth.lookup_user.is_empty() && !written {
+        let needs_password = !matches!(auth.method, AuthMethod::Trust | AuthMethod::Cert);
+        if needs_password && auth.lookup_user.is_empty() && !written {
             let reason = format!("[{}] has no password: this user cannot log in", section.path);
             self.warning(section.place(&[]), reason, "add password or password_file");
         }

@@ -18,12 +18,18 @@ impl Stage {
         self.topology.note(name, report, self.now);
     }
 
+    /// All come from one `initdb`, and none is another's address.
     fn primary(&mut self, name: &str, timeline: u32, lsn: u64) {
-        self.says(name, Report::Answer(Observation { in_recovery: false, lsn, timeline }));
+        self.primary_of(name, timeline, lsn, Origin { system: 7, started: 0 });
+    }
+
+    fn primary_of(&mut self, name: &str, timeline: u32, lsn: u64, origin: Origin) {
+        self.says(name, Report::Answer(Observation { in_recovery: false, lsn, timeline, origin }));
     }
 
     fn replica(&mut self, name: &str, lsn: u64) {
-        self.says(name, Report::Answer(Observation { in_recovery: true, lsn, timeline: 0 }));
+        let origin = Origin { system: 7, started: 0 };
+        self.says(name, Report::Answer(Observation { in_recovery: true, lsn, timeline: 0, origin }));
     }
 
     fn down(&mut self, name: &str) {
@@ -199,4 +205,72 @@ fn a_list_that_changes_keeps_what_is_known_of_those_who_stay() {
     stage.down("gone");
     stage.topology.set_hosts(["c"].map(Arc::from));
     assert_eq!(stage.verdict(), "- | c | c");
+}
+
+#[test]
+fn a_primary_that_hangs_is_deposed_once_another_is_promoted() {
+    let mut stage = stage(Rules::default()).settled();
+    stage.says("a", Report::Silent);
+    stage.says("a", Report::Silent);
+    assert_eq!((stage.verdict().as_str(), stage.state("a")), ("- | b c | b c", HostState::Silent));
+    assert!(stage.topology.verdict().unfit.is_empty(), "it may go on");
+    stage.primary("b", 2, 120);
+    assert_eq!((stage.verdict().as_str(), stage.state("a")), ("b | c | b c", HostState::Deposed));
+    assert!(stage.topology.verdict().unfit.contains("a"));
+    // Whatever it says when it wakes up.
+    stage.primary("a", 1, 130);
+    assert_eq!((stage.verdict().as_str(), stage.state("a")), ("b | c | b c", HostState::Deposed));
+}
+
+#[test]
+fn primaries_of_different_systems_are_all_used_and_one_takes_the_writes() {
+    let mut stage = stage(Rules::default());
+    let [one, other] = [1, 2].map(|system| Origin { system, started: system });
+    stage.primary_of("a", 1, 100, one);
+    stage.primary_of("b", 5, 900, other);
+    assert_eq!(stage.verdict(), "a |  | a b");
+    let verdict = stage.topology.verdict();
+    assert!(verdict.deposed.is_empty() && verdict.apart.iter().map(|name| &**name).eq(["b"]), "{verdict:?}");
+    // Writes move only when there is nobody at home, and do not move back.
+    stage.down("a");
+    assert_eq!(stage.verdict(), "b |  | b");
+    stage.primary_of("a", 1, 100, one);
+    assert_eq!(stage.verdict(), "b |  | a b");
+    // Within each of them a promotion counts as ever.
+    stage.primary_of("c", 2, 120, one);
+    assert_eq!((stage.verdict().as_str(), stage.state("a")), ("b |  | b c", HostState::Deposed));
+}
+
+#[test]
+fn a_replica_is_measured_by_the_primary_of_its_own_system() {
+    let mut stage = stage(Rules { lag_bytes_max: 50, ..Rules::default() });
+    stage.primary_of("a", 1, 100_000, Origin { system: 1, started: 1 });
+    stage.primary("b", 1, 500);
+    stage.replica("c", 480);
+    assert_eq!((stage.verdict().as_str(), stage.view("c").lag_bytes), ("a | c | a b c", Some(20)));
+}
+
+#[test]
+fn two_addresses_of_one_server_are_no_split_brain() {
+    let mut stage = stage(Rules::default());
+    let server = Origin { system: 7, started: 99 };
+    stage.primary_of("a", 1, 100, server);
+    stage.primary_of("b", 1, 100, server);
+    stage.replica("c", 100);
+    assert_eq!((stage.verdict().as_str(), stage.state("b")), ("a | c | a b c", HostState::Up));
+    stage.down("a");
+    assert_eq!(stage.verdict(), "b | c | b c");
+    // A server that was started again is told from one that was copied only by its next answer.
+    stage.primary_of("a", 1, 100, Origin { system: 7, started: 100 });
+    assert_eq!(stage.state("a"), HostState::Deposed);
+    stage.primary_of("b", 1, 100, Origin { system: 7, started: 100 });
+    assert_eq!((stage.verdict().as_str(), stage.state("a")), ("b | c | a b c", HostState::Up));
+}
+
+#[test]
+fn servers_that_do_not_say_where_they_come_from_are_taken_for_relatives() {
+    let mut stage = stage(Rules::default());
+    stage.primary_of("a", 1, 100, Origin { system: 1, started: 1 });
+    stage.primary_of("b", 1, 100, Origin::default());
+    assert_eq!((stage.verdict().as_str(), stage.state("b")), ("a |  | a", HostState::Deposed));
 }

@@ -57,58 +57,22 @@ impl Mapper<'_> {
         }
     }
 
-    pub(super) fn client_tls(&mut self) {
-        self.tls_versions("client_tls_protocols");
-        self.tls_versions("server_tls_protocols");
-        let mode = self.given("client_tls_sslmode");
-        let strict = mode.text.starts_with("verify-");
-        let word = match mode.text.as_str() {
-            "disable" => return,
-            "allow" | "prefer" => "allow",
-            "require" | "verify-ca" | "verify-full" => "require",
-            _ => {
-                self.read(
-                    keys::find(GLOBAL, "client_tls_sslmode").map_or(Kind::Text, |key| key.kind),
-                    "client_tls_sslmode",
-                    &mode,
-                );
-                return;
-            }
-        };
-        self.put_text(&["listen"], "tls", word, &mode.at);
-        let files = [
-            ("client_tls_cert_file", "tls_cert"),
-            ("client_tls_key_file", "tls_key"),
-            ("client_tls_ca_file", "tls_client_ca"),
-        ];
-        for (name, key) in files {
-            let given = self.given(name);
-            if let Some(file) = file(&given).filter(|_| strict || key != "tls_client_ca") {
-                self.put_text(&["listen"], key, file.display().to_string(), &given.at);
-            }
-        }
-    }
-
-    /// rustls speaks TLS 1.2 and 1.3; a list without either cannot be meant.
-    fn tls_versions(&mut self, name: &str) {
-        let given = self.given(name);
-        let modern = ["secure", "default", "all", "legacy", "tlsv1.2", "tlsv1.3"];
-        let any = given.text.split([',', ':']).map(str::trim).any(|word| modern.contains(&word));
-        if !any && !given.text.is_empty() {
-            let reason = format!("{name}: only TLS 1.2 and 1.3 are spoken");
-            self.error(&given.at, name, reason, "write secure");
-        }
-    }
-
     pub(super) fn auth(&mut self) {
         let kind = self.given("auth_type");
         let Some(Value::Text(word)) = self.read(Kind::Word(keys::AUTH_TYPES), "auth_type", &kind) else { return };
         let method = match word.as_str() {
             "any" | "trust" => "trust",
             "plain" => "password",
-            "cert" | "pam" | "ldap" => {
+            "cert" if !self.asks_for_certificates() => {
+                let reason = "auth_type: `cert` needs certificates of clients";
+                let help = "write client_tls_sslmode = verify-full and client_tls_ca_file = /path/to/authorities.pem";
+                return self.error(&kind.at, "auth_type", reason, help);
+            }
+            "pam" | "ldap" => {
                 let reason = format!("auth_type: `{word}` is not supported");
-                return self.error(&kind.at, "auth_type", reason, "write scram-sha-256, md5, plain, hba, trust or any");
+                let help = "have users looked up on the server instead (auth_type = scram-sha-256 with auth_user and \
+                            auth_query), list them in auth_file, or write cert, hba, md5 or plain";
+                return self.error(&kind.at, "auth_type", reason, help);
             }
             other => other,
         };
@@ -148,6 +112,21 @@ impl Mapper<'_> {
         }
     }
 
+    /// When names are looked up again.
+    pub(super) fn dns(&mut self) {
+        let given = self.given("dns_zone_check_period");
+        if let Some(value) = self.read(Kind::Seconds, "dns_zone_check_period", &given) {
+            self.put(&["dns"], "check_period", value, &given.at);
+        }
+    }
+
+    /// What an idle server is asked; `<empty>` stands for a statement of nothing, nothing for none.
+    pub(super) fn server_check(&mut self) {
+        let given = self.given("server_check_query");
+        let sql = if given.text == "<empty>" { ";" } else { given.text.as_str() };
+        self.put_text(&["pool"], "server_check", sql, &given.at);
+    }
+
     fn number_of(&mut self, name: &str, read: impl Fn(&str) -> Result<Option<i64>, Wrong>) -> Option<i64> {
         let given = self.given(name);
         match read(&given.text) {
@@ -183,17 +162,6 @@ impl Mapper<'_> {
             _ => "trace",
         };
         self.put_text(&["log"], "level", level, &given.at);
-    }
-
-    pub(super) fn peers(&mut self, lines: &[Line]) {
-        let peers: Vec<_> = lines.iter().filter(|line| line.section == "peers").collect();
-        for line in &peers {
-            self.known_pairs(line, keys::PEER);
-        }
-        if let Some(first) = peers.first() {
-            let reason = "[peers] has no effect: a cancel request has to reach the process that has the client";
-            self.warning(&first.key_at, "peers", reason, "one process with several threads needs no peers");
-        }
     }
 }
 

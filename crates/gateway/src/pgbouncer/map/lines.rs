@@ -159,5 +159,10 @@ impl Mapper<'_> {
                 self.put_text(path, key, file.display().to_string(), &given.at);
             }
         }
+        if !self.server_suites.is_empty() {
+            let at = self.given("server_tls_ciphers").at;
+            let list = super::tls::names(self.server_suites.iter().map(|suite| suite.as_str()), &at);
+            self.put(path, "sslciphers", list, &at);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `auth_file` and `[users]`.
+//! `auth_file`, `[users]` and `[peers]`.
 
 use super::*;
 use crate::{
@@ -50,6 +50,25 @@ impl Mapper<'_> {
                 self.put_text(&section, "password", "", &nowhere);
             } else {
                 self.put_text(&section, "password", user.password, &nowhere);
+            }
+        }
+    }
+
+    /// `[peers]`: other processes behind the same address.
+    pub(super) fn peers(&mut self, lines: &[Line]) {
+        for line in lines.iter().filter(|line| line.section == "peers") {
+            let pairs = self.known_pairs(line, keys::PEER);
+            let path = ["peers", line.key.as_str()];
+            self.table(&path, &line.key_at);
+            for (key, given) in &pairs {
+                self.put_key(&path, key, given);
+            }
+            let own = pairs.iter().rev().find(|(key, _)| key.name == "pool_size").map(|(_, given)| given.clone());
+            let given = own.unwrap_or_else(|| self.given("default_pool_size"));
+            match size(&given.text) {
+                Ok(Some(size)) => self.put(&path, "size", Value::Integer(size), &given.at),
+                Ok(None) => {}
+                Err((reason, help)) => self.error(&given.at, "pool_size", format!("pool_size: {reason}"), help),
             }
         }
     }

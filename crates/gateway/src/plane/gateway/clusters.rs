@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_supervise::Scope;
 
-use super::{Gateway, SharedPool, lock};
+use super::{Gateway, ServerEntry, SharedPool, lock};
 use crate::{
     config::{Host, PoolPlan},
     hosts::{Cluster, ClusterSpec, Control, Ground, Node, Sink, watch},
@@ -25,6 +25,7 @@ impl Gateway {
             return Some(known.clone());
         }
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
+        clusters.iter().for_each(|known| cluster.learn_from(known));
         clusters.push(cluster.clone());
         Some(cluster)
     }
@@ -98,18 +99,43 @@ impl Ground for Land {
 
     fn retire(&self, cluster: &Cluster, node: &Node) {
         let Some(gateway) = self.0.upgrade() else { return };
-        let is_meant = |pool: &SharedPool| {
-            pool.key.host.as_ref() == Some(&node.name)
-                && pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster))
-        };
-        for pool in gateway.pools().iter().filter(|pool| is_meant(pool)) {
+        for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref() == Some(&node.name)) {
             if node.is_gone() {
-                gateway.remove_pool(pool, "the server was taken out");
+                gateway.remove_pool(&pool, TAKEN_OUT);
             } else {
                 pool.reconnect();
             }
         }
     }
+
+    fn keep(&self, cluster: &Cluster, nodes: &[Arc<Node>]) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let is_left = |host: &Arc<str>| !nodes.iter().any(|node| node.name == *host);
+        for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref().is_some_and(is_left)) {
+            gateway.remove_pool(&pool, TAKEN_OUT);
+        }
+    }
+
+    fn sever(&self, cluster: &Cluster, node: &Node) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let keys: Vec<_> = pools_of(&gateway, cluster).map(|pool| pool.key.clone()).collect();
+        let is_meant = |entry: &ServerEntry| entry.key.host.as_ref() == Some(&node.name) && keys.contains(&entry.key);
+        let servers: Arc<[u64]> =
+            gateway.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
+        for worker in gateway.workers() {
+            let servers = servers.clone();
+            worker.visit(move |worker| worker.roster.sever(&servers));
+        }
+    }
+}
+
+/// What is told to whoever waits for a server that is no longer among those to choose from.
+const TAKEN_OUT: &str = "the server was taken out";
+
+/// The pools of single servers of a cluster.
+fn pools_of(gateway: &Gateway, cluster: &Cluster) -> impl Iterator<Item = Arc<SharedPool>> {
+    let own = move |pool: &Arc<SharedPool>| pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster));
+    gateway.pools().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
 }
 
 fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink: Sink) {

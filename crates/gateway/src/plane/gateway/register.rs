@@ -1,12 +1,13 @@
 //! The server connections of all threads, for the console.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Weak},
     time::SystemTime,
 };
 
-use super::{Gateway, PoolKey, lock};
-use crate::server::Identity;
+use super::{Gateway, PoolKey, SharedPool, lock};
+use crate::{config::Host, server::Identity};
 
 /// A server connection as the console sees it.
 #[derive(Clone, Debug)]
@@ -44,6 +45,31 @@ impl Gateway {
         let known = lock(&self.register).0.clone();
         let alive = known.into_iter().filter_map(|(key, identity)| Some((key, identity.upgrade()?)));
         alive.map(|(key, identity)| self.entry(key, identity)).collect()
+    }
+
+    /// Has connections replaced that lead to an address which their host name has lost.
+    pub fn follow_names(&self) {
+        for moved in self.connector.resolver.take_changed_names() {
+            let strays = |server: &ServerEntry| {
+                let address = &server.identity.address;
+                let ip = address.address.as_socket().map(|socket| socket.ip());
+                let by_name = matches!(&address.host, Host::Tcp { name, .. } if *name == moved.name);
+                by_name && ip.is_some_and(|ip| !moved.addresses.contains(&ip))
+            };
+            let left: BTreeSet<PoolKey> = self.servers().into_iter().filter(strays).map(|server| server.key).collect();
+            tracing::info!(name = moved.name, addresses = ?moved.addresses, "a host name leads elsewhere");
+            let mut pools = self.pools();
+            pools.retain(|pool| left.contains(&pool.key));
+            self.reconnect(&pools);
+        }
+    }
+
+    /// Has every connection of these pools replaced, and lets clients see it that leave with theirs.
+    pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
+        pools.iter().for_each(|pool| pool.reconnect());
+        for worker in self.workers() {
+            worker.visit(|worker| worker.roster.wake_all());
+        }
     }
 
     fn entry(&self, key: PoolKey, identity: Arc<Identity>) -> ServerEntry {

@@ -107,7 +107,8 @@ impl Settings {
     }
 
     /// A property of librdkafka's, such as `security.protocol` or `group.instance.id`; with `group.protocol` =
-    /// `consumer`, the group is led by the broker (KIP-848).
+    /// `consumer`, the group is led by the broker (KIP-848). TLS, and logins by SCRAM or OAUTHBEARER, need the feature
+    /// `kafka-ssl`.
     pub fn property(mut self, name: &str, value: &str) -> Self {
         self.properties.push((name.to_owned(), value.to_owned()));
         self

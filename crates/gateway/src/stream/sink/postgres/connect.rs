@@ -13,7 +13,7 @@ use tokio_postgres::{Client, NoTls};
 use tokio_rustls::TlsConnector;
 
 use crate::config::stream::{GatewayTarget, Target};
-use crate::config::{Host, PgUrl, ServerTls, SslMode, SslNegotiation, Stream};
+use crate::config::{ChannelBinding, Host, PgUrl, ServerTls, SslMode, SslNegotiation, Stream};
 use crate::stream::door::{Door, Doors};
 use crate::stream::error::{StreamError, whole};
 use crate::tls;
@@ -62,6 +62,10 @@ impl Login {
             } else if name == "application_name" {
                 config.application_name(value);
             }
+        }
+        if stream.tls.binding == ChannelBinding::Require {
+            // The connection does not tell the login of its certificate, which refuses then rather than go on without.
+            config.channel_binding(tokio_postgres::config::ChannelBinding::Require);
         }
         let tls = tls::for_servers(&stream.tls).map_err(|error| StreamError::Sink(error.to_string()))?;
         let way = Way::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };

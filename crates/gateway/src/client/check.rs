@@ -1,0 +1,38 @@
+//! `pool.server_check`: a server that was free for a while shows that it still answers, before a client's query is lost on it.
+
+use std::time::Instant;
+
+use tidegate_link::Reactor;
+use tidegate_pool::Lease;
+
+use crate::{
+    config::PoolPlan,
+    plane::within,
+    server::{Server, clean},
+};
+
+/// Whether the server is to be checked before it is used.
+#[inline]
+pub(super) fn is_due(lease: &Lease<Server>, plan: &PoolPlan, now: Instant) -> bool {
+    if plan.pool.server_check.is_empty() {
+        return false;
+    }
+    let after = plan.pool.server_check_after;
+    match lease.released() {
+        // It was logged in a moment ago.
+        None if after.is_zero() => false,
+        released => now.saturating_duration_since(released.unwrap_or(lease.born())) >= after,
+    }
+}
+
+/// Checks it; a server that takes longer than a login may is as good as gone.
+pub(super) async fn passes(reactor: &Reactor, lease: &mut Lease<Server>, plan: &PoolPlan) -> bool {
+    let checked = within(reactor, plan.timeouts.connect, clean::run(lease, &plan.pool.server_check)).await;
+    let reason = match checked {
+        Some(Ok(())) => return true,
+        Some(Err(error)) => error.to_string(),
+        None => "it does not answer".to_owned(),
+    };
+    tracing::info!(server = %lease.identity.address.host, pid = lease.identity.pid, reason, "server_check failed");
+    false
+}

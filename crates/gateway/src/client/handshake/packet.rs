@@ -1,0 +1,92 @@
+//! The start-up packet: who comes, to which database, with which parameters.
+
+use tidegate_wire::{
+    sqlstate,
+    startup::{self, Startup},
+};
+
+use super::{Arriving, LoginError};
+use crate::{
+    config::Route,
+    error::Refusal,
+    params::{ServerSettings, Settings, Value, canonical_encoding},
+};
+
+/// What a client asks for in its start-up packet.
+pub(in crate::client) struct Request {
+    pub(in crate::client) minor: u16,
+    pub(in crate::client) user: String,
+    pub(in crate::client) database: String,
+    /// Name and value of all other parameters, `options` taken apart.
+    pub(in crate::client) params: Vec<(String, Vec<u8>)>,
+    pub(in crate::client) replication: Option<Vec<u8>>,
+    /// The route that it asks for, where there is a choice of servers.
+    pub(in crate::client) route: Option<Route>,
+    pub(super) unknown: Vec<Vec<u8>>,
+}
+
+impl Arriving {
+    /// Appends where the client comes from to the name that it calls itself.
+    pub(super) fn add_host(&self, request: &mut Request) {
+        let is_name = |(name, _): &(String, Vec<u8>)| name.eq_ignore_ascii_case("application_name");
+        let given = request.params.iter().rev().find(|pair| is_name(pair)).map(|(_, value)| value.clone());
+        let given = given.filter(|name| !name.is_empty()).unwrap_or_else(|| b"app".to_vec());
+        let name = format!("{} - {}", String::from_utf8_lossy(&given), self.peer);
+        request.params.retain(|pair| !is_name(pair));
+        request.params.push(("application_name".to_owned(), name.into_bytes()));
+    }
+}
+
+/// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
+pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String]) -> Result<Request, LoginError> {
+    let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {
+        let message = "no PostgreSQL user name specified in startup packet";
+        return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message)));
+    };
+    let database = startup.get("database").filter(|name| !name.is_empty()).map_or_else(|| user.clone(), text);
+    let mut request = Request {
+        minor: startup.minor,
+        user,
+        database,
+        params: Vec::new(),
+        replication: None,
+        route: None,
+        unknown: startup.extensions().map(<[u8]>::to_vec).collect(),
+    };
+    for (name, value) in startup.params() {
+        match name {
+            b"user" | b"database" => {}
+            b"replication" => request.replication = wants_replication(value).then(|| value.to_vec()),
+            b"options" if is_ignored("options") => {}
+            b"options" => {
+                let options = startup::parse_options(value)
+                    .map_err(|error| LoginError::Refused(Refusal::protocol(format!("invalid options: {error}"))))?;
+                request.params.extend(options.into_iter().map(|(name, value)| (name, value.into_bytes())));
+            }
+            name if name.starts_with(b"_pq_.") => {}
+            name => request.params.push((text(name), value.to_vec())),
+        }
+    }
+    request.params.retain(|(name, _)| !is_ignored(name));
+    Ok(request)
+}
+
+fn wants_replication(value: &[u8]) -> bool {
+    !["false", "off", "no", "0", ""].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
+}
+
+/// The settings of a client that asks for `request` of a server like this.
+pub(super) fn wanted_settings(server: &ServerSettings, request: &Request) -> Settings {
+    let mut wanted = server.defaults();
+    for (name, value) in &request.params {
+        let value = if name.eq_ignore_ascii_case("client_encoding") {
+            canonical_encoding(value)
+        } else {
+            value.as_slice().into()
+        };
+        wanted.set(name, Value::text(&value));
+    }
+    wanted
+}

@@ -1,0 +1,111 @@
+//! How a client proves who it is: by a rule, its process, or a secret that is configured or looked up.
+
+use tidegate_link::Address;
+
+use super::{Arriving, LoginError, packet::Request};
+use crate::{
+    client::{auth::Login, lookup},
+    config::{Admin, AuthMethod, UserSecret},
+    error::Cause,
+    hba::{self, Caller, Certificate, CertificateName, Verdict},
+    plane::{Setup, lock},
+    tls,
+};
+
+impl Arriving {
+    /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
+    pub(super) fn is_own_process(&self, request: &Request) -> bool {
+        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let own = self.uid == Some(rustix::process::geteuid().as_raw());
+        to_console && own && Admin::DATABASES.contains(&request.user.as_str())
+    }
+
+    pub(super) async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
+        let (method, certificate) = match self.judge(setup, request)? {
+            Verdict::Method(method) => (method, None),
+            Verdict::Certified(method, certificate) => (method, Some(certificate)),
+            Verdict::Peer(map) => return self.check_peer(setup, request, map.as_deref()).await,
+            Verdict::Reject => return Err(self.cause(Cause::Rejected)),
+        };
+        if let Some(wanted) = &certificate {
+            self.check_certificate(setup, request, wanted)?;
+        }
+        let (known, secret) = self.secret(setup, request).await?;
+        if !known && !setup.config.auth.strangers {
+            match method {
+                AuthMethod::Trust => return Err(self.cause(Cause::Stranger)),
+                AuthMethod::Cert => return Err(self.cause(Cause::NoUser)),
+                _ => {}
+            }
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let (gateway, end_point) = (self.worker.gateway.clone(), self.end_point.clone());
+        let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
+        let mut login = Login { gateway: &gateway, link, user, secret, end_point, bytes };
+        login.authenticate(method).await?;
+        self.bytes = std::mem::take(&mut login.bytes);
+        Ok(())
+    }
+
+    /// How the client has to prove who it is.
+    fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
+        let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
+        let ip = match self.peer {
+            Address::Tcp(address) => Some(address.ip()),
+            Address::Unix => None,
+        };
+        let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
+        let (database, user) = (request.database.as_str(), request.user.as_str());
+        let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
+        rules.judge(&caller).cloned().ok_or_else(|| self.cause(Cause::NoRule))
+    }
+
+    /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
+    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &Certificate) -> Result<(), LoginError> {
+        let Some(info) = self.link.tls_info() else { return Err(self.cause(Cause::NoTls)) };
+        let Some(shown) = info.peer_certificates.first() else { return Err(self.cause(Cause::NoCertificate)) };
+        let Some(kind) = wanted.name else { return Ok(()) };
+        let name = tls::subject(shown).and_then(|subject| match kind {
+            CertificateName::Common => subject.common_name,
+            CertificateName::Distinguished => Some(subject.distinguished_name),
+        });
+        let may = |name: &String| match &setup.hba {
+            Some(rules) => rules.may_come_as(wanted.map.as_deref(), name, &request.user),
+            None => *name == request.user,
+        };
+        if name.as_ref().is_some_and(may) {
+            return Ok(());
+        }
+        let (peer, user) = (&self.peer, &request.user);
+        tracing::info!(%peer, ?user, certificate = ?name, "the certificate is not this user's");
+        Err(self.cause(Cause::Certificate))
+    }
+
+    async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
+        let Some(uid) = self.uid else { return Err(self.cause(Cause::Peer)) };
+        // The file of users is read on a thread that may wait.
+        let resolver = &self.worker.gateway.connector.resolver;
+        let name = resolver.offload(move || hba::name_of_uid(uid)).await.flatten();
+        let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
+        if name.as_ref().is_some_and(may) { Ok(()) } else { Err(self.cause(Cause::Peer)) }
+    }
+
+    /// Whether the user is known, and the secret: the configured one, or what the server says.
+    async fn secret(&self, setup: &Setup, request: &Request) -> Result<(bool, Option<UserSecret>), LoginError> {
+        let configured = setup.config.users.get(&request.user).map(|user| user.secret.clone());
+        let has_secret = configured.as_ref().is_some_and(|secret| !secret.secret().is_empty());
+        let lookup = setup.config.lookup(&request.database).filter(|lookup| lookup.user != request.user);
+        let (false, Some(lookup)) = (has_secret, lookup) else { return Ok((configured.is_some(), configured)) };
+        match lookup::look_up(&self.worker, &lookup, &request.database, &request.user).await? {
+            lookup::Known::Nobody => Ok((configured.is_some(), configured)),
+            lookup::Known::User(secret) => {
+                let mut known = lock(&self.worker.gateway.connector.looked_up);
+                match &secret {
+                    Some(secret) => drop(known.insert(request.user.clone(), secret.clone())),
+                    None => drop(known.remove(&request.user)),
+                }
+                Ok((true, secret))
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a client is told that is not let in, and what is noted of it.
+
+use std::rc::Rc;
+
+use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
+
+use super::{Arriving, LoginError};
+use crate::{
+    client::part,
+    config::Dialect,
+    error::{Cause, Refusal},
+    record::{Stranger, Witness},
+};
+
+impl Arriving {
+    /// Tells the client why, and gives the reason back for the log.
+    pub(super) async fn refuse(&mut self, error: LoginError) -> LoginError {
+        let words = match &error {
+            LoginError::Refused(refusal) => refusal.fatal(),
+            LoginError::Server(message) => message.clone(),
+            LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
+            LoginError::Decode(fault) if !self.looks_like_http() => {
+                Refusal::protocol(format!("invalid start-up packet: {fault}")).fatal()
+            }
+            _ => {
+                self.link.shutdown();
+                return error;
+            }
+        };
+        self.log_refusal(&error);
+        self.record_refusal(&words);
+        part(&self.worker, &mut self.link, words).await;
+        error
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.worker.gateway.setup().config.listen.dialect
+    }
+
+    pub(super) fn cause(&self, cause: Cause) -> LoginError {
+        LoginError::Refused(cause.refusal(self.dialect()))
+    }
+
+    fn log_refusal(&self, error: &LoginError) {
+        let setup = self.worker.gateway.setup();
+        let (sqlstate, reason) = match error {
+            LoginError::Refused(refusal) => (refusal.sqlstate, refusal.message.to_string()),
+            LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
+            _ => return,
+        };
+        if setup.config.listen.dialect == Dialect::Postgres {
+            tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
+            return;
+        }
+        let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
+        let who = format!("C-0: {database}/{user}@{}", self.peer);
+        if setup.config.log.disconnections {
+            tracing::info!("{who} closing because: {reason} (age=0s)");
+        }
+        if setup.config.log.refusals {
+            tracing::warn!("{who} pooler error: {reason}");
+        }
+    }
+
+    fn stranger(&self) -> Stranger {
+        let (user, database) = self.asked.clone().unwrap_or_default();
+        Stranger { client: self.peer.to_string(), user, database }
+    }
+
+    fn record_refusal(&self, words: &[u8]) {
+        let Some(recorder) = &self.worker.recorder else { return };
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
+        let field = |code| fields.as_ref().and_then(|fields| fields.get(code)).unwrap_or_default();
+        recorder.refuse(&self.stranger(), field(b'C'), field(b'M'), self.worker.reactor.now());
+    }
+
+    pub(super) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
+        let recorder = self.worker.recorder.as_ref()?;
+        let id = self.worker.gateway.next_client_id();
+        Some(Witness::new(recorder, self.stranger(), id, None, self.worker.reactor.now()))
+    }
+
+    /// A health check, or a browser gone astray: closed without a word.
+    fn looks_like_http(&self) -> bool {
+        [&b"GET "[..], b"HEAD", b"POST", b"PUT ", b"OPTI"].iter().any(|verb| self.bytes.starts_with(verb))
+    }
+}

@@ -1,0 +1,211 @@
+//! A place for a client that is let in: its limits, its card, its greeting, its session.
+
+use std::{rc::Rc, sync::Arc};
+
+use tidegate_wire::{
+    backend::{self, TxStatus},
+    sqlstate,
+};
+
+use super::{
+    Admitted, Arriving, LoginError,
+    packet::{Request, wanted_settings},
+    random,
+};
+use crate::{
+    client::{
+        route::{self, find_server},
+        session::{self, Session},
+    },
+    config::{Admin, Dialect, Route},
+    error::{Cause, Refusal},
+    exchange::Frontend,
+    params::{ServerSettings, Settings, Value, is_settable},
+    plane::{Entry, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
+};
+
+impl Arriving {
+    /// Whether there is room for one more, as far as that is known before the login.
+    pub(super) fn admit(&self, request: &Request) -> Result<(), LoginError> {
+        let gateway = &self.worker.gateway;
+        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
+        let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
+        if ends && !to_console {
+            return Err(LoginError::Refused(match self.dialect() {
+                Dialect::Postgres => Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
+                dialect => Cause::ShuttingDown.refusal(dialect),
+            }));
+        }
+        let max = gateway.setup().config.listen.max_clients as usize;
+        if gateway.client_count() > max && !to_console {
+            return Err(self.cause(Cause::Clients));
+        }
+        Ok(())
+    }
+
+    pub(super) fn admit_to_console(&self, request: Request) -> Result<Admitted, LoginError> {
+        let setup = self.worker.gateway.setup();
+        let admin = &setup.config.admin;
+        let may_change = admin.users.contains(&request.user);
+        if may_change || admin.stats_users.contains(&request.user) {
+            return Ok(Admitted::Console(request, may_change));
+        }
+        if self.dialect() == Dialect::Pgbouncer {
+            return Err(LoginError::Refused(Refusal::protocol("not allowed")));
+        }
+        let message = format!("user \"{}\" is not an admin user", request.user);
+        let refusal =
+            Refusal::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint("Name it in users or stats_users of [admin].");
+        Err(LoginError::Refused(refusal))
+    }
+
+    pub(super) fn enter(&self, key: PoolKey, request: &Request) -> Result<Entry, LoginError> {
+        let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
+        let (pid, secret) = match self.worker.gateway.peer_id() {
+            0 => (None, secret),
+            own => {
+                let pid = peer_key::pid(own, u32::from_ne_bytes(random::<4>()?));
+                (Some(pid), peer_key::with_hops(&secret, peer_key::HOPS_MAX))
+            }
+        };
+        let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
+        let id = self.worker.gateway.next_client_id();
+        let entry = self.worker.roster.enter(NewCard {
+            id,
+            key,
+            user: request.user.as_str().into(),
+            peer: self.peer,
+            tls,
+            pid,
+            secret,
+        });
+        Ok(entry)
+    }
+
+    pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
+        let mut settings = ServerSettings::default();
+        let version = concat!(env!("CARGO_PKG_VERSION"), "/tidegate");
+        for (name, value) in [
+            ("server_version", version),
+            ("client_encoding", "UTF8"),
+            ("server_encoding", "UTF8"),
+            ("DateStyle", "ISO, MDY"),
+            ("TimeZone", "UTC"),
+            ("standard_conforming_strings", "on"),
+            ("integer_datetimes", "on"),
+            ("is_superuser", "on"),
+        ] {
+            settings.report(name, value.as_bytes());
+        }
+        let wanted = wanted_settings(&settings, request);
+        self.greet(&settings, &wanted, entry);
+        *entry.card.settings.borrow_mut() = Some(self.worker.interned.intern(wanted));
+        self.link.unread(std::mem::take(&mut self.bytes).into());
+    }
+
+    fn greet(&mut self, server: &ServerSettings, wanted: &Settings, entry: &Entry) {
+        let mut out = Vec::with_capacity(512);
+        backend::authentication_ok(&mut out);
+        for (name, value) in server.reported.iter() {
+            let own = if is_settable(name) { wanted.get(name) } else { None };
+            if let Value::Text(text) = own.unwrap_or(value) {
+                backend::parameter_status(name.as_bytes(), text, &mut out);
+            }
+        }
+        backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
+        backend::ready_for_query(TxStatus::Idle, &mut out);
+        self.link.write(out);
+    }
+
+    pub(super) async fn begin_session(
+        mut self,
+        pool: Rc<WorkerPool>,
+        request: &Request,
+    ) -> Result<Session, (Self, LoginError)> {
+        let welcome = match self.welcome(&pool, request.route).await {
+            Ok(welcome) => welcome,
+            Err(error) => return Err((self, error)),
+        };
+        let entry = match self.enter(pool.shared.key.clone(), request) {
+            Ok(entry) => entry,
+            Err(error) => return Err((self, error)),
+        };
+        let wanted = wanted_settings(&welcome, request);
+        self.greet(&welcome, &wanted, &entry);
+        pool.stats.client_login_count.add(1);
+        let setup = self.worker.gateway.setup();
+        if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
+            let (id, tls) = (entry.card.id, entry.card.tls.as_deref().unwrap_or("no"));
+            let (database, user) = (&request.database, &request.user);
+            let replication = if request.replication.is_some() { "yes" } else { "no" };
+            tracing::info!(
+                "C-{id}: {database}/{user}@{} login attempt: db={database} user={user} tls={tls} replication={replication}",
+                self.peer
+            );
+        } else if setup.config.log.connections {
+            tracing::info!(client = entry.card.id, peer = %self.peer, database = %request.database,
+                user = %request.user, tls = entry.card.tls.as_deref().unwrap_or("none"), "client connected");
+        }
+        if !self.bytes.is_empty() {
+            self.link.unread(std::mem::take(&mut self.bytes).into());
+        }
+        let settings = self.worker.interned.intern(wanted);
+        *entry.card.settings.borrow_mut() = Some(settings.clone());
+        let front = Frontend::new(self.link, entry.card.id, settings);
+        Ok(Session::new(self.worker, front, pool, request.route, entry, self.quota))
+    }
+
+    /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
+    async fn welcome(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        asked: Option<Route>,
+    ) -> Result<Arc<ServerSettings>, LoginError> {
+        if let Some(welcome) = pool.shared.welcome() {
+            return Ok(match pool.fleet() {
+                None => welcome,
+                Some(_) => as_routed(&welcome, asked.unwrap_or(pool.plan().route.route)),
+            });
+        }
+        let limit = pool.plan().timeouts.checkout;
+        let route = asked.unwrap_or(pool.plan().route.route);
+        let found = async {
+            match pool.fleet() {
+                None => {
+                    let checkout = pool.local.checkout(self.worker.reactor.now());
+                    checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
+                }
+                Some(_) => find_server(&self.worker, pool, route, None).await,
+            }
+        };
+        match within(&self.worker.reactor, limit, found).await {
+            Some(Ok((_, lease))) => {
+                lease.release(tidegate_pool::Fate::Reuse, self.worker.reactor.now());
+                pool.shared.welcome().ok_or(LoginError::Gone)
+            }
+            Some(Err(unserved)) => Err(LoginError::Server(unserved.words())),
+            None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
+        }
+    }
+}
+
+/// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a
+/// replica.
+fn as_routed(welcome: &Arc<ServerSettings>, route: Route) -> Arc<ServerSettings> {
+    const NAME: &str = "in_hot_standby";
+    let value: &[u8] = match route {
+        Route::Primary => b"off",
+        Route::Replica => b"on",
+        Route::PreferReplica | Route::Any => return welcome.clone(),
+    };
+    match welcome.reported.text(NAME) {
+        Some(known) if known != value => {
+            let mut welcome = ServerSettings::clone(welcome);
+            welcome.report(NAME, value);
+            Arc::new(welcome)
+        }
+        // It says so already, or is of before Postgres 14.
+        _ => welcome.clone(),
+    }
+}

@@ -1,0 +1,125 @@
+//! Other gateways behind the same address, and the cancel requests on their way to them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::{Gateway, lock};
+use crate::config::Host;
+
+/// The requests on their way to one peer.
+#[derive(Debug)]
+pub struct PeerLine {
+    size: u32,
+    places: Semaphore,
+    waiting: AtomicUsize,
+    connecting: AtomicUsize,
+    sent: AtomicUsize,
+}
+
+/// How many requests are on their way to a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// They wait for others to be through.
+    pub waiting: usize,
+    /// The peer is being connected.
+    pub connecting: usize,
+    /// The peer has them, and has not dealt with them yet.
+    pub sent: usize,
+}
+
+/// One more as long as it lives.
+struct Count<'a>(&'a AtomicUsize);
+
+impl<'a> Count<'a> {
+    fn one(of: &'a AtomicUsize) -> Self {
+        of.fetch_add(1, Ordering::Relaxed);
+        Self(of)
+    }
+}
+
+impl Drop for Count<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A request on its way.
+pub struct OnTheWay<'a> {
+    line: &'a PeerLine,
+    _place: SemaphorePermit<'a>,
+    _count: Count<'a>,
+}
+
+impl PeerLine {
+    fn new(size: u32) -> Self {
+        let (waiting, connecting, sent) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { size, places: Semaphore::new(size as usize), waiting, connecting, sent }
+    }
+
+    /// A place for one request, which is about to connect. `None` if the line is given up.
+    ///
+    /// # Cancel safety
+    /// Safe: whoever gives up leaves the line.
+    pub async fn join(&self) -> Option<OnTheWay<'_>> {
+        let waits = Count::one(&self.waiting);
+        let place = self.places.acquire().await.ok()?;
+        let connects = Count::one(&self.connecting);
+        drop(waits);
+        Some(OnTheWay { line: self, _place: place, _count: connects })
+    }
+
+    fn counts(&self) -> PeerCounts {
+        PeerCounts {
+            waiting: self.waiting.load(Ordering::Relaxed),
+            connecting: self.connecting.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl OnTheWay<'_> {
+    /// The peer is connected.
+    #[must_use]
+    pub fn connected(self) -> Self {
+        Self { _count: Count::one(&self.line.sent), ..self }
+    }
+}
+
+/// The lines of all peers that were asked for.
+#[derive(Debug, Default)]
+pub(super) struct PeerLines(Mutex<BTreeMap<u16, Arc<PeerLine>>>);
+
+impl Gateway {
+    /// The number of this gateway among its peers; 0 if it is alone.
+    #[must_use]
+    pub const fn peer_id(&self) -> u16 {
+        self.peer_id
+    }
+
+    /// Where a peer is, and the line of requests to it; `None` if no such peer is known.
+    #[must_use]
+    pub fn peer(&self, id: u16) -> Option<(Host, Arc<PeerLine>)> {
+        let setup = self.setup();
+        let peer = setup.config.peers.get(&id)?;
+        let mut lines = lock(&self.peer_lines.0);
+        let line = lines.entry(id).or_insert_with(|| Arc::new(PeerLine::new(peer.size)));
+        if line.size != peer.size {
+            // Those who wait in the old one get there.
+            *line = Arc::new(PeerLine::new(peer.size));
+        }
+        Some((peer.host(), line.clone()))
+    }
+
+    /// The requests on their way to a peer.
+    #[must_use]
+    pub fn peer_counts(&self, id: u16) -> PeerCounts {
+        lock(&self.peer_lines.0).get(&id).map(|line| line.counts()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,134 @@
+//! What a certificate says: whose it is, and the hash that a login is bound to.
+
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use x509_cert::{
+    Certificate,
+    der::{
+        Decode, Reader, Tag, TagNumber, Tagged,
+        asn1::{AnyRef, ContextSpecific, ObjectIdentifier},
+    },
+    spki::{AlgorithmIdentifierOwned, AlgorithmIdentifierRef},
+};
+
+/// Whose a certificate is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// Its common name: the first, if there are several; none if it is empty or no text.
+    pub common_name: Option<String>,
+    /// Its whole name in the form of RFC 4514, the last part first: `CN=app,O=Example`.
+    pub distinguished_name: String,
+}
+
+/// Whose a certificate is, which is given in DER; `None` if it is none.
+#[must_use]
+pub fn subject(certificate: &[u8]) -> Option<Subject> {
+    let certificate = Certificate::from_der(certificate).ok()?;
+    let name = &certificate.tbs_certificate.subject;
+    let mut attributes = name.0.iter().flat_map(|part| part.0.iter());
+    let common_name = attributes.find(|attribute| attribute.oid == COMMON_NAME).and_then(|attribute| {
+        let is_text = matches!(
+            attribute.value.tag(),
+            Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::TeletexString
+        );
+        let text = str::from_utf8(attribute.value.value()).ok().filter(|_| is_text)?;
+        // A zero byte would end the name for a program in C that reads it as well.
+        (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
+    });
+    Some(Subject { common_name, distinguished_name: name.to_string() })
+}
+
+const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
+
+/// The hash of a server's certificate that binds a login to it (RFC 5929, `tls-server-end-point`); the certificate is
+/// given in DER. `None` if its signature names no hash, as that of Ed25519.
+#[must_use]
+pub fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
+    let parsed = Certificate::from_der(certificate).ok()?;
+    Some(match hash_of(&parsed.signature_algorithm)? {
+        Hash::Sha256 => Sha256::digest(certificate).to_vec(),
+        Hash::Sha384 => Sha384::digest(certificate).to_vec(),
+        Hash::Sha512 => Sha512::digest(certificate).to_vec(),
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hash {
+    Sha256,
+    Sha384,
+    Sha512,
+}
+
+/// The hash of a signature, or SHA-256 in place of the weak ones.
+fn hash_of(algorithm: &AlgorithmIdentifierOwned) -> Option<Hash> {
+    match algorithm.oid.to_string().as_str() {
+        // RSA with MD5 and with SHA-1, ECDSA with SHA-1.
+        "1.2.840.113549.1.1.4" | "1.2.840.113549.1.1.5" | "1.2.840.10045.4.1" => Some(Hash::Sha256),
+        "1.2.840.113549.1.1.11" | "1.2.840.10045.4.3.2" => Some(Hash::Sha256),
+        "1.2.840.113549.1.1.12" | "1.2.840.10045.4.3.3" => Some(Hash::Sha384),
+        "1.2.840.113549.1.1.13" | "1.2.840.10045.4.3.4" => Some(Hash::Sha512),
+        "1.2.840.113549.1.1.10" => hash_of_pss(algorithm),
+        _ => None,
+    }
+}
+
+/// RSASSA-PSS names its hash in its parameters (RFC 4055); SHA-1 if it does not.
+fn hash_of_pss(algorithm: &AlgorithmIdentifierOwned) -> Option<Hash> {
+    let named = algorithm.parameters.as_ref()?.sequence(|reader| {
+        let named = ContextSpecific::<AlgorithmIdentifierRef<'_>>::decode_explicit(reader, TagNumber::N0)?;
+        while !reader.is_finished() {
+            AnyRef::decode(reader)?;
+        }
+        Ok(named.map(|named| named.value.oid.to_string()))
+    });
+    match named.ok()?.as_deref() {
+        None | Some("1.3.14.3.2.26" | "2.16.840.1.101.3.4.2.1") => Some(Hash::Sha256),
+        Some("2.16.840.1.101.3.4.2.2") => Some(Hash::Sha384),
+        Some("2.16.840.1.101.3.4.2.3") => Some(Hash::Sha512),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::{CertificateDer, pem::PemObject};
+    use x509_cert::der::Any;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_says_whose_it_is_and_what_binds_to_it() {
+        let authority = tidegate_testkit::Authority::new();
+        let own = CertificateDer::from_pem_file(authority.issue(&["app"]).cert).expect("a certificate");
+        let subject_of = subject(&own).expect("it can be read");
+        assert_eq!(subject_of.common_name.as_deref(), Some("app"));
+        assert_eq!(subject_of.distinguished_name, "CN=app");
+        assert_eq!(end_point(&own), Some(Sha256::digest(&own).to_vec()));
+        assert_eq!((subject(b"no certificate"), end_point(b"")), (None, None));
+    }
+
+    #[test]
+    fn the_hash_is_that_of_the_signature_and_never_a_weak_one() {
+        /// RSASSA-PSS with SHA-384 in both places, and a salt of 48 bytes.
+        const PSS_SHA384: &[u8] = b"\x30\x34\
+            \xa0\x0f\x30\x0d\x06\x09\x60\x86\x48\x01\x65\x03\x04\x02\x02\x05\x00\
+            \xa1\x1c\x30\x1a\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x08\
+            \x30\x0d\x06\x09\x60\x86\x48\x01\x65\x03\x04\x02\x02\x05\x00\
+            \xa2\x03\x02\x01\x30";
+        let of = |oid: &str, parameters: Option<&[u8]>| {
+            let parameters = parameters.map(|der| Any::from_der(der).expect("parameters"));
+            hash_of(&AlgorithmIdentifierOwned { oid: ObjectIdentifier::new(oid).expect("an identifier"), parameters })
+        };
+        for (oid, parameters, hash) in [
+            ("1.2.840.113549.1.1.5", None, Some(Hash::Sha256)),
+            ("1.2.840.113549.1.1.11", None, Some(Hash::Sha256)),
+            ("1.2.840.10045.4.3.3", None, Some(Hash::Sha384)),
+            ("1.2.840.113549.1.1.13", None, Some(Hash::Sha512)),
+            ("1.2.840.113549.1.1.10", Some(PSS_SHA384), Some(Hash::Sha384)),
+            ("1.2.840.113549.1.1.10", Some(&b"\x30\x00"[..]), Some(Hash::Sha256)),
+            ("1.2.840.113549.1.1.10", None, None),
+            ("1.3.101.112", None, None),
+        ] {
+            assert_eq!(of(oid, parameters), hash, "{oid}");
+        }
+    }
+}

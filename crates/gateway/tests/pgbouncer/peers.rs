@@ -1,0 +1,95 @@
+//! Several processes behind one address: whose client is meant by a cancel request.
+
+use tidegate_testkit::{CancelKey, Frames, RawClient, eventually};
+
+use crate::bouncer::{Bouncer, Setup, free_port, server};
+
+/// Two processes that know each other by their ports; a third number leads back to the first.
+fn pair() -> [Bouncer; 2] {
+    for _ in 0..5 {
+        let ports = [free_port(), free_port()];
+        if ports[0] == ports[1] {
+            continue;
+        }
+        let [first, second] = ports;
+        let start = |id: usize| {
+            let ini = format!(
+                "[databases]\nshop = $PG dbname=postgres pool_size=1\n[peers]\n1 = host=127.0.0.1 port={first}\n\
+                 2 = host=127.0.0.1 port={second} pool_size=7\n3 = host=127.0.0.1 port={first}\n\
+                 [pgbouncer]\npeer_id = {id}\n"
+            );
+            Bouncer::spawn(&Setup { ini: &ini, ..Setup::default() }, ports[id - 1])
+        };
+        let mut both = [start(1), start(2)];
+        if both.iter_mut().all(|bouncer| bouncer.accepts()) {
+            return both;
+        }
+    }
+    panic!("no free ports found");
+}
+
+/// Sends a query that runs until it is cancelled, and waits until the server runs it.
+fn sleep_forever(client: &mut RawClient, mark: &str) {
+    client.send(&Frames::new().query(&format!("select pg_sleep(600) /* {mark} */")));
+    let running = format!(
+        "select count(*) from pg_stat_activity where query like 'select pg_sleep%{mark} */' and state = 'active'"
+    );
+    eventually("the query runs", || server().value(&running) == "1");
+}
+
+#[test]
+fn a_cancel_request_finds_its_client_whichever_process_it_reaches() {
+    let [own, other] = pair();
+    for minor in [0, 2] {
+        let mut client = own.startup("shop").protocol(3, minor).connect();
+        assert_eq!(client.key.secret.len(), if minor == 0 { 4 } else { 32 });
+        for reached in [&other, &own] {
+            sleep_forever(&mut client, &format!("peers {minor} {}", reached.port()));
+            reached.startup("shop").cancel(&client.key.clone());
+            assert_eq!(client.until_ready().code(), "57014", "3.{minor}");
+        }
+        // One that waits for a server has none that could be told.
+        let mut waiting = other.startup("shop").protocol(3, minor).connect();
+        let mut holder = other.client("shop");
+        holder.ok("begin");
+        waiting.send(&Frames::new().query("select 1"));
+        other.wait_for_pool("shop", "cl_waiting", 1);
+        own.startup("shop").cancel(&waiting.key.clone());
+        assert_eq!(waiting.until_ready().code(), "57014", "3.{minor}");
+        client.ok("select 1");
+    }
+}
+
+#[test]
+fn a_request_for_nobody_ends() {
+    let [own, other] = pair();
+    let mut client = own.client("shop");
+    sleep_forever(&mut client, "nobody");
+    // Another secret; a peer that is not there; one whose address leads in a circle.
+    let wrong = CancelKey { secret: client.key.secret.iter().map(|byte| byte ^ 0xf0).collect(), ..client.key.clone() };
+    let key = |peer: u32| CancelKey { process: (peer << 17) + 1, secret: vec![1, 2, 3, 3] };
+    for key in [wrong, key(77), key(3), key(0)] {
+        other.startup("shop").cancel(&key);
+        own.startup("shop").cancel(&key);
+    }
+    other.startup("shop").cancel(&client.key.clone());
+    assert_eq!(client.until_ready().code(), "57014", "that was still running");
+}
+
+#[test]
+fn peers_are_shown() {
+    let [own, other] = pair();
+    let peers = own.console().ok("SHOW PEERS").rows;
+    let expected = |id: &str, port: u16, size: &str| {
+        vec![id.to_owned(), "127.0.0.1".to_owned(), port.to_string(), size.to_owned()]
+    };
+    assert_eq!(
+        peers,
+        [expected("1", own.port(), "20"), expected("2", other.port(), "7"), expected("3", own.port(), "20")]
+    );
+    let pools = own.console().ok("SHOW PEER_POOLS").rows;
+    assert_eq!(pools[1], ["2", "0", "0", "0", "0"]);
+    let lists = own.show("LISTS");
+    assert!(lists.iter().any(|row| row["list"] == "peers" && row["items"] == "3"), "{lists:?}");
+    assert_eq!(other.setting("peer_id"), "2");
+}

@@ -1,0 +1,155 @@
+//! One process after another: nobody who connects meanwhile is refused.
+
+use std::{
+    io::Write as _,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::fd::OwnedFd,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use rustix::process::{Pid, Signal as Raw, kill_process};
+use tidegate_testkit::{Signal, Startup};
+
+use crate::bouncer::{Bouncer, Setup, binary, free_port, server};
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
+
+/// Ends the load of a test, however the test ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn nobody_is_refused_while_a_process_takes_over_from_another() {
+    let mut old = Bouncer::start(&format!("{SHOP}[pgbouncer]\npidfile = $DIR/pid\nlog_connections = 0\n"));
+    let mut resident = old.client("shop");
+    resident.ok("select 1");
+    let tcp = old.startup("shop");
+    let unix = old.unix("postgres", "shop");
+    let (file, pid_file) = (old.file(&format!(".s.PGSQL.{}", old.port())), old.file("pid"));
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let end = Over(&over);
+        let over = &over;
+        let visit = |startup: Startup| {
+            scope.spawn(move || {
+                let mut visits = 0_u32;
+                while !over.load(Ordering::SeqCst) {
+                    // Both panic, should the client be refused or lost.
+                    startup.connect().ok("select 1");
+                    visits += 1;
+                }
+                visits
+            })
+        };
+        let visitors = [visit(tcp.clone()), visit(tcp.clone()), visit(unix.clone())];
+        let mut new = old.beside(&["-R"]);
+        new.wait_for_log("took over");
+        old.wait_for_log("no longer listening");
+        resident.ok("select 1");
+        drop(resident);
+        assert!(old.wait().success());
+        tcp.connect().ok("select 1");
+        unix.connect().ok("select 1");
+        // And once more, from one that has taken over itself.
+        let mut newest = old.beside(&["-R"]);
+        newest.wait_for_log("took over");
+        assert!(new.wait().success());
+        tcp.connect().ok("select 1");
+        unix.connect().ok("select 1");
+        drop(end);
+        for visitor in visitors {
+            assert!(visitor.join().expect("nobody was refused") > 0);
+        }
+        assert!(pid_file.exists() && file.exists());
+        newest.signal(Signal::QUIT);
+        assert!(newest.wait().success());
+        assert!(!pid_file.exists() && !file.exists());
+    });
+}
+
+#[test]
+fn a_process_that_cannot_take_over_leaves_everything_as_it_is() {
+    let old = Bouncer::start(SHOP);
+    let mut resident = old.client("shop");
+    let broken = old.file("broken.ini");
+    let text = std::fs::read_to_string(old.file("pgbouncer.ini")).expect("the file is there");
+    // Its sockets are passed by then.
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let metrics = taken.local_addr().expect("an address").to_string();
+    std::fs::write(&broken, text).expect("the folder can be written");
+    let arguments = ["-R", "--metrics", &metrics, &broken.display().to_string()];
+    let ended = crate::bouncer::output(&arguments);
+    assert!(!ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(&metrics), "{ended:?}");
+    old.wait_for_log("another process has not taken over");
+    resident.ok("select 1");
+    old.client("shop").ok("select 1");
+    old.unix("postgres", "shop").connect().ok("select 1");
+}
+
+#[test]
+fn without_a_process_to_take_over_from_it_starts_as_usual() {
+    let bouncer = Bouncer::with(&Setup { ini: SHOP, options: &["-R"], ..Setup::default() });
+    bouncer.client("shop").ok("select 1");
+    assert!(bouncer.log().contains("starting as usual"), "{}", bouncer.log());
+}
+
+/// A process that was started as systemd does it, with one socket.
+struct Activated(Child);
+
+impl Activated {
+    fn start(file: &Path, socket: &TcpListener) -> Self {
+        let passed = OwnedFd::from(socket.try_clone().expect("a descriptor"));
+        // The number of the process has to be known before the program begins.
+        let script = "export LISTEN_FDS=1 LISTEN_PID=$$ LISTEN_FDNAMES=clients; exec 3<&0 </dev/null; exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(binary()).args(["--workers", "2"]).arg(file);
+        Self(command.stdin(Stdio::from(passed)).spawn().expect("it can be started"))
+    }
+
+    fn end(mut self) {
+        kill_process(Pid::from_child(&self.0), Raw::TERM).expect("it runs");
+        assert!(self.0.wait().expect("it is a child").success());
+    }
+}
+
+impl Drop for Activated {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn clients_wait_at_the_socket_of_systemd_for_the_next_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    let (host, pg) = (server().address().ip(), server().port());
+    let mut ini = std::fs::File::create(&file).expect("the folder can be written");
+    // What the file says of addresses is for starts without systemd.
+    write!(
+        ini,
+        "[databases]\n* = host={host} port={pg}\n[pgbouncer]\nauth_type = any\nunix_socket_dir =\n\
+         listen_addr = 127.0.0.1\nlisten_port = {}\n",
+        free_port()
+    )
+    .expect("the file can be written");
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address: SocketAddr = socket.local_addr().expect("an address");
+    let startup = Startup::tcp(address, "postgres", "postgres");
+    let first = Activated::start(&file, &socket);
+    startup.connect().ok("select 1");
+    first.end();
+    let waiting = thread::spawn(move || startup.connect().value("select 'served'"));
+    let second = Activated::start(&file, &socket);
+    assert_eq!(waiting.join().expect("it was not refused"), "served");
+    second.end();
+}

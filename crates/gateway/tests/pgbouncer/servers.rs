@@ -1,0 +1,154 @@
+//! What servers are asked before they are used, in what order they are, and what sockets are like.
+
+use std::{collections::BTreeSet, os::unix::fs::MetadataExt as _};
+
+use rustix::process::{getegid, geteuid};
+use tidegate_testkit::eventually;
+
+use crate::bouncer::{Bouncer, Setup, server};
+
+#[test]
+fn a_server_that_fails_its_check_is_replaced_before_a_query_is_lost_on_it() {
+    server().sql("create table pgbouncer_checks as select 1 as n");
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n\
+         server_check_query = select 1 / count(*) from pgbouncer_checks\n",
+    );
+    let mut client = bouncer.client("shop");
+    let first = client.backend();
+    assert_eq!(client.backend(), first, "it has passed");
+    server().sql("delete from pgbouncer_checks");
+    let second = client.backend();
+    assert_ne!(second, first, "one that is fresh is not checked, or there would be no end");
+    bouncer.wait_for_log("server_check failed");
+    server().sql("drop table pgbouncer_checks");
+    assert_eq!(bouncer.setting("pool.server_check_after"), "0");
+    let usual = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
+    assert_eq!(
+        (usual.setting("pool.server_check").as_str(), usual.setting("server_check_delay").as_str()),
+        (";", "30")
+    );
+    let none = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nserver_check_query =\n");
+    assert_eq!(none.setting("pool.server_check"), "");
+}
+
+#[test]
+fn an_empty_check_passes() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n");
+    let mut client = bouncer.client("shop");
+    let first = client.backend();
+    client.ok("create temporary table checked (n int); drop table checked");
+    client.ok("begin");
+    client.ok("commit");
+    assert_eq!(client.backend(), first);
+    assert!(!bouncer.log().contains("server_check failed"), "{}", bouncer.log());
+}
+
+#[test]
+fn servers_are_used_in_turn_with_round_robin() {
+    let used = |round_robin: u8| {
+        let ini = format!(
+            "[databases]\nshop = $PG dbname=postgres pool_size=3\n[pgbouncer]\nserver_round_robin = {round_robin}\n"
+        );
+        // The order is that of each thread.
+        let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
+        let mut clients = [bouncer.client("shop"), bouncer.client("shop"), bouncer.client("shop")];
+        clients.iter_mut().for_each(|client| drop(client.ok("begin")));
+        clients.iter_mut().for_each(|client| drop(client.ok("commit")));
+        let [client, ..] = &mut clients;
+        (0..6).map(|_| client.backend()).collect::<Vec<_>>()
+    };
+    let turns = used(1);
+    assert_eq!(turns[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{turns:?}");
+    assert_eq!(turns[..3], turns[3..]);
+    let one = used(0);
+    assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 1, "{one:?}");
+}
+
+#[test]
+fn small_buffers_of_the_kernel_are_enough() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 65536\n");
+    assert_eq!(bouncer.setting("tcp.socket_buffer"), "65536");
+    let mut client = bouncer.client("shop");
+    assert_eq!(client.value("select repeat('x', 3000000)").len(), 3_000_000);
+    let long = format!("select length('{}')", "y".repeat(1_000_000));
+    assert_eq!(client.value(&long), "1000000");
+}
+
+#[test]
+fn the_file_of_the_unix_socket_has_the_group_that_is_named() {
+    // Only root may give a file to a group that it is not in.
+    let group = if geteuid().is_root() { 1 } else { getegid().as_raw() };
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_group = {group}\nunix_socket_mode = 0770\n"
+    ));
+    bouncer.unix("postgres", "shop").connect().ok("select 1");
+    let found = std::fs::metadata(bouncer.file(&format!(".s.PGSQL.{}", bouncer.port()))).expect("the file is there");
+    assert_eq!((found.gid(), found.mode() & 0o777), (group, 0o770));
+}
+
+#[test]
+fn names_are_kept_for_a_while() {
+    let port = server().port();
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host=localhost port={port} dbname=postgres\ngone = host=nowhere.invalid\n[pgbouncer]\n\
+         dns_max_ttl = 500\ndns_zone_check_period = 100\n"
+    ));
+    assert!(bouncer.show("DNS_HOSTS").is_empty());
+    bouncer.client("shop").ok("select 1");
+    let refused = bouncer.startup("gone").refused();
+    assert!(refused.message.contains("nowhere.invalid"), "{refused:?}");
+    let names = bouncer.show("DNS_HOSTS");
+    let names: Vec<_> = names.iter().map(|row| (row["hostname"].as_str(), row["addrs"].as_str())).collect();
+    assert!(names.len() == 2 && names[0].0 == "localhost" && names[0].1.contains("127.0.0.1"), "{names:?}");
+    assert_eq!(names[1], ("nowhere.invalid", ""));
+    let lists = bouncer.show("LISTS");
+    assert!(lists.iter().any(|row| row["list"] == "dns_names" && row["items"] == "2"), "{lists:?}");
+    assert_eq!(
+        (bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()),
+        ("500", "100s")
+    );
+}
+
+#[test]
+fn with_fast_close_a_session_ends_with_its_server() {
+    let ini = "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\npool_mode = session\nserver_fast_close = 1\n";
+    let bouncer = Bouncer::start(ini);
+    let (mut idle, mut busy) = (bouncer.client("shop"), bouncer.client("shop"));
+    idle.ok("select 1");
+    busy.ok("begin");
+    bouncer.console().ok("RECONNECT shop");
+    assert_eq!(idle.expect_fatal("08P01").message, "database configuration changed");
+    busy.ok("select 1");
+    // The answer comes first.
+    assert!(busy.try_query("commit").is_ok());
+    assert_eq!(busy.expect_fatal("08P01").message, "database configuration changed");
+    bouncer.client("shop").ok("select 1");
+    let patient = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\npool_mode = session\n");
+    let mut client = patient.client("shop");
+    let backend = client.backend();
+    patient.console().ok("RECONNECT shop");
+    assert_eq!(client.backend(), backend, "a session keeps its server to its end");
+}
+
+#[test]
+fn a_database_of_the_star_is_forgotten_when_nobody_uses_it() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres\n* = $PG\n[pgbouncer]\nserver_idle_timeout = 0.1\nautodb_idle_timeout = 0.1\n",
+    );
+    let names = || bouncer.show("POOLS").into_iter().map(|row| row["database"].clone()).collect::<BTreeSet<_>>();
+    let mut stays = bouncer.client("shop");
+    stays.ok("select 1");
+    for _ in 0..2 {
+        let mut client = bouncer.client("postgres");
+        client.ok("select 1");
+        eventually("its server is closed", || bouncer.pool_count("postgres", "sv_idle") == 0);
+        assert!(names().contains("postgres"), "it has a client still");
+        client.ok("select 1");
+        drop(client);
+        eventually("it is forgotten", || !names().contains("postgres"));
+    }
+    assert!(names().contains("shop"), "that has a name of its own");
+    stays.ok("select 1");
+}

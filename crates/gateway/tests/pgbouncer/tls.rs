@@ -1,0 +1,141 @@
+//! Certificates of clients, SCRAM that is bound to that of the gateway, ciphers: the keys and rules around TLS.
+
+use tidegate_testkit::{Authority, Bound, Frames, Startup, TlsMode};
+
+use crate::bouncer::{Bouncer, Setup, output};
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
+
+/// The keys of a gateway with a certificate for localhost that knows clients by the same authority.
+fn tls_keys(authority: &Authority, mode: &str) -> String {
+    let own = authority.issue(&["localhost"]);
+    format!(
+        "client_tls_sslmode = {mode}\nclient_tls_cert_file = {}\nclient_tls_key_file = {}\nclient_tls_ca_file = {}\n",
+        own.cert.display(),
+        own.key.display(),
+        authority.ca().display(),
+    )
+}
+
+/// A login over TLS as this user, with a certificate of this name if there is one.
+fn login(bouncer: &Bouncer, authority: &Authority, user: &str, name: Option<&str>) -> Startup {
+    let ca = authority.ca();
+    let tls = match name {
+        Some(name) => TlsMode::Identified { ca, identity: authority.issue(&[name]) },
+        None => TlsMode::Request(ca),
+    };
+    bouncer.startup("shop").user(user).tls(tls)
+}
+
+#[test]
+fn a_certificate_is_proof_enough() {
+    let authority = Authority::new();
+    let ini =
+        format!("{SHOP}[pgbouncer]\nauth_type = cert\nauth_file = $DIR/users\n{}", tls_keys(&authority, "verify-full"));
+    let users = "\"app\" \"\"\n\"other\" \"\"\n";
+    let bouncer = Bouncer::with(&Setup { ini: &ini, files: &[("users", users)], ..Setup::default() });
+    let login = |user, name| login(&bouncer, &authority, user, name);
+    assert_eq!(login("app", Some("app")).connect().value("select current_user"), "postgres");
+    assert_eq!(login("other", Some("app")).refused().message, "TLS certificate name mismatch");
+    assert_eq!(login("stranger", Some("stranger")).refused().message, "no such user");
+    assert!(login("app", None).try_connect().is_err(), "without a certificate there is no TLS");
+    let another = Authority::new();
+    let unknown = TlsMode::Identified { ca: authority.ca(), identity: another.issue(&["app"]) };
+    assert!(bouncer.startup("shop").user("app").tls(unknown).try_connect().is_err(), "of an unknown authority");
+    assert_eq!(bouncer.startup("shop").user("app").refused().severity, "FATAL");
+    // Over the unix socket there is no certificate.
+    assert_eq!(bouncer.unix("app", "shop").refused().message, "TLS connection required");
+}
+
+#[test]
+fn rules_ask_for_certificates_beside_passwords() {
+    let authority = Authority::new();
+    let ini = format!(
+        "{SHOP}[pgbouncer]\nauth_type = hba\nauth_hba_file = $DIR/hba\nauth_ident_file = $DIR/ident\n\
+         auth_file = $DIR/users\n{}",
+        tls_keys(&authority, "allow")
+    );
+    let hba = "hostssl all mapped all cert map=m\nhostssl all named all cert clientname=DN\n\
+               hostssl all both all scram-sha-256 clientcert=verify-full\n\
+               hostssl all any all scram-sha-256 clientcert=verify-ca\nhost all all all scram-sha-256\n";
+    let users = ["mapped", "named", "both", "any", "plain"].map(|user| format!("\"{user}\" \"secret\"\n")).concat();
+    let ident = "m /^(.*)\\.example\\.com$ \\1\n";
+    let files: &[(&str, &str)] = &[("hba", hba), ("ident", ident), ("users", &users)];
+    let bouncer = Bouncer::with(&Setup { ini: &ini, files, ..Setup::default() });
+    let login = |user, name| login(&bouncer, &authority, user, name).password("secret");
+    login("mapped", Some("mapped.example.com")).connect().ok("select 1");
+    assert_eq!(login("mapped", Some("other.example.com")).refused().message, "TLS certificate name mismatch");
+    assert_eq!(login("mapped", Some("mapped")).refused().message, "TLS certificate name mismatch");
+    assert_eq!(login("mapped", None).refused().message, "TLS client certificate required");
+    // Its whole name is not that of the user.
+    assert_eq!(login("named", Some("named")).refused().message, "TLS certificate name mismatch");
+    login("both", Some("both")).connect().ok("select 1");
+    assert_eq!(login("both", Some("both")).password("wrong").refused().code, "28P01");
+    assert_eq!(login("both", Some("any")).refused().message, "TLS certificate name mismatch");
+    login("any", Some("whatever")).connect().ok("select 1");
+    assert_eq!(login("any", None).refused().message, "TLS client certificate required");
+    // No rule asks this one for anything but its password, with TLS or without.
+    login("plain", None).connect().ok("select 1");
+    login("plain", None).bound(Bound::ToCertificate).connect().ok("select 1");
+    bouncer.startup("shop").user("plain").password("secret").connect().ok("select 1");
+}
+
+#[test]
+fn verifiers_have_as_many_iterations_as_they_are_told_to() {
+    let ini =
+        format!("{SHOP}[pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/users\nscram_iterations = 5000\n");
+    let bouncer = Bouncer::with(&Setup { ini: &ini, files: &[("users", "\"app\" \"secret\"\n")], ..Setup::default() });
+    bouncer.startup("shop").user("app").password("secret").connect().ok("select 1");
+    for user in ["app", "nobody_here"] {
+        let startup = bouncer.startup("shop").user(user);
+        let mut client = startup.open();
+        client.send_bytes(&startup.packet());
+        client.expect("R");
+        let first = b"SCRAM-SHA-256\0\0\0\0\x0bn,,n=,r=abc";
+        client.send(&Frames::new().message(b'p', first));
+        let challenge = client.recv();
+        assert!(challenge.body.ends_with(b",i=5000"), "{challenge:?}");
+    }
+}
+
+#[test]
+fn lists_of_ciphers_choose_among_those_that_there_are() {
+    let authority = Authority::new();
+    let keys = tls_keys(&authority, "require");
+    let ini = format!(
+        "{SHOP}[pgbouncer]\n{keys}client_tls_protocols = tlsv1.2\nclient_tls_ecdhcurve = secp384r1\n\
+         client_tls_ciphers = DHE-RSA-AES256-SHA:ECDHE+AESGCM:!AES256\n\
+         server_tls_sslmode = require\nserver_tls13_ciphers = TLS_AES_128_GCM_SHA256\n"
+    );
+    let bouncer = Bouncer::start(&ini);
+    let mut client = login(&bouncer, &authority, "app", None).connect();
+    let towards = "select version || '/' || cipher from pg_stat_ssl where pid = pg_backend_pid()";
+    assert_eq!(client.value(towards), "TLSv1.3/TLS_AES_128_GCM_SHA256");
+    let console = login(&bouncer, &authority, "postgres", None).database("pgbouncer");
+    let clients = console.connect().show("CLIENTS");
+    let suite = "TLSv1.2/TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
+    assert!(clients.iter().any(|row| row["user"] == "app" && row["tls"] == suite), "{clients:?}");
+    assert!(bouncer.log().contains("there is no DHE-RSA-AES256-SHA here"), "{}", bouncer.log());
+}
+
+#[test]
+fn what_leaves_nothing_is_told_with_its_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    for (line, said) in [
+        ("client_tls_ciphers = AES128-SHA:RC4", "leaves no cipher suite"),
+        ("client_tls13_ciphers = TLS_AES_128_CCM_SHA256", "leaves no cipher suite"),
+        ("client_tls_protocols = tlsv1.1", "only TLS 1.2 and 1.3"),
+        ("client_tls_ecdhcurve = none", "no curve"),
+        ("server_tls_ciphers = !ALL", "leaves no cipher suite"),
+        ("auth_type = cert", "needs certificates of clients"),
+        ("auth_type = pam", "auth_query"),
+    ] {
+        let text = format!("[databases]\nx = host=db\n[pgbouncer]\n{line}\n");
+        let tls = if line.starts_with("client") { "client_tls_sslmode = require\n" } else { "" };
+        std::fs::write(&file, format!("{text}{tls}")).expect("the folder can be written");
+        let checked = output(&["check", &file.display().to_string()]);
+        let out = String::from_utf8_lossy(&checked.stdout).into_owned();
+        assert!(!checked.status.success() && out.contains("pgbouncer.ini:4:") && out.contains(said), "{line}: {out}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Deadlines: points 14 and 15.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use tidegate_lanes::{Completion, Delivery, Lane, Overdue, Position, Record, RunError, Subscription};
+use tokio::time::Instant;
+
+use crate::checker::{Checker, LANE, MS, SECOND, records, until, watched};
+use crate::failure::{Letters, but, retry};
+
+#[tokio::test(start_paused = true)]
+async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadline() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let forgotten: Arc<Mutex<Vec<Completion>>> = Arc::default();
+    let hidden = Arc::clone(&forgotten);
+    let handler = but(&checker, move |delivery| {
+        if delivery.attempt > 1 {
+            return Some(delivery);
+        }
+        hidden.lock().unwrap().push(delivery.completion);
+        None
+    });
+    let began = Instant::now();
+    let builder = Subscription::builder("test").source(source).retry(retry(MS, 3));
+    let subscription = builder.deadline(SECOND, Overdue::Retry).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    checker.assert_all_done(10_000);
+    assert_eq!((tally.overdue, tally.done), (10_000, 10_000));
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_14_a_handler_that_still_runs_at_its_deadline_is_aborted_before_the_next_attempt() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 2, |_| 1));
+    feed.end();
+    let watch = checker.clone();
+    let ended = Arc::new(AtomicBool::new(false));
+    let handler = move |delivery: Delivery| {
+        let (watch, ended) = (watch.clone(), Arc::clone(&ended));
+        async move {
+            struct Ended(Arc<AtomicBool>, Checker, Record);
+            impl Drop for Ended {
+                fn drop(&mut self) {
+                    self.0.store(true, SeqCst);
+                    self.1.fail(&self.2);
+                }
+            }
+            watch.begin(&delivery);
+            if delivery.position() == Position(0) && delivery.attempt == 1 {
+                let _ended = Ended(ended, watch, delivery.record.clone());
+                pending::<()>().await;
+            } else {
+                assert!(ended.load(SeqCst), "the first attempt has ended before");
+                watch.done(&delivery);
+                delivery.finish();
+            }
+        }
+    };
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(2);
+    assert_eq!((tally.overdue, tally.dropped, tally.failed), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
+    for overdue in [Overdue::Extend, Overdue::DeadLetter, Overdue::HaltLane] {
+        let (source, feed, checker) = watched();
+        for lane in [Lane(0), Lane(1)] {
+            let epoch = feed.assign(lane);
+            feed.extend(records(lane, epoch, 3, |_| 1));
+        }
+        feed.end();
+        let letters = Letters::of(&checker);
+        let kept: Arc<Mutex<Vec<Delivery>>> = Arc::default();
+        let hidden = Arc::clone(&kept);
+        let handler = but(&checker, move |delivery| {
+            if delivery.lane() == Lane(0) && delivery.position() == Position(1) {
+                hidden.lock().unwrap().push(delivery);
+                return None;
+            }
+            Some(delivery)
+        });
+        let builder = Subscription::builder("test").source(source).deadline(SECOND, overdue);
+        let subscription = builder.dead_letter(letters.take()).handler(handler).unwrap();
+        let handle = subscription.handle();
+        let running = tokio::spawn(subscription.run());
+        until("its deadline has passed", || handle.metrics().tally.overdue > 0).await;
+        if overdue == Overdue::Extend {
+            let delivery = kept.lock().unwrap().pop().unwrap();
+            checker.done(&delivery);
+            delivery.finish();
+        }
+        let result = running.await.unwrap();
+        checker.assert_order();
+        assert_eq!(feed.committed(Lane(1)), Some(Position(2)));
+        if overdue == Overdue::HaltLane {
+            assert!(matches!(result, Err(RunError::HeldBack { records: 2 })), "{result:?}");
+            assert_eq!(feed.committed(Lane(0)), Some(Position(0)));
+        } else {
+            assert_eq!(feed.committed(Lane(0)), Some(Position(2)));
+            assert_eq!(letters.kept.lock().unwrap().len(), usize::from(overdue == Overdue::DeadLetter));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_15_a_completion_that_comes_too_late_changes_nothing() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 3, |_| 1));
+    feed.end();
+    let late: Arc<Mutex<Option<Delivery>>> = Arc::default();
+    let hidden = Arc::clone(&late);
+    let handler = but(&checker, move |delivery| {
+        if delivery.position() == Position(0) && delivery.attempt == 1 {
+            *hidden.lock().unwrap() = Some(delivery);
+            return None;
+        }
+        let hidden = hidden.lock().unwrap().take();
+        hidden.into_iter().for_each(Delivery::finish);
+        Some(delivery)
+    });
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
+    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    checker.assert_all_done(3);
+    assert_eq!((tally.late, tally.done, checker.begun()), (1, 3, 4));
+}
