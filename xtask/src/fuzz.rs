@@ -30,5 +30,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// Built as all tests are, so that nothing is built anew.
 fn replay_all() -> Result<()> {
-    run_command(cargo().args(["test", "--quiet", "--workspace"]).args(FEATURES).args(["--test", "replay"]))
+    let mut command = cargo();
+    command.args(["test", "--quiet", "--workspace"]).args(FEATURES).args(["--test", "replay"]);
+    if std::env::var_os("FUZZ_ROUNDS").is_none() {
+        command.env("FUZZ_ROUNDS", "20000");
+    }
+    run_command(&mut command)
 }

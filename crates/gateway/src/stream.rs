@@ -14,6 +14,7 @@
 mod alone;
 mod board;
 mod door;
+mod ear;
 mod error;
 mod field;
 mod fleet;
@@ -21,6 +22,7 @@ mod letters;
 mod limits;
 mod pipeline;
 mod place;
+mod plan;
 mod progress;
 mod sink;
 mod source;

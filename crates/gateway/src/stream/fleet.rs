@@ -10,7 +10,8 @@ use super::board::Board;
 use super::door::Doors;
 use super::error::StreamError;
 use super::pipeline;
-use super::status::{Outcome, Plan, Status};
+use super::plan::Plan;
+use super::status::{Outcome, Status};
 use crate::config::Stream;
 
 /// What happens to a stream that has ended.

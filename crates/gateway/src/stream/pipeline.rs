@@ -11,13 +11,15 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::board::Pace;
+use super::ear::Ear;
 use super::error::StreamError;
 use super::letters;
 use super::limits::{Limits, Width};
 use super::place::Places;
+use super::plan::Plan;
 use super::sink::Sink;
 use super::source::{self, Lag, Opened};
-use super::status::{Ear, Plan, Status};
+use super::status::Status;
 use crate::config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
 
 /// One run of a stream: what it goes by, and what it writes down.

@@ -5,31 +5,15 @@
 //! somebody likes, and the last one holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate_lanes::{Failure, Handle, Interceptor, Record, Tally};
+use tidegate_lanes::{Handle, Tally};
 use tokio::sync::watch;
 
 use super::board::{Snapshot, State};
-use super::door::Doors;
 use super::limits::{Limits, Width, differ_in_limits_only};
+use super::plan::Plan;
 use crate::config::Stream;
-
-/// What one run goes by.
-#[derive(Debug, Clone)]
-pub(super) struct Plan {
-    pub(super) stream: Stream,
-    pub(super) doors: Doors,
-}
-
-impl Plan {
-    /// Whether a run of this one can become one of the other while it runs.
-    fn runs_like(&self, other: &Self) -> bool {
-        differ_in_limits_only(&self.stream.keys, &other.stream.keys)
-            && self.stream.tls == other.stream.tls
-            && self.doors.lets_in_like(&other.doors, &self.stream)
-    }
-}
 
 /// What a stream is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -414,18 +398,5 @@ impl Status {
 impl std::fmt::Debug for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Status").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// Keeps the reason of the last failure. What succeeds costs one call.
-pub(super) struct Ear(pub(super) Arc<Status>);
-
-impl Interceptor for Ear {
-    fn after(&self, record: &Record, result: Result<(), &Failure>) {
-        if let Err(failure) = result {
-            let stream = &self.0.name;
-            tracing::debug!(stream, position = %record.position(), %failure, "a delivery failed");
-            self.0.note_error(failure.to_string());
-        }
     }
 }
