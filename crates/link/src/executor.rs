@@ -302,7 +302,7 @@ mod tests {
             fn drop(&mut self) {
                 self.1.set(self.1.get() + 1);
                 if self.1.get() < 3 {
-                    let again = Spawns(Rc::clone(&self.0), Rc::clone(&self.1));
+                    let again = Self(Rc::clone(&self.0), Rc::clone(&self.1));
                     self.0.spawn(async move {
                         let _held = again;
                         std::future::pending::<()>().await;
