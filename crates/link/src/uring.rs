@@ -61,10 +61,16 @@ impl RingSocket {
                     return Poll::Pending;
                 }
                 Look::Idle => self.arm()?,
-                Look::Done(Err(error)) if ran_dry(&error) => self.arm_bulk()?,
-                Look::Done(Err(error)) if found_nothing(&error) && self.bulk => self.bulk = false,
-                Look::Done(Err(error)) if was_stopped(&error) && self.stopping => self.stopping = false,
-                Look::Done(received) => return Poll::Ready(self.note(received)),
+                Look::Done(received) => {
+                    // Whoever asked for the end of this receive has given up.
+                    let stopping = std::mem::take(&mut self.stopping);
+                    match received {
+                        Err(error) if ran_dry(&error) => self.arm_bulk()?,
+                        Err(error) if found_nothing(&error) && self.bulk => self.bulk = false,
+                        Err(error) if was_stopped(&error) && stopping => {}
+                        received => return Poll::Ready(self.note(received)),
+                    }
+                }
             }
         }
     }
@@ -355,6 +361,50 @@ mod tests {
                 let (round, chunk) = held.pop_front().expect("two are held");
                 assert_eq!(&*chunk, [round; 3]);
             }
+        }
+    }
+
+    #[test]
+    fn a_receive_that_nobody_ends_any_more_can_be_ended_later() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        assert!(socket.poll_recv(&cx).is_pending());
+        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        // It has come before it is asked to end.
+        far.write_all(b"x").expect("a peer that reads");
+        assert!(socket.poll_quiesce(&cx).is_pending());
+        assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"x");
+        assert!(socket.poll_recv(&cx).is_pending());
+        while socket.poll_quiesce(&cx).is_pending() {
+            ring.turn(None).expect("the end of the receive");
+        }
+        assert!(socket.into_parts().is_some());
+    }
+
+    #[test]
+    fn more_at_once_than_a_ring_holds_is_taken_in_portions() {
+        let Ok(ring) = Ring::with_entries(&Settings::default(), 4) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let mut pairs: Vec<(RingSocket, UnixStream)> = (0..100)
+            .map(|_| UnixStream::pair().expect("a pair"))
+            .map(|(near, far)| (RingSocket::new(ring.clone(), near.into()), far))
+            .collect();
+        for (socket, far) in &mut pairs {
+            assert!(socket.poll_recv(&cx).is_pending());
+            far.write_all(b"x").expect("a peer that reads");
+        }
+        for (socket, _) in &mut pairs {
+            assert_eq!(&*receive(&ring, socket).expect("bytes"), b"x");
+            assert!(socket.poll_recv(&cx).is_pending());
+        }
+        // Each is asked to end, and each answers twice.
+        pairs.clear();
+        while !ring.is_vacant() {
+            ring.turn(None).expect("the end of the receives");
         }
     }
 }

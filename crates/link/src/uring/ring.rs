@@ -34,7 +34,7 @@ use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
 pub(crate) struct Ring {
     kernel: RefCell<IoUring>,
     slots: RefCell<Slots>,
-    /// Completions at hand; kept for its memory.
+    /// Completions that were taken from the kernel and not passed on yet.
     arrived: RefCell<Vec<Arrival>>,
     alarm: Arc<Alarm>,
     alarm_is_watched: Cell<bool>,
@@ -86,14 +86,19 @@ impl Ring {
     /// # Errors
     /// When the kernel forbids io_uring or lacks an operation.
     pub(crate) fn new(settings: &Settings) -> io::Result<Self> {
+        Self::with_entries(settings, ENTRIES)
+    }
+
+    /// With room for so many operations between two turns before the kernel has to be entered.
+    pub(super) fn with_entries(settings: &Settings, entries: u32) -> io::Result<Self> {
         let kernel = IoUring::builder()
-            .setup_cqsize(4096)
+            .setup_cqsize(4 * entries)
             .setup_single_issuer()
             .setup_coop_taskrun()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .dontfork()
-            .build(1024)?;
+            .build(entries)?;
         let buffers = Buffers::register(&kernel.submitter(), settings.buffers, settings.buffer_len)?;
         let mut wait_flags = EnterFlags::GETEVENTS;
         if kernel.params().is_feature_no_iowait() {
@@ -150,7 +155,8 @@ impl Ring {
         let submission = kernel.submission();
         let (begun, due) = (submission.len(), submission.taskrun() || submission.cq_overflow());
         drop(submission);
-        let waits = timeout != Some(Duration::ZERO) && !due && kernel.completion().is_empty();
+        let idle = kernel.completion().is_empty() && self.arrived.borrow().is_empty();
+        let waits = timeout != Some(Duration::ZERO) && !due && idle;
         if begun == 0 && !due && !waits {
             return Ok(());
         }
@@ -176,14 +182,27 @@ impl Ring {
 
     /// Tells those who wait for the completions that have arrived.
     fn pass_on(&self) {
-        let mut arrived = self.arrived.take();
-        arrived.extend(self.kernel.borrow_mut().completion().map(|entry| Arrival {
+        self.collect(&mut self.kernel.borrow_mut());
+        loop {
+            let mut arrived = self.arrived.take();
+            arrived.drain(..).for_each(|arrival| self.dispatch(arrival));
+            // Whoever was told may have begun so much that more had to be collected.
+            let mut since = self.arrived.borrow_mut();
+            if since.is_empty() {
+                // For its memory.
+                *since = arrived;
+                return;
+            }
+        }
+    }
+
+    /// Takes completions from the kernel, which then has room for others.
+    fn collect(&self, kernel: &mut IoUring) {
+        self.arrived.borrow_mut().extend(kernel.completion().map(|entry| Arrival {
             token: entry.user_data(),
             result: u32::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result())),
             flags: entry.flags(),
         }));
-        arrived.drain(..).for_each(|arrival| self.dispatch(arrival));
-        self.arrived.replace(arrived);
     }
 
     fn dispatch(&self, Arrival { token, result, flags }: Arrival) {
@@ -215,7 +234,7 @@ impl Ring {
     fn dispatch_to_port(&self, port: &Rc<Port>, token: u64, result: io::Result<u32>, flags: u32) {
         if token & KIND_MASK == Kind::Send as u64 {
             if let Some(rest) = port.sent(result) {
-                // Where the ring takes nothing more, the next turn reports it.
+                // What cannot be begun is noted with the port.
                 let _ = self.send(port, rest);
             }
         } else {
@@ -297,7 +316,7 @@ impl Ring {
     }
 
     fn cancel(&self, token: u64) {
-        // SAFETY: it names no memory. Where the ring takes nothing more, the next turn reports it.
+        // SAFETY: it names no memory. Where the kernel refuses, the peer ends the operation by what it does next.
         let _ = unsafe { self.push(&opcode::AsyncCancel::new(token).build().user_data(NOBODY)) };
     }
 
@@ -313,11 +332,15 @@ impl Ring {
             match kernel.submit() {
                 Ok(_) => {}
                 Err(error) if is_any(&error, &[Errno::INTR]) => {}
+                Err(error) if is_any(&error, &[Errno::BUSY]) => self.collect(&mut kernel),
                 Err(error) => return Err(error),
             }
         }
     }
 }
+
+/// Of a ring: what is begun between two turns fits in most often.
+const ENTRIES: u32 = 1024;
 
 impl Drop for Ring {
     fn drop(&mut self) {
