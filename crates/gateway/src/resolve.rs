@@ -207,9 +207,11 @@ struct SystemName {
 impl Resolve for SystemName {
     fn resolve(&mut self) -> Resolving<'_> {
         Box::pin(async {
-            let found = self.resolver.resolve(&self.name, self.port).await;
+            // Anew: whoever follows a name has rules of its own for when to ask.
+            let found = self.resolver.look_up(&self.name).await;
             let found = found.map_err(|error| ResolveError::lookup(&self.name, std::io::Error::other(error)))?;
-            let found = found.into_iter().map(|address| Resolved::new(Address::Socket(address))).collect();
+            let socket = |address: SocketAddr| Address::Socket(SocketAddr::new(address.ip(), self.port));
+            let found = found.into_iter().map(|address| Resolved::new(socket(address))).collect();
             Ok(Resolution { found, ttl: None })
         })
     }
