@@ -1,6 +1,7 @@
 //! Replicas that lag, leave, crash and hang.
 
-use tidegate_testkit::{Frames, Signal};
+use tidegate_sandbox::Cluster;
+use tidegate_testkit::{Frames, Gateway, Signal};
 use toml::Value;
 
 use crate::load::{Load, Work};
@@ -8,6 +9,16 @@ use crate::stage::{
     connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, value, wait_for,
     wait_until_settled, whereabouts,
 };
+
+/// A gateway before replicas that are read from.
+fn reading(cluster: &Cluster) -> (Gateway, Load) {
+    let gateway = gateway(&[database(cluster, "ro", "route = \"replica\"")]);
+    let startup = gateway.startup("ro");
+    log_in(&startup).ok("select 1");
+    wait_until_settled(&gateway, cluster, "ro");
+    let load = Load::start(&startup, 6, Work::Read);
+    (gateway, load)
+}
 
 #[test]
 fn a_replica_that_lies_too_far_behind_is_not_used() {
@@ -69,11 +80,7 @@ fn a_client_whose_servers_all_lag_is_told_after_a_while() {
 #[test]
 fn a_replica_is_drained_by_a_reload_without_a_failure() {
     let cluster = ours();
-    let mut gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
-    let startup = gateway.startup("ro");
-    log_in(&startup).ok("select 1");
-    wait_until_settled(&gateway, &cluster, "ro");
-    let load = Load::start(&startup, 6, Work::Read);
+    let (mut gateway, load) = reading(&cluster);
     // A transaction that began there ends there.
     let mut stays = connect(&gateway, "ro");
     eventually("a transaction begins on server 1", || {
@@ -107,11 +114,7 @@ fn a_replica_is_drained_by_a_reload_without_a_failure() {
 #[test]
 fn nothing_is_left_on_a_server_that_reloads_take_out_again_and_again() {
     let cluster = ours();
-    let mut gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
-    let startup = gateway.startup("ro");
-    log_in(&startup).ok("select 1");
-    wait_until_settled(&gateway, &cluster, "ro");
-    let load = Load::start(&startup, 6, Work::Read);
+    let (mut gateway, load) = reading(&cluster);
     let all = "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
     for _ in 0..15 {
         gateway.rewrite("databases.ro.hosts", Value::from(hosts(&cluster, &[0, 1, 2])));
@@ -135,11 +138,7 @@ fn nothing_is_left_on_a_server_that_reloads_take_out_again_and_again() {
 #[test]
 fn a_replica_that_is_shut_down_smartly_is_let_go_without_a_failure() {
     let mut cluster = ours();
-    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"")]);
-    let startup = gateway.startup("ro");
-    log_in(&startup).ok("select 1");
-    wait_until_settled(&gateway, &cluster, "ro");
-    let load = Load::start(&startup, 6, Work::Read);
+    let (gateway, load) = reading(&cluster);
     // It ends when the last session has left: the gateway has to notice, and to go.
     cluster.server(1).close(tidegate_sandbox::Shutdown::Smart);
     cluster.server_mut(1).wait_closed().expect("the gateway lets go of it");
