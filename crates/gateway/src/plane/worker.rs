@@ -20,7 +20,7 @@ use tidegate_supervise::Scope;
 use crate::{
     config::PoolPlan,
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, Phase, PoolKey, Quota, Roster, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -164,6 +164,8 @@ pub struct Worker {
     pub catalog: Catalog,
     /// The settings its clients have.
     pub interned: Interned,
+    /// What it tells those who log in.
+    pub greetings: Greetings,
     /// Its clients.
     pub roster: Roster,
     /// Tasks of clients.
@@ -199,6 +201,7 @@ impl Worker {
             catalog: Catalog::new(gateway.plan_changes.clone()),
             gateway,
             interned: Interned::default(),
+            greetings: Greetings::default(),
             roster: Roster::default(),
             client_scope,
             server_scope,
