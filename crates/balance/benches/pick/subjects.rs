@@ -44,7 +44,11 @@ pub(crate) const PICK_WITH: &str = "pick_with, own picker";
 pub(crate) const BY_THREAD: &str = "pick_with, the thread's";
 pub(crate) const ARC_SWAP: &str = "ArcSwap + shared cursor";
 
-pub(crate) const SUBJECTS: [Subject; 12] = [
+/// A turn of a thread's own through a list that nobody changes: what the machine allows.
+pub(crate) const FLOOR: &str = "a list and a cursor of one's own";
+
+pub(crate) const SUBJECTS: [Subject; 13] = [
+    Subject { name: FLOOR, measure: floor },
     Subject { name: PICK_WITH, measure: |cell| picker(cell, Arc::new(RoundRobin)) },
     Subject { name: BY_THREAD, measure: by_thread },
     Subject { name: "pick (lease)", measure: lease },
@@ -201,6 +205,22 @@ fn lease(cell: Cell) -> f64 {
 
 fn list(backends: usize) -> Vec<Arc<Backend>> {
     (0..backends).map(|number| Arc::new(Backend(number))).collect()
+}
+
+fn floor(cell: Cell) -> f64 {
+    let set = list(cell.backends);
+    on_threads(
+        cell,
+        || (),
+        |_| {
+            let (set, mut cursor) = (&set, 0);
+            move || {
+                let turn = if cursor < set.len() { cursor } else { 0 };
+                cursor = turn + 1;
+                set.get(turn).map_or(0, |backend| backend.0)
+            }
+        },
+    )
 }
 
 fn arc_swap(cell: Cell) -> f64 {
