@@ -89,6 +89,7 @@ impl<T: Send + Sync + 'static> Held<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn refresh(&mut self, shared: &Shared<T>) {
         let (version, snapshot) = shared.published.read();
         let carried = snapshot.carry(&self.snapshot, self.local.cursor);

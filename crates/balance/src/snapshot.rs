@@ -42,6 +42,7 @@ impl<T> Snapshot<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn choose_again(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
         let again = if pick.tried.is_empty() { None } else { self.ask(&pick.retry(), local) };
         again.ok_or_else(|| self.refusal())

@@ -53,6 +53,7 @@ pub(crate) fn held<T: Send + Sync + 'static>(places: &Places<T>) -> Option<RefMu
 /// The first pick of a thread, which makes its place; or one inside of another, or in the thread's last moments, for
 /// which something is made for this once.
 #[cold]
+#[inline(never)]
 pub(crate) fn begin<T: Send + Sync + 'static, R>(
     shared: &Shared<T>,
     places: &Places<T>,

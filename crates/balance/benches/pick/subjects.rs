@@ -85,6 +85,9 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
         let run = |thread: usize| {
             let (start, make, progress) = (&start, &make, &progress);
             scope.spawn(move || {
+                if cell.threads > 1 {
+                    stay_on(thread);
+                }
                 let work = make(thread as u64);
                 start.wait();
                 timed(cell.time, thread, progress, work)
@@ -96,6 +99,19 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
         stop.store(true, Ordering::Relaxed);
         sum / cell.threads as f64
     })
+}
+
+/// Each on a processor of its own: two threads on one take turns, and the system leaves them there for as long as
+/// anything at all runs on the other.
+fn stay_on(thread: usize) {
+    #[cfg(target_os = "linux")]
+    if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
+        let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+        let mut own = rustix::thread::CpuSet::new();
+        processors.nth(thread).into_iter().for_each(|processor| own.set(processor));
+        // Where it is refused, or there are too few, the threads seldom meet, which is seen.
+        let _ = rustix::thread::sched_setaffinity(None, &own);
+    }
 }
 
 /// How many slices a thread has done, and how many batches that count; on lines of its own.
@@ -132,8 +148,10 @@ fn timed(time: Duration, own: usize, progress: &[Progress], mut pick: impl FnMut
         }
         let took = start.elapsed();
         black_box(sum);
-        // Half of the batch at least: one slice may have ended just after the other thread was stopped.
-        let together = others.iter().zip(&before).all(|(&thread, before)| done(thread) - before >= BATCH / 2);
+        // Half of the batch at least: one slice may have ended just after the other thread was stopped. And not far more:
+        // then it was this one that stood still.
+        let like_this = BATCH / 2..=BATCH * 4;
+        let together = others.iter().zip(&before).all(|(&thread, before)| like_this.contains(&(done(thread) - before)));
         if together {
             progress[own].1.fetch_add(1, Ordering::Relaxed);
             batches.push(took.as_nanos() as f64 / (f64::from(SLICE) * BATCH as f64));
