@@ -112,30 +112,6 @@ fn a_slow_start_leaves_nobody_without_transactions() {
 }
 
 #[test]
-fn t58_the_share_of_a_server_that_comes_back_grows_to_its_own() {
-    let mut cluster = ours();
-    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"\nslow_start = \"3s\"")]);
-    let mut client = connect(&gateway, "ro");
-    wait_until_settled(&gateway, &cluster, "ro");
-    let mut is_even = |cluster: &Cluster| {
-        let [primary, one, other] = turns(cluster, &mut client, 60);
-        assert_eq!(primary, 0);
-        one.abs_diff(other) <= 2
-    };
-    // On a machine that is busy it may have its whole share before anybody looks; then once more.
-    let grew = (0..10).any(|_| {
-        // The other one has been there for long enough by then.
-        eventually("both have the same share", || is_even(&cluster));
-        cluster.server_mut(2).restart().expect("it starts again");
-        wait_for(&gateway, &cluster, "ro", 2, "state", "up");
-        let was_small = !is_even(&cluster);
-        eventually("its share is whole", || is_even(&cluster));
-        was_small
-    });
-    assert!(grew, "no share was ever small");
-}
-
-#[test]
 fn servers_of_the_own_zone_serve_alone_as_long_as_one_fits() {
     let cluster = ours();
     let [a, b, c] = [0, 1, 2].map(|index| cluster.server(index).port());
