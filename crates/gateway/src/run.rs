@@ -170,7 +170,7 @@ fn spawn_workers(
     for index in 0..workers {
         let (start, started) = mpsc::channel::<()>();
         let (gateway, ready, listeners) = (gateway.clone(), ready.clone(), listeners.to_vec());
-        let body = move || work(index, mode, &gateway, &listeners, &ready, &started);
+        let body = move || work(index, mode, &gateway, listeners, &ready, &started);
         threads.push(std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?);
         starts.push(start);
     }
@@ -197,7 +197,7 @@ fn work(
     index: usize,
     mode: Mode,
     gateway: &Arc<Gateway>,
-    listeners: &[Listener],
+    listeners: Vec<Listener>,
     ready: &mpsc::Sender<Arrival>,
     started: &mpsc::Receiver<()>,
 ) {
@@ -215,8 +215,9 @@ fn work(
         return;
     }
     let worker = Worker::new(index, reactor, gateway.clone(), mailbox);
+    // The thread keeps none of them: whoever keeps one keeps the kernel from refusing connections.
     for listener in listeners {
-        if let Err(error) = listen::start(&worker, listener, console::serve) {
+        if let Err(error) = listen::start(&worker, &listener, console::serve) {
             tracing::error!(worker = index, %error, "cannot accept on this thread");
         }
     }
