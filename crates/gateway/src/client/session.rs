@@ -164,7 +164,10 @@ impl Session {
             let now = self.worker.reactor.now();
             self.entry.card.request_at.set(Some(now));
             let (lease, request) = match self.try_server(&request, now) {
-                Some(lease) => (lease, request),
+                Some(lease) => {
+                    self.pool.stats.durations.wait.record_none();
+                    (lease, request)
+                }
                 // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
                 None => match Box::pin(self.wait_for_server(request, ctx)).await {
                     Ok(Some(got)) => got,
@@ -297,7 +300,9 @@ impl Session {
         .await;
         self.deadline.set(None);
         self.entry.card.state.set(ClientState::Idle);
-        self.pool.stats.wait_time.add_time(self.worker.reactor.now() - now);
+        let waited_for = self.worker.reactor.now() - now;
+        self.pool.stats.wait_time.add_time(waited_for);
+        self.pool.stats.durations.wait.record(waited_for);
         match waited {
             Waited::Decided(Ok((placed, lease))) => {
                 self.pool = placed.as_ref().map_or(&self.home, |placed| &placed.pool).clone();
