@@ -198,7 +198,7 @@ impl<'a> Exchange<'a> {
             interned: around.interned,
             plan: around.plan,
             stats: around.stats,
-            scanner: Scanner::new(forward::MESSAGE_MAX),
+            scanner: Scanner::new(around.plan.pool.message_max as usize),
             held: None,
             flight: Flight::new(),
             clock: Clock { transaction: None, query: None, quiet: now },

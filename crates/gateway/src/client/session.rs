@@ -11,7 +11,7 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
-use tidegate_wire::sqlstate;
+use tidegate_wire::{Reason, sqlstate};
 
 use super::{
     check,
@@ -271,11 +271,21 @@ impl Session {
         }
         match heard {
             Ok(Heard::Request(request)) => Ok(Some(request)),
-            Ok(Heard::Nothing) => Ok(None),
+            Ok(Heard::Nothing) => match self.idle.awaited_bytes() {
+                // One that has arrived whole is seen where it would be passed on.
+                Some(bytes) => self.check_length(bytes).map(|()| None),
+                None => Ok(None),
+            },
             Ok(Heard::Farewell) => Err(Goodbye::Gone("client said farewell")),
             Ok(Heard::Unknown(tag)) => Err(unknown_message(tag)),
             Err(error) => Err(bad_client(&error)),
         }
+    }
+
+    /// Nobody gathers a message that is too long.
+    fn check_length(&self, bytes: usize) -> Result<(), Goodbye> {
+        let bytes_max = self.home.plan().pool.message_max as usize;
+        if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
     }
 
     /// Serves requests on one server until it can be given back.
@@ -387,7 +397,7 @@ impl Session {
             }
             Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
             Ended::Exchange(End::Trouble(trouble)) => {
-                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed);
+                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
                 if !server_is_sound {
                     lease.release(Fate::Close, now);
                     return Err(goodbye);
@@ -490,10 +500,15 @@ impl Waiting<'_> {
 }
 
 /// What a client is told of trouble, and whether the server may be used on.
-fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool) {
+fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, gateway: &Gateway) -> (Goodbye, bool) {
     match trouble {
         Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
-        Trouble::BadClient(error) => (bad_client(error), true),
+        Trouble::BadClient(error) => match error.reason {
+            Reason::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
+                (too_long(len, max, gateway), true)
+            }
+            _ => (bad_client(error), true),
+        },
         Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
         Trouble::SimpleQuery => {
             let refusal = Refusal::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
@@ -522,6 +537,15 @@ fn server_deposed() -> Goodbye {
     let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
         .hint("Another one is. It is not known whether the last statement was carried out.");
     Goodbye::refusal(&refusal, "server deposed")
+}
+
+/// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
+fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> Goodbye {
+    let text = match gateway.setup().config.listen.dialect {
+        Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
+        Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
+    };
+    Goodbye::refusal(&Refusal::protocol(text), "message too long")
 }
 
 fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {
