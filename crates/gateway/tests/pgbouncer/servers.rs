@@ -65,9 +65,12 @@ fn a_client_is_heard_while_its_server_is_checked() {
 #[test]
 fn each_host_has_a_pool_of_its_own() {
     let port = server().port();
-    let bouncer = Bouncer::start(&format!(
-        "[databases]\nshop = host=127.0.0.1,localhost port={port} dbname=postgres pool_size=1\n"
-    ));
+    let ini = format!("[databases]\nshop = host=127.0.0.1,localhost port={port} dbname=postgres pool_size=1\n");
+    // Each thread takes hosts in its own turn.
+    let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
+    eventually("both hosts are known", || {
+        bouncer.show("HOSTS").iter().filter(|row| row["database"] == "shop" && row["state"] == "up").count() == 2
+    });
     let mut clients = [bouncer.client("shop"), bouncer.client("shop")];
     // One server of each host.
     clients.iter_mut().for_each(|client| drop(client.ok("begin")));
