@@ -289,23 +289,19 @@ impl Session {
     }
 
     /// Serves requests on one server until it can be given back.
-    async fn exchange(&mut self, mut lease: Lease<Server>, request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
+    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
         if lease.settle(&self.worker.reactor).is_err() {
             self.placed = None;
             let refusal = Refusal::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
             return Err(Goodbye::refusal(&refusal, "server not registered"));
         }
         let plan = self.pool.plan();
-        let request = match check::is_due(&lease, &plan, self.worker.reactor.now()) {
-            false => request,
-            true => match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
-                Some((sound, request)) => {
-                    lease = sound;
-                    request
-                }
+        if check::is_due(&lease, &plan, self.worker.reactor.now()) {
+            match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
+                Some(sound) => (lease, request) = sound,
                 None => return Ok(()),
-            },
-        };
+            }
+        }
         let card = self.entry.card.clone();
         card.state.set(ClientState::Active);
         card.link(Some(Linked { identity: lease.identity.clone(), gate: lease.cancels.clone() }));
