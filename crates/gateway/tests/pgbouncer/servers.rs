@@ -63,28 +63,6 @@ fn a_client_is_heard_while_its_server_is_checked() {
 }
 
 #[test]
-fn each_host_has_a_pool_of_its_own() {
-    let port = server().port();
-    let ini = format!("[databases]\nshop = host=127.0.0.1,localhost port={port} dbname=postgres pool_size=1\n");
-    // Each thread takes hosts in its own turn.
-    let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
-    eventually("both hosts are known", || {
-        bouncer.show("HOSTS").iter().filter(|row| row["database"] == "shop" && row["state"] == "up").count() == 2
-    });
-    let mut clients = [bouncer.client("shop"), bouncer.client("shop")];
-    // One server of each host.
-    clients.iter_mut().for_each(|client| drop(client.ok("begin")));
-    let mut third = bouncer.client("shop");
-    third.send(&Frames::new().query("select 3"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
-    let used: Vec<_> = bouncer.show("SERVERS").into_iter().filter(|row| row["database"] == "shop").collect();
-    assert_eq!(used.len(), 2, "{used:?}");
-    // It waits at one of them.
-    clients.iter_mut().for_each(|client| drop(client.ok("commit")));
-    assert_eq!(third.until_ready().value(), "3");
-}
-
-#[test]
 fn an_empty_check_passes() {
     let bouncer =
         Bouncer::start("[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n");
