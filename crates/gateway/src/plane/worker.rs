@@ -24,7 +24,7 @@ use crate::{
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
-    stats::{PoolStats, PoolTotals},
+    stats::{PoolStats, PoolTotals, Spread},
 };
 
 /// What a thread does for another, between two of its tasks.
@@ -312,10 +312,19 @@ impl Worker {
 
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
+        self.counted(PoolStats::totals)
+    }
+
+    /// How long things took on this thread, by pool; the same database may come more than once.
+    pub fn spreads(self: &Rc<Self>) -> Vec<(Arc<str>, Spread)> {
+        self.counted(PoolStats::spread)
+    }
+
+    fn counted<T>(&self, read: impl Fn(&PoolStats) -> T) -> Vec<(Arc<str>, T)> {
         let pools = self.pools.borrow();
         // Pools of single servers count where that of their clients does.
         let homes = pools.values().filter(|pool| pool.shared.key.host.is_none());
-        homes.map(|pool| (pool.shared.key.database.clone(), pool.stats.totals())).collect()
+        homes.map(|pool| (pool.shared.key.database.clone(), read(&pool.stats))).collect()
     }
 
     /// The servers that this thread is cleaning, by id.
