@@ -9,7 +9,7 @@ use crate::{drivers, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, tests-pam, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, drivers
     #[arg(long)]
     only: Vec<String>,
 }
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("postgres", fetch_postgres);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
-    steps.run("tests-pam", tests_of_pam);
+    steps.run("pam", tests_of_pam);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
 }

@@ -75,5 +75,5 @@ pub(crate) const FEATURES: [&str; 2] = [
      tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
 
-/// What needs a library of the machine when it is linked; to be checked it does not.
+/// What needs a library of the machine when it is linked, though not when it is checked.
 pub(crate) const PAM: [&str; 2] = ["--features", "tidegate-gateway/pam"];

@@ -71,17 +71,7 @@ impl Arriving {
         };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
         let id = self.worker.gateway.next_client_id();
-        // Most often the same name, which then takes no memory of this client's own.
-        let user = if *key.user == *request.user { key.user.clone() } else { request.user.as_str().into() };
-        let entry = self.worker.roster.enter(NewCard {
-            id,
-            key,
-            user,
-            peer: self.peer,
-            tls,
-            pid,
-            secret,
-        });
+        let entry = self.worker.roster.enter(NewCard { id, key, peer: self.peer, tls, pid, secret });
         Ok(entry)
     }
 
