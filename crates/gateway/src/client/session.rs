@@ -142,7 +142,7 @@ impl Session {
             return;
         }
         let (reason, age) = (pgbouncer_reason(reason), card.connected_at.elapsed().map_or(0, |age| age.as_secs()));
-        let who = format!("C-{}: {}/{}@{}", card.id, card.key.database, card.key.user, card.peer);
+        let who = format!("C-{}: {}/{}@{}", card.id, card.key.database, card.user, card.peer);
         if log.disconnections {
             tracing::info!("{who} closing because: {reason} (age={age}s)");
         }

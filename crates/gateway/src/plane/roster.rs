@@ -57,6 +57,8 @@ pub struct Card {
     pub id: u64,
     /// Which pool it uses; the console's for the console.
     pub key: PoolKey,
+    /// Who it is; the user of its pool, unless that is another's.
+    pub user: Arc<str>,
     /// Where it comes from.
     pub peer: Address,
     /// Its TLS, as "TLSv1.3/...".
@@ -74,39 +76,45 @@ pub struct Card {
     /// Why it stays on its server.
     pub pins: Cell<Pins>,
     /// What it has set, its application name among it.
-    pub settings: RefCell<Option<Rc<Settings>>>,
+    settings: Told<Option<Rc<Settings>>>,
     /// The statements it has prepared.
     pub prepared: Cell<u32>,
-    linked: RefCell<Option<Linked>>,
+    linked: Told<Option<Linked>>,
     signal: Cell<Option<Signal>>,
-    task: Task,
+    task: Told<Option<Waker>>,
 }
 
-/// The task of a client.
+/// What is looked at for a moment at a time. A card is one of many thousands, and a `RefCell` would be larger.
 #[derive(Default)]
-struct Task(Cell<Option<Waker>>);
+struct Told<T>(Cell<T>);
 
-impl Task {
-    fn wake(&self) {
-        if let Some(waker) = self.0.take() {
-            waker.wake_by_ref();
-            self.0.set(Some(waker));
-        }
+impl<T: Default> Told<T> {
+    fn set(&self, value: T) {
+        self.0.set(value);
+    }
+
+    fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        let value = self.0.take();
+        let seen = look(&value);
+        self.0.set(value);
+        seen
     }
 }
 
-impl fmt::Debug for Task {
+impl<T: Default + fmt::Debug> fmt::Debug for Told<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Task")
+        self.with(|value| value.fmt(f))
     }
 }
 
 /// What a card is made of.
-pub struct NewCard {
+pub struct NewCard<'a> {
     /// See [`Card::id`].
     pub id: u64,
     /// See [`Card::key`].
     pub key: PoolKey,
+    /// See [`Card::user`].
+    pub user: &'a str,
     /// See [`Card::peer`].
     pub peer: Address,
     /// See [`Card::tls`].
@@ -121,7 +129,7 @@ impl Card {
     /// Sends a signal to the client's task.
     pub fn signal(&self, signal: Signal) {
         self.signal.set(Some(signal));
-        self.task.wake();
+        self.wake();
     }
 
     /// The signal that was sent, if there is one.
@@ -135,9 +143,17 @@ impl Card {
         self.signal.set(None);
     }
 
+    fn wake(&self) {
+        self.task.with(|task| {
+            if let Some(task) = task {
+                task.wake_by_ref();
+            }
+        });
+    }
+
     /// The task to be woken by signals.
     pub fn set_waker(&self, waker: &Waker) {
-        self.task.0.set(Some(waker.clone()));
+        self.task.set(Some(waker.clone()));
     }
 
     /// The client has got a server, or has given it back.
@@ -146,23 +162,24 @@ impl Card {
             // Of a server that it no longer has.
             self.signal.set(None);
         }
-        *self.linked.borrow_mut() = linked;
+        self.linked.set(linked);
     }
 
     /// The client's settings as they are now.
     pub fn note_settings(&self, settings: &Rc<Settings>) {
-        let mut known = self.settings.borrow_mut();
-        if known.as_ref().is_none_or(|known| !Rc::ptr_eq(known, settings)) {
-            *known = Some(settings.clone());
+        let is_known = self.settings.with(|known| known.as_ref().is_some_and(|known| Rc::ptr_eq(known, settings)));
+        if !is_known {
+            self.settings.set(Some(settings.clone()));
         }
     }
 
     /// What it calls itself.
     #[must_use]
     pub fn application_name(&self) -> Option<String> {
-        let settings = self.settings.borrow();
-        let name = settings.as_ref()?.text("application_name")?;
-        (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
+        self.settings.with(|settings| {
+            let name = settings.as_ref()?.text("application_name")?;
+            (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
+        })
     }
 
     /// What the client has to name to cancel.
@@ -174,7 +191,7 @@ impl Card {
     /// The server that the client has.
     #[must_use]
     pub fn linked(&self) -> Option<Linked> {
-        self.linked.borrow().clone()
+        self.linked.with(Option::clone)
     }
 }
 
@@ -200,11 +217,14 @@ pub struct Entry {
 
 impl Roster {
     /// Puts a client on the roster.
-    pub fn enter(&self, new: NewCard) -> Entry {
-        let NewCard { id, key, peer, tls, pid, secret } = new;
+    pub fn enter(&self, new: NewCard<'_>) -> Entry {
+        let NewCard { id, key, user, peer, tls, pid, secret } = new;
+        // The same name takes no memory of this client's own.
+        let user = if *key.user == *user { key.user.clone() } else { user.into() };
         let card = Rc::new(Card {
             id,
             key,
+            user,
             peer,
             tls,
             pid,
@@ -213,11 +233,11 @@ impl Roster {
             state: Cell::new(ClientState::Idle),
             request_at: Cell::new(None),
             pins: Cell::new(Pins::default()),
-            settings: RefCell::new(None),
+            settings: Told::default(),
             prepared: Cell::new(0),
-            linked: RefCell::new(None),
+            linked: Told::default(),
             signal: Cell::new(None),
-            task: Task::default(),
+            task: Told::default(),
         });
         let mut slots = self.slots.borrow_mut();
         let slot = match slots.free.pop() {
@@ -255,7 +275,7 @@ impl Roster {
     /// Lets every client look at what has changed around it.
     pub fn wake_all(&self) {
         for card in self.cards() {
-            card.task.wake();
+            card.wake();
         }
     }
 

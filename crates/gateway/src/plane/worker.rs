@@ -373,7 +373,7 @@ impl Worker {
         let recorder = self.recorder.as_ref()?;
         let stranger = Stranger {
             client: card.peer.to_string(),
-            user: card.key.user.to_string(),
+            user: card.user.to_string(),
             database: card.key.database.to_string(),
         };
         Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))

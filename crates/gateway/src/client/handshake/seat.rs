@@ -71,7 +71,8 @@ impl Arriving {
         };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
         let id = self.worker.gateway.next_client_id();
-        let entry = self.worker.roster.enter(NewCard { id, key, peer: self.peer, tls, pid, secret });
+        let entry =
+            self.worker.roster.enter(NewCard { id, key, user: &request.user, peer: self.peer, tls, pid, secret });
         Ok(entry)
     }
 
@@ -92,7 +93,7 @@ impl Arriving {
         }
         let greeting = self.compose(&settings, request);
         self.greet(&greeting, entry);
-        *entry.card.settings.borrow_mut() = Some(greeting.settings);
+        entry.card.note_settings(&greeting.settings);
         self.link.unread(std::mem::take(&mut self.bytes).into());
     }
 
@@ -151,7 +152,7 @@ impl Arriving {
             self.link.unread(std::mem::take(&mut self.bytes).into());
         }
         let settings = greeting.settings;
-        *entry.card.settings.borrow_mut() = Some(settings.clone());
+        entry.card.note_settings(&settings);
         let front = Frontend::new(self.link, entry.card.id, settings);
         Ok(Session::new(self.worker, front, pool, request.route, entry, self.quota))
     }
