@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::repository::{FEATURES, cargo, root, run as run_command};
+use crate::repository::{cargo, root, run as run_command};
+use crate::tests::features;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -31,7 +32,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Built as all tests are, so that nothing is built anew.
 fn replay_all() -> Result<()> {
     let mut command = cargo();
-    command.args(["test", "--quiet", "--workspace"]).args(FEATURES).args(["--test", "replay"]);
+    command.args(["test", "--quiet", "--workspace"]).args(features()).args(["--test", "replay"]);
     if std::env::var_os("FUZZ_ROUNDS").is_none() {
         command.env("FUZZ_ROUNDS", "20000");
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::repository::{FEATURES, cargo, run, target_dir};
-use crate::tests::Io;
+use crate::repository::{cargo, run, target_dir};
+use crate::tests::{Io, features};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 
@@ -30,7 +30,7 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
     let folder = match profile {
         // As the tests have built it: alone it would get all its dependencies built anew, with fewer features.
         Profile::Dev => {
-            command.args(["--workspace", "--bins"]).args(FEATURES);
+            command.args(["--workspace", "--bins"]).args(features());
             "debug"
         }
         Profile::Release => {
@@ -83,7 +83,7 @@ impl Config<'_> {
              [pool]\nmode = \"{mode}\"\nsize = {pool_size}\n\n\
              [databases.{database}]\nhost = \"127.0.0.1\"\nport = {postgres_port}\nsslmode = \"disable\"\n\n\
              [users.{user}]\npassword = \"{user}\"\n\n\
-             [log]\nconnections = false\n\n\
+             [log]\nconnections = false\ndisconnections = false\n\n\
              [runtime]\nio = \"{io}\"\n{journal}"
         )
     }

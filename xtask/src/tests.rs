@@ -1,13 +1,14 @@
 //! `cargo xtask test`: brings what the tests need and runs all of them.
 
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
 use tidegate_sandbox::{Binaries, Major, Progress};
 
 use crate::machine;
-use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::repository::{FEATURES, PAM, cargo, run as run_command};
 use crate::second;
 use crate::step::{Outcome, Steps};
 
@@ -94,6 +95,23 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
     run_command(&mut command(io, rest)).into()
 }
 
+/// The optional parts that are built and tested with the rest: one build for all. Logins by PAM are among them where libpam
+/// can be linked.
+pub(crate) fn features() -> Vec<&'static str> {
+    static LINKS_PAM: LazyLock<bool> = LazyLock::new(|| machine::links("pam"));
+    let pam: &[&str] = if *LINKS_PAM { &PAM } else { &[] };
+    [&FEATURES, pam].concat()
+}
+
+/// Whether logins by PAM are tested with the rest.
+pub(crate) fn tests_of_pam() -> Outcome {
+    if features().len() == FEATURES.len() {
+        let why = "libpam cannot be linked here (libpam0g-dev): logins by PAM were not tested";
+        return Outcome::Missing(why.to_owned());
+    }
+    Outcome::Passed
+}
+
 fn command(io: Io, rest: &[String]) -> Command {
     let mut command = cargo();
     command.arg("test").env("TIDEGATE_IO", io.name());
@@ -101,7 +119,7 @@ fn command(io: Io, rest: &[String]) -> Command {
     match io {
         _ if named => {}
         _ => {
-            command.arg("--workspace").args(FEATURES);
+            command.arg("--workspace").args(features());
             if io == Io::Epoll && machine::allows_io_uring() {
                 command.args(DOES_IO.iter().flat_map(|target| ["--test", target]));
             }

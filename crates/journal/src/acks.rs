@@ -8,14 +8,22 @@ use std::{
 use crate::{
     error::Lost,
     note::Ack,
-    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, total_order},
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, lock_crowded, total_order},
 };
 
-/// A place among the waiters.
-pub(crate) type Seat = usize;
+/// How many are told at a time by one of those who were told.
+const CALLS: usize = 16;
+
+/// A place among the waiters. It is free again as soon as its waiter is told, so it counts only with its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seat {
+    place: usize,
+    number: u64,
+}
 
 #[derive(Debug)]
 struct Waiter {
+    number: u64,
     seq: u64,
     ack: Ack,
     waker: Waker,
@@ -24,7 +32,9 @@ struct Waiter {
 #[derive(Debug, Default)]
 struct Waiters {
     seats: Vec<Option<Waiter>>,
-    free: Vec<Seat>,
+    free: Vec<usize>,
+    /// How many ever sat down.
+    sat: u64,
     /// What was accepted and lost, and from which level on.
     lost: Vec<(Range<u64>, Ack)>,
 }
@@ -36,6 +46,11 @@ pub(crate) struct Acks {
     /// How many ranges were lost, so that the usual answer needs no lock.
     losses: AtomicUsize,
     waiters: Mutex<Waiters>,
+    /// Who is to be told yet. Those who were told help: to wake a thousand tasks takes longer than to sync a disk, and
+    /// least if their own threads do it.
+    calls: Mutex<Vec<Waker>>,
+    /// How many those are, so that the usual answer needs no lock.
+    called: AtomicUsize,
 }
 
 impl Acks {
@@ -45,6 +60,8 @@ impl Acks {
             durable: AtomicU64::new(next_seq),
             losses: AtomicUsize::new(0),
             waiters: Mutex::new(Waiters::default()),
+            calls: Mutex::new(Vec::new()),
+            called: AtomicUsize::new(0),
         }
     }
 
@@ -95,10 +112,14 @@ impl Acks {
         context: &Context<'_>,
     ) -> Poll<Result<(), Lost>> {
         if let Some(known) = self.look(seq, ack) {
-            self.leave(seat.take());
+            // Whoever decided it frees the seat.
+            *seat = None;
+            if self.called.load(Ordering::Relaxed) > 0 {
+                self.call();
+            }
             return Poll::Ready(known);
         }
-        lock(&self.waiters).sit(seq, ack, seat, context.waker());
+        lock_crowded(&self.waiters).sit(seq, ack, seat, context.waker());
         total_order();
         // It may have been published before we sat down.
         let Some(known) = self.look(seq, ack) else { return Poll::Pending };
@@ -114,8 +135,27 @@ impl Acks {
 
     fn wake(&self) {
         let (written, durable) = (self.written(), self.durable());
-        let woken = lock(&self.waiters).rise(written, durable);
-        woken.into_iter().for_each(Waker::wake);
+        let mut woken = lock(&self.waiters).rise(written, durable);
+        if woken.is_empty() {
+            return;
+        }
+        let mut calls = lock(&self.calls);
+        calls.append(&mut woken);
+        self.called.store(calls.len(), Ordering::Relaxed);
+        drop(calls);
+        while self.call() {}
+    }
+
+    /// Tells some of those who are to be told. `false`: there are none.
+    fn call(&self) -> bool {
+        let mut calls = lock(&self.calls);
+        let rest = calls.len().saturating_sub(CALLS);
+        let some = calls.split_off(rest);
+        self.called.store(rest, Ordering::Relaxed);
+        drop(calls);
+        let any = !some.is_empty();
+        some.into_iter().for_each(Waker::wake);
+        any
     }
 }
 
@@ -125,36 +165,47 @@ impl Waiters {
     }
 
     fn sit(&mut self, seq: u64, ack: Ack, seat: &mut Option<Seat>, waker: &Waker) {
-        let waiter = Waiter { seq, ack, waker: waker.clone() };
-        if let Some(place) = *seat {
-            self.seats[place] = Some(waiter);
+        if let Some(waiter) = seat.and_then(|seat| self.at(seat)).and_then(Option::as_mut) {
+            waiter.waker.clone_from(waker);
             return;
         }
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() - 1
-        });
-        self.seats[place] = Some(waiter);
-        *seat = Some(place);
+        self.sat += 1;
+        let waiter = Some(Waiter { number: self.sat, seq, ack, waker: waker.clone() });
+        let place = self.free.pop().unwrap_or(self.seats.len());
+        match self.seats.get_mut(place) {
+            Some(free) => *free = waiter,
+            None => self.seats.push(waiter),
+        }
+        *seat = Some(Seat { place, number: self.sat });
     }
 
-    /// The seat stays its owner's until the owner leaves it.
+    /// A seat that still is its owner's.
+    fn at(&mut self, seat: Seat) -> Option<&mut Option<Waiter>> {
+        let number = |waiter: &Waiter| waiter.number == seat.number;
+        self.seats.get_mut(seat.place).filter(|taken| taken.as_ref().is_some_and(number))
+    }
+
     fn leave(&mut self, seat: Seat) {
-        self.seats[seat] = None;
-        self.free.push(seat);
+        if let Some(taken) = self.at(seat) {
+            *taken = None;
+            self.free.push(seat.place);
+        }
     }
 
-    /// Wakes whoever's record is decided; they keep their (empty) seats until they leave.
+    /// Whoever's record is decided.
     fn rise(&mut self, written: u64, durable: u64) -> Vec<Waker> {
         let mut woken = Vec::new();
         let lost = &self.lost;
-        for seat in &mut self.seats {
+        for (place, seat) in self.seats.iter_mut().enumerate() {
             let decided = seat.take_if(|waiter| {
                 let reached = if waiter.ack == Ack::Durable { durable } else { written };
                 waiter.seq < reached
                     || lost.iter().any(|(range, from)| range.contains(&waiter.seq) && waiter.ack >= *from)
             });
-            woken.extend(decided.map(|waiter| waiter.waker));
+            if let Some(waiter) = decided {
+                woken.push(waiter.waker);
+                self.free.push(place);
+            }
         }
         woken
     }

@@ -10,9 +10,11 @@
 //! | 23 | 1 | kind |
 //!
 //! All numbers are little-endian. The check is the CRC32C of length, class, kind, two zeros, time and payload,
-//! XORed with a word made of the segment's salt and the sequence number. So a producer computes the CRC before it takes
-//! the stripe's lock and the number is bound to it afterwards, and a record that an earlier life of a recycled segment
-//! left behind fails its check although its bytes are intact.
+//! XORed with a word made of the segment's salt and the sequence number, so a record that an earlier life of a recycled
+//! segment left behind fails its check although its bytes are intact.
+//!
+//! A staged frame has no check yet. Whoever writes it computes it ([`check`]), away from the stripe's lock and from
+//! producers: only then is it known which segment the frame goes to.
 
 use crate::{note::Class, time::Time};
 
@@ -43,50 +45,50 @@ impl Kind {
     }
 }
 
-/// A record that is ready but for its number.
+/// A record that is ready but for its number and its check. The payload is at most [`PAYLOAD_BYTES_MAX`] bytes; whoever
+/// makes one has seen to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Framed<'a> {
     pub(crate) time: Time,
     pub(crate) class: Class,
     pub(crate) kind: Kind,
     pub(crate) payload: &'a [u8],
-    crc: u32,
 }
 
-impl<'a> Framed<'a> {
-    /// The payload is at most [`PAYLOAD_BYTES_MAX`] bytes; the caller has seen to it.
-    #[inline]
-    pub(crate) fn new(kind: Kind, class: Class, time: Time, payload: &'a [u8]) -> Self {
-        let mut checked = [0; HEAD_CHECKED];
-        checked[..4].copy_from_slice(&len_bytes(payload));
-        checked[4] = class.index();
-        checked[5] = kind as u8;
-        checked[8..].copy_from_slice(&time.unix_nanos().to_le_bytes());
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&checked), payload);
-        Self { time, class, kind, payload, crc }
-    }
-
+impl Framed<'_> {
     pub(crate) fn bytes(&self) -> usize {
         HEAD_BYTES + self.payload.len()
     }
 
+    /// Without a check.
     #[inline]
-    pub(crate) fn write(&self, seq: u64, salt: u32, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, seq: u64, out: &mut Vec<u8>) {
+        let last = (seq & SEQ_MAX) | u64::from(self.class.index()) << 48 | (self.kind as u64) << 56;
         let mut head = [0; HEAD_BYTES];
-        head[..4].copy_from_slice(&len_bytes(self.payload));
-        head[4..8].copy_from_slice(&(self.crc ^ binding(salt, seq)).to_le_bytes());
+        head[..8].copy_from_slice(&(self.payload.len() as u64).to_le_bytes());
         head[8..16].copy_from_slice(&self.time.unix_nanos().to_le_bytes());
-        head[16..22].copy_from_slice(&(seq & SEQ_MAX).to_le_bytes()[..6]);
-        head[22] = self.class.index();
-        head[23] = self.kind as u8;
+        head[16..].copy_from_slice(&last.to_le_bytes());
         out.extend_from_slice(&head);
         out.extend_from_slice(self.payload);
     }
+
+    /// With the check of a segment.
+    pub(crate) fn write_checked(&self, seq: u64, salt: u32, out: &mut Vec<u8>) {
+        let from = out.len();
+        self.write(seq, out);
+        check(&mut out[from..], salt);
+    }
 }
 
-// A payload is at most 16 MiB.
-fn len_bytes(payload: &[u8]) -> [u8; 4] {
-    (payload.len() as u32).to_le_bytes()
+/// The CRC32C of what a check covers.
+#[inline]
+fn crc(head: &[u8; HEAD_BYTES], payload: &[u8]) -> u32 {
+    // Two whole words: parts of one that are stored apart cannot be loaded as one at once.
+    let first = u64::from(u32_at(head, 0)) | u64::from(head[22]) << 32 | u64::from(head[23]) << 40;
+    let mut checked = [0; HEAD_CHECKED];
+    checked[..8].copy_from_slice(&first.to_le_bytes());
+    checked[8..].copy_from_slice(&head[8..16]);
+    crc32c::crc32c_append(crc32c::crc32c(&checked), payload)
 }
 
 /// The word that ties a check to its segment and its place in it.
@@ -132,12 +134,11 @@ pub(crate) fn decode(bytes: &[u8], salt: u32) -> Decoded<'_> {
     let Some(payload) = bytes.get(HEAD_BYTES..HEAD_BYTES + len) else {
         return Decoded::Short(HEAD_BYTES + len);
     };
-    let framed = Framed::new(kind, Class::new(head[22]), Time::from_unix_nanos(u64_at(head, 8)), payload);
-    let seq = seq_of(head);
-    if framed.crc ^ binding(salt, seq) != u32_at(head, 4) {
+    let (time, seq) = (Time::from_unix_nanos(u64_at(head, 8)), seq_of(head));
+    if crc(head, payload) ^ binding(salt, seq) != u32_at(head, 4) {
         return Decoded::Bad;
     }
-    Decoded::Frame(Frame { time: framed.time, seq, class: framed.class, kind, payload })
+    Decoded::Frame(Frame { time, seq, class: Class::new(head[22]), kind, payload })
 }
 
 fn plausible(head: &[u8; HEAD_BYTES]) -> Option<(usize, Kind)> {
@@ -161,16 +162,15 @@ pub(crate) fn staged_at(bytes: &[u8], at: usize) -> Frame<'_> {
     Frame { time, seq, class: Class::new(head[22]), kind, payload }
 }
 
-/// Ties whole staged frames to another segment: the old salt is taken out of each check, the new one put in.
-pub(crate) fn rebind(bytes: &mut [u8], old: u32, new: u32) {
-    let mut at = 0;
-    while at < bytes.len() {
-        let head = bytes[at..].first_chunk::<HEAD_BYTES>().expect("staged frames are whole");
-        let seq = seq_of(head);
-        let check = u32_at(head, 4) ^ binding(old, seq) ^ binding(new, seq);
-        let next = at + len_at(bytes, at);
-        bytes[at + 4..at + 8].copy_from_slice(&check.to_le_bytes());
-        at = next;
+/// Gives whole staged frames the checks of a segment, whatever they had before.
+pub(crate) fn check(mut frames: &mut [u8], salt: u32) {
+    while !frames.is_empty() {
+        let len = len_at(frames, 0);
+        let (frame, rest) = frames.split_at_mut(len);
+        let (head, payload) = frame.split_first_chunk_mut::<HEAD_BYTES>().expect("staged frames are whole");
+        let check = crc(head, payload) ^ binding(salt, seq_of(head));
+        head[4..8].copy_from_slice(&check.to_le_bytes());
+        frames = rest;
     }
 }
 
@@ -192,7 +192,8 @@ mod tests {
 
     fn written(seq: u64, salt: u32, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Framed::new(Kind::Record, Class::new(3), Time::from_unix_nanos(77), payload).write(seq, salt, &mut out);
+        let (class, time) = (Class::new(3), Time::from_unix_nanos(77));
+        Framed { kind: Kind::Record, class, time, payload }.write_checked(seq, salt, &mut out);
         out
     }
 
@@ -218,7 +219,7 @@ mod tests {
     fn a_frame_is_bound_to_its_segment_and_can_be_bound_to_another() {
         let mut bytes = [written(9, 5, b"hello"), written(10, 5, b"")].concat();
         assert_eq!(decode(&bytes, 6), Decoded::Bad);
-        rebind(&mut bytes, 5, 6);
+        check(&mut bytes, 6);
         assert!(matches!(decode(&bytes, 6), Decoded::Frame(_)));
         assert!(matches!(decode(&bytes[len_at(&bytes, 0)..], 6), Decoded::Frame(frame) if frame.seq == 10));
     }

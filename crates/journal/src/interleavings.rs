@@ -38,13 +38,13 @@ struct Model {
 
 impl Model {
     fn new(chunks: usize) -> Self {
-        let (staging, budget) = (Mutex::new(Staging::new(1, 0, 0)), Budget::new(chunks * CHUNK, CHUNK));
+        let (staging, budget) = (Mutex::new(Staging::new(1, 0)), Budget::new(chunks * CHUNK, CHUNK));
         let classes = vec![ClassConfig::new("a").overload(Overload::DropNewest)];
         Self { staging, budget, classes }
     }
 
     fn append(&self) -> Result<(u64, Nudge), Outside> {
-        let framed = Framed::new(Kind::Record, Class::new(0), Time::MIN, &PAYLOAD);
+        let framed = Framed { kind: Kind::Record, class: Class::new(0), time: Time::MIN, payload: &PAYLOAD };
         let mut staging = self.staging.lock().expect("nobody panics");
         let room = Room { classes: &self.classes, budget: &self.budget, credit: &mut Credit::default() };
         staging.append(&framed, Ack::Accepted, Patience::Leaves, room)

@@ -88,7 +88,7 @@ pub mod trace;
 mod verify;
 mod waiting;
 
-pub use config::{ClassConfig, Config, Format, Overload, Pack, Retention, Space};
+pub use config::{ClassConfig, Config, Format, Overload, Pack, Retention, Space, Times};
 pub use error::{CommitError, Lost, OpenError, ReadError, Refused};
 pub use folder::is_open;
 pub use gap::{Cause, Gap};

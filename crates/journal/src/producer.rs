@@ -18,7 +18,7 @@ use crate::{
     gap::{Cause, Gap},
     journal::Shared,
     line::{Standing, Turn},
-    note::{Ack, Note, Ticket},
+    note::{Ack, Class, Note, Ticket},
     staging::{Outside, Patience},
     stripe::Stripe,
     time::Time,
@@ -143,19 +143,27 @@ impl Producer {
         Ticket { stripe: self.stripe.index, seq }
     }
 
-    #[inline]
+    /// In line with whoever appends: handed over in memory, its parts would be read before they are there.
+    #[inline(always)]
     fn frame<'a>(&self, note: Note<'a>) -> Result<(Framed<'a>, Ack), Refused> {
-        let config = &self.shared.config;
+        let config = &*self.shared.config;
         let Some(class) = config.classes.get(usize::from(note.class.index())) else {
-            return Err(Refused::UnknownClass { index: note.class.index(), classes: config.classes.len() });
+            return Err(unknown(note.class, config.classes.len()));
         };
-        let time = note.time.unwrap_or_else(Time::now);
-        let (bytes, max) = (note.payload.len(), config.record_bytes_max);
-        if bytes > max {
-            self.stripe.lose(&Gap::new(note.class, Cause::TooLarge, bytes, time));
-            return Err(Refused::TooLarge { bytes, max });
+        if note.payload.len() > config.record_bytes_max {
+            return Err(self.refuse_large(&note));
         }
-        Ok((Framed::new(Kind::Record, note.class, time, note.payload), note.ack.unwrap_or(class.ack)))
+        let time = note.time.unwrap_or_else(|| Time::read(config.times));
+        let framed = Framed { kind: Kind::Record, class: note.class, time, payload: note.payload };
+        Ok((framed, note.ack.unwrap_or(class.ack)))
+    }
+
+    #[cold]
+    fn refuse_large(&self, note: &Note<'_>) -> Refused {
+        let (bytes, max) = (note.payload.len(), self.shared.config.record_bytes_max);
+        let time = note.time.unwrap_or_else(Time::now);
+        self.stripe.lose(&Gap::new(note.class, Cause::TooLarge, bytes, time));
+        Refused::TooLarge { bytes, max }
     }
 
     /// Appends unless that would overtake somebody who waits for room.
@@ -196,6 +204,11 @@ impl Producer {
     }
 }
 
+#[cold]
+fn unknown(class: Class, classes: usize) -> Refused {
+    Refused::UnknownClass { index: class.index(), classes }
+}
+
 /// A record on its way into the journal: see [`Producer::append`].
 #[must_use = "a record is appended when the future is awaited"]
 pub struct Appending<'a> {
@@ -218,7 +231,52 @@ impl<'a> Appending<'a> {
         Self { producer, note, patience, framed: None, turn: None, deadline: None }
     }
 
-    /// The first attempt, or the one in its turn, for which there is room.
+    /// The first attempt failed.
+    #[cold]
+    fn stay_outside(
+        &mut self,
+        framed: Framed<'a>,
+        ack: Ack,
+        outside: Outside,
+        context: &Context<'_>,
+    ) -> Poll<Result<Ticket, Refused>> {
+        self.framed = Some((framed, ack));
+        let refused = match outside {
+            Outside::Full => self.full(&framed, context),
+            outside => Some(self.producer.refuse(&framed, outside)),
+        };
+        match refused {
+            Some(refused) => Poll::Ready(Err(refused)),
+            None => self.go_on(context),
+        }
+    }
+
+    /// In line, or in its turn.
+    fn go_on(&mut self, context: &Context<'_>) -> Poll<Result<Ticket, Refused>> {
+        let (framed, ack) = self.framed.expect("it was framed when it was tried first");
+        loop {
+            let standing = self.turn.map(|turn| self.producer.shared.budget.look(turn, context.waker()));
+            match standing {
+                Some(Standing::Waiting) => return Poll::Pending,
+                Some(Standing::Expired) => {
+                    self.leave();
+                    self.producer.lose(&framed, Cause::TimedOut);
+                    return Poll::Ready(Err(Refused::TimedOut));
+                }
+                Some(Standing::Granted) | None => {}
+            }
+            let refused = match self.attempt(&framed, ack) {
+                Ok(seq) => return Poll::Ready(Ok(self.producer.ticket(seq))),
+                Err(Outside::Full) => self.full(&framed, context),
+                Err(outside) => Some(self.producer.refuse(&framed, outside)),
+            };
+            if let Some(refused) = refused {
+                return Poll::Ready(Err(refused));
+            }
+        }
+    }
+
+    /// The attempt in its turn, for which there is room.
     fn attempt(&mut self, framed: &Framed<'a>, ack: Ack) -> Result<u64, Outside> {
         let Some(turn) = self.turn.take() else { return self.producer.try_in_turn(framed, ack, self.patience) };
         let budget = &self.producer.shared.budget;
@@ -258,34 +316,19 @@ impl<'a> Appending<'a> {
 impl Future for Appending<'_> {
     type Output = Result<Ticket, Refused>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (framed, ack) = match this.framed {
-            Some(framed) => framed,
-            None => match this.producer.frame(this.note) {
-                Ok(framed) => *this.framed.insert(framed),
-                Err(refused) => return Poll::Ready(Err(refused)),
-            },
+        if this.framed.is_some() {
+            return this.go_on(context);
+        }
+        let (framed, ack) = match this.producer.frame(this.note) {
+            Ok(framed) => framed,
+            Err(refused) => return Poll::Ready(Err(refused)),
         };
-        loop {
-            let standing = this.turn.map(|turn| this.producer.shared.budget.look(turn, context.waker()));
-            match standing {
-                Some(Standing::Waiting) => return Poll::Pending,
-                Some(Standing::Expired) => {
-                    this.leave();
-                    this.producer.lose(&framed, Cause::TimedOut);
-                    return Poll::Ready(Err(Refused::TimedOut));
-                }
-                Some(Standing::Granted) | None => {}
-            }
-            let refused = match this.attempt(&framed, ack) {
-                Ok(seq) => return Poll::Ready(Ok(this.producer.ticket(seq))),
-                Err(Outside::Full) => this.full(&framed, context),
-                Err(outside) => Some(this.producer.refuse(&framed, outside)),
-            };
-            if let Some(refused) = refused {
-                return Poll::Ready(Err(refused));
-            }
+        match this.producer.try_in_turn(&framed, ack, this.patience) {
+            Ok(seq) => Poll::Ready(Ok(this.producer.ticket(seq))),
+            Err(outside) => this.stay_outside(framed, ack, outside, context),
         }
     }
 }

@@ -166,7 +166,11 @@ fn seal(path: &Path, header: Header, end: u64, sum: Sum) -> io::Result<()> {
         file.set_len(end)?;
     }
     let (mut bytes, payload) = (Vec::new(), sum.to_bytes());
-    Framed::new(Kind::Seal, Class::default(), Time::now(), &payload).write(sum.end_seq, header.salt, &mut bytes);
+    Framed { kind: Kind::Seal, class: Class::default(), time: Time::now(), payload: &payload }.write_checked(
+        sum.end_seq,
+        header.salt,
+        &mut bytes,
+    );
     // The seal is for speed; without room for it the segment is complete all the same.
     if file.write_all_at(&bytes, end).is_err() {
         file.set_len(end)?;

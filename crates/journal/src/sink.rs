@@ -212,10 +212,12 @@ impl Sink {
             Some(open) => open,
             None => self.begin(chunk.seqs().map_or(self.next_seq, |(first, _)| first))?,
         };
-        chunk.rebind(open.salt);
         let lines = &mut self.lines;
         let bytes = match self.config.format {
-            Format::Framed => chunk.bytes(),
+            Format::Framed => {
+                chunk.check(open.salt);
+                chunk.bytes()
+            }
             format => {
                 lines::render(chunk.bytes(), format, &self.config.classes, lines);
                 lines
@@ -258,7 +260,11 @@ impl Sink {
         if self.config.format == Format::Framed {
             let sum = Sum { records: open.records, end_seq: open.end_seq, times: open.times }.to_bytes();
             let mut bytes = Vec::with_capacity(SEAL_BYTES);
-            Framed::new(Kind::Seal, Class::default(), Time::now(), &sum).write(open.end_seq, open.salt, &mut bytes);
+            Framed { kind: Kind::Seal, class: Class::default(), time: Time::now(), payload: &sum }.write_checked(
+                open.end_seq,
+                open.salt,
+                &mut bytes,
+            );
             if write_all(open.file.as_mut(), &bytes, open.bytes, &mut self.counts.writes).is_err() {
                 let _ = open.file.truncate(open.bytes);
             }
@@ -375,10 +381,6 @@ impl Sink {
     /// What will not be stored any more.
     pub(crate) fn abandon(&mut self) -> Option<Batch> {
         self.pending.take().map(|pending| pending.batch)
-    }
-
-    pub(crate) fn salt(&self) -> Option<u32> {
-        self.open.as_ref().map(|open| open.salt)
     }
 
     pub(crate) fn open_bytes(&self) -> u64 {

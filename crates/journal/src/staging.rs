@@ -124,7 +124,6 @@ pub(crate) struct Gather {
 pub(crate) struct Staging {
     full: VecDeque<Chunk>,
     current: Option<Chunk>,
-    salt: u32,
     next_seq: u64,
     /// The most that any staged record, or anybody else, asks for.
     ask: Ack,
@@ -142,11 +141,10 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(classes: usize, salt: u32, next_seq: u64) -> Self {
+    pub(crate) fn new(classes: usize, next_seq: u64) -> Self {
         Self {
             full: VecDeque::new(),
             current: None,
-            salt,
             next_seq,
             ask: Ack::Accepted,
             asks: 0,
@@ -209,7 +207,7 @@ impl Staging {
             }
             None => return Err(Outside::Full),
         };
-        self.full.extend(self.current.replace(fresh.with_salt(self.salt)));
+        self.full.extend(self.current.replace(fresh));
         Ok(())
     }
 
@@ -385,19 +383,20 @@ impl Staging {
         if self.losses.is_empty() {
             return;
         }
-        let mut chunk = Chunk::outside_of_bound().with_salt(self.salt);
+        let mut chunk = Chunk::outside_of_bound();
         for gap in self.losses.drain() {
             let payload = gap.payload();
-            chunk.push(&Framed::new(Kind::Gap, gap.class, Time::now(), &payload), self.next_seq);
+            let framed = Framed { kind: Kind::Gap, class: gap.class, time: Time::now(), payload: &payload };
+            chunk.push(&framed, self.next_seq);
             self.next_seq += 1;
         }
         self.full.extend(self.current.take());
         self.full.push_back(chunk);
     }
 
-    /// Frames are bound to this segment from now on.
-    pub(crate) fn bind(&mut self, salt: u32) {
-        self.salt = salt;
+    /// How many records are waited for.
+    pub(crate) fn asks(&self) -> usize {
+        self.asks
     }
 
     pub(crate) fn has_full(&self) -> bool {
@@ -440,14 +439,14 @@ mod tests {
 
     fn ask(staging: &mut Staging, budget: &Budget) {
         let classes = [ClassConfig::new("one")];
-        let framed = Framed::new(Kind::Record, Class::new(0), Time::MIN, b"record");
+        let framed = Framed { kind: Kind::Record, class: Class::new(0), time: Time::MIN, payload: b"record" };
         let room = Room { classes: &classes, budget, credit: &mut Credit::default() };
         staging.append(&framed, Ack::Durable, Patience::Leaves, room).expect("there is room");
     }
 
     #[test]
     fn a_sync_waits_for_as_many_as_the_last_one_served_while_they_come() {
-        let (mut staging, budget) = (Staging::new(1, 0, 0), Budget::new(1 << 20, 64 << 10));
+        let (mut staging, budget) = (Staging::new(1, 0), Budget::new(1 << 20, 64 << 10));
         let begun = Instant::now();
         let gather = Gather { asks: 4, until: begun + 10 * QUIET, quiet: QUIET };
         let pace = Pace { linger: Duration::from_secs(1), bytes_max: 1 << 20, gather: Some(gather) };

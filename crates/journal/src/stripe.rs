@@ -20,7 +20,7 @@ use crate::{
     sink::{Beginning, Ended, Sink, SinkCounts},
     staging::{Batch, ClassBooks, Gather, Nudge, Outside, Pace, Patience, Room, Staging, Taken},
     storage::Storage,
-    sync::{Mutex, lock},
+    sync::{Mutex, lock, lock_crowded},
     time::Time,
 };
 
@@ -28,6 +28,10 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// What is taken from producers at a time. Larger writes cost no less per byte, and smaller batches return room sooner.
 const BATCH_BYTES: usize = 1 << 20;
+/// How many batches a producer writes at most in the writer's place before it lets go.
+const HELP_TURNS: usize = 4;
+/// How long it takes until one of many producers that were told asks again, if nothing else is to be done.
+const COMES_BACK: Duration = Duration::from_nanos(700);
 /// A sync of up to this is waited for once more while producers come; of a longer one, half.
 const GATHER_SHORT: Duration = Duration::from_millis(2);
 /// How long nobody may come until the next sync begins: an eighth of the last one's time, within these.
@@ -59,7 +63,7 @@ pub(crate) struct Stripe {
 struct Writing {
     sink: Sink,
     failures: u32,
-    /// How many waited for the last sync, and when they were told.
+    /// How many were told of the last sync or wait for the next one already, and when they were told.
     synced: Option<(usize, Instant)>,
 }
 
@@ -98,7 +102,7 @@ impl Stripe {
         Self {
             index,
             acks: Acks::new(beginning.next_seq),
-            staging: Mutex::new(Staging::new(config.classes.len(), 0, beginning.next_seq)),
+            staging: Mutex::new(Staging::new(config.classes.len(), beginning.next_seq)),
             sink: Mutex::new(Writing { sink, failures: 0, synced: None }),
             ended: Mutex::new(Vec::new()),
             progress: Mutex::new(Progress::default()),
@@ -127,7 +131,7 @@ impl Stripe {
         credit: &mut Credit,
     ) -> Result<u64, Outside> {
         let room = Room { classes: &self.config.classes, budget: &self.budget, credit };
-        let result = lock(&self.staging).append(framed, ack, patience, room);
+        let result = lock_crowded(&self.staging).append(framed, ack, patience, room);
         let (seq, nudge) = result?;
         if nudge != Nudge::None {
             self.heed(nudge);
@@ -153,8 +157,11 @@ impl Stripe {
     /// Writes in place of the writer, unless somebody does already.
     fn help(&self) {
         let Ok(mut writing) = self.sink.try_lock() else { return };
-        if !writing.sink.has_pending() {
-            let Some(batch) = lock(&self.staging).take_full(BATCH_BYTES) else { return };
+        for _ in 0..HELP_TURNS {
+            if writing.sink.has_pending() {
+                break;
+            }
+            let Some(batch) = lock(&self.staging).take_full(BATCH_BYTES) else { break };
             self.accept(&mut writing, batch);
             self.store(&mut writing);
         }
@@ -249,10 +256,12 @@ impl Stripe {
 
     /// Producers that were just woken by a sync ask for the next one, one after the other as they come to run. A sync that
     /// began with the first of them would leave the others to the one after it, and each would serve a part only. So it
-    /// waits for as many as the last one served, as long as more of them come, and not for much of its own time.
+    /// waits for all of them and for those who asked meanwhile, as long as more of them come, and not for much of its own
+    /// time. A disk that syncs faster than they come waits for nobody: while it works for some, the others come.
     fn pace(&self, writing: &Writing) -> Pace {
-        let gather = writing.synced.filter(|(asks, _)| *asks > 1).map(|(asks, ended)| {
-            let sync = writing.sink.counts.sync_time_last;
+        let sync = writing.sink.counts.sync_time_last;
+        let is_slow = |asks: usize| sync > COMES_BACK.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX));
+        let gather = writing.synced.filter(|(asks, _)| *asks > 1 && is_slow(*asks)).map(|(asks, ended)| {
             let wait = (sync / 2).max(sync.min(GATHER_SHORT));
             Gather { asks, until: ended + wait, quiet: (sync / 8).clamp(QUIET.0, QUIET.1) }
         });
@@ -290,16 +299,14 @@ impl Stripe {
         if batch.ask == Ack::Durable {
             self.sync_ended();
         }
-        if let Some(salt) = writing.sink.salt() {
-            lock(&self.staging).bind(salt);
-        }
         self.note(writing);
         // First the room, so that whoever is told finds the books settled.
         batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
         self.acks.publish(batch.end, batch.ask);
         if batch.ask == Ack::Durable {
             // From when on they can come back: to wake many takes as long as to sync.
-            writing.synced = Some((batch.asks, Instant::now()));
+            let asks = batch.asks + lock(&self.staging).asks();
+            writing.synced = Some((asks, Instant::now()));
         }
     }
 

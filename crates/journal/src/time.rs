@@ -2,6 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::config::Times;
+
 /// A point in time, in nanoseconds since 1970-01-01T00:00:00Z, without leap seconds.
 ///
 /// It is the clock of the wall and may go backwards. The order of records never depends on it, except that
@@ -19,6 +23,19 @@ impl Time {
     #[must_use]
     pub fn now() -> Self {
         Self::from(SystemTime::now())
+    }
+
+    /// Now, as exact as asked.
+    #[inline]
+    pub(crate) fn read(times: Times) -> Self {
+        match times {
+            Times::Exact => Self::now(),
+            Times::Tick => {
+                let time = clock_gettime(ClockId::RealtimeCoarse);
+                let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+                Self(seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0)))
+            }
+        }
     }
 
     /// From nanoseconds since 1970.

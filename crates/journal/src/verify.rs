@@ -170,7 +170,11 @@ fn copy_good(scan: &mut Scan, out: &mut impl io::Write) -> io::Result<(u64, u64)
         }
     }
     let (mut seal, payload) = (Vec::new(), sum.to_bytes());
-    Framed::new(Kind::Seal, Class::default(), Time::now(), &payload).write(sum.end_seq, header.salt, &mut seal);
+    Framed { kind: Kind::Seal, class: Class::default(), time: Time::now(), payload: &payload }.write_checked(
+        sum.end_seq,
+        header.salt,
+        &mut seal,
+    );
     out.write_all(&seal)?;
     out.flush()?;
     Ok((sum.records, left_out))

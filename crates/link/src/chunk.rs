@@ -169,7 +169,7 @@ impl Drop for Lent {
         let Some(home) = buffer.home.take() else { return };
         let mut free = home.0.free.borrow_mut();
         if free.len() < home.0.keep {
-            free.push(Lent(Some(buffer)));
+            free.push(Self(Some(buffer)));
         }
     }
 }

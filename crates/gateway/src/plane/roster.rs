@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    fmt,
     rc::Rc,
     sync::Arc,
     task::Waker,
@@ -56,8 +57,6 @@ pub struct Card {
     pub id: u64,
     /// Which pool it uses; the console's for the console.
     pub key: PoolKey,
-    /// Who it is.
-    pub user: Arc<str>,
     /// Where it comes from.
     pub peer: Address,
     /// Its TLS, as "TLSv1.3/...".
@@ -80,7 +79,26 @@ pub struct Card {
     pub prepared: Cell<u32>,
     linked: RefCell<Option<Linked>>,
     signal: Cell<Option<Signal>>,
-    waker: RefCell<Option<Waker>>,
+    task: Task,
+}
+
+/// The task of a client.
+#[derive(Default)]
+struct Task(Cell<Option<Waker>>);
+
+impl Task {
+    fn wake(&self) {
+        if let Some(waker) = self.0.take() {
+            waker.wake_by_ref();
+            self.0.set(Some(waker));
+        }
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Task")
+    }
 }
 
 /// What a card is made of.
@@ -89,8 +107,6 @@ pub struct NewCard {
     pub id: u64,
     /// See [`Card::key`].
     pub key: PoolKey,
-    /// See [`Card::user`].
-    pub user: Arc<str>,
     /// See [`Card::peer`].
     pub peer: Address,
     /// See [`Card::tls`].
@@ -105,9 +121,7 @@ impl Card {
     /// Sends a signal to the client's task.
     pub fn signal(&self, signal: Signal) {
         self.signal.set(Some(signal));
-        if let Some(waker) = &*self.waker.borrow() {
-            waker.wake_by_ref();
-        }
+        self.task.wake();
     }
 
     /// The signal that was sent, if there is one.
@@ -123,7 +137,7 @@ impl Card {
 
     /// The task to be woken by signals.
     pub fn set_waker(&self, waker: &Waker) {
-        *self.waker.borrow_mut() = Some(waker.clone());
+        self.task.0.set(Some(waker.clone()));
     }
 
     /// The client has got a server, or has given it back.
@@ -187,11 +201,10 @@ pub struct Entry {
 impl Roster {
     /// Puts a client on the roster.
     pub fn enter(&self, new: NewCard) -> Entry {
-        let NewCard { id, key, user, peer, tls, pid, secret } = new;
+        let NewCard { id, key, peer, tls, pid, secret } = new;
         let card = Rc::new(Card {
             id,
             key,
-            user,
             peer,
             tls,
             pid,
@@ -204,7 +217,7 @@ impl Roster {
             prepared: Cell::new(0),
             linked: RefCell::new(None),
             signal: Cell::new(None),
-            waker: RefCell::new(None),
+            task: Task::default(),
         });
         let mut slots = self.slots.borrow_mut();
         let slot = match slots.free.pop() {
@@ -242,9 +255,7 @@ impl Roster {
     /// Lets every client look at what has changed around it.
     pub fn wake_all(&self) {
         for card in self.cards() {
-            if let Some(waker) = &*card.waker.borrow() {
-                waker.wake_by_ref();
-            }
+            card.task.wake();
         }
     }
 

@@ -4,8 +4,9 @@
 //!
 //! A million records, from go to drained: all are in the file (written), all are synced (durable). Every run is a process
 //! of its own, and rounds interleave the ways to do it. A figure is the best of its rounds, for all ways alike: what else
-//! the machine does can only add to it. A ratio is the median of the rounds' ratios. Allocator: mimalloc.
-//! The folder is `TMPDIR`, or `/tmp`.
+//! the machine does can only add to it. A ratio is the median of the rounds' ratios. Allocator: mimalloc, with small
+//! pages, so that memory is what was touched. A way with "tick" has [`Times::Tick`](tidegate_journal::Times::Tick). The
+//! folder is `TMPDIR`, or `/tmp`.
 
 mod beam;
 mod load;
@@ -21,7 +22,7 @@ use std::{
 };
 
 use load::{Figures, Load};
-use subjects::{ALL, APPENDER, BLOCKS, NEVER};
+use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
 use table::{Bar, Figure, best, median};
 
 #[global_allocator]
@@ -75,8 +76,8 @@ fn special(what: &str) {
     let folder = folder();
     let numbers = match what {
         "durable" => {
-            let (rate, sync) = special::durable(folder.path(), 1000, 200);
-            [rate, sync, 0.0]
+            let (rate, sync, shared) = special::durable(folder.path(), 1000, 200);
+            [rate, sync, shared]
         }
         "unblocked" => latency(&special::unblocked(folder.path(), 400_000)),
         _ => latency(&special::stalled(folder.path())),
@@ -91,7 +92,9 @@ fn latency(latency: &special::Latency) -> [f64; 3] {
 /// Runs this program again with `args`, and returns what it prints.
 fn again(args: &[&str]) -> String {
     let program: PathBuf = std::env::current_exe().expect("this program has a path");
-    let output = Command::new(program).args(args).output().expect("this program runs again");
+    let mut command = Command::new(program);
+    // With large pages, memory would be told in steps of 2 MiB.
+    let output = command.args(args).env("MIMALLOC_ALLOW_THP", "0").output().expect("this program runs again");
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
@@ -130,7 +133,7 @@ struct Runs {
 
 impl Runs {
     fn round(&mut self, case: Case) {
-        for name in ALL.into_iter().filter(|name| case.tasks || *name != NEVER) {
+        for name in ALL.into_iter().filter(|name| case.tasks || ![NEVER, NEVER_TICK].contains(name)) {
             let from = if case.tasks { "tasks" } else { "threads" };
             let line = again(&["--one", name, &case.bytes.to_string(), from]);
             let figures = Figures::from_line(&line).expect("a line of figures");
@@ -170,7 +173,7 @@ impl Runs {
     fn ratios(&self, case: Case) -> Vec<Figure> {
         let barred = case == Case { bytes: 100, tasks: true };
         let mut figures = Vec::new();
-        for ours in [BLOCKS, NEVER] {
+        for (ours, _) in OURS {
             let Some(own) = self.ways.get(ours) else { continue };
             let mut ratio = |metric, theirs: &dyn Fn(usize) -> f64, limit: f64| {
                 let rounds = own.iter().enumerate().map(|(round, run)| theirs(round) / run.written_ms).collect();
@@ -196,8 +199,8 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
         }
     };
     let barred = case == Case { bytes: 100, tasks: true };
-    let drained = [(BLOCKS, 130.0), (NEVER, 170.0)].into_iter().find(|(ours, _)| barred && *ours == name);
-    let ours = name == BLOCKS || name == NEVER;
+    let ours = OURS.into_iter().find(|(ours, _)| *ours == name);
+    let drained = ours.filter(|_| barred);
     add("written", "ms", drained.map(|(_, limit)| Bar::AtMost(limit)), |run| run.written_ms);
     add("durable", "ms", None, |run| run.durable_ms);
     add("CPU", "ms", None, |run| run.cpu_ms);
@@ -208,7 +211,7 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     add("memory over idle", "KiB", None, |run| run.memory_kib);
     // The worst round: this is a promise.
     let worst = runs.iter().map(|run| run.memory_kib).fold(0.0, f64::max);
-    if ours {
+    if ours.is_some() {
         figures.push(figure(case, name, "memory, worst round", worst, "KiB", None));
     }
     figures
@@ -235,6 +238,7 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
     let case = "1000 durable";
     figures.push(row(case, "records per second", median(column(&durable, 0)), "/s", None));
     figures.push(row(case, "sync of a batch", median(column(&durable, 1)) * 1e6, "us", None));
+    figures.push(row(case, "records per sync", median(column(&durable, 2)), "", None));
     figures.push(row(case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
     for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
         let runs = numbers(what);

@@ -16,9 +16,9 @@ use crate::{load::nanos, process, table::median};
 
 const PAYLOAD: [u8; 100] = [b'x'; 100];
 
-/// Producers that each have one durable append outstanding. Returns records per second, and seconds per sync of a batch
-/// as large as theirs, measured before and after on the same file system.
-pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64) {
+/// Producers that each have one durable append outstanding. Returns records per second, seconds per sync of a batch as
+/// large as theirs, measured before and after on the same file system, and how many records shared a sync.
+pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64, f64) {
     let before = sync_seconds(folder, producers);
     let (journal, _) = Journal::open(Config { segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
     let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
@@ -39,8 +39,9 @@ pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64
         }
     });
     let rate = (producers * each) as f64 / begun.elapsed().as_secs_f64();
+    let shared = (producers * each) as f64 / journal.stats().syncs as f64;
     drop(journal);
-    (rate, f64::midpoint(before, sync_seconds(folder, producers)))
+    (rate, f64::midpoint(before, sync_seconds(folder, producers)), shared)
 }
 
 /// How long it takes to make a batch of a record from each producer durable, with nothing else to do.

@@ -10,14 +10,26 @@ use std::{
 };
 
 use crossbeam_channel::{Sender, bounded};
-use tidegate_journal::{Ack, Class, Config, Journal, Note, Producer};
+use tidegate_journal::{Ack, Class, Config, Journal, Note, Producer, Times};
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 pub(crate) const BLOCKS: &str = "journal, may block";
 pub(crate) const NEVER: &str = "journal, never blocks";
+pub(crate) const BLOCKS_TICK: &str = "journal, may block, tick";
+pub(crate) const NEVER_TICK: &str = "journal, never blocks, tick";
+/// The journal's ways from tasks, and their bars in milliseconds.
+pub(crate) const OURS: [(&str, f64); 4] = [(BLOCKS, 130.0), (NEVER, 170.0), (BLOCKS_TICK, 130.0), (NEVER_TICK, 170.0)];
 pub(crate) const APPENDER: &str = "tracing-appender, file";
-pub(crate) const ALL: [&str; 6] =
-    [BLOCKS, NEVER, APPENDER, "tracing-appender, BufWriter", "Mutex<BufWriter>", "channel + batching thread"];
+pub(crate) const ALL: [&str; 8] = [
+    BLOCKS,
+    NEVER,
+    BLOCKS_TICK,
+    NEVER_TICK,
+    APPENDER,
+    "tracing-appender, BufWriter",
+    "Mutex<BufWriter>",
+    "channel + batching thread",
+];
 
 const LONG: Duration = Duration::from_secs(120);
 /// What the channel holds, in records: as many as the journal's bound in records of 100 bytes.
@@ -45,11 +57,13 @@ impl Subject {
     pub(crate) fn open(name: &str, folder: &Path) -> Self {
         let file = || File::create(folder.join("log")).expect("the folder can be written");
         match name {
-            BLOCKS | NEVER => {
+            BLOCKS | NEVER | BLOCKS_TICK | NEVER_TICK => {
+                let times = if [BLOCKS_TICK, NEVER_TICK].contains(&name) { Times::Tick } else { Times::Exact };
+                let blocks = [BLOCKS, BLOCKS_TICK].contains(&name);
                 // One file, as for all others.
-                let config = Config { segment_bytes: 4 << 30, ..Config::new(folder) };
+                let config = Config { segment_bytes: 4 << 30, times, ..Config::new(folder) };
                 let (journal, _) = Journal::open(config).expect("the journal opens");
-                Self::Journal { journal: Box::new(journal), blocks: name == BLOCKS }
+                Self::Journal { journal: Box::new(journal), blocks }
             }
             APPENDER => Self::appender(file()),
             "tracing-appender, BufWriter" => Self::appender(BufWriter::new(file())),

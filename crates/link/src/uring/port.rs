@@ -26,7 +26,7 @@ pub(super) struct Port {
     /// What has arrived first and was not taken yet.
     arrived: Cell<Option<io::Result<Chunk>>>,
     /// What has arrived behind it.
-    later: Cell<Option<Box<VecDeque<io::Result<Chunk>>>>>,
+    later: Cell<Option<Box<Later>>>,
     sending: Cell<Option<Chunk>>,
     sends: Cell<bool>,
     /// The task that waits, for what arrives or for the end of the send.
@@ -41,6 +41,10 @@ pub(super) struct Port {
 
 /// In a box, for a port that has none is to be small.
 struct Room(Vec<u8>);
+
+/// In a box for the same reason.
+#[derive(Default)]
+struct Later(VecDeque<io::Result<Chunk>>);
 
 /// Which receive is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +109,8 @@ impl Port {
         match self.arrived.take() {
             Some(received) => {
                 if let Some(mut later) = self.later.take() {
-                    self.arrived.set(later.pop_front());
-                    self.later.set(Some(later).filter(|later| !later.is_empty()));
+                    self.arrived.set(later.0.pop_front());
+                    self.later.set(Some(later).filter(|later| !later.0.is_empty()));
                 }
                 Look::Done(received)
             }
@@ -170,8 +174,8 @@ impl Port {
             first => {
                 self.arrived.set(first);
                 let mut later = self.later.take().unwrap_or_default();
-                later.push_back(received);
-                let is_much = later.len() == LATER_MAX;
+                later.0.push_back(received);
+                let is_much = later.0.len() == LATER_MAX;
                 self.later.set(Some(later));
                 is_much
             }

@@ -69,7 +69,7 @@ fn of_card(card: &Card) -> Client {
     Client {
         id: card.id,
         key: card.key.clone(),
-        user: card.user.clone(),
+        user: card.key.user.clone(),
         state: card.state.get(),
         peer: card.peer,
         connected_at: card.connected_at,
