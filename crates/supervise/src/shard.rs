@@ -19,7 +19,7 @@ use hashbrown::HashTable;
 use crate::child::{ExitWatch, Member};
 use crate::clock;
 use crate::hub::Hub;
-use crate::slot::{CHUNK_SLOTS, Signal, Slot, Standing, Tag, Vacated};
+use crate::slot::{Born, CHUNK_SLOTS, Signal, Slot, Standing, Tag, Vacated};
 use crate::sync::{Mutex, lock};
 use crate::{Exit, Exits, Refused};
 
@@ -59,16 +59,10 @@ pub(crate) trait Home: Send + Sync {
     fn await_exit(&self, chunk: &Chunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool;
 }
 
-/// What the books know about the child in one slot.
-struct Entry<K> {
-    key: Option<K>,
-    spawned_at: &'static Location<'static>,
-    started_ms: u32,
-}
-
 struct Page<K> {
     chunk: Arc<Chunk>,
-    entries: Box<[Entry<K>]>,
+    /// The name of the child in each slot. Without keys this takes no memory at all.
+    keys: Box<[Option<K>]>,
 }
 
 #[repr(align(128))]
@@ -82,6 +76,8 @@ pub(crate) struct Shard<K, S> {
 struct Books<K> {
     mode: Mode,
     pages: Vec<Page<K>>,
+    /// From where in the source children were spawned; slots say which by its number.
+    sites: Vec<&'static Location<'static>>,
     free: u32,
     /// Slots from here on were never used.
     fresh: u32,
@@ -184,14 +180,14 @@ where
         {
             return Err(Denied::Exists(existing));
         }
-        let at = books.take_free(self, birth.spawned_at);
+        let at = books.take_free(self);
+        let born = Born { site: books.site(birth.spawned_at), at_ms: started_ms };
         let (page, place) = split(at);
-        let Page { chunk, entries } = &mut books.pages[page];
-        let entry = &mut entries[place];
-        entry.key = birth.key;
-        entry.spawned_at = birth.spawned_at;
-        entry.started_ms = started_ms;
-        let member = Member::new(Arc::clone(chunk), chunk.slots[place].occupy(place, hash.is_some()));
+        let Page { chunk, keys } = &mut books.pages[page];
+        if birth.key.is_some() {
+            keys[place] = birth.key;
+        }
+        let member = Member::new(Arc::clone(chunk), chunk.slots[place].occupy(place, hash.is_some(), born));
         if let Some(hash) = hash {
             books.enter(hash, at, &self.hasher);
         }
@@ -209,12 +205,15 @@ where
     pub(crate) fn list(&self, page: usize, into: &mut Vec<ChildInfo<K>>) -> bool {
         let now = clock::coarse().saturating_sub(self.born);
         let books = lock(&self.books);
-        let Some(Page { chunk, entries }) = books.pages.get(page) else { return false };
-        let living = chunk.slots.iter().zip(entries).filter(|(slot, _)| slot.is_live());
-        into.extend(living.map(|(_, entry)| ChildInfo {
-            key: entry.key.clone(),
-            spawned_at: entry.spawned_at,
-            age: now.saturating_sub(Duration::from_millis(entry.started_ms.into())),
+        let Some(Page { chunk, keys }) = books.pages.get(page) else { return false };
+        let living = chunk.slots.iter().zip(keys).filter(|(slot, _)| slot.is_live());
+        into.extend(living.map(|(slot, key)| {
+            let Born { site, at_ms } = slot.born();
+            ChildInfo {
+                key: key.clone(),
+                spawned_at: books.sites[site as usize],
+                age: now.saturating_sub(Duration::from_millis(at_ms.into())),
+            }
         }));
         page + 1 < books.pages.len()
     }
@@ -275,6 +274,7 @@ impl<K: Eq> Books<K> {
         Self {
             mode: Mode::Open,
             pages: Vec::new(),
+            sites: Vec::new(),
             free: NO_SLOT,
             fresh: 0,
             live: 0,
@@ -289,15 +289,25 @@ impl<K: Eq> Books<K> {
     }
 
     fn find(&self, hash: u64, key: &K) -> Option<Member> {
-        let at = *self.names.find(hash, |&at| self.entry(at).key.as_ref() == Some(key))?;
+        let at = *self.names.find(hash, |&at| self.key(at) == Some(key))?;
         let (page, place) = split(at);
         let chunk = &self.pages[page].chunk;
         Some(Member::new(Arc::clone(chunk), chunk.slots[place].tag(place)))
     }
 
-    fn entry(&self, at: u32) -> &Entry<K> {
+    fn key(&self, at: u32) -> Option<&K> {
         let (page, place) = split(at);
-        &self.pages[page].entries[place]
+        self.pages[page].keys[place].as_ref()
+    }
+
+    /// The number of a place in the source. A program has few from which it spawns into one scope.
+    fn site(&mut self, spawned_at: &'static Location<'static>) -> u32 {
+        let known = self.sites.iter().position(|&site| std::ptr::eq(site, spawned_at));
+        let site = known.unwrap_or_else(|| {
+            self.sites.push(spawned_at);
+            self.sites.len() - 1
+        });
+        u32::try_from(site).expect("a program has fewer than 2^32 places that spawn")
     }
 
     fn enter<S: BuildHasher>(&mut self, hash: u64, at: u32, hasher: &S)
@@ -307,12 +317,12 @@ impl<K: Eq> Books<K> {
         let Self { names, pages, .. } = self;
         let rehash = |&at: &u32| {
             let (page, place) = split(at);
-            hasher.hash_one(pages[page].entries[place].key.as_ref().expect("the index lists only keyed children"))
+            hasher.hash_one(pages[page].keys[place].as_ref().expect("the index lists only keyed children"))
         };
         names.insert_unique(hash, at, rehash);
     }
 
-    fn take_free<S>(&mut self, shard: &Arc<Shard<K, S>>, here: &'static Location<'static>) -> u32
+    fn take_free<S>(&mut self, shard: &Arc<Shard<K, S>>) -> u32
     where
         K: Hash + Clone + Send + Sync + 'static,
         S: BuildHasher + Send + Sync + 'static,
@@ -326,7 +336,7 @@ impl<K: Eq> Books<K> {
         let at = self.fresh;
         if split(at).0 == self.pages.len() {
             let home: Arc<dyn Home> = Arc::<Shard<K, S>>::clone(shard);
-            self.pages.push(Page::new(home, self.pages.len(), here));
+            self.pages.push(Page::new(home, self.pages.len()));
         }
         self.fresh += 1;
         at
@@ -334,11 +344,10 @@ impl<K: Eq> Books<K> {
 }
 
 impl<K> Page<K> {
-    fn new(home: Arc<dyn Home>, page: usize, here: &'static Location<'static>) -> Self {
+    fn new(home: Arc<dyn Home>, page: usize) -> Self {
         let page = u32::try_from(page).expect("fewer than 2^27 pages fit the memory of a machine");
         let chunk = Arc::new(Chunk { home, page, slots: std::array::from_fn(|_| Slot::new()) });
-        let blank = || Entry { key: None, spawned_at: here, started_ms: 0 };
-        Self { chunk, entries: std::iter::repeat_with(blank).take(CHUNK_SLOTS).collect() }
+        Self { chunk, keys: std::iter::repeat_with(|| None).take(CHUNK_SLOTS).collect() }
     }
 }
 
@@ -363,7 +372,7 @@ impl<K: Eq + Hash> Books<K> {
         let listed = (self.pages.get(chunk.page as usize)).is_some_and(|page| std::ptr::eq(&*page.chunk, chunk));
         let slot = &chunk.slots[tag.place()];
         let Vacated { reusable, keyed, waker: task } = slot.vacate();
-        // A child without a key leaves its entry untouched: at its end that line is long out of the cache.
+        // A child without a key leaves the keys untouched: at its end that line is long out of the cache.
         let key = if listed && keyed { self.forget(at, hasher) } else { None };
         if listed && reusable {
             slot.link_free(self.free);
@@ -375,7 +384,7 @@ impl<K: Eq + Hash> Books<K> {
 
     fn forget<S: BuildHasher>(&mut self, at: u32, hasher: &S) -> Option<K> {
         let (page, place) = split(at);
-        let key = self.pages[page].entries[place].key.take()?;
+        let key = self.pages[page].keys[place].take()?;
         if let Ok(entry) = self.names.find_entry(hasher.hash_one(&key), |&other| other == at) {
             entry.remove();
         }

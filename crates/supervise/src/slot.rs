@@ -87,6 +87,16 @@ pub(crate) struct Slot {
     waker: Mutex<Option<Waker>>,
     /// Links the free slots of a shard, under the shard's lock.
     next_free: AtomicU32,
+    /// Of the present occupant, under the shard's lock. Here and not in the books, since a start writes this line anyway.
+    born_site: AtomicU32,
+    born_ms: AtomicU32,
+}
+
+/// From which place of the source (by its number in the shard) and when (since the birth of the shard) a child came.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Born {
+    pub(crate) site: u32,
+    pub(crate) at_ms: u32,
 }
 
 /// What an occupant leaves behind.
@@ -105,7 +115,13 @@ impl Slot {
             vtable: AtomicPtr::new(ptr::null_mut()),
             waker: Mutex::new(None),
             next_free: AtomicU32::new(0),
+            born_site: AtomicU32::new(0),
+            born_ms: AtomicU32::new(0),
         }
+    }
+
+    pub(crate) fn born(&self) -> Born {
+        Born { site: self.born_site.load(Relaxed), at_ms: self.born_ms.load(Relaxed) }
     }
 
     pub(crate) fn next_free(&self) -> u32 {
@@ -117,10 +133,12 @@ impl Slot {
     }
 
     /// Makes the slot live. The caller holds the lock of the shard, which alone hands out free slots.
-    pub(crate) fn occupy(&self, place: usize, keyed: bool) -> Tag {
+    pub(crate) fn occupy(&self, place: usize, keyed: bool, born: Born) -> Tag {
         let state = self.state.load(Relaxed);
         debug_assert!(state & LIVE == 0, "a slot is handed out once");
         // Nobody else writes: signals and watchers leave a slot alone that is not live.
+        self.born_site.store(born.site, Relaxed);
+        self.born_ms.store(born.at_ms, Relaxed);
         let keyed = if keyed { KEYED } else { 0 };
         self.state.store(state | LIVE | keyed, Release);
         Tag((state & !PLACE_MASK) | place as u32)
@@ -219,7 +237,7 @@ mod tests {
     #[test]
     fn sv_37_asking_for_a_stop_writes_nothing_and_takes_no_lock() {
         let slot = Slot::new();
-        let tag = slot.occupy(3, false);
+        let tag = slot.occupy(3, false, Born::default());
         slot.register(Waker::noop());
         let state = slot.state.load(Relaxed);
         // Held by this very thread: an attempt to lock it would never return.
@@ -241,7 +259,7 @@ mod tests {
     fn sv_06_a_slot_retires_before_its_generations_repeat() {
         let slot = Slot::new();
         slot.state.store(GENERATION_MAX << GENERATION_SHIFT, Relaxed);
-        let last = slot.occupy(1, false);
+        let last = slot.occupy(1, false, Born::default());
         assert!(!slot.vacate().reusable);
         assert_eq!(slot.standing(last), Standing::Gone);
     }
@@ -262,7 +280,7 @@ mod interleavings {
     ) {
         loom::model(move || {
             let slot = Arc::new(Slot::new());
-            let tag = slot.occupy(0, false);
+            let tag = slot.occupy(0, false, Born::default());
             let teller = {
                 let slot = Arc::clone(&slot);
                 loom::thread::spawn(move || slot.signal(signal))
@@ -300,13 +318,13 @@ mod interleavings {
     fn sv_43_a_signal_to_an_earlier_occupant_never_reaches_the_next() {
         loom::model(|| {
             let slot = Arc::new(Slot::new());
-            let first = slot.occupy(0, false);
+            let first = slot.occupy(0, false, Born::default());
             let teller = {
                 let slot = Arc::clone(&slot);
                 loom::thread::spawn(move || slot.signal_tagged(Signal::Stop, first))
             };
             slot.vacate();
-            let second = slot.occupy(0, false);
+            let second = slot.occupy(0, false, Born::default());
             slot.register(Waker::noop());
             teller.join().unwrap();
             assert_eq!(slot.standing(second), Standing::Running);

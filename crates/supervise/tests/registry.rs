@@ -213,6 +213,22 @@ proptest! {
 }
 
 #[test]
+fn a_listing_tells_where_each_child_was_spawned() {
+    let scope: Scope<u32> = Scope::builder("root").shards(1).build();
+    let lines = || {
+        let mut lines: Vec<_> = scope.list().map(|child| (child.key, child.spawned_at.line())).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let (first, at_first) = (scope.wrap_as(1, |_| pending::<()>()).unwrap(), line!());
+    let (_second, at_second) = (scope.wrap_as(2, |_| pending::<()>()).unwrap(), line!());
+    assert_eq!(lines(), [(Some(1), at_first), (Some(2), at_second)]);
+    drop(first);
+    let (_third, at_third) = (scope.wrap_as(3, |_| pending::<()>()).unwrap(), line!());
+    assert_eq!(lines(), [(Some(2), at_second), (Some(3), at_third)], "in the slot of the first");
+}
+
+#[test]
 fn a_tree_lists_its_scopes_with_their_own_counts() {
     let root = Scope::root::<u64>("root");
     let clients = root.child::<u64>("clients");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tidegate_supervise::{Ctx, Exit, Refused, Report, Scope, Supervisor, Tokio};
+use tidegate_supervise::{Ctx, Exit, Observe, Refused, Report, Scope, Supervisor, Tokio};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -157,6 +157,33 @@ async fn sv_13_the_last_handle_that_goes_tells_the_children() {
     drop(scope);
     for child in children {
         assert_eq!(child.await.unwrap(), Ok(()));
+    }
+}
+
+/// Counts the exits that it hears of.
+#[derive(Default)]
+struct Ends(AtomicUsize);
+
+impl Observe for Ends {
+    fn exited(&self, _: &str, _: Exit, _: Option<&str>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sv_13_a_stop_that_races_the_drop_of_handles_and_children_loses_none() {
+    for _ in 0..50 {
+        let ends = Arc::new(Ends::default());
+        let scope: Scope<u64> = Scope::builder("root").observer(ends.clone()).build();
+        let unpolled: Vec<_> = (0..200).map(|_| scope.wrap(listens).unwrap()).collect();
+        for _ in 0..200 {
+            drop(scope.on(Tokio::current()).spawn(listens).unwrap());
+        }
+        let stop = scope.stop(Tokio::current(), LONG, LONG);
+        let dropping = tokio::task::spawn_blocking(move || drop((scope, unpolled)));
+        let report = stop.await;
+        dropping.await.unwrap();
+        assert_eq!((report.left, ends.0.load(SeqCst)), (0, 400), "{report}");
     }
 }
 

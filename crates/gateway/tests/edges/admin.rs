@@ -146,6 +146,39 @@ on_each_postgres! {
         });
     }
 
+    /// Whatever the gateway does is a task of the tree, and none is lost from its books.
+    fn edge_73_the_tree_of_tasks_lists_clients_and_how_tasks_ended(fixture) {
+        let gateway = console_for_all(fixture);
+        let clients: Vec<_> = (0..3).map(|_| gateway.client("postgres")).collect();
+        let number = |row: &std::collections::BTreeMap<String, String>, column: &str| row[column].parse::<u64>().unwrap();
+        let sum = |scope: &str, column: &str| -> u64 {
+            let rows = gateway.show("TASKS");
+            rows.iter().filter(|row| row["path"].starts_with(scope)).map(|row| number(row, column)).sum()
+        };
+        assert!(sum("tidegate/clients", "live") > clients.len() as u64, "the console is a client as well");
+        assert!(sum("tidegate/listen", "live") > 0);
+        drop(clients);
+        eventually("the clients have returned", || sum("tidegate/clients", "returned") >= 3);
+        for row in gateway.show("TASKS") {
+            let ended: u64 = ["returned", "failed", "panicked", "aborted", "dropped"].map(|how| number(&row, how)).iter().sum();
+            assert_eq!(number(&row, "started"), number(&row, "live") + ended, "{row:?}");
+            assert_eq!((number(&row, "panicked"), number(&row, "restarts")), (0, 0), "{row:?}");
+        }
+    }
+
+    fn edge_73_a_shutdown_logs_how_all_tasks_ended(fixture) {
+        let mut gateway = console_for_all(fixture);
+        let idle = gateway.client("postgres");
+        gateway.console().send(&Frames::new().query("SHUTDOWN"));
+        gateway.wait();
+        drop(idle);
+        let log = gateway.log();
+        let report = log.lines().find(|line| line.contains("tasks ended")).expect("the stop is reported");
+        for part in ["clean=", "panicked=0", "stuck=0"] {
+            assert!(report.contains(part), "{report}");
+        }
+    }
+
     fn edge_73_shutdown_ends_the_process(fixture) {
         let mut gateway = console_for_all(fixture);
         let mut console = gateway.console();
