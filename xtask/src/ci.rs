@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 
-use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::repository::{FEATURES, PAM, cargo, run as run_command};
 use crate::step::Steps;
-use crate::tests::{Io, fetch_postgres, tests};
+use crate::tests::{Io, fetch_postgres, tests, tests_of_pam};
 use crate::{drivers, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, tests-pam, drivers
     #[arg(long)]
     only: Vec<String>,
 }
@@ -23,6 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("postgres", fetch_postgres);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
+    steps.run("tests-pam", tests_of_pam);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
 }
@@ -37,12 +38,12 @@ fn format() -> Result<()> {
 
 fn clippy() -> Result<()> {
     let mut command = cargo();
-    command.args(["clippy", "--quiet", "--workspace", "--all-targets"]).args(FEATURES);
+    command.args(["clippy", "--quiet", "--workspace", "--all-targets"]).args(FEATURES).args(PAM);
     run_command(command.args(["--", "-D", "warnings"]))
 }
 
 fn docs() -> Result<()> {
     let mut command = cargo();
-    command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(FEATURES);
+    command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(FEATURES).args(PAM);
     run_command(command.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -83,7 +83,7 @@ impl Config<'_> {
              [pool]\nmode = \"{mode}\"\nsize = {pool_size}\n\n\
              [databases.{database}]\nhost = \"127.0.0.1\"\nport = {postgres_port}\nsslmode = \"disable\"\n\n\
              [users.{user}]\npassword = \"{user}\"\n\n\
-             [log]\nconnections = false\n\n\
+             [log]\nconnections = false\ndisconnections = false\n\n\
              [runtime]\nio = \"{io}\"\n{journal}"
         )
     }

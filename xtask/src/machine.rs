@@ -50,3 +50,14 @@ pub(crate) fn version_of(program: &Path, flag: &str) -> String {
     let said = output_of(Command::new(program).arg(flag)).unwrap_or_default();
     said.lines().next().unwrap_or("unknown version").to_owned()
 }
+
+/// Whether a library of the machine can be linked.
+pub(crate) fn links(library: &str) -> bool {
+    let made = std::env::temp_dir().join(format!("xtask-links-{library}-{}", std::process::id()));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-x", "c", "/dev/null", "-shared", "-o"]).arg(&made).arg(format!("-l{library}"));
+    let linked = compiler.output().is_ok_and(|output| output.status.success());
+    // It was not made if it could not be linked.
+    let _ = fs::remove_file(made);
+    linked
+}

@@ -74,3 +74,6 @@ pub(crate) const FEATURES: [&str; 2] = [
     "tidegate-balance/tls,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,tidegate-sandbox/kafka,\
      tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
+
+/// What needs a library of the machine when it is linked; to be checked it does not.
+pub(crate) const PAM: [&str; 2] = ["--features", "tidegate-gateway/pam"];

@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use tidegate_sandbox::{Binaries, Major, Progress};
 
 use crate::machine;
-use crate::repository::{FEATURES, cargo, run as run_command};
+use crate::repository::{FEATURES, PAM, cargo, run as run_command};
 use crate::second;
 use crate::step::{Outcome, Steps};
 
@@ -92,6 +92,16 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
         return second::run(|| command(io, rest));
     }
     run_command(&mut command(io, rest)).into()
+}
+
+/// Logins by PAM, where libpam can be linked.
+pub(crate) fn tests_of_pam() -> Outcome {
+    if !machine::links("pam") {
+        return Outcome::Missing("libpam cannot be linked here (libpam0g-dev)".to_owned());
+    }
+    let mut command = cargo();
+    command.args(["test", "--workspace"]).args(FEATURES).args(PAM).args(["--test", "pgbouncer", "pam::"]);
+    run_command(&mut command).into()
 }
 
 fn command(io: Io, rest: &[String]) -> Command {

@@ -1,5 +1,6 @@
 //! The set, for those who change it and for those who pick from it.
 
+use std::error::Error;
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,7 @@ use crate::policy::{Local, Policy, Table, View};
 use crate::published::Published;
 use crate::roster::{Change, Roster, State, Status, Update};
 use crate::settings::Settings;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Endpoints, Snapshot};
 use crate::sync::{Mutex, lock};
 use crate::thread::{self, Places};
 use crate::wait::Waiters;
@@ -29,6 +30,8 @@ use crate::wait::Waiters;
 /// [`tick`](Self::tick), [`departed`](Self::departed). These take a short lock and never wait. Everybody else picks.
 pub struct Balancer<T: Send + Sync + 'static>(Arc<Whole<T>>);
 
+/// Apart from the counts of its `Arc`, which are written whenever a balancer is cloned or dropped.
+#[repr(align(128))]
 struct Whole<T: Send + Sync + 'static> {
     shared: Arc<Shared<T>>,
     /// What threads keep of it.
@@ -90,7 +93,14 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// Like [`new`](Self::new), with a policy that is chosen at run time.
     pub fn with_policy(policy: Arc<dyn Policy>, settings: Settings, seed: u64, now: Instant) -> Self {
-        let empty = Snapshot { ready: Box::default(), table: Arc::new(Nobody), known: 0, cause: None, closed: false };
+        let empty = Snapshot {
+            ready: Arc::default(),
+            turning: Arc::default(),
+            table: Box::new(Nobody),
+            known: 0,
+            cause: None,
+            closed: false,
+        };
         let shared = Arc::new(Shared {
             published: Published::new(next_number(), Arc::new(empty)),
             streak_max: AtomicU32::new(settings.outlier.map_or(0, |rules| rules.consecutive)),
@@ -220,7 +230,15 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// When there is nothing to choose; see [`PickError`].
     #[inline]
     pub fn pick_with<R>(&self, pick: &Pick<'_, T>, f: impl FnOnce(&Endpoint<T>) -> R) -> Result<R, PickError> {
-        thread::held(self.shared(), &self.0.places).choose(pick).map(|endpoint| f(endpoint))
+        let (shared, places) = (self.shared(), &self.0.places);
+        let Some(mut held) = thread::held(places) else {
+            return thread::begin(shared, places, |held| held.choose(pick).cloned()).map(|endpoint| f(&endpoint));
+        };
+        held.follow(shared);
+        match held.choose(pick) {
+            Ok(endpoint) => Ok(f(endpoint)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Chooses an endpoint, and owns it until the lease ends. From any thread.
@@ -230,7 +248,11 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// When there is nothing to choose; see [`PickError`].
     #[inline]
     pub fn pick(&self, pick: &Pick<'_, T>) -> Result<Lease<T>, PickError> {
-        thread::held(self.shared(), &self.0.places).lease(self.shared(), pick)
+        let (shared, places) = (self.shared(), &self.0.places);
+        match thread::held(places) {
+            Some(mut held) => held.lease(shared, pick),
+            None => thread::begin(shared, places, |held| held.lease(shared, pick)),
+        }
     }
 
     /// Waits until there is an endpoint to choose. Without an end of its own: the caller sets the deadline.
@@ -376,14 +398,19 @@ impl<T> Shared<T> {
         let (_, before) = self.published.read();
         roster.grow_shares();
         let chosen = roster.choose();
-        let build = || roster.policy.table(&chosen.members, Some(&*before.table));
-        let Ok(Ok(table)) = catch_unwind(AssertUnwindSafe(build)) else {
+        let build = || {
+            let table = roster.policy.table(&chosen.members, Some(&*before.table))?;
+            Ok::<_, Box<dyn Error + Send + Sync>>((table.takes_turns(), table))
+        };
+        let Ok(Ok((takes_turns, table))) = catch_unwind(AssertUnwindSafe(build)) else {
             self.counters.policy_failures.fetch_add(1, Ordering::Relaxed);
             return None;
         };
+        let ready: Endpoints<T> = chosen.ready.into();
         let next = Snapshot {
-            ready: chosen.ready,
-            table: Arc::from(table),
+            turning: if takes_turns { Arc::clone(&ready) } else { Arc::default() },
+            ready,
+            table,
             known: chosen.known,
             cause: chosen.cause,
             closed: roster.closed,

@@ -10,30 +10,36 @@ pub type Filter<'a, T> = &'a (dyn Fn(&Endpoint<T>) -> bool + Sync);
 
 /// What one call wants of a pick. Made anew for each; holds nothing but references.
 pub struct Pick<'a, T> {
-    pub(crate) now: Option<Instant>,
-    pub(crate) hash: Option<u64>,
+    pub(crate) wants: Wants,
     pub(crate) tried: &'a [EndpointId],
     pub(crate) filter: Option<Filter<'a, T>>,
+}
+
+/// What a policy may look at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wants {
+    pub(crate) now: Option<Instant>,
+    pub(crate) hash: Option<u64>,
 }
 
 impl<'a, T> Pick<'a, T> {
     /// Any endpoint.
     pub fn new() -> Self {
-        Self { now: None, hash: None, tried: &[], filter: None }
+        Self { wants: Wants::default(), tried: &[], filter: None }
     }
 
     /// The time. Without it a lease measures no latency, and the decay of latencies stands still. A time that was read
     /// once for a batch of calls will do.
     #[must_use]
     pub fn at(mut self, now: Instant) -> Self {
-        self.now = Some(now);
+        self.wants.now = Some(now);
         self
     }
 
     /// What [`RingHash`](crate::RingHash) chooses by; without it, at random. See [`hash_of`](crate::hash_of).
     #[must_use]
     pub fn hash(mut self, hash: u64) -> Self {
-        self.hash = Some(hash);
+        self.wants.hash = Some(hash);
         self
     }
 
@@ -52,6 +58,7 @@ impl<'a, T> Pick<'a, T> {
         self
     }
 
+    #[inline]
     pub(crate) fn is_restricted(&self) -> bool {
         !self.tried.is_empty() || self.filter.is_some()
     }
@@ -82,6 +89,6 @@ impl<T> Copy for Pick<'_, T> {}
 
 impl<T> fmt::Debug for Pick<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pick").field("hash", &self.hash).field("tried", &self.tried).finish_non_exhaustive()
+        f.debug_struct("Pick").field("hash", &self.wants.hash).field("tried", &self.tried).finish_non_exhaustive()
     }
 }

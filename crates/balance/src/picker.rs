@@ -9,7 +9,7 @@ use crate::error::PickError;
 use crate::lease::Lease;
 use crate::pick::Pick;
 use crate::policy::Local;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Endpoints, Snapshot};
 
 /// One thread's way to pick: its copy of the snapshot, and its place in it.
 ///
@@ -35,7 +35,10 @@ impl<T: Send + Sync + 'static> Picker<T> {
     #[inline]
     pub fn pick_with<R>(&mut self, pick: &Pick<'_, T>, f: impl FnOnce(&Endpoint<T>) -> R) -> Result<R, PickError> {
         self.held.follow(self.balancer.shared());
-        self.held.choose(pick).map(|endpoint| f(endpoint))
+        match self.held.choose(pick) {
+            Ok(endpoint) => Ok(f(endpoint)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Chooses an endpoint, and owns it until the lease ends.
@@ -63,6 +66,8 @@ impl<T: Send + Sync + 'static> fmt::Debug for Picker<T> {
 /// What a thread keeps of a balancer.
 pub(crate) struct Held<T> {
     version: u64,
+    /// Those of the snapshot who take turns by the cursor alone; nobody, if its table has to be asked.
+    turning: Endpoints<T>,
     snapshot: Arc<Snapshot<T>>,
     local: Local,
 }
@@ -72,7 +77,7 @@ impl<T: Send + Sync + 'static> Held<T> {
         let (version, snapshot) = shared.published.read();
         let mut local = Local::new(seed);
         local.cursor = start(&snapshot, &mut local);
-        Self { version, snapshot, local }
+        Self { version, turning: snapshot.turning.clone(), snapshot, local }
     }
 
     /// Takes the current snapshot over, if there is a new one.
@@ -84,15 +89,23 @@ impl<T: Send + Sync + 'static> Held<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn refresh(&mut self, shared: &Shared<T>) {
         let (version, snapshot) = shared.published.read();
         let carried = snapshot.carry(&self.snapshot, self.local.cursor);
         self.local.cursor = carried.unwrap_or_else(|| start(&snapshot, &mut self.local));
+        self.turning = snapshot.turning.clone();
         (self.version, self.snapshot) = (version, snapshot);
     }
 
     #[inline]
     pub(crate) fn choose(&mut self, pick: &Pick<'_, T>) -> Result<&Arc<Endpoint<T>>, PickError> {
+        // What most picks are, without a call: what a table needs to be told costs more than the turn.
+        if !pick.is_restricted()
+            && let Some(endpoint) = self.local.turn(&self.turning)
+        {
+            return Ok(endpoint);
+        }
         self.snapshot.choose(pick, &mut self.local)
     }
 
@@ -102,7 +115,7 @@ impl<T: Send + Sync + 'static> Held<T> {
         const LOOKS: usize = 64;
         for _ in 0..LOOKS {
             self.follow(shared);
-            if let Some(lease) = Lease::enter(self.choose(pick)?, pick.now) {
+            if let Some(lease) = Lease::enter(self.choose(pick)?, pick.wants.now) {
                 return Ok(lease);
             }
         }
@@ -114,7 +127,7 @@ impl<T: Send + Sync + 'static> Held<T> {
     fn any_open(&self, pick: &Pick<'_, T>) -> Result<Lease<T>, PickError> {
         let ready = &self.snapshot.ready;
         let mut open = ready.iter().filter(|endpoint| pick.retry().allows(endpoint));
-        let lease = open.find_map(|endpoint| Lease::enter(endpoint, pick.now));
+        let lease = open.find_map(|endpoint| Lease::enter(endpoint, pick.wants.now));
         lease.ok_or_else(|| PickError::NotReady { known: self.snapshot.known, cause: self.snapshot.cause.clone() })
     }
 }

@@ -8,10 +8,14 @@ use crate::load::Load;
 use crate::pick::Pick;
 use crate::policy::{Local, Source, Table, View};
 
+pub(crate) type Endpoints<T> = Arc<[Arc<Endpoint<T>>]>;
+
 pub(crate) struct Snapshot<T> {
     /// In the order of their ids. Kept endpoints keep their order, new ones follow.
-    pub(crate) ready: Box<[Arc<Endpoint<T>>]>,
-    pub(crate) table: Arc<dyn Table>,
+    pub(crate) ready: Endpoints<T>,
+    pub(crate) table: Box<dyn Table>,
+    /// Those who take turns by the cursor alone: all who are ready, or nobody if the table has to be asked.
+    pub(crate) turning: Endpoints<T>,
     /// How many are known, ready or not.
     pub(crate) known: usize,
     /// What happened last to one that is not ready.
@@ -33,11 +37,12 @@ impl<T> Snapshot<T> {
     fn ask(&self, pick: &Pick<'_, T>, local: &mut Local) -> Option<&Arc<Endpoint<T>>> {
         let source = Asked { snapshot: self, pick };
         let restricted = pick.is_restricted();
-        let view = View { len: self.ready.len(), restricted, hash: pick.hash, now: pick.now, source: &source };
+        let view = View { len: self.ready.len(), restricted, wants: &pick.wants, source: &source };
         self.ready.get(self.table.pick(&view, local)?)
     }
 
     #[cold]
+    #[inline(never)]
     fn choose_again(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
         let again = if pick.tried.is_empty() { None } else { self.ask(&pick.retry(), local) };
         again.ok_or_else(|| self.refusal())

@@ -5,21 +5,15 @@
 //! keeps holds memory only: what an endpoint's value has open is closed by its owner, after the drain.
 
 use std::cell::{Cell, RefCell, RefMut};
-use std::ops::{Deref, DerefMut};
 
 use thread_local::ThreadLocal;
 
 use crate::balancer::Shared;
 use crate::picker::Held;
+use crate::sync::Apart;
 
-pub(crate) type Places<T> = ThreadLocal<RefCell<Held<T>>>;
-
-/// What a thread picks with.
-pub(crate) enum Lent<'a, T> {
-    Kept(RefMut<'a, Held<T>>),
-    /// For one pick: inside of another one, or in the thread's last moments.
-    New(Box<Held<T>>),
-}
+/// Each on lines of its own: every pick writes to the place of its thread.
+pub(crate) type Places<T> = ThreadLocal<Apart<RefCell<Held<T>>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
@@ -46,55 +40,34 @@ impl Drop for End {
     }
 }
 
-/// Up to date.
+/// What this thread keeps, if it has picked before and is not picking now.
 ///
 /// Lent, and not passed to a closure: a result that passes through closures is copied through memory, which costs more
 /// than the pick.
 #[inline]
-pub(crate) fn held<'a, T: Send + Sync + 'static>(shared: &Shared<T>, places: &'a Places<T>) -> Lent<'a, T> {
-    if LIFE.get() == Life::Running
-        && let Some(place) = places.get()
-        && let Ok(mut held) = place.try_borrow_mut()
-    {
-        held.follow(shared);
-        return Lent::Kept(held);
-    }
-    begin(shared, places)
+pub(crate) fn held<T: Send + Sync + 'static>(places: &Places<T>) -> Option<RefMut<'_, Held<T>>> {
+    // While destructors of the thread run this finds the place as long as it is the thread's, and then nothing.
+    places.get()?.0.try_borrow_mut().ok()
 }
 
+/// The first pick of a thread, which makes its place; or one inside of another, or in the thread's last moments, for
+/// which something is made for this once.
 #[cold]
-fn begin<'a, T: Send + Sync + 'static>(shared: &Shared<T>, places: &'a Places<T>) -> Lent<'a, T> {
+#[inline(never)]
+pub(crate) fn begin<T: Send + Sync + 'static, R>(
+    shared: &Shared<T>,
+    places: &Places<T>,
+    pick: impl FnOnce(&mut Held<T>) -> R,
+) -> R {
     let new = || Held::new(shared, fastrand::u64(..));
     if LIFE.get() == Life::New && END.try_with(|_| ()).is_ok() {
         LIFE.set(Life::Running);
     }
     if LIFE.get() == Life::Running
-        && let Ok(mut held) = places.get_or(|| RefCell::new(new())).try_borrow_mut()
+        && let Ok(mut held) = places.get_or(|| Apart(RefCell::new(new()))).0.try_borrow_mut()
     {
         held.follow(shared);
-        return Lent::Kept(held);
+        return pick(&mut held);
     }
-    Lent::New(Box::new(new()))
-}
-
-impl<T> Deref for Lent<'_, T> {
-    type Target = Held<T>;
-
-    #[inline]
-    fn deref(&self) -> &Held<T> {
-        match self {
-            Self::Kept(held) => held,
-            Self::New(held) => held,
-        }
-    }
-}
-
-impl<T> DerefMut for Lent<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Held<T> {
-        match self {
-            Self::Kept(held) => held,
-            Self::New(held) => held,
-        }
-    }
+    pick(&mut new())
 }

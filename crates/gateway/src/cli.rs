@@ -288,6 +288,18 @@ impl Run {
         self.database.is_none().then(named)
     }
 
+    /// The same with another file, where there is one.
+    #[must_use]
+    pub fn reading(&self, file: Option<PathBuf>) -> Self {
+        let mut run = self.clone();
+        match (file, &mut run.bouncer) {
+            (Some(file), Some(bouncer)) => bouncer.file = file,
+            (Some(file), None) if run.database.is_none() => run.config = Some(file),
+            _ => {}
+        }
+        run
+    }
+
     /// Whether another process is to be replaced.
     pub fn takes_over(&self) -> bool {
         self.take_over || self.bouncer.as_ref().is_some_and(|bouncer| bouncer.reboot)

@@ -16,6 +16,7 @@ mod check;
 mod handshake;
 mod idle;
 mod lookup;
+mod pam;
 mod passthrough;
 mod route;
 mod session;

@@ -38,9 +38,9 @@ pub use finding::{ConfigErrors, Finding, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
     Admin, Auth, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io,
-    Journal, JournalAck, JournalFormat, Listen, Log, LogFormat, LogLevel, Metrics, Mode, NameServers, Overflow,
-    ParameterForm, Parameters, PeerKeys, Per, PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm, Tcp,
-    Timeouts, UserKeys,
+    Journal, JournalAck, JournalFormat, Listen, Log, LogFormat, LogLevel, MESSAGE_MAX, Metrics, Mode, NameServers,
+    Overflow, ParameterForm, Parameters, PeerKeys, Per, PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm,
+    SyslogFacility, Tcp, Timeouts, UserKeys,
 };
 pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret};
@@ -52,6 +52,12 @@ pub use suite::{CipherSuite, KeyGroup};
 pub use url::{Host, PgUrl};
 
 use keys::Overrides;
+
+/// Why method `pam` cannot be used in this build.
+pub(crate) const NO_PAM: &str = "this build is without PAM";
+/// What to do about that.
+pub(crate) const NO_PAM_HELP: &str =
+    "build it with `cargo build --release --features pam`, which needs the system's libpam (libpam0g-dev)";
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq)]

@@ -198,7 +198,7 @@ impl<'a> Exchange<'a> {
             interned: around.interned,
             plan: around.plan,
             stats: around.stats,
-            scanner: Scanner::new(forward::MESSAGE_MAX),
+            scanner: Scanner::new(around.plan.pool.message_max as usize),
             held: None,
             flight: Flight::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
@@ -265,6 +265,7 @@ impl<'a> Exchange<'a> {
         if self.flight.owes_nothing() {
             if let Some(began) = self.clock.query.take() {
                 self.stats.query_time.add_time(now - began);
+                self.stats.durations.query.record(now - began);
                 self.clock.quiet = now;
             }
             if self.flight.is_over()
@@ -272,6 +273,7 @@ impl<'a> Exchange<'a> {
             {
                 self.stats.xact_count.add(1);
                 self.stats.xact_time.add_time(now - began);
+                self.stats.durations.transaction.record(now - began);
             }
         }
         Ok(())

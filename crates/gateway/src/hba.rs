@@ -366,7 +366,9 @@ mod tests {
             "hostssl all all all cert clientcert=verify-ca",
             "hostssl all all all md5 clientcert=verify-full map=m",
             "hostssl all all all md5 clientname=DN",
-            "hostssl all all all pam",
+            "hostssl all all all pam map=m",
+            #[cfg(not(feature = "pam"))]
+            "host all all all pam",
             "local all",
             "local samerole all trust",
         ] {

@@ -20,8 +20,10 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::{Log, LogFormat, LogLevel};
 
 mod output;
+mod syslog;
 
 use output::{LogFile, Output};
+use syslog::Syslog;
 
 /// Changes the level of a running log, and follows a rotation.
 #[derive(Debug, Clone)]
@@ -71,9 +73,11 @@ pub fn init(log: &Log) -> Result<Handle, LogError> {
     };
     let terminal = std::io::stderr().is_terminal() && file.is_none();
     let style = Style::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
-    // Without a file there is nowhere else to go.
-    let output = Output { stderr: log.stderr || file.is_none(), file: file.clone() };
-    let (subscriber, level) = subscriber(style, log.level, output);
+    let syslog = (!log.syslog.as_os_str().is_empty())
+        .then(|| Syslog::new(log.syslog.clone(), &log.syslog_ident, log.syslog_facility));
+    // Without another place there is nowhere else to go.
+    let output = Output { stderr: log.stderr || (file.is_none() && syslog.is_none()), file: file.clone() };
+    let (subscriber, level) = subscriber(style, log.level, output, syslog);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
     Ok(Handle { level, file })
 }
@@ -100,6 +104,7 @@ fn subscriber<W>(
     style: Style,
     level: LogLevel,
     writer: W,
+    syslog: Option<Syslog>,
 ) -> (impl Subscriber + Send + Sync, reload::Handle<LevelFilter, Registry>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -113,7 +118,9 @@ where
         }
         Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
     };
-    (Registry::default().with(level).with(lines), handle)
+    let system =
+        syslog.map(|syslog| tracing_subscriber::fmt::layer().with_writer(syslog).with_ansi(false).event_format(Bare));
+    (Registry::default().with(level).with(lines).with(system), handle)
 }
 
 fn filter(level: LogLevel) -> LevelFilter {
@@ -142,6 +149,21 @@ where
         write!(to, "{dim}")?;
         SystemTime.format_time(&mut to)?;
         write!(to, "{plain} {colour}{:>5}{plain} ", event.metadata().level().as_str())?;
+        let mut line = Line::default();
+        event.record(&mut line);
+        writeln!(to, "{}{}", line.message, line.fields)
+    }
+}
+
+/// The text form without time and level, which the system's log keeps beside it.
+struct Bare;
+
+impl<S, N> FormatEvent<S, N> for Bare
+where
+    S: Subscriber + for<'s> LookupSpan<'s>,
+    N: for<'w> FormatFields<'w> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut line = Line::default();
         event.record(&mut line);
         writeln!(to, "{}{}", line.message, line.fields)
@@ -227,7 +249,7 @@ mod tests {
     fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
-        let (subscriber, level) = subscriber(style, level, move || writer.clone());
+        let (subscriber, level) = subscriber(style, level, move || writer.clone(), None);
         let handle = Handle { level, file: None };
         tracing::subscriber::with_default(subscriber, || events(&handle));
         let bytes = sink.0.lock().expect("no writer panics").clone();

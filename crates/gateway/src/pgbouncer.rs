@@ -24,6 +24,9 @@ mod keys;
 mod map;
 mod userlist;
 
+/// PgBouncer's name for the file that a reload reads, which `SET` changes.
+pub const CONFIG_FILE: &str = "conffile";
+
 pub use convert::convert;
 pub use keys::{DATABASE, Effect, GLOBAL, Key, Kind, PEER, USER, markdown};
 

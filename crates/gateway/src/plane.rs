@@ -5,6 +5,7 @@
 
 mod fleet;
 mod gateway;
+mod greetings;
 pub mod peer_key;
 mod roster;
 mod worker;
@@ -15,5 +16,6 @@ pub use gateway::{
     Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, ServerEntry, Setup, SetupError,
     SharedPool, Unused,
 };
+pub use greetings::{Greeting, Greetings};
 pub use roster::{Card, ClientState, Entry, Linked, NewCard, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

@@ -8,6 +8,7 @@ mod streams;
 
 use std::{
     os::fd::OwnedFd,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, atomic::Ordering, mpsc},
     thread::JoinHandle,
     time::Duration,
@@ -69,12 +70,15 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
         tracing::warn!(%warning, "configuration");
     }
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    control.block_on(async {
+    let ended = control.block_on(async {
         // Before anybody can see that the process is there: a SIGHUP that nobody hears would end it.
         let signals = Signals::hear()?;
         let running = start(config, run.clone(), log, activated)?;
         running.until_stopped(signals).await
-    })
+    });
+    // Whatever still runs on a thread that may block, nobody waits for it any more.
+    control.shutdown_timeout(STOP_ABORT);
+    ended
 }
 
 /// `tidegate stream`; with the exit status.
@@ -136,6 +140,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.archive = Archive::open(&gateway.setup().config.journal)?;
+    gateway.set_config_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
     let threads = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     sockets.announce();
@@ -170,7 +175,7 @@ fn spawn_workers(
     for index in 0..workers {
         let (start, started) = mpsc::channel::<()>();
         let (gateway, ready, listeners) = (gateway.clone(), ready.clone(), listeners.to_vec());
-        let body = move || work(index, mode, &gateway, &listeners, &ready, &started);
+        let body = move || work(index, mode, &gateway, listeners, &ready, &started);
         threads.push(std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?);
         starts.push(start);
     }
@@ -197,7 +202,7 @@ fn work(
     index: usize,
     mode: Mode,
     gateway: &Arc<Gateway>,
-    listeners: &[Listener],
+    listeners: Vec<Listener>,
     ready: &mpsc::Sender<Arrival>,
     started: &mpsc::Receiver<()>,
 ) {
@@ -215,8 +220,9 @@ fn work(
         return;
     }
     let worker = Worker::new(index, reactor, gateway.clone(), mailbox);
+    // The thread keeps none of them: whoever keeps one keeps the kernel from refusing connections.
     for listener in listeners {
-        if let Err(error) = listen::start(&worker, listener, console::serve) {
+        if let Err(error) = listen::start(&worker, &listener, console::serve) {
             tracing::error!(worker = index, %error, "cannot accept on this thread");
         }
     }
@@ -514,8 +520,14 @@ fn log_report(report: &Report) {
     }
 }
 
+/// Wherever the process goes, it finds its file again.
+fn absolute(file: &Path) -> PathBuf {
+    std::path::absolute(file).unwrap_or_else(|_| file.to_owned())
+}
+
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
+    let source = source.reading(gateway.config_file());
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
     streams::check(&config)?;
     let setup = Setup::new(config)?;

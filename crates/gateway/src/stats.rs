@@ -1,11 +1,15 @@
 //! Counters of one thread: plain numbers, summed over threads when somebody looks.
 
+mod histogram;
+
 use std::{
     cell::Cell,
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
+
+pub use histogram::{Distribution, Histogram, SCHEMA};
 
 /// A number that only goes up.
 #[derive(Debug, Default)]
@@ -38,7 +42,11 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What one thread has counted for one pool. Times are in microseconds.
         #[derive(Debug, Default)]
-        pub struct PoolStats { $($(#[$doc])* pub $name: Counter),* }
+        pub struct PoolStats {
+            $($(#[$doc])* pub $name: Counter,)*
+            /// How the times are distributed.
+            pub durations: Durations,
+        }
 
         /// The counters of several threads, or of several pools, added up.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +107,50 @@ counters! {
     client_login_count,
     /// Logins to servers that failed.
     server_login_error_count,
+}
+
+/// How the times are distributed that [`PoolStats`] adds up.
+#[derive(Debug, Default)]
+pub struct Durations {
+    /// Of each request's wait for a server; most have none.
+    pub wait: Histogram,
+    /// Of queries: a pipeline, as long as replies are owed, is one.
+    pub query: Histogram,
+    /// Of transactions.
+    pub transaction: Histogram,
+}
+
+/// The distributions of several threads, or of several pools, added up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spread {
+    /// Of waits for a server.
+    pub wait: Distribution,
+    /// Of queries.
+    pub query: Distribution,
+    /// Of transactions.
+    pub transaction: Distribution,
+}
+
+impl Spread {
+    /// Adds another set.
+    pub fn add(&mut self, other: &Self) {
+        self.wait.add(&other.wait);
+        self.query.add(&other.query);
+        self.transaction.add(&other.transaction);
+    }
+}
+
+impl PoolStats {
+    /// The distributions at this moment.
+    #[must_use]
+    pub fn spread(&self) -> Spread {
+        let Durations { wait, query, transaction } = &self.durations;
+        Spread {
+            wait: wait.distribution(self.wait_time.get()),
+            query: query.distribution(self.query_time.get()),
+            transaction: transaction.distribution(self.xact_time.get()),
+        }
+    }
 }
 
 /// What was counted for each database.

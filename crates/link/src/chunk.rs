@@ -93,7 +93,7 @@ impl Deref for Chunk {
     fn deref(&self) -> &[u8] {
         let bytes: &[u8] = match &self.store {
             Store::Ring(buffer) => buffer,
-            Store::Shelf(buffer) => &buffer.bytes,
+            Store::Shelf(buffer) => buffer.as_slice(),
             Store::Heap(bytes) => bytes,
             Store::Static(bytes) => bytes,
         };
@@ -125,7 +125,7 @@ impl fmt::Debug for Chunk {
 pub(crate) struct Shelf(Rc<ShelfInner>);
 
 struct ShelfInner {
-    free: RefCell<Vec<Vec<u8>>>,
+    free: RefCell<Vec<Lent>>,
     size: usize,
     keep: usize,
 }
@@ -136,28 +136,40 @@ impl Shelf {
     }
 
     pub(crate) fn take(&self) -> Lent {
-        let bytes = self.0.free.borrow_mut().pop().unwrap_or_else(|| vec![0; self.0.size]);
-        Lent { bytes, home: self.clone() }
+        let kept = self.0.free.borrow_mut().pop().and_then(|mut lent| lent.0.take());
+        let mut buffer = kept.unwrap_or_else(|| Box::new(Buffer { bytes: vec![0; self.0.size], home: None }));
+        buffer.home = Some(self.clone());
+        Lent(Some(buffer))
     }
 }
 
-/// A buffer of the shelf, all of it initialised; its length never changes.
-pub(crate) struct Lent {
+/// A buffer of the shelf, all of it initialised; its length never changes. It is small itself, for every chunk has room for
+/// one.
+pub(crate) struct Lent(Option<Box<Buffer>>);
+
+struct Buffer {
     bytes: Vec<u8>,
-    home: Shelf,
+    /// Where it goes back to; none as long as it is there.
+    home: Option<Shelf>,
 }
 
 impl Lent {
+    fn as_slice(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |buffer| &buffer.bytes)
+    }
+
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        self.0.as_mut().map_or(&mut [], |buffer| &mut buffer.bytes)
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut free = self.home.0.free.borrow_mut();
-        if free.len() < self.home.0.keep {
-            free.push(std::mem::take(&mut self.bytes));
+        let Some(mut buffer) = self.0.take() else { return };
+        let Some(home) = buffer.home.take() else { return };
+        let mut free = home.0.free.borrow_mut();
+        if free.len() < home.0.keep {
+            free.push(Lent(Some(buffer)));
         }
     }
 }

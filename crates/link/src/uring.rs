@@ -27,7 +27,7 @@ pub(crate) use buffers::Loan;
 pub(crate) use ring::Ring;
 
 use once::{Deed, Once, Pending};
-use port::{Look, Port};
+use port::{Look, Port, Receiving};
 
 /// One socket on the ring.
 pub(crate) struct RingSocket {
@@ -37,15 +37,21 @@ pub(crate) struct RingSocket {
     bulk: bool,
     /// A receive was put under way before.
     acquainted: bool,
+    /// So many receives in turn have not filled a buffer.
+    calm: u8,
     /// The receive under way was asked to end.
     stopping: bool,
 }
+
+/// After so many small receives the peer is taken for one that sends little at a time, and one receive is left under way
+/// for all that it sends.
+const CALM_MIN: u8 = 8;
 
 impl RingSocket {
     pub(crate) fn new(ring: Rc<Ring>, fd: OwnedFd) -> Self {
         let port = Rc::new(Port::new(fd));
         ring.adopt(&port);
-        Self { ring, port, bulk: false, acquainted: false, stopping: false }
+        Self { ring, port, bulk: false, acquainted: false, calm: 0, stopping: false }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -57,39 +63,49 @@ impl RingSocket {
         loop {
             match self.port.look() {
                 Look::UnderWay => {
-                    self.port.wake_reader(cx);
+                    if self.calm == 0 && self.port.receiving() == Receiving::Stream {
+                        // Larger buffers are to take its place.
+                        self.stop();
+                    }
+                    self.port.await_bytes(cx);
                     return Poll::Pending;
                 }
                 Look::Idle => self.arm()?,
-                Look::Done(received) => {
-                    // Whoever asked for the end of this receive has given up.
-                    let stopping = std::mem::take(&mut self.stopping);
-                    match received {
-                        Err(error) if ran_dry(&error) => self.arm_bulk()?,
-                        Err(error) if found_nothing(&error) && self.bulk => self.bulk = false,
-                        Err(error) if was_stopped(&error) && stopping => {}
-                        received => return Poll::Ready(self.note(received)),
-                    }
-                }
+                Look::Done(Err(error)) if ran_dry(&error) => self.arm_bulk()?,
+                Look::Done(Err(error)) if found_nothing(&error) && self.bulk => self.bulk = false,
+                Look::Done(received) => return Poll::Ready(self.note(received)),
             }
         }
     }
 
     /// Notes whether the peer fills the buffers it is given.
+    #[inline]
     fn note(&mut self, received: io::Result<Chunk>) -> io::Result<Chunk> {
         if let Ok(chunk) = &received {
             self.bulk = chunk.len() >= self.ring.buffer_len();
+            self.calm = if self.bulk { 0 } else { self.calm.saturating_add(1) };
         }
         received
     }
 
     fn arm(&mut self) -> io::Result<()> {
+        self.stopping = false;
         if self.bulk {
             return self.arm_bulk();
+        }
+        if self.calm >= CALM_MIN {
+            return self.ring.stream(&self.port);
         }
         // A peer that was just connected has often spoken already; later, nothing has come by the time we listen.
         let is_first = !std::mem::replace(&mut self.acquainted, true);
         self.ring.receive(&self.port, is_first)
+    }
+
+    /// Asks for the end of the receive under way.
+    fn stop(&mut self) {
+        if !std::mem::replace(&mut self.stopping, true) {
+            self.ring.cancel_receive(&self.port);
+        }
     }
 
     /// Receives what is there into a large buffer. It does not wait with it: a peer that has paused would make an idle
@@ -110,7 +126,7 @@ impl RingSocket {
         if self.is_sent() {
             return Poll::Ready(Ok(()));
         }
-        self.port.wake_writer(cx);
+        self.port.await_sent(cx);
         Poll::Pending
     }
 
@@ -122,23 +138,13 @@ impl RingSocket {
 
     /// Ends the receive under way; bytes it had already taken come with the next `poll_recv`.
     pub(crate) fn poll_quiesce(&mut self, cx: &Context<'_>) -> Poll<()> {
-        match self.port.look() {
-            Look::Idle => {}
-            Look::UnderWay => {
-                if !std::mem::replace(&mut self.stopping, true) {
-                    self.ring.cancel_receive(&self.port);
-                }
-                self.port.wake_reader(cx);
-                return Poll::Pending;
-            }
-            Look::Done(Err(error)) if was_stopped(&error) || ran_dry(&error) || found_nothing(&error) => {}
-            Look::Done(received) => {
-                let received = self.note(received);
-                self.port.put_back(received);
-            }
+        if self.port.receiving() == Receiving::Nothing {
+            self.stopping = false;
+            return Poll::Ready(());
         }
-        self.stopping = false;
-        Poll::Ready(())
+        self.stop();
+        self.port.await_bytes(cx);
+        Poll::Pending
     }
 
     /// The bare socket with what was received from it, if nothing is under way on it and the stream has not ended.
@@ -146,15 +152,19 @@ impl RingSocket {
         if !self.port.is_at_rest() {
             return None;
         }
-        let received = match self.port.look() {
-            Look::Idle => Chunk::empty(),
-            Look::UnderWay => return None,
-            Look::Done(received) => received.ok().filter(|chunk| !chunk.is_empty())?,
-        };
+        let mut bytes = Vec::new();
+        while let Look::Done(received) = self.port.look() {
+            match received {
+                Ok(chunk) if chunk.is_empty() => return None,
+                Ok(chunk) => bytes.extend_from_slice(&chunk),
+                Err(error) if ran_dry(&error) || found_nothing(&error) => {}
+                Err(_) => return None,
+            }
+        }
         let port = Rc::clone(&self.port);
         // Which gives the slot up, with its share of the port.
         drop(self);
-        Some((Rc::try_unwrap(port).ok()?.into_fd(), received))
+        Some((Rc::try_unwrap(port).ok()?.into_fd(), bytes.into()))
     }
 }
 
@@ -165,7 +175,7 @@ impl Drop for RingSocket {
             self.ring.vacate(self.port.slot());
             return;
         }
-        if self.port.is_receiving() {
+        if self.port.receiving() != Receiving::Nothing {
             self.ring.cancel_receive(&self.port);
         }
         if self.port.is_sending() {
@@ -267,7 +277,7 @@ mod tests {
         loop {
             match socket.poll_recv(&cx) {
                 Poll::Ready(received) => expected -= received.expect("bytes").len(),
-                Poll::Pending if expected == 0 && socket.port.is_lent() => return,
+                Poll::Pending if expected == 0 && socket.port.receiving() != Receiving::Bulk => return,
                 Poll::Pending => socket.ring.turn(None).expect("an event"),
             }
         }
@@ -325,7 +335,7 @@ mod tests {
         let mut socket = RingSocket::new(ring.clone(), near.into());
         // More than the peer, who does not read, has room for.
         socket.start_send(vec![7; 16 << 20].into()).expect("room in the ring");
-        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        turn_at_once(&ring);
         assert!(!socket.is_sent());
         drop(socket);
         while !ring.is_vacant() {
@@ -341,7 +351,7 @@ mod tests {
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         assert!(socket.poll_recv(&cx).is_pending());
-        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        turn_at_once(&ring);
         drop((socket, ring));
         assert!(far.write_all(b"x").is_err(), "the descriptor is closed");
     }
@@ -372,7 +382,7 @@ mod tests {
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         assert!(socket.poll_recv(&cx).is_pending());
-        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+        turn_at_once(&ring);
         // It has come before it is asked to end.
         far.write_all(b"x").expect("a peer that reads");
         assert!(socket.poll_quiesce(&cx).is_pending());
@@ -382,6 +392,89 @@ mod tests {
             ring.turn(None).expect("the end of the receive");
         }
         assert!(socket.into_parts().is_some());
+    }
+
+    /// Lets the peer say little so often that one receive is left under way for all that follows.
+    fn make_calm(ring: &Rc<Ring>, socket: &mut RingSocket, far: &mut UnixStream) {
+        for _ in 0..CALM_MIN {
+            far.write_all(b"x").expect("a peer that reads");
+            assert_eq!(&*receive(ring, socket).expect("bytes"), b"x");
+        }
+        assert!(socket.poll_recv(&Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(socket.port.receiving(), Receiving::Stream);
+    }
+
+    fn turn_at_once(ring: &Ring) {
+        ring.turn(Some(std::time::Duration::ZERO)).expect("a turn");
+    }
+
+    #[test]
+    fn what_nobody_reads_keeps_no_buffer_from_others_and_stops_the_stream() {
+        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+        let Ok(ring) = Ring::new(&few) else { return };
+        let ring = Rc::new(ring);
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut silent = RingSocket::new(ring.clone(), near.into());
+        make_calm(&ring, &mut silent, &mut far);
+        let (near, mut other_far) = UnixStream::pair().expect("a pair");
+        let mut other = RingSocket::new(ring.clone(), near.into());
+        let cx = Context::from_waker(Waker::noop());
+        for round in 0..100u8 {
+            far.write_all(&[round]).expect("room in the socket");
+            turn_at_once(&ring);
+            assert!(other.poll_recv(&cx).is_pending());
+            other_far.write_all(b"y").expect("a peer that reads");
+            turn_at_once(&ring);
+            assert!(other.poll_recv(&cx).is_ready(), "there was a buffer for it");
+        }
+        assert_eq!(silent.port.receiving(), Receiving::Nothing, "what is not read stays in the kernel");
+        let mut heard = Vec::new();
+        while heard.len() < 100 {
+            heard.extend_from_slice(&receive(&ring, &mut silent).expect("bytes"));
+        }
+        assert_eq!(heard, (0..100).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_calm_peer_that_bursts_is_given_large_buffers_and_a_stream_again_later() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        for _ in 0..2 {
+            make_calm(&ring, &mut socket, &mut far);
+            let writer = std::thread::spawn(move || {
+                far.write_all(&vec![7; 1 << 20]).expect("a link that reads");
+                far
+            });
+            let (mut rest, mut largest) = (1 << 20, 0);
+            while rest > 0 {
+                let chunk = receive(&ring, &mut socket).expect("bytes");
+                rest -= chunk.len();
+                largest = largest.max(chunk.len());
+            }
+            assert!(largest > ring.buffer_len());
+            far = writer.join().expect("the writer");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_for_a_journey_loses_nothing() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        make_calm(&ring, &mut socket, &mut far);
+        for piece in [b"a", b"b"] {
+            far.write_all(piece).expect("a peer that reads");
+            turn_at_once(&ring);
+        }
+        while socket.poll_quiesce(&cx).is_pending() {
+            ring.turn(None).expect("the end of the stream");
+        }
+        let (_, unread) = socket.into_parts().expect("a socket at rest");
+        assert_eq!(&*unread, b"ab");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `bench hosts`: what a choice of servers costs the gateway. The same binary before the same primary and two replicas:
-//! with one host, with three of which any may serve, and with three of which the primary does.
+//! with one host, with three of which any may serve, and with three of which the primary does; and with three addresses
+//! of that one host, where nothing differs but the choice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,8 +41,13 @@ pub(crate) struct Arguments {
 }
 
 const ONE: &str = "1 host";
+const ANY_ADDRESS: &str = "3 addresses of it, any";
+const FIRST_ADDRESS: &str = "3 addresses of it, primary";
 const ANY: &str = "3 hosts, any";
 const PRIMARY: &str = "3 hosts, primary";
+
+/// Every server listens to all of them.
+const ADDRESSES: [&str; 3] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"];
 
 const TPS: Metric = Metric::new("tps", "");
 const CPU: Metric = Metric::new("cpu", "us/tx");
@@ -59,13 +65,17 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     // Inside the sandbox: whose configuration lies there may be adopted by it.
     let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
     let start = |name, list: &str| start_gateway(&binary, dir.path(), name, list, arguments.pool_size);
-    let one = format!("hosts = [{}]\nsize = {}\n", list(&cluster, 1), arguments.pool_size);
-    let three = format!("hosts = [{}]\n", list(&cluster, 3));
     let third = arguments.pool_size.div_ceil(3);
+    let one = |list: &str| format!("hosts = [{list}]\nsize = {}\n", arguments.pool_size);
+    let any = |list: &str| format!("hosts = [{list}]\nsize = {third}\nroute = \"any\"\n");
+    let primary = |list: &str| format!("{}route = \"primary\"\n", one(list));
+    let (addresses, hosts) = (addresses(&cluster), list(&cluster, 3));
     let subjects = [
-        start(ONE, &one)?,
-        start(ANY, &format!("{three}size = {third}\nroute = \"any\"\n"))?,
-        start(PRIMARY, &format!("{three}size = {}\nroute = \"primary\"\n", arguments.pool_size))?,
+        start(ONE, &one(&list(&cluster, 1)))?,
+        start(ANY_ADDRESS, &any(&addresses))?,
+        start(FIRST_ADDRESS, &primary(&addresses))?,
+        start(ANY, &any(&hosts))?,
+        start(PRIMARY, &primary(&hosts))?,
     ];
     subjects.iter().filter_map(Subject::pid).try_for_each(|pid| cluster.primary().adopt(pid))?;
     let (seconds, rounds) = match pace {
@@ -115,6 +125,7 @@ fn measure(subjects: &[Subject], pgbench: &Path, load: &Load, rounds: u32, repor
 fn start_cluster(major: Major) -> Result<Cluster> {
     let builder = Postgres::builder()
         .version(major)
+        .setting("listen_addresses", &ADDRESSES.join(","))
         .setting("max_connections", "300")
         .setting("shared_buffers", "256MB")
         .setting("max_wal_size", "4GB")
@@ -123,6 +134,11 @@ fn start_cluster(major: Major) -> Result<Cluster> {
     cluster.primary().ensure_role(USER, USER)?;
     cluster.primary().ensure_database(USER, USER)?;
     Ok(cluster)
+}
+
+/// Where the primary is, three times over.
+fn addresses(cluster: &Cluster) -> String {
+    ADDRESSES.map(|address| format!("\"{address}:{}\"", cluster.primary().port())).join(", ")
 }
 
 /// The first so many servers, as a list of the configuration.

@@ -44,7 +44,11 @@ pub(crate) const PICK_WITH: &str = "pick_with, own picker";
 pub(crate) const BY_THREAD: &str = "pick_with, the thread's";
 pub(crate) const ARC_SWAP: &str = "ArcSwap + shared cursor";
 
-pub(crate) const SUBJECTS: [Subject; 12] = [
+/// A turn of a thread's own through a list that nobody changes: what the machine allows.
+pub(crate) const FLOOR: &str = "a list and a cursor of one's own";
+
+pub(crate) const SUBJECTS: [Subject; 13] = [
+    Subject { name: FLOOR, measure: floor },
     Subject { name: PICK_WITH, measure: |cell| picker(cell, Arc::new(RoundRobin)) },
     Subject { name: BY_THREAD, measure: by_thread },
     Subject { name: "pick (lease)", measure: lease },
@@ -81,6 +85,9 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
         let run = |thread: usize| {
             let (start, make, progress) = (&start, &make, &progress);
             scope.spawn(move || {
+                if cell.threads > 1 {
+                    stay_on(thread);
+                }
                 let work = make(thread as u64);
                 start.wait();
                 timed(cell.time, thread, progress, work)
@@ -92,6 +99,19 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
         stop.store(true, Ordering::Relaxed);
         sum / cell.threads as f64
     })
+}
+
+/// Each on a processor of its own: two threads on one take turns, and the system leaves them there for as long as
+/// anything at all runs on the other.
+fn stay_on(thread: usize) {
+    #[cfg(target_os = "linux")]
+    if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
+        let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+        let mut own = rustix::thread::CpuSet::new();
+        processors.nth(thread).into_iter().for_each(|processor| own.set(processor));
+        // Where it is refused, or there are too few, the threads seldom meet, which is seen.
+        let _ = rustix::thread::sched_setaffinity(None, &own);
+    }
 }
 
 /// How many slices a thread has done, and how many batches that count; on lines of its own.
@@ -128,8 +148,10 @@ fn timed(time: Duration, own: usize, progress: &[Progress], mut pick: impl FnMut
         }
         let took = start.elapsed();
         black_box(sum);
-        // Half of the batch at least: one slice may have ended just after the other thread was stopped.
-        let together = others.iter().zip(&before).all(|(&thread, before)| done(thread) - before >= BATCH / 2);
+        // Half of the batch at least: one slice may have ended just after the other thread was stopped. And not far more:
+        // then it was this one that stood still.
+        let like_this = BATCH / 2..=BATCH * 4;
+        let together = others.iter().zip(&before).all(|(&thread, before)| like_this.contains(&(done(thread) - before)));
         if together {
             progress[own].1.fetch_add(1, Ordering::Relaxed);
             batches.push(took.as_nanos() as f64 / (f64::from(SLICE) * BATCH as f64));
@@ -201,6 +223,22 @@ fn lease(cell: Cell) -> f64 {
 
 fn list(backends: usize) -> Vec<Arc<Backend>> {
     (0..backends).map(|number| Arc::new(Backend(number))).collect()
+}
+
+fn floor(cell: Cell) -> f64 {
+    let set = list(cell.backends);
+    on_threads(
+        cell,
+        || (),
+        |_| {
+            let (set, mut cursor) = (&set, 0);
+            move || {
+                let turn = if cursor < set.len() { cursor } else { 0 };
+                cursor = turn + 1;
+                set.get(turn).map_or(0, |backend| backend.0)
+            }
+        },
+    )
 }
 
 fn arc_swap(cell: Cell) -> f64 {

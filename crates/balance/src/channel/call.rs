@@ -118,7 +118,8 @@ impl Call {
         let of_method = self.method.as_ref().and_then(|method| method.wait_for_ready);
         let waits = of_method.unwrap_or(self.shared.wait_for_ready);
         let patience = if waits { Patience::WaitForReady } else { Patience::FailFast };
-        let pick = Pick { hash: self.hash, ..Pick::new().at(Instant::now()).tried(&self.tried) };
+        let pick = Pick::new().at(Instant::now()).tried(&self.tried);
+        let pick = self.hash.map_or(pick, |hash| pick.hash(hash));
         let balancer = &self.shared.balancer;
         balancer.pick_ready(&pick, patience).await.map_err(|error| refused(&error))
     }

@@ -1,13 +1,19 @@
 //! The stream under a connection, which its owner can cut: what hyper runs over it ends with it.
+//!
+//! Writes that come to nothing are told by the reading side, after what the server said last. A server that drains says which
+//! calls it still answers, and closes; who then writes to it is told by the system that the connection is broken, which
+//! says nothing of calls, while the words that do still wait to be read.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
+use tokio::time::{Sleep, sleep};
 
 /// Cuts a [`Line`].
 #[derive(Debug, Default)]
@@ -55,11 +61,44 @@ pub(super) struct Line<S> {
     stream: S,
     stop: Arc<Stop>,
     is_silent: bool,
+    unheard: Option<Unheard>,
 }
+
+/// What is written is lost, for this reason.
+#[derive(Debug)]
+struct Unheard {
+    error: io::Error,
+    /// A stream that is broken ends for its reader, too, and at once. If it does not, it is ended then.
+    until: Pin<Box<Sleep>>,
+}
+
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl<S> Line<S> {
     pub(super) fn new(stream: S, stop: Arc<Stop>) -> Self {
-        Self { stream, stop, is_silent: true }
+        Self { stream, stop, is_silent: true, unheard: None }
+    }
+
+    /// Takes what was written as written, if the peer is gone.
+    fn written<R>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<R>>, all: R) -> Poll<io::Result<R>> {
+        match polled {
+            Poll::Ready(Err(error)) if is_gone(&error) => {
+                if self.unheard.is_none() {
+                    self.unheard = Some(Unheard { error, until: Box::pin(sleep(LAST_WORDS)) });
+                    // Who reads has to wait for that moment as well.
+                    cx.waker().wake_by_ref();
+                }
+                Poll::Ready(Ok(all))
+            }
+            polled => polled,
+        }
+    }
+
+    /// Ready when nothing more is to be heard.
+    fn poll_unheard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(unheard) = &mut self.unheard else { return Poll::Pending };
+        std::task::ready!(unheard.until.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(unheard.error.kind(), unheard.error.to_string())))
     }
 }
 
@@ -67,10 +106,17 @@ fn cut() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "the channel closed the connection")
 }
 
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Line<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let mut polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if polled.is_pending() {
+            polled = self.poll_unheard(cx);
+        }
         if polled.is_pending() {
             self.stop.register(cx);
         } else if self.is_silent && buf.filled().len() > before {
@@ -84,16 +130,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Line<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Line<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, polled, bytes.len())
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.written(cx, polled, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A peer that is gone must not hold the end up.
-        if self.stop.is_cut() {
+        if self.stop.is_cut() || self.unheard.is_some() {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_shutdown(cx)
@@ -104,10 +152,70 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Line<S> {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        self.written(cx, polled, bytes.iter().map(|bytes| bytes.len()).sum())
     }
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Nobody hears what is written, and these are the last words.
+    struct Broken {
+        words: &'static [u8],
+        ends: bool,
+    }
+
+    impl AsyncRead for Broken {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            let words = std::mem::take(&mut self.words);
+            buf.put_slice(words);
+            if words.is_empty() && !self.ends { Poll::Pending } else { Poll::Ready(Ok(())) }
+        }
+    }
+
+    impl AsyncWrite for Broken {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
+        }
+    }
+
+    fn broken(ends: bool) -> Line<Broken> {
+        Line::new(Broken { words: b"goodbye", ends }, Arc::default())
+    }
+
+    #[tokio::test]
+    async fn t46_a_write_that_is_lost_does_not_lose_what_the_server_said_last() {
+        let mut line = broken(true);
+        line.write_all(b"hello").await.unwrap();
+        line.flush().await.unwrap();
+        let mut heard = Vec::new();
+        line.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"goodbye");
+        line.shutdown().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_broken_and_does_not_end_is_ended() {
+        let mut line = broken(false);
+        line.write_all(b"hello").await.unwrap();
+        let mut heard = Vec::new();
+        let told = line.read_to_end(&mut heard).await.unwrap_err();
+        assert_eq!((heard.as_slice(), told.kind()), (&b"goodbye"[..], io::ErrorKind::BrokenPipe));
     }
 }

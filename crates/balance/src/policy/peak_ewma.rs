@@ -39,7 +39,7 @@ impl Soonest {
     fn cost(&self, view: &View<'_>, index: usize) -> f32 {
         let load = view.load(index);
         let outstanding = load.outstanding() as f32;
-        let known_us = load.latency_us(view.now);
+        let known_us = load.latency_us(view.wants.now);
         let latency_us = if known_us > 0.0 || outstanding == 0.0 { known_us } else { UNKNOWN_US };
         // Zero divided by zero is no number, and compares as false: the first drawn stays.
         (latency_us * (outstanding + 1.0)) / self.weights.get(index).map_or(1.0, |&weight| weight as f32)

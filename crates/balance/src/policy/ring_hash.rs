@@ -57,7 +57,7 @@ struct Ring(Box<[(u64, u32)]>);
 
 impl Table for Ring {
     fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        let hash = view.hash.unwrap_or_else(|| local.random.u64(..));
+        let hash = view.wants.hash.unwrap_or_else(|| local.random.u64(..));
         let start = self.0.partition_point(|&(point, _)| point < hash);
         let mut round = self.0[start..].iter().chain(&self.0[..start]).map(|&(_, owner)| owner as usize);
         let found = round.find(|&owner| view.allows(owner));

@@ -47,6 +47,10 @@ impl Table for Turns {
         local.cursor = turn + 1;
         Some(turn)
     }
+
+    fn takes_turns(&self) -> bool {
+        true
+    }
 }
 
 impl Policy for Exact {

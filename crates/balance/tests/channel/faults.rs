@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_balance::{
-    Address, Backoff, Channel, MakeResolver, Resolution, Resolve, ResolveRules, Resolved, Resolving, RoundRobin,
+    Address, Backoff, Channel, ChannelBuilder, Dials, MakeResolver, Policy, Resolution, Resolve, ResolveRules,
+    Resolved, Resolving, RoundRobin,
 };
 
-use crate::backend::{Backend, backends, call, drive, in_flight, ready, soon, target, until};
+use crate::backend::{Backend, Driven, backends, call, drive, in_flight, ready, soon, target, until};
 use crate::calls::policies;
 
 /// A resolver whose answer the test changes.
@@ -32,6 +33,12 @@ impl Resolve for Told {
         let found = self.0.lock().expect("not poisoned").iter().cloned().map(Resolved::new).collect();
         Box::pin(async move { Ok(Resolution { found, ttl: None }) })
     }
+}
+
+fn drive_by(policy: &Arc<dyn Policy>, builder: ChannelBuilder) -> Driven {
+    let driven = drive(builder);
+    driven.channel.balancer().set_policy(Arc::clone(policy));
+    driven
 }
 
 fn quickly() -> ResolveRules {
@@ -84,10 +91,16 @@ async fn t41_a_dead_backend_is_tried_with_pauses_and_not_once_per_call() {
 
 #[tokio::test]
 async fn t43_a_removed_backend_finishes_its_calls_and_is_closed() {
+    for policy in policies() {
+        removed_it_finishes(policy).await;
+    }
+}
+
+async fn removed_it_finishes(policy: Arc<dyn Policy>) {
     let backends = backends(2).await;
     let told = Told::default();
     told.tell(&[&backends[0]]);
-    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
+    let driven = drive_by(&policy, Channel::builder("orders").resolver(told.make()).resolve(quickly()));
     let channel = driven.channel.clone();
     let held = tokio::spawn(async move { call(&channel, "/t/Hold").await });
     until(|| backends[0].held() == 1).await;
@@ -96,7 +109,7 @@ async fn t43_a_removed_backend_finishes_its_calls_and_is_closed() {
     for _ in 0..10 {
         call(&driven.channel, "/t/Echo").await.unwrap();
     }
-    assert_eq!((backends[0].open(), backends[1].calls()), (1, 10));
+    assert_eq!((backends[0].open(), backends[1].calls()), (1, 10), "{policy:?}");
     backends[0].release();
     assert_eq!(held.await.unwrap().unwrap(), "hello");
     until(|| backends[0].open() == 0).await;
@@ -104,11 +117,17 @@ async fn t43_a_removed_backend_finishes_its_calls_and_is_closed() {
 
 #[tokio::test]
 async fn t43_a_removed_backend_whose_calls_do_not_end_is_closed_by_force() {
+    for policy in policies() {
+        removed_it_is_closed_by_force(policy).await;
+    }
+}
+
+async fn removed_it_is_closed_by_force(policy: Arc<dyn Policy>) {
     let backends = backends(2).await;
     let told = Told::default();
     told.tell(&[&backends[0]]);
-    let builder = Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly());
-    let driven = drive(builder.drain_timeout(Duration::from_millis(50)));
+    let builder = Channel::builder("orders").resolver(told.make()).resolve(quickly());
+    let driven = drive_by(&policy, builder.drain_timeout(Duration::from_millis(50)));
     let channel = driven.channel.clone();
     let held = tokio::spawn(async move { call(&channel, "/t/Hold").await });
     until(|| backends[0].held() == 1).await;
@@ -181,20 +200,26 @@ async fn t44_backends_that_drain_one_by_one_cost_no_call() {
 
 #[tokio::test]
 async fn t45_calls_race_disconnects_without_a_panic() {
+    for policy in policies() {
+        calls_race_disconnects(policy).await;
+    }
+}
+
+async fn calls_race_disconnects(policy: Arc<dyn Policy>) {
     let mut backends = backends(2).await;
-    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).backoff(soon()));
+    let driven = drive_by(&policy, Channel::builder(&target(&backends)).backoff(soon()));
     let calling: Vec<_> = (0..8)
         .map(|_| {
             let channel = driven.channel.clone();
             tokio::spawn(async move {
-                for _ in 0..200 {
+                for _ in 0..100 {
                     // Without a policy for retries some fail; none may panic or hang.
                     let _ = call(&channel, "/t/Echo").await;
                 }
             })
         })
         .collect();
-    for round in 0..20 {
+    for round in 0..10 {
         let victim = round % 2;
         backends[victim].kill();
         let address = backends[victim].address;
@@ -209,13 +234,19 @@ async fn t45_calls_race_disconnects_without_a_panic() {
 
 #[tokio::test]
 async fn t47_removed_and_added_again_quickly_it_keeps_its_connection() {
+    for policy in policies() {
+        removed_and_added_again(policy).await;
+    }
+}
+
+async fn removed_and_added_again(policy: Arc<dyn Policy>) {
     let backends = backends(2).await;
     let told = Told::default();
     told.tell(&[&backends[0], &backends[1]]);
     let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(quickly()));
     until(|| ready(&driven.channel) == 2).await;
     let channel = driven.channel.clone();
-    // A call in flight at each keeps them from being closed in between.
+    // In turn, so that each has one. A call in flight at each keeps them from being closed in between.
     let held: Vec<_> = (0..2)
         .map(|_| {
             let channel = channel.clone();
@@ -223,14 +254,15 @@ async fn t47_removed_and_added_again_quickly_it_keeps_its_connection() {
         })
         .collect();
     until(|| backends.iter().all(|backend| backend.held() == 1)).await;
+    driven.channel.balancer().set_policy(Arc::clone(&policy));
     for _ in 0..10 {
         told.tell(&[&backends[1]]);
         until(|| ready(&driven.channel) == 1).await;
         told.tell(&[&backends[0], &backends[1]]);
         until(|| ready(&driven.channel) == 2).await;
     }
-    assert_eq!((backends[0].accepted(), backends[1].accepted()), (1, 1));
-    assert_eq!(driven.channel.balancer().status().len(), 2, "no ghost");
+    assert_eq!((backends[0].accepted(), backends[1].accepted()), (1, 1), "{policy:?}");
+    assert_eq!(driven.channel.balancer().status().len(), 2, "no ghost: {policy:?}");
     backends.iter().for_each(Backend::release);
     for call in held {
         call.await.unwrap().unwrap();
@@ -270,10 +302,17 @@ async fn t23_no_answer_and_empty_answers_leave_connections_alone() {
 
 #[tokio::test]
 async fn t45_all_connections_lost_at_once_cost_no_call_that_no_server_began() {
+    for policy in policies() {
+        lose_all_at_once(policy).await;
+    }
+}
+
+async fn lose_all_at_once(policy: Arc<dyn Policy>) {
     let backends = backends(2).await;
-    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).backoff(soon()));
-    until(|| ready(&driven.channel) == 2).await;
-    for _ in 0..30 {
+    let driven = drive_by(&policy, Channel::builder(&target(&backends)).backoff(soon()));
+    let wanted = if policy.dials() == Dials::All { 2 } else { 1 };
+    until(|| ready(&driven.channel) == wanted).await;
+    for _ in 0..10 {
         // Both at once, and calls before the channel's own tasks had a chance to notice.
         backends.iter().for_each(Backend::say_goaway);
         let calls: Vec<_> = (0..20)
@@ -283,7 +322,9 @@ async fn t45_all_connections_lost_at_once_cost_no_call_that_no_server_began() {
             })
             .collect();
         for call in calls {
-            call.await.unwrap().expect("no server began it, so it is sent again");
+            call.await
+                .unwrap()
+                .unwrap_or_else(|told| panic!("no server began it, so it is sent again: {policy:?}, {told}"));
         }
     }
 }

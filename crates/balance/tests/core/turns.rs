@@ -1,10 +1,14 @@
 //! Who is next: round robin in both modes, weights, first of all, and the place in the round.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use tidegate_balance::{Balancer, Exact, Pick, PickFirst, RingHash, RoundRobin, Spec, WeightedRoundRobin, hash_of};
+use tidegate_balance::{
+    Balancer, Exact, Local, Member, Pick, PickError, PickFirst, Policy, RingHash, RoundRobin, Spec, Table, View,
+    WeightedRoundRobin, hash_of,
+};
 
 use crate::house::{at_once, counts, id_of, key, pick_key, policies, ready, set, specs};
 
@@ -250,4 +254,38 @@ fn t62_the_chosen_one_is_not_another_after_a_removal_reorders_the_table() {
             set(&balancer, Instant::now(), specs(0..6));
         }
     }
+}
+
+/// Says that it takes turns, and knows nobody when it is asked.
+#[derive(Debug)]
+struct Told;
+
+impl Policy for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn table(&self, _: &[Member], _: Option<&dyn Table>) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl Table for Told {
+    fn pick(&self, _: &View<'_>, _: &mut Local) -> Option<usize> {
+        None
+    }
+
+    fn takes_turns(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_table_that_takes_turns_is_asked_only_by_picks_that_may_not_go_to_anybody() {
+    let balancer = ready(Arc::new(Told), 3);
+    assert_eq!(counts(&balancer, 3, 30), [10, 10, 10]);
+    let nobody = balancer.pick_with(&Pick::new().filter(&|_| true), |_| ());
+    assert!(matches!(nobody, Err(PickError::NoMatch { ready: 3 })), "{nobody:?}");
+    balancer.set_policy(Arc::new(PickFirst::default()));
+    assert_eq!(counts(&balancer, 3, 30), [30, 0, 0]);
 }

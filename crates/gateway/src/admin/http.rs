@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use http::request::Parts;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -23,7 +24,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::metrics;
+use super::metrics::{self, Format};
 use crate::plane::Gateway;
 
 /// Connections at a time; more wait to be accepted.
@@ -98,22 +99,26 @@ async fn converse(stream: TcpStream, gateway: Arc<Gateway>) {
         let gateway = gateway.clone();
         // The body is dropped unread: only its head says anything.
         let (head, _) = request.into_parts();
-        async move { Ok::<_, Infallible>(answer(&head.method, head.uri.path(), &gateway).await) }
+        async move { Ok::<_, Infallible>(answer(&head, &gateway).await) }
     });
     // A scraper that goes away in the middle is no news.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn answer(method: &Method, path: &str, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
-    let (status, text) = match (method, path) {
-        (&Method::GET, "/metrics") => (StatusCode::OK, metrics::exposition(gateway).await),
-        (&Method::GET, "/") => (StatusCode::OK, "Tidegate: see /metrics\n".to_owned()),
-        (&Method::GET, _) => (StatusCode::NOT_FOUND, "see /metrics\n".to_owned()),
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "GET /metrics\n".to_owned()),
+async fn answer(head: &Parts, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
+    let format = match head.uri.path() {
+        "/metrics" => Format::asked_for(&head.headers),
+        _ => Format::Text,
     };
-    let mut response = Response::new(Full::new(Bytes::from(text)));
+    let (status, body) = match (&head.method, head.uri.path()) {
+        (&Method::GET, "/metrics") => (StatusCode::OK, metrics::exposition(gateway, format).await),
+        (&Method::GET, "/") => (StatusCode::OK, b"Tidegate: see /metrics\n".to_vec()),
+        (&Method::GET, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, b"GET /metrics\n".to_vec()),
+    };
+    let kind = if status == StatusCode::OK { format } else { Format::Text }.content_type();
+    let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     response
 }

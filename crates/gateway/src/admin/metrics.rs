@@ -2,20 +2,29 @@
 //! dashboards made for it work as they are; what PgBouncer has not, streams, is under names of our own. They are the console's
 //! own tables, column by column.
 
-use std::{fmt::Write as _, sync::Arc};
+mod family;
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use hyper::{HeaderMap, header};
+use prost::Message as _;
+
+use self::family::{Family, Kind, Sample};
 use super::{
     show::Topic,
     table::{Table, Value},
 };
-use crate::plane::Gateway;
+use crate::{
+    plane::Gateway,
+    stats::{Distribution, Spread},
+};
 
 /// A column of a table as a metric.
 struct Metric {
     column: &'static str,
     name: &'static str,
     help: &'static str,
-    kind: &'static str,
+    kind: Kind,
     /// What one of the column is in the metric's unit.
     unit: f64,
 }
@@ -23,11 +32,11 @@ struct Metric {
 const MICROSECOND: f64 = 1e-6;
 
 const fn gauge(column: &'static str, name: &'static str, help: &'static str) -> Metric {
-    Metric { column, name, help, kind: "gauge", unit: 1.0 }
+    Metric { column, name, help, kind: Kind::Gauge, unit: 1.0 }
 }
 
 const fn counter(column: &'static str, name: &'static str, help: &'static str, unit: f64) -> Metric {
-    Metric { column, name, help, kind: "counter", unit }
+    Metric { column, name, help, kind: Kind::Counter, unit }
 }
 
 const DATABASES: &[Metric] = &[
@@ -100,8 +109,89 @@ const LISTS: &[(&str, &str)] = &[
     ("dns_queries", "in_flight_dns_queries"),
 ];
 
-/// All metrics in Prometheus' text format.
-pub(super) async fn exposition(gateway: &Arc<Gateway>) -> String {
+/// A distribution of times that has no counterpart in the exporter.
+struct Times {
+    name: &'static str,
+    help: &'static str,
+    of: fn(&Spread) -> &Distribution,
+}
+
+const TIMES: &[Times] = &[
+    Times { name: "client_wait_seconds", help: "Wait of each request for a server", of: |spread| &spread.wait },
+    Times {
+        name: "query_duration_seconds",
+        help: "Time that a server worked on a query, or on a pipeline of queries",
+        of: |spread| &spread.query,
+    },
+    Times {
+        name: "transaction_duration_seconds",
+        help: "Time that a transaction was open",
+        of: |spread| &spread.transaction,
+    },
+];
+
+/// How a scraper wants its figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// The text format, in which histograms are classic.
+    Text,
+    /// Messages of Protocol Buffers, each with its length before it; histograms are native too.
+    Protobuf,
+}
+
+impl Format {
+    /// What `Accept` asks for: the text format, unless the other is wanted at least as much.
+    pub(super) fn asked_for(head: &HeaderMap) -> Self {
+        let wanted = head.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        let (mut protobuf, mut text) = (0.0, 0.0);
+        for range in wanted.flat_map(|list| list.split(',')) {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
+            let given = |name: &str| {
+                let found = parameters.iter().find(|(known, _)| known.trim().eq_ignore_ascii_case(name));
+                found.map(|(_, value)| value.trim().trim_matches('"'))
+            };
+            let weight = given("q").map_or(1.0, |q| q.parse::<f32>().unwrap_or(0.0));
+            let best: &mut f32 = match kind.as_str() {
+                "application/vnd.google.protobuf"
+                    if given("proto") == Some("io.prometheus.client.MetricFamily")
+                        && given("encoding") == Some("delimited") =>
+                {
+                    &mut protobuf
+                }
+                "text/plain" | "text/*" | "*/*" => &mut text,
+                _ => continue,
+            };
+            *best = best.max(weight);
+        }
+        if protobuf > 0.0 && protobuf >= text { Self::Protobuf } else { Self::Text }
+    }
+
+    /// Its `Content-Type`.
+    pub(super) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+            }
+        }
+    }
+
+    fn encode(self, families: &[Family]) -> Vec<u8> {
+        match self {
+            Self::Text => {
+                let mut text = String::new();
+                families.iter().for_each(|family| family.write_text(&mut text));
+                text.into_bytes()
+            }
+            Self::Protobuf => families.iter().flat_map(Family::encode_length_delimited_to_vec).collect(),
+        }
+    }
+}
+
+/// All metrics.
+pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8> {
     let mut page = Page::default();
     page.one("up", "1 if the gateway answers", &[], 1.0);
     let version = concat!("Tidegate ", env!("CARGO_PKG_VERSION"));
@@ -129,53 +219,57 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>) -> String {
             page.one(name, "As in SHOW LISTS", &[], count);
         }
     }
-    page.family = "tidegate";
+    page.prefix = "tidegate";
+    page.times(&gateway.spreads().await);
     let streams = Topic::Streams.table(gateway).await;
     if !streams.rows.is_empty() {
         page.states(&streams);
         page.table("", STREAMS, &streams, &["name"]);
     }
-    page.text
+    format.encode(&page.families)
 }
 
 struct Page {
-    text: String,
+    families: Vec<Family>,
     /// What all names begin with.
-    family: &'static str,
+    prefix: &'static str,
 }
 
 impl Default for Page {
     fn default() -> Self {
-        Self { text: String::new(), family: "pgbouncer" }
+        Self { families: Vec::new(), prefix: "pgbouncer" }
     }
 }
 
 impl Page {
-    fn head(&mut self, name: &str, help: &str, kind: &str) {
-        let family = self.family;
-        let _ = writeln!(self.text, "# HELP {family}_{name} {help}\n# TYPE {family}_{name} {kind}");
+    fn family(&mut self, name: &str, help: &str, kind: Kind, samples: Vec<Sample>) {
+        let name = format!("{}_{name}", self.prefix);
+        self.families.push(Family { name, help: help.to_owned(), kind: kind.into(), samples });
     }
 
     /// What each stream does, as a label.
     fn states(&mut self, streams: &Table) {
-        self.head("stream_state", "1 for the state that the stream is in", "gauge");
         let at = |name: &str| streams.columns.iter().position(|column| column.name == name);
         let (Some(name), Some(state)) = (at("name"), at("state")) else { return };
-        for row in &streams.rows {
+        let sample = |row: &Vec<Value>| {
             let text = |column: usize| row.get(column).map(shown).unwrap_or_default();
-            self.sample("stream_state", &[("name", &text(name)), ("state", &text(state))], 1.0);
-        }
-    }
-
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.text, "{}_{name}{labels} {value}", self.family);
+            Sample::number(Kind::Gauge, &[("name", &text(name)), ("state", &text(state))], 1.0)
+        };
+        let samples = streams.rows.iter().map(sample).collect();
+        self.family("stream_state", "1 for the state that the stream is in", Kind::Gauge, samples);
     }
 
     fn one(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
-        self.head(name, help, "gauge");
-        self.sample(name, labels, value);
+        self.family(name, help, Kind::Gauge, vec![Sample::number(Kind::Gauge, labels, value)]);
+    }
+
+    /// How long things took in each database.
+    fn times(&mut self, spreads: &BTreeMap<Arc<str>, Spread>) {
+        for Times { name, help, of } in TIMES {
+            let sample = |(database, spread)| Sample::histogram(&[("database", database)], of(spread));
+            let samples = spreads.iter().map(|(database, spread)| (&**database, spread)).map(sample).collect();
+            self.family(name, help, Kind::Histogram, samples);
+        }
     }
 
     /// Columns of a table, each row with its labels.
@@ -183,16 +277,16 @@ impl Page {
         let at = |name: &str| table.columns.iter().position(|column| column.name == name);
         for metric in metrics {
             let Some(column) = at(metric.column) else { continue };
-            let name = format!("{prefix}{}", metric.name);
-            self.head(&name, metric.help, metric.kind);
+            let mut samples = Vec::with_capacity(table.rows.len());
             for row in &table.rows {
                 let text = |label: &&str| at(label).and_then(|at| row.get(at)).map(shown).unwrap_or_default();
                 let values: Vec<String> = labels.iter().map(text).collect();
                 let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
                 if let Some(value) = row.get(column).and_then(number) {
-                    self.sample(&name, &pairs, value * metric.unit);
+                    samples.push(Sample::number(metric.kind, &pairs, value * metric.unit));
                 }
             }
+            self.family(&format!("{prefix}{}", metric.name), metric.help, metric.kind, samples);
         }
     }
 }
@@ -212,19 +306,34 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_escaped() {
-        let mut page = Page::default();
-        page.sample("x", &[("a", "q\"\\\n")], 1.5);
-        assert_eq!(page.text, "pgbouncer_x{a=\"q\\\"\\\\\\n\"} 1.5\n");
+    fn a_scraper_gets_the_format_that_it_prefers() {
+        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        for (accept, expected) in [
+            (String::new(), Format::Text),
+            ("*/*".into(), Format::Text),
+            (protobuf.into(), Format::Protobuf),
+            // What Prometheus sends, with native histograms and without.
+            (
+                format!("{protobuf};q=0.5,application/openmetrics-text;version=1.0.0;q=0.4,text/plain;q=0.3,*/*;q=0.2"),
+                Format::Protobuf,
+            ),
+            (
+                format!("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4,{protobuf};q=0.3,*/*;q=0.2"),
+                Format::Text,
+            ),
+            (protobuf.replace("delimited", "text"), Format::Text),
+            (format!("{protobuf}; q=0"), Format::Text),
+            (format!("{protobuf}; q=x"), Format::Text),
+        ] {
+            let mut head = HeaderMap::new();
+            head.insert(header::ACCEPT, accept.parse().expect("a header"));
+            assert_eq!(Format::asked_for(&head), expected, "{accept}");
+        }
     }
 
     #[test]

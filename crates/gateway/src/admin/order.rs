@@ -9,7 +9,7 @@ use tidegate_wire::sqlstate;
 use super::fault::Fault;
 use crate::{
     config::Admin,
-    pgbouncer::alias,
+    pgbouncer::{CONFIG_FILE, alias},
     plane::{Card, ClientState, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
 
@@ -93,6 +93,14 @@ impl Order {
 /// Changes one setting, by our name or by PgBouncer's, until the file is read again.
 async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
     let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
+    if key.eq_ignore_ascii_case(CONFIG_FILE) {
+        if gateway.config_file().is_none() {
+            return Err(wrong("the configuration did not come from a file".to_owned()));
+        }
+        let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
+        gateway.set_config_file(Some(file));
+        return Ok(());
+    }
     let setup = gateway.setup();
     let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
     let config = changed.map_err(wrong)?;

@@ -12,10 +12,13 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::handshake::{LoginError, random};
+use super::{
+    handshake::{LoginError, random},
+    pam,
+};
 use crate::{
-    config::{AuthMethod, UserSecret},
-    error::Refusal,
+    config::{AuthMethod, Secret, UserSecret},
+    error::{Cause, Refusal},
     plane::{Gateway, lock},
 };
 
@@ -24,6 +27,8 @@ pub(super) struct Login<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) link: &'a mut Link,
     pub(super) user: &'a str,
+    /// Where the client comes from; empty for a unix socket.
+    pub(super) host: String,
     pub(super) secret: Option<UserSecret>,
     /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
     pub(super) end_point: Option<&'a [u8]>,
@@ -44,6 +49,7 @@ impl Login<'_> {
             // A rule of the file has named another method by now, and the certificate has been looked at.
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
+            AuthMethod::Pam => return self.pam().await,
             AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
             AuthMethod::ScramSha256 => self.scram().await?,
@@ -72,6 +78,31 @@ impl Login<'_> {
             None => false,
         });
         Ok(proven.await.unwrap_or(false) && self.has_password())
+    }
+
+    /// The password is for PAM to judge. One that is right opens servers too, as the client's own would.
+    async fn pam(&mut self) -> Result<(), LoginError> {
+        let mut out = Vec::new();
+        backend::authentication_cleartext(&mut out);
+        let body = self.ask(out).await?;
+        let setup = self.gateway.setup();
+        let refused = || LoginError::Refused(Cause::Pam.refusal(setup.config.listen.dialect));
+        let password = match std::str::from_utf8(frontend::password_text(&body)?) {
+            Ok(text) if !text.is_empty() => Secret::new(text),
+            _ => return Err(refused()),
+        };
+        let question = pam::Question {
+            service: setup.config.auth.pam_service.clone(),
+            user: self.user.to_owned(),
+            password: password.clone(),
+            host: self.host.clone(),
+        };
+        if let Err(reason) = pam::ask(self.gateway, question).await {
+            tracing::info!(user = self.user, host = self.host, reason, "PAM does not let the user in");
+            return Err(refused());
+        }
+        lock(&self.gateway.connector.looked_up).insert(self.user.to_owned(), UserSecret::Plain(password));
+        Ok(())
     }
 
     /// An empty password lets nobody in.

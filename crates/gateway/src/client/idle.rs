@@ -47,6 +47,12 @@ impl Idle {
         }
     }
 
+    /// How long the message is that has not arrived whole, if there is one.
+    pub(super) fn awaited_bytes(&self) -> Option<usize> {
+        let header = Header::peek(&self.beginning).ok().flatten();
+        header.map(|header| header.total())
+    }
+
     /// Takes a chunk. Replies are appended to `out`.
     pub(super) fn hear(
         &mut self,

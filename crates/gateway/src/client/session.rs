@@ -1,8 +1,6 @@
 //! A client's session: request, checkout, exchange, release, and again.
 
 use std::{
-    future::Future as _,
-    pin::pin,
     rc::Rc,
     sync::Arc,
     task::{Context, Poll},
@@ -13,26 +11,24 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
-use tidegate_wire::{
-    backend::{self, ErrorFields, ErrorReport, Severity},
-    frame::HEADER,
-    sqlstate,
-};
+use tidegate_wire::{Reason, sqlstate};
 
 use super::{
     check,
     idle::{Heard, Idle},
     part,
-    route::{Found, Unserved, begins_read_only, find_server},
+    route::begins_read_only,
 };
 use crate::{
-    config::{Dialect, Mode, PoolPlan, Route, Timeouts},
+    config::{Dialect, Mode, PoolPlan, Route},
     error::{Cause, Refusal, pgbouncer_reason},
     exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
     plane::{ClientState, Entry, Fleet, Gateway, Linked, Phase, Placed, Quota, Signal, Worker, WorkerPool},
-    record::{self, Ledger, Upstream, Witness},
+    record::{Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
 };
+
+mod wait;
 
 /// A client that is logged in.
 pub(super) struct Session {
@@ -164,7 +160,10 @@ impl Session {
             let now = self.worker.reactor.now();
             self.entry.card.request_at.set(Some(now));
             let (lease, request) = match self.try_server(&request, now) {
-                Some(lease) => (lease, request),
+                Some(lease) => {
+                    self.pool.stats.durations.wait.record_none();
+                    (lease, request)
+                }
                 // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
                 None => match Box::pin(self.wait_for_server(request, ctx)).await {
                     Ok(Some(got)) => got,
@@ -272,183 +271,36 @@ impl Session {
         }
         match heard {
             Ok(Heard::Request(request)) => Ok(Some(request)),
-            Ok(Heard::Nothing) => Ok(None),
+            Ok(Heard::Nothing) => match self.idle.awaited_bytes() {
+                // One that has arrived whole is seen where it would be passed on.
+                Some(bytes) => self.check_length(bytes).map(|()| None),
+                None => Ok(None),
+            },
             Ok(Heard::Farewell) => Err(Goodbye::Gone("client said farewell")),
             Ok(Heard::Unknown(tag)) => Err(unknown_message(tag)),
             Err(error) => Err(bad_client(&error)),
         }
     }
 
-    /// Waits for a server. `None` if the client gave the wait up and stays.
-    async fn wait_for_server(&mut self, request: Chunk, ctx: &Ctx) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
-        let now = self.worker.reactor.now();
-        let mut request = request.park();
-        self.entry.card.state.set(ClientState::Waiting(now));
-        self.notified = false;
-        self.deadline.set(self.first_deadline(&self.home.plan().timeouts, now));
-        let mut search = pin!(self.search(&request));
-        let mut hears = true;
-        let waited = std::future::poll_fn(|cx| {
-            if let Poll::Ready(outcome) = search.as_mut().poll(cx) {
-                return Poll::Ready(Waited::Decided(outcome));
-            }
-            self.poll_waiting(&mut hears, ctx, cx)
-        })
-        .await;
-        self.deadline.set(None);
-        self.entry.card.state.set(ClientState::Idle);
-        self.pool.stats.wait_time.add_time(self.worker.reactor.now() - now);
-        match waited {
-            Waited::Decided(Ok((placed, lease))) => {
-                self.pool = placed.as_ref().map_or(&self.home, |placed| &placed.pool).clone();
-                self.placed = placed;
-                Ok(Some((lease, request)))
-            }
-            Waited::Decided(Err(error)) => {
-                let goodbye = Goodbye::Told(error.words(), "no server");
-                self.record_unserved(&request, &goodbye);
-                Err(goodbye)
-            }
-            Waited::Goodbye(goodbye) => {
-                self.record_unserved(&request, &goodbye);
-                Err(goodbye)
-            }
-            Waited::Cancelled => {
-                self.entry.card.clear_signal();
-                self.record_cancelled(&request);
-                let refusal = Refusal::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
-                let mut out = Vec::new();
-                let refused =
-                    self.idle.refuse(std::mem::replace(&mut request, Chunk::empty()), &refusal.error(), &mut out);
-                self.front.link.write(out);
-                let rest = refused.map_err(|error| bad_client(&error))?;
-                // What is behind the refused flight is read again before anything that arrived meanwhile.
-                self.front.link.unread_before(rest);
-                Ok(None)
-            }
-        }
-    }
-
-    /// Waits for a server: in the line of its pool, or of any that serves the route.
-    fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, Unserved>> + use<> {
-        let (worker, home, placed) = (self.worker.clone(), self.home.clone(), self.placed.take());
-        let route = self.route(request);
-        let now = self.worker.reactor.now();
-        // Its place in the line is that of this moment.
-        let checkout = home.fleet().is_none().then(|| home.local.checkout(now));
-        async move {
-            match checkout {
-                Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout),
-                None => find_server(&worker, &home, route, placed).await,
-            }
-        }
-    }
-
-    /// What a client asked that is sent away before it got a server.
-    fn record_unserved(&self, request: &[u8], goodbye: &Goodbye) {
-        let words = match goodbye {
-            Goodbye::Told(words, _) => words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok()),
-            Goodbye::Gone(_) => None,
-        };
-        self.record_refused(request, words.as_ref().and_then(|fields| fields.get(b'C')), goodbye.reason());
-    }
-
-    fn record_cancelled(&self, request: &[u8]) {
-        let flight = record::first_flight(request);
-        self.record_refused(
-            flight,
-            Some(sqlstate::QUERY_CANCELED.as_str().as_bytes()),
-            "cancelled while it waited for a server",
-        );
-    }
-
-    fn record_refused(&self, request: &[u8], sqlstate: Option<&[u8]>, reason: &str) {
-        let Some(witness) = &self.witness else { return };
-        let now = self.worker.reactor.now();
-        let ledger = Ledger::open(witness, &self.front.settings, self.entry.card.request_at.get(), now);
-        let statements = self.front.statements.as_deref();
-        let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
-        ledger.turn_away(request, known, (sqlstate.unwrap_or_default(), reason), now);
-    }
-
-    fn poll_waiting(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited> {
-        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
-            return Poll::Ready(Waited::Goodbye(goodbye));
-        }
-        if self.entry.card.peek_signal() == Some(Signal::CancelWait) {
-            return Poll::Ready(Waited::Cancelled);
-        }
-        // A client that vanishes leaves the queue at once. One that sends more is heard out later; until then its
-        // leaving is seen no more, which the bound of one unread chunk makes unavoidable.
-        while *hears {
-            match self.front.link.poll_read(cx) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
-                    self.front.link.unread(chunk);
-                    *hears = false;
-                }
-                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone("client left while waiting"))),
-            }
-        }
-        if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
-            return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
-        }
-        let now = self.worker.reactor.now();
-        if self.deadline.poll(now, cx).is_pending() {
-            return Poll::Pending;
-        }
-        let plan = self.home.plan();
-        let times = &plan.timeouts;
-        if let Some(rest) = self.notify_of_wait(times, now) {
-            // It has to be asked again, to be woken.
-            self.deadline.set(rest);
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let dialect = self.worker.gateway.setup().config.listen.dialect;
-        let refusal = checkout_timeout(times.checkout, dialect);
-        Poll::Ready(Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout")))
-    }
-
-    /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
-    /// `None` if that is now.
-    fn notify_of_wait(&mut self, times: &Timeouts, now: Instant) -> Option<Option<Instant>> {
-        let ClientState::Waiting(since) = self.entry.card.state.get() else { return None };
-        let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
-        if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
-            return None;
-        }
-        self.notified = true;
-        let text = "No server connection available in postgres backend, client being queued";
-        let mut out = Vec::new();
-        let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, text);
-        backend::notice_response(&report, &mut out);
-        self.front.link.write(out);
-        Some(end)
-    }
-
-    /// When something happens to a client that waits: the notice, or the end.
-    fn first_deadline(&self, times: &Timeouts, now: Instant) -> Option<Instant> {
-        let of = |time: Duration| (!time.is_zero()).then(|| now + time);
-        of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
+    /// Nobody gathers a message that is too long.
+    fn check_length(&self, bytes: usize) -> Result<(), Goodbye> {
+        let bytes_max = self.home.plan().pool.message_max as usize;
+        if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
     }
 
     /// Serves requests on one server until it can be given back.
-    async fn exchange(&mut self, mut lease: Lease<Server>, request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
+    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
         if lease.settle(&self.worker.reactor).is_err() {
             self.placed = None;
             let refusal = Refusal::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
             return Err(Goodbye::refusal(&refusal, "server not registered"));
         }
         let plan = self.pool.plan();
-        if check::is_due(&lease, &plan, self.worker.reactor.now())
-            && !Box::pin(check::passes(&self.worker.reactor, &mut lease, &plan)).await
-        {
-            lease.release(Fate::Close, self.worker.reactor.now());
-            self.placed = None;
-            // It is asked of another one.
-            self.front.link.unread_before(request);
-            return Ok(());
+        if check::is_due(&lease, &plan, self.worker.reactor.now()) {
+            match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
+                Some(sound) => (lease, request) = sound,
+                None => return Ok(()),
+            }
         }
         let card = self.entry.card.clone();
         card.state.set(ClientState::Active);
@@ -541,7 +393,7 @@ impl Session {
             }
             Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
             Ended::Exchange(End::Trouble(trouble)) => {
-                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed);
+                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
                 if !server_is_sound {
                     lease.release(Fate::Close, now);
                     return Err(goodbye);
@@ -572,13 +424,6 @@ impl Session {
         };
         lease.release(fate, now);
     }
-}
-
-/// How a wait for a server ends.
-enum Waited {
-    Decided(Result<Found, Unserved>),
-    Cancelled,
-    Goodbye(Goodbye),
 }
 
 /// How an exchange ends.
@@ -651,10 +496,15 @@ impl Waiting<'_> {
 }
 
 /// What a client is told of trouble, and whether the server may be used on.
-fn of_trouble(trouble: &Trouble, server_had_last_words: bool) -> (Goodbye, bool) {
+fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, gateway: &Gateway) -> (Goodbye, bool) {
     match trouble {
         Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
-        Trouble::BadClient(error) => (bad_client(error), true),
+        Trouble::BadClient(error) => match error.reason {
+            Reason::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
+                (too_long(len, max, gateway), true)
+            }
+            _ => (bad_client(error), true),
+        },
         Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
         Trouble::SimpleQuery => {
             let refusal = Refusal::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
@@ -683,6 +533,15 @@ fn server_deposed() -> Goodbye {
     let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
         .hint("Another one is. It is not known whether the last statement was carried out.");
     Goodbye::refusal(&refusal, "server deposed")
+}
+
+/// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
+fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> Goodbye {
+    let text = match gateway.setup().config.listen.dialect {
+        Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
+        Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
+    };
+    Goodbye::refusal(&Refusal::protocol(text), "message too long")
 }
 
 fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {

@@ -13,7 +13,7 @@ use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
 use super::setting::{Wrong, nearest};
 use super::stream::StreamKeys;
-use super::{Config, Database, User};
+use super::{Config, Database, NO_PAM, NO_PAM_HELP, User};
 
 mod disk;
 mod journal;
@@ -231,6 +231,9 @@ impl Checker<'_> {
             let help = "add hba_file = \"/path/to/pg_hba.conf\", or write another method";
             self.error(section.place(&["method"]), "method hba without its rules", help);
         }
+        if auth.method == AuthMethod::Pam && !cfg!(feature = "pam") {
+            self.error(section.place(&["method"]), NO_PAM, NO_PAM_HELP);
+        }
         self.file(section, "hba_file", &mut auth.hba_file);
         self.file(section, "ident_file", &mut auth.ident_file);
         auth
@@ -278,7 +281,7 @@ impl Checker<'_> {
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if !matches!(config.auth.method, AuthMethod::Trust | AuthMethod::Cert)
+        } else if !matches!(config.auth.method, AuthMethod::Trust | AuthMethod::Cert | AuthMethod::Pam)
             && config.users.is_empty()
             && !config.databases.is_empty()
             && !config.looks_up_users()

@@ -46,6 +46,8 @@ words! {
         ScramSha256 = "scram-sha-256",
         /// A certificate whose common name is the user's.
         Cert = "cert",
+        /// The password in clear text, which the system's PAM checks; for builds with the feature `pam`.
+        Pam = "pam",
         /// The first line of `hba_file` that fits decides.
         Hba = "hba",
     }
@@ -126,6 +128,34 @@ words! {
         Trace = "trace",
     }
 
+    /// Under which heading a syslog daemon files lines.
+    pub enum SyslogFacility {
+        /// Security, for all to read.
+        Auth = "auth",
+        /// Security, for few to read.
+        Authpriv = "authpriv",
+        /// Services of the system.
+        Daemon = "daemon",
+        /// What users run.
+        User = "user",
+        /// Of local meaning.
+        Local0 = "local0",
+        /// Of local meaning.
+        Local1 = "local1",
+        /// Of local meaning.
+        Local2 = "local2",
+        /// Of local meaning.
+        Local3 = "local3",
+        /// Of local meaning.
+        Local4 = "local4",
+        /// Of local meaning.
+        Local5 = "local5",
+        /// Of local meaning.
+        Local6 = "local6",
+        /// Of local meaning.
+        Local7 = "local7",
+    }
+
     /// What one record of the query journal tells of.
     pub enum Per {
         /// One query.
@@ -203,6 +233,9 @@ words! {
     }
 }
 
+/// The largest message that Postgres takes, in bytes.
+pub const MESSAGE_MAX: u32 = 1 << 30;
+
 section! {
     /// `[listen]`: where clients come in.
     pub struct Listen, raw RawListen {
@@ -250,7 +283,8 @@ section! {
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert` or `hba`; holds for logins from the reload on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam` or `hba`; holds for logins from the reload
+        /// on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
         /// Whether `trust` and `cert` let in users that `[users]` does not have.
         strangers: bool = true => Live Process;
@@ -262,6 +296,8 @@ section! {
         hba_file: PathBuf = PathBuf::new() => Live Process;
         /// File of user name maps as in `pg_ident.conf`, for `map=` in the rules.
         ident_file: PathBuf = PathBuf::new() => Live Process;
+        /// Service by which PAM knows the gateway, for method `pam`: its rules are those of `/etc/pam.d/SERVICE`.
+        pam_service: String = "tidegate".to_owned() => Live Process;
         /// User that looks up on the server who `[users]` does not have, or has without a password; empty for no look-up.
         lookup_user: String = String::new() => Live Process;
         /// The look-up: `$1` is the user's name, the row has name and password.
@@ -294,6 +330,9 @@ section! {
         pin: bool = true => Live Pool;
         /// Whether clients may use the simple protocol, in which a text can hold several statements.
         simple_query: bool = true => Live Pool;
+        /// The longest message in bytes that a client may send, CopyData and FunctionCall aside; a longer one ends its
+        /// connection.
+        message_max: u32 = MESSAGE_MAX, in 64..=MESSAGE_MAX => Live Pool;
         /// SQL that a server runs when a client of session mode, or a pinned one, leaves; empty for none.
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
         /// Whether it runs after every transaction and statement too.
@@ -475,6 +514,13 @@ section! {
         file: PathBuf = PathBuf::new() => Restart Process;
         /// Whether lines go to standard error.
         stderr: bool = true => Restart Process;
+        /// Socket of a syslog daemon, `/dev/log` as a rule, that lines go to as well; empty for none. What it has no room for
+        /// is lost.
+        syslog: PathBuf = PathBuf::new() => Restart Process;
+        /// Name of the process in those lines.
+        syslog_ident: String = "tidegate".to_owned() => Restart Process;
+        /// Their facility: `daemon`, `user`, `auth`, `authpriv`, or `local0` to `local7`.
+        syslog_facility: SyslogFacility = SyslogFacility::Daemon => Restart Process;
         /// Whether a line tells of what was done, each `stats_period`.
         stats: bool = false => Live Process;
         /// Period of those lines, and of the averages that the console shows.

@@ -46,6 +46,8 @@ pub enum Cause {
     Certificate,
     /// Its certificate is of a user that is not known.
     NoUser,
+    /// PAM does not let it in.
+    Pam,
 }
 
 impl Cause {
@@ -108,6 +110,7 @@ impl Cause {
             Self::NoUser => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "certificate authentication failed: no such user")
             }
+            Self::Pam => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "PAM authentication failed"),
             Self::Certificate => (
                 sqlstate::INVALID_AUTHORIZATION_SPECIFICATION,
                 "certificate authentication failed: the certificate is not this user's",
@@ -136,6 +139,7 @@ impl Cause {
             Self::NoCertificate => "TLS client certificate required",
             Self::Certificate => "TLS certificate name mismatch",
             Self::NoUser => "no such user",
+            Self::Pam => "PAM authentication failed",
         }
     }
 }
@@ -156,6 +160,7 @@ pub fn pgbouncer_reason(reason: &str) -> &str {
         "shutdown" => "server shutting down",
         "server lost" => "server conn crashed?",
         "client broke the protocol" => "bad packet",
+        "message too long" => "bad packet header",
         other => other,
     }
 }

@@ -66,7 +66,7 @@ impl Exchange<'_> {
     pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, Trouble> {
         let mut splice = Splice::default();
         let mut at = 0;
-        let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(MESSAGE_MAX));
+        let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));
         let stays = loop {
             match scanner.step(&chunk, at, want).map_err(Trouble::BadClient)? {
                 Step::Message { tag: frontend::TERMINATE, .. } | Step::Carried { tag: frontend::TERMINATE, .. } => {
@@ -522,9 +522,6 @@ impl Exchange<'_> {
 
 /// A statement that no server knows.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
-
-/// The largest message that Postgres takes.
-pub(super) const MESSAGE_MAX: usize = 1 << 30;
 
 /// In which words the server gets a message.
 enum Words {

@@ -1,7 +1,7 @@
 //! The method of a rule and what stands behind it: `map=`, `clientcert=`, `clientname=`.
 
 use super::Verdict;
-use crate::config::AuthMethod;
+use crate::config::{AuthMethod, NO_PAM, NO_PAM_HELP};
 
 /// What the certificate of a client has to say, besides being of a known authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,8 +60,10 @@ pub(super) fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>, 
         "password" | "plain" => AuthMethod::Password,
         "md5" => AuthMethod::Md5,
         "scram-sha-256" => AuthMethod::ScramSha256,
+        "pam" if cfg!(feature = "pam") => AuthMethod::Pam,
+        "pam" => return Err(format!("{NO_PAM}; {NO_PAM_HELP}")),
         other => {
-            let known = "trust, reject, password, md5, scram-sha-256, cert, peer";
+            let known = "trust, reject, password, md5, scram-sha-256, cert, pam, peer";
             return Err(format!("the method `{other}` is not supported; it can be {known}"));
         }
     };

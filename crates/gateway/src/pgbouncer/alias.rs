@@ -14,6 +14,7 @@ const ALSO: &[(&str, &str)] = &[
     ("server_check_query", "pool.server_check"),
     ("server_lifetime", "timeouts.server_lifetime"),
     ("dns_zone_check_period", "dns.check_period"),
+    ("max_packet_size", "pool.message_max"),
 ];
 
 fn path_of(key: &Key) -> Option<&'static str> {

@@ -70,8 +70,12 @@ const CLIENT_CIPHERS: Effect =
     Does("`listen.tls_ciphers`: those of the list that there are; refused if it leaves none");
 const SERVER_CIPHERS: Effect =
     Does("`sslciphers` of every database: those of the list that there are; refused if it leaves none");
-const SYSLOG: Effect = Nothing("lines go to `logfile` or to standard error, from which systemd takes them");
-const SYSTEM: Effect = Nothing("the kernel decides");
+pub(super) const FACILITIES: &[&str] = &[
+    "auth", "authpriv", "daemon", "user", "local0", "local1", "local2", "local3", "local4", "local5", "local6",
+    "local7",
+];
+const DEFER: Effect =
+    Nothing("a client that says nothing costs a few kB until `client_login_timeout`, and no server in any case");
 const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
 const WINDOWS: Effect = Nothing("there is no Windows service");
 
@@ -89,7 +93,7 @@ pub const GLOBAL: &[Key] = &[
         "auth_type",
         Word(AUTH_TYPES),
         "md5",
-        Does("`auth.method`; `any` lets in whoever comes, `pam` and `ldap` are refused"),
+        Does("`auth.method`; `any` lets in whoever comes, `pam` needs a build with it, `ldap` is refused"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
     key("autodb_idle_timeout", Seconds, "3600", Is("timeouts.auto_database")),
@@ -122,7 +126,7 @@ pub const GLOBAL: &[Key] = &[
             "`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones also require a certificate",
         ),
     ),
-    bare("conffile", Text, Nothing("a reload reads the file of the command line")),
+    bare("conffile", Text, Nothing("a reload reads the file of the command line, unless `SET conffile` names another")),
     key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
     key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, the other way round")),
     key("dns_max_ttl", Seconds, "15", Is("dns.cache_ttl")),
@@ -151,7 +155,7 @@ pub const GLOBAL: &[Key] = &[
         "max_packet_size",
         Number,
         "2147483647",
-        Nothing("what passes through is never kept whole; other messages have bounds of their own (limits.md)"),
+        Does("`pool.message_max`, of what clients send, CopyData and FunctionCall aside; 1 GiB at most"),
     ),
     key("max_prepared_statements", Number, "200", Is("pool.prepared_statements_per_server")),
     key("max_user_client_connections", Number, "0", Is("pool.max_clients_per_user")),
@@ -201,10 +205,10 @@ pub const GLOBAL: &[Key] = &[
     key("stats_period", Seconds, "60", Is("log.stats_period")),
     key("stats_users", List, "", Is("admin.stats_users")),
     key("suspend_timeout", Seconds, "10", Is("timeouts.suspend")),
-    key("syslog", Flag, "0", SYSLOG),
-    key("syslog_facility", Text, "daemon", SYSLOG),
-    key("syslog_ident", Text, "pgbouncer", SYSLOG),
-    key("tcp_defer_accept", Number, "1", SYSTEM),
+    key("syslog", Flag, "0", Does("`log.syslog`: `/dev/log`, if it is 1")),
+    key("syslog_facility", Word(FACILITIES), "daemon", Is("log.syslog_facility")),
+    key("syslog_ident", Text, "pgbouncer", Is("log.syslog_ident")),
+    key("tcp_defer_accept", Number, "1", DEFER),
     key("tcp_keepalive", Flag, "1", Is("tcp.keepalive")),
     key("tcp_keepcnt", Number, "0", Is("tcp.keepalive_count")),
     key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is a minute")),

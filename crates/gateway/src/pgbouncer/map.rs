@@ -10,7 +10,7 @@ use super::{
     keys::{self, Effect, GLOBAL, Key, Kind},
 };
 use crate::config::{
-    CipherSuite, Finding,
+    CipherSuite, Finding, MESSAGE_MAX,
     finding::Severity,
     raw::{Node, Span, Table, Value},
 };
@@ -32,6 +32,8 @@ pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     mapper.server_check();
     mapper.dns();
     mapper.log_level();
+    mapper.syslog();
+    mapper.message_max();
     mapper.tcp();
     mapper.databases(&lines);
     mapper.auth_file();

@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 use tidegate_balance::{Endpoint, Lease, Outcome, Pick, Picker};
 
 use crate::{
-    config::Route,
+    config::{Policy, Route},
     hosts::{Cluster, Group, Node},
     plane::{Worker, WorkerPool},
 };
@@ -17,6 +17,8 @@ pub struct Fleet {
     pickers: RefCell<[Picker<Arc<Node>>; 3]>,
     /// The pools of those that were chosen so far.
     pools: RefCell<Vec<(Arc<Node>, Rc<WorkerPool>)>>,
+    /// Whether the policy wants to know how long a transaction took; else nobody measures it.
+    measures: bool,
 }
 
 /// The choice of a server for a transaction, until it ends.
@@ -46,7 +48,8 @@ impl Placed {
 impl Fleet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
         let picker = |group| cluster.group(group).picker(fastrand::u64(..));
-        Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default() })
+        let measures = cluster.spec.rules.policy == Policy::PeakEwma;
+        Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default(), measures })
     }
 
     /// Chooses a server that serves the route, other than those. `None` if there is none now.
@@ -60,7 +63,7 @@ impl Fleet {
         now: Instant,
     ) -> Option<Placed> {
         let untried = |endpoint: &Endpoint<Arc<Node>>| !tried.iter().any(|node| Arc::ptr_eq(node, endpoint.value()));
-        let pick = Pick::new().at(now);
+        let pick = if self.measures { Pick::new().at(now) } else { Pick::new() };
         let pick = if tried.is_empty() { pick } else { pick.filter(&untried) };
         let mut pickers = self.pickers.borrow_mut();
         let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;

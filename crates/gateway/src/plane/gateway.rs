@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -200,6 +201,9 @@ impl Phase {
     }
 }
 
+/// A check by PAM holds a thread for as long as its modules take.
+const PAM_CHECKS_MAX: usize = 16;
+
 /// What all threads of one gateway share.
 pub struct Gateway {
     setup: ArcSwap<Setup>,
@@ -238,6 +242,10 @@ pub struct Gateway {
     register: Mutex<Register>,
     history: Mutex<History>,
     quotas: Quotas,
+    /// Checks by PAM at a time.
+    pub pam_checks: Arc<tokio::sync::Semaphore>,
+    /// The file that a reload reads, if there is one.
+    config_file: Mutex<Option<PathBuf>>,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
     peer_id: u16,
@@ -287,9 +295,22 @@ impl Gateway {
             quotas: Quotas::default(),
             peer_id,
             peer_lines: PeerLines::default(),
+            pam_checks: Arc::new(tokio::sync::Semaphore::new(PAM_CHECKS_MAX)),
+            config_file: Mutex::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
         })
+    }
+
+    /// The file that a reload reads; none if the configuration came without one.
+    #[must_use]
+    pub fn config_file(&self) -> Option<PathBuf> {
+        lock(&self.config_file).clone()
+    }
+
+    /// Lets the next reload read another file.
+    pub fn set_config_file(&self, file: Option<PathBuf>) {
+        *lock(&self.config_file) = file;
     }
 
     /// The configuration in force.

@@ -20,11 +20,11 @@ use tidegate_supervise::Scope;
 use crate::{
     config::PoolPlan,
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, Phase, PoolKey, Quota, Roster, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
-    stats::{PoolStats, PoolTotals},
+    stats::{PoolStats, PoolTotals, Spread},
 };
 
 /// What a thread does for another, between two of its tasks.
@@ -164,6 +164,8 @@ pub struct Worker {
     pub catalog: Catalog,
     /// The settings its clients have.
     pub interned: Interned,
+    /// What it tells those who log in.
+    pub greetings: Greetings,
     /// Its clients.
     pub roster: Roster,
     /// Tasks of clients.
@@ -199,6 +201,7 @@ impl Worker {
             catalog: Catalog::new(gateway.plan_changes.clone()),
             gateway,
             interned: Interned::default(),
+            greetings: Greetings::default(),
             roster: Roster::default(),
             client_scope,
             server_scope,
@@ -309,10 +312,19 @@ impl Worker {
 
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
+        self.counted(PoolStats::totals)
+    }
+
+    /// How long things took on this thread, by pool; the same database may come more than once.
+    pub fn spreads(self: &Rc<Self>) -> Vec<(Arc<str>, Spread)> {
+        self.counted(PoolStats::spread)
+    }
+
+    fn counted<T>(&self, read: impl Fn(&PoolStats) -> T) -> Vec<(Arc<str>, T)> {
         let pools = self.pools.borrow();
         // Pools of single servers count where that of their clients does.
         let homes = pools.values().filter(|pool| pool.shared.key.host.is_none());
-        homes.map(|pool| (pool.shared.key.database.clone(), pool.stats.totals())).collect()
+        homes.map(|pool| (pool.shared.key.database.clone(), read(&pool.stats))).collect()
     }
 
     /// The servers that this thread is cleaning, by id.

@@ -1,4 +1,9 @@
 //! What is known of names, for how long, and which of them have come to mean other addresses. Pure: the time is an argument.
+//!
+//! An address that an answer leaves out is gone: whoever moves a database by its name wants connections to follow. But there
+//! are name servers that give a part of the addresses in each answer, in turn; there, connections would be replaced at every
+//! look-up. So a name of which an address comes back that was gone, or left out, is held to rotate for [`ROTATION_MEMORY`];
+//! its addresses are gone only when they were left out for [`ROTATION_GRACE`].
 
 use std::{
     collections::BTreeMap,
@@ -33,8 +38,57 @@ pub struct ChangedName {
 struct Known {
     found: Found,
     until: Instant,
-    /// The addresses of the last look-up that found any, in order.
-    last: Vec<IpAddr>,
+    addresses: Addresses,
+}
+
+/// The addresses of a name, as answers have named them.
+#[derive(Debug, Default)]
+struct Addresses {
+    /// Those it has, and when an answer last named each.
+    current: BTreeMap<IpAddr, Instant>,
+    /// Those it had, and when they were given up.
+    gone: BTreeMap<IpAddr, Instant>,
+    /// The last answer.
+    answered_at: Option<Instant>,
+    /// When an address last came back.
+    came_back_at: Option<Instant>,
+}
+
+/// How long a name is held to rotate after an address has come back.
+const ROTATION_MEMORY: Duration = Duration::from_secs(3600);
+/// How long an address of such a name may be left out; four look-ups, if that is longer.
+const ROTATION_GRACE: Duration = Duration::from_secs(300);
+/// Addresses that a name had and that are remembered; beyond that it is no rotation that could be followed.
+const GONE_MAX: usize = 256;
+
+impl Addresses {
+    /// Takes an answer in. Whether an address is gone that the name had before.
+    fn learn(&mut self, answer: &[IpAddr], ttl: Duration, now: Instant) -> bool {
+        let before = self.answered_at.replace(now);
+        self.gone.retain(|_, at| now.saturating_duration_since(*at) < ROTATION_MEMORY);
+        for ip in answer {
+            let named_at = self.current.insert(*ip, now);
+            let was_left_out = named_at.is_some_and(|at| before.is_some_and(|before| at < before));
+            if self.gone.remove(ip).is_some() || was_left_out {
+                self.came_back_at = Some(now);
+            }
+        }
+        let grace = match self.came_back_at {
+            Some(at) if now.saturating_duration_since(at) < ROTATION_MEMORY => ROTATION_GRACE.max(ttl * 4),
+            _ => Duration::ZERO,
+        };
+        let count = self.current.len();
+        let gone = &mut self.gone;
+        self.current.retain(|ip, named_at| {
+            let kept = !grace.is_zero() && now.saturating_duration_since(*named_at) <= grace;
+            let stays = kept || answer.contains(ip);
+            if !stays && gone.len() < GONE_MAX {
+                gone.insert(*ip, now);
+            }
+            stays
+        });
+        self.current.len() < count
+    }
 }
 
 /// The names that were looked up.
@@ -67,17 +121,16 @@ impl Names {
         if ttl.is_zero() && self.ttl.is_zero() {
             return;
         }
-        let before = known.map(|known| known.last).unwrap_or_default();
-        let last = match found {
-            Ok(addresses) => sorted(addresses),
-            // A name server that is away for a while has moved nobody.
-            Err(_) => before.clone(),
-        };
-        if last != before && !before.is_empty() {
-            self.changed.push(ChangedName { name: name.to_owned(), addresses: last.clone() });
+        let mut addresses = known.map(|known| known.addresses).unwrap_or_default();
+        // A name server that is away for a while has moved nobody.
+        if let Ok(answer) = found
+            && addresses.learn(&sorted(answer), self.ttl, now)
+        {
+            let left = addresses.current.keys().copied().collect();
+            self.changed.push(ChangedName { name: name.to_owned(), addresses: left });
         }
         if self.known.len() < NAMES_MAX {
-            self.known.insert(name.to_owned(), Known { found: found.clone(), until: now + ttl, last });
+            self.known.insert(name.to_owned(), Known { found: found.clone(), until: now + ttl, addresses });
         }
     }
 
@@ -145,6 +198,37 @@ mod tests {
         let moved = ChangedName { name: "db".to_owned(), addresses: vec!["10.0.0.2".parse().expect("an address")] };
         assert_eq!(names.take_changed(), [moved]);
         assert_eq!(names.take_changed(), []);
+    }
+
+    #[test]
+    fn a_name_whose_answers_take_turns_moves_once() {
+        let (mut names, start) = names();
+        let mut now = start;
+        let mut answer = |names: &mut Names, addresses: &[&str]| {
+            now += TTL;
+            names.learn("db", &found(addresses), now);
+            let left = |changed: ChangedName| changed.addresses.len();
+            names.take_changed().into_iter().map(left).collect::<Vec<_>>()
+        };
+        let turns = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.3", "10.0.0.1"]];
+        assert_eq!(answer(&mut names, &turns[0]), [0; 0]);
+        assert_eq!(answer(&mut names, &turns[1]), [2], "that the first is back later cannot be known");
+        for round in 0..1000 {
+            assert_eq!(answer(&mut names, &turns[(round + 2) % 3]), [0; 0], "round {round}");
+        }
+        // One of them is taken out for good.
+        let grace = (ROTATION_GRACE.as_secs() / TTL.as_secs()) as usize;
+        let rest = ["10.0.0.2", "10.0.0.3"];
+        for _ in 0..grace {
+            assert_eq!(answer(&mut names, &rest), [0; 0]);
+        }
+        let told: Vec<_> = (0..3).flat_map(|_| answer(&mut names, &rest)).collect();
+        assert_eq!(told, [2], "it is gone, once");
+        // After a long time without a turn it is a name like others.
+        for _ in 0..ROTATION_MEMORY.as_secs() / TTL.as_secs() {
+            assert_eq!(answer(&mut names, &rest), [0; 0]);
+        }
+        assert_eq!(answer(&mut names, &["10.0.0.9"]), [1]);
     }
 
     #[test]

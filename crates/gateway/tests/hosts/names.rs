@@ -231,3 +231,33 @@ fn t47_an_address_that_comes_back_serves_while_a_transaction_there_is_still_open
     stays.ok("commit");
     assert_eq!(place(&mut stays), PLACES[0].to_string());
 }
+
+#[test]
+fn a_name_whose_answers_take_turns_costs_no_connection_each_time() {
+    let (cluster, _) = steady();
+    let names = NameServer::start();
+    names.addresses("db.test", &PLACES[..1]);
+    let port = cluster.server(0).port();
+    let section = database("app", &format!("db.test:{port}"), "size = 1");
+    let kept = "cache_ttl = \"20ms\"\ncheck_period = \"20ms\"\n";
+    let dns = format!("[dns]\nservers = [\"{}\"]\nttl_min = \"10ms\"\nttl_max = \"500ms\"\n{kept}", names.address());
+    let gateway = gateway(&[dns, section]);
+    let mut client = connect(&gateway, "app");
+    assert_eq!(place(&mut client), PLACES[0].to_string());
+    let answer = |turn: usize| {
+        names.addresses("db.test", &PLACES[turn % 2..=turn % 2]);
+        let before = names.asked();
+        // Names of both families are asked for, and an answer is on its way when the next is asked for.
+        eventually("the answer has been heard", || names.asked() >= before + 8);
+    };
+    // Whether a database has moved or will be back cannot be told the first time.
+    answer(1);
+    eventually("connections follow the name", || place(&mut client) == PLACES[1].to_string());
+    answer(2);
+    let backend = client.backend();
+    for turn in 3..9 {
+        answer(turn);
+        assert_eq!(client.backend(), backend, "turn {turn}");
+    }
+    assert_eq!(gateway.log().matches("a host name leads elsewhere").count(), 1);
+}

@@ -38,6 +38,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) files: &'a [(&'a str, &'a str)],
     /// Options before the file.
     pub(crate) options: &'a [&'a str],
+    /// The program that starts the gateway, and its arguments before it; none if it is started as it is.
+    pub(crate) starter: &'a [&'a str],
 }
 
 /// The Postgres that all tests of this target share.
@@ -82,7 +84,8 @@ impl Bouncer {
         fs::write(folder.path().join("pgbouncer.ini"), text_of(setup.ini, folder.path(), port)).expect("it can");
         let mut arguments: Vec<String> = setup.options.iter().map(|option| (*option).to_owned()).collect();
         arguments.push(folder.path().join("pgbouncer.ini").display().to_string());
-        Self(spawn(folder, port, &arguments))
+        let starter: Vec<_> = setup.starter.iter().map(|word| with_places(word, folder.path())).collect();
+        Self(spawn_by(&starter, folder, port, &arguments))
     }
 
     /// Starts another process with the file of this one, without waiting for anything.
@@ -124,7 +127,13 @@ impl Bouncer {
     /// A setting as SHOW CONFIG has it.
     #[track_caller]
     pub(crate) fn setting(&self, key: &str) -> String {
-        let rows = self.show("CONFIG");
+        Self::setting_by(&mut self.console(), key)
+    }
+
+    /// The same on this console.
+    #[track_caller]
+    pub(crate) fn setting_by(console: &mut RawClient, key: &str) -> String {
+        let rows = console.show("CONFIG");
         let row = rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key} in SHOW CONFIG"));
         row["value"].clone()
     }
@@ -212,7 +221,18 @@ fn text_of(ini: &str, folder: &Path, port: u16) -> String {
 }
 
 fn spawn(folder: tempfile::TempDir, port: u16, arguments: &[String]) -> Process {
-    let mut command = Command::new(binary());
+    spawn_by(&[], folder, port, arguments)
+}
+
+fn spawn_by(starter: &[String], folder: tempfile::TempDir, port: u16, arguments: &[String]) -> Process {
+    let mut command = match starter {
+        [] => Command::new(binary()),
+        [program, words @ ..] => {
+            let mut command = Command::new(program);
+            command.args(words).arg(binary());
+            command
+        }
+    };
     // Two threads whatever the machine: what passes between threads is to be seen by every test.
     if !arguments.iter().any(|argument| argument == "run" || argument == "--workers") {
         command.args(["--workers", "2"]);

@@ -1,11 +1,12 @@
 //! The same files before the real PgBouncer and before this one: what a client, an operator or an exporter would notice.
 //!
-//! Run by `cargo xtask differ`, which names the program in `TIDEGATE_PGBOUNCER`; without one there is nothing to compare.
-//! Every difference has to be among those that docs/pgbouncer.md tells of.
+//! The program is the one that `TIDEGATE_PGBOUNCER` names, as `cargo xtask differ` does, or the one that is installed; where
+//! there is none that is new enough, there is nothing to compare. Every difference has to be among those that
+//! docs/pgbouncer.md tells of.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -16,6 +17,12 @@ use crate::bouncer::{Bouncer, Setup, free_port, with_places};
 
 /// Names the program.
 const VARIABLE: &str = "TIDEGATE_PGBOUNCER";
+
+/// Where it is looked for if that names none.
+const PLACES: &[&str] = &["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
+
+/// Older ones do not know the keys that are compared.
+const OLDEST: (u32, u32) = (1, 24);
 
 /// What differs and is told in docs/pgbouncer.md, by the name of the case; besides the [`COMMANDS`].
 const TOLD: &[&str] = &[
@@ -30,6 +37,7 @@ const TOLD: &[&str] = &[
     // An operator sends clients away.
     "KILL",
     "SHUTDOWN WAIT_FOR_SERVERS",
+    "a message that is too long",
     // In statement mode.
     "BEGIN in statement mode",
 ];
@@ -134,6 +142,23 @@ fn theirs(program: &str, ini: &str) -> Subject {
     panic!("no free port found");
 }
 
+/// The program to compare with. Says so if there is none.
+fn program() -> Option<String> {
+    if let Ok(named) = std::env::var(VARIABLE) {
+        return Some(named);
+    }
+    let installed: Vec<&str> = PLACES.iter().copied().filter(|place| Path::new(place).exists()).collect();
+    if let Some(place) = installed.iter().find(|place| version(place) >= OLDEST) {
+        return Some((*place).to_owned());
+    }
+    let (major, minor) = OLDEST;
+    eprintln!(
+        "nothing is compared with PgBouncer: of {PLACES:?} there are {installed:?}, none of version {major}.{minor} or newer; \
+         {VARIABLE} may name one"
+    );
+    None
+}
+
 /// Major and minor version; keys that it does not know keep it from starting.
 fn version(program: &str) -> (u32, u32) {
     let said = Command::new(program).arg("--version").output().expect("it can be started").stdout;
@@ -213,7 +238,7 @@ fn columns(subject: &Subject, table: &str) -> Vec<(String, u32)> {
 
 #[test]
 fn nothing_differs_from_pgbouncer_but_what_is_told() {
-    let Ok(program) = std::env::var(VARIABLE) else { return };
+    let Some(program) = program() else { return };
     let mut findings = Findings::default();
     tables(&program, &mut findings);
     logins(&program, &mut findings);
@@ -295,6 +320,11 @@ fn limits(program: &str, findings: &mut Findings) {
             login(&subject.login("shop"))
         });
     }
+    let subjects = both(program, "max_packet_size = 1000");
+    findings.compare("a message that is too long", &subjects, |subject| {
+        asked(&mut subject.login("shop").connect(), &format!("select length('{}')", "x".repeat(2000)))
+    });
+    findings.compare("SET conffile", &subjects, |subject| asked(&mut subject.console(), "SET conffile = '/nowhere'"));
     let subjects = both(program, "pool_mode = statement");
     findings
         .compare("BEGIN in statement mode", &subjects, |subject| asked(&mut subject.login("shop").connect(), "begin"));

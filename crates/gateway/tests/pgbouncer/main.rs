@@ -6,7 +6,10 @@ mod console;
 mod differ;
 mod ini;
 mod limits;
+mod log;
 mod metrics;
+#[cfg(feature = "pam")]
+mod pam;
 mod peers;
 mod process;
 mod restart;

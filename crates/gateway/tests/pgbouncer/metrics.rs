@@ -1,21 +1,33 @@
 //! `GET /metrics`.
 
 use std::{
+    collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
 };
 
-use tidegate_testkit::{PATIENCE, eventually};
+use prost::Message;
+use tidegate_testkit::{Frames, PATIENCE, eventually};
 
 use crate::bouncer::{Bouncer, Setup, free_port_of};
 
-fn get(port: u16, path: &str) -> String {
+/// The answer's head, and its body.
+fn ask(port: u16, path: &str, accept: &str) -> (String, Vec<u8>) {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it answers");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it ends");
-    answer
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n")
+        .expect("it reads");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("it ends");
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
+    let body = answer.split_off(end + 4);
+    (String::from_utf8(answer).expect("a head is text"), body)
+}
+
+/// `GET` of a page, as text.
+pub(crate) fn get(port: u16, path: &str) -> String {
+    let (head, body) = ask(port, path, "*/*");
+    head + &String::from_utf8(body).expect("text was asked for")
 }
 
 #[test]
@@ -57,4 +69,199 @@ fn dashboards_find_their_figures() {
             .is_some_and(|count| count >= 5.0)
     });
     assert!(get(port, "/nothing").starts_with("HTTP/1.1 404"));
+}
+
+/// What a scraper that knows native histograms asks for.
+const PROTOBUF: &str = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.5,\
+                        text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+
+/// The messages of `io.prometheus.client`, written down once more: what is read here is what a scraper reads.
+#[derive(Clone, PartialEq, Message)]
+struct MetricFamily {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(int32, tag = "3")]
+    kind: i32,
+    #[prost(message, repeated, tag = "4")]
+    metrics: Vec<Metric>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Metric {
+    #[prost(message, repeated, tag = "1")]
+    labels: Vec<LabelPair>,
+    #[prost(message, optional, tag = "2")]
+    gauge: Option<Value>,
+    #[prost(message, optional, tag = "3")]
+    counter: Option<Value>,
+    #[prost(message, optional, tag = "7")]
+    histogram: Option<Histogram>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LabelPair {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(double, tag = "1")]
+    value: f64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Histogram {
+    #[prost(uint64, tag = "1")]
+    sample_count: u64,
+    #[prost(double, tag = "2")]
+    sample_sum: f64,
+    #[prost(message, repeated, tag = "3")]
+    buckets: Vec<ClassicBucket>,
+    #[prost(sint32, tag = "5")]
+    schema: i32,
+    #[prost(double, tag = "6")]
+    zero_threshold: f64,
+    #[prost(uint64, tag = "7")]
+    zero_count: u64,
+    #[prost(message, repeated, tag = "12")]
+    positive_spans: Vec<BucketSpan>,
+    #[prost(sint64, repeated, tag = "13")]
+    positive_deltas: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ClassicBucket {
+    #[prost(uint64, tag = "1")]
+    cumulative_count: u64,
+    #[prost(double, tag = "2")]
+    upper_bound: f64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct BucketSpan {
+    #[prost(sint32, tag = "1")]
+    offset: i32,
+    #[prost(uint32, tag = "2")]
+    length: u32,
+}
+
+impl Histogram {
+    /// The native buckets: the bound of each in seconds, and what it holds.
+    fn native(&self) -> Vec<(f64, u64)> {
+        let (mut buckets, mut deltas, mut number, mut held) = (Vec::new(), self.positive_deltas.iter(), 0, 0_i64);
+        for span in &self.positive_spans {
+            number += span.offset;
+            for _ in 0..span.length {
+                held += deltas.next().expect("a delta for each bucket");
+                let bound = f64::from(number) * f64::from(-self.schema).exp2();
+                buckets.push((bound.exp2(), u64::try_from(held).expect("no bucket holds less than nothing")));
+                number += 1;
+            }
+        }
+        assert!(deltas.next().is_none(), "more deltas than buckets");
+        buckets
+    }
+
+    /// How many there are, by its buckets.
+    fn count(&self) -> u64 {
+        self.zero_count + self.native().iter().map(|(_, held)| held).sum::<u64>()
+    }
+
+    fn at_most(&self, seconds: f64) -> u64 {
+        self.zero_count + self.native().iter().filter(|(bound, _)| *bound <= seconds).map(|(_, held)| held).sum::<u64>()
+    }
+}
+
+/// All families of one scrape, by name.
+fn scrape(port: u16) -> BTreeMap<String, MetricFamily> {
+    let (head, body) = ask(port, "/metrics", PROTOBUF);
+    assert!(head.contains("application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily"), "{head}");
+    let mut rest = body.as_slice();
+    let mut families = BTreeMap::new();
+    while !rest.is_empty() {
+        let family = MetricFamily::decode_length_delimited(&mut rest).expect("a message");
+        let before = families.insert(family.name.clone(), family);
+        assert!(before.is_none(), "{before:?} comes twice");
+    }
+    families
+}
+
+impl MetricFamily {
+    /// That of a database.
+    fn of(&self, database: &str) -> &Metric {
+        let has =
+            |metric: &&Metric| metric.labels.iter().any(|label| label.name == "database" && label.value == database);
+        self.metrics.iter().find(has).unwrap_or_else(|| panic!("{database} is not in {self:?}"))
+    }
+}
+
+#[test]
+fn times_are_told_as_native_histograms() {
+    let port = free_port_of(30_000..32_000);
+    let address = format!("127.0.0.1:{port}");
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres pool_size=1\n",
+        options: &["--metrics", &address],
+        ..Setup::default()
+    });
+    let mut client = bouncer.client("shop");
+    for _ in 0..20 {
+        client.ok("select 1");
+    }
+    client.ok("select pg_sleep(0.1)");
+    client.ok("begin");
+    // One waits for the other.
+    let mut second = bouncer.client("shop");
+    second.send(&Frames::new().query("select 2"));
+    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    client.ok("commit");
+    second.until_ready();
+    // What is counted is read once nothing is under way.
+    let counted = bouncer.show("STATS_TOTALS").into_iter().find(|row| row["database"] == "shop").expect("it was used");
+    let number = |column: &str| counted[column].parse::<u64>().expect("a number");
+    let families = scrape(port);
+    let histogram = |name: &str| {
+        let family = &families[name];
+        assert_eq!(family.kind, 4, "{family:?}");
+        family.of("shop").histogram.clone().expect("a histogram")
+    };
+    for (name, count, time) in [
+        ("tidegate_query_duration_seconds", "query_count", "query_time"),
+        ("tidegate_transaction_duration_seconds", "xact_count", "xact_time"),
+        ("tidegate_client_wait_seconds", "server_assignment_count", "wait_time"),
+    ] {
+        let histogram = histogram(name);
+        assert_eq!(
+            (histogram.sample_count, histogram.count()),
+            (number(count), number(count)),
+            "{name}: {histogram:?}"
+        );
+        assert_eq!((histogram.sample_sum * 1e6).round() as u64, number(time), "{name}: {histogram:?}");
+        assert_eq!(histogram.schema, 3);
+        for bucket in &histogram.buckets {
+            assert_eq!(histogram.at_most(bucket.upper_bound), bucket.cumulative_count, "{name}: {histogram:?}");
+        }
+    }
+    let queries = histogram("tidegate_query_duration_seconds");
+    assert_eq!(queries.sample_count - queries.at_most(0.09), 1, "the slow one: {queries:?}");
+    let waits = histogram("tidegate_client_wait_seconds");
+    assert_eq!((waits.sample_count - waits.zero_count, waits.zero_count), (1, 22), "{waits:?}");
+    // The exporter's names are there as well, with the same values.
+    let queries = families["pgbouncer_stats_totals_queries_pooled_total"].of("shop").counter.clone();
+    assert_eq!(queries.expect("a counter").value as u64, number("query_count"));
+    assert!(families["pgbouncer_up"].metrics[0].gauge.as_ref().is_some_and(|up| up.value == 1.0));
+    // In the text format histograms are classic.
+    let page = get(port, "/metrics");
+    let count = number("query_count");
+    for line in [
+        "# TYPE tidegate_query_duration_seconds histogram".to_owned(),
+        format!("tidegate_query_duration_seconds_count{{database=\"shop\"}} {count}"),
+        format!("tidegate_query_duration_seconds_bucket{{database=\"shop\",le=\"+Inf\"}} {count}"),
+        format!("tidegate_query_duration_seconds_bucket{{database=\"shop\",le=\"64\"}} {count}"),
+    ] {
+        assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
+    }
 }

@@ -1,19 +1,22 @@
 //! One process after another: nobody who connects meanwhile is refused.
 
 use std::{
-    io::Write as _,
+    collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     os::fd::OwnedFd,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
 use rustix::process::{Pid, Signal as Raw, kill_process};
-use tidegate_testkit::{Signal, Startup};
+use tidegate_testkit::{Signal, Startup, eventually};
 
-use crate::bouncer::{Bouncer, Setup, binary, free_port, server};
+use crate::{
+    bouncer::{Bouncer, Setup, binary, free_port, server},
+    metrics::get,
+};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
@@ -101,17 +104,20 @@ fn without_a_process_to_take_over_from_it_starts_as_usual() {
     assert!(bouncer.log().contains("starting as usual"), "{}", bouncer.log());
 }
 
-/// A process that was started as systemd does it, with one socket.
+/// A process that was started as systemd does it, with one or two sockets.
 struct Activated(Child);
 
 impl Activated {
-    fn start(file: &Path, socket: &TcpListener) -> Self {
-        let passed = OwnedFd::from(socket.try_clone().expect("a descriptor"));
+    fn start(file: &Path, names: &str, [first, second]: [&TcpListener; 2]) -> Self {
+        let passed = |socket: &TcpListener| OwnedFd::from(socket.try_clone().expect("a descriptor"));
         // The number of the process has to be known before the program begins.
-        let script = "export LISTEN_FDS=1 LISTEN_PID=$$ LISTEN_FDNAMES=clients; exec 3<&0 </dev/null; exec \"$@\"";
+        let script = "export LISTEN_FDS=$1 LISTEN_PID=$$ LISTEN_FDNAMES=$2; shift 2; \
+                      exec 3<&0 4<&1 </dev/null >/dev/null; exec \"$@\"";
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(binary()).args(["--workers", "2"]).arg(file);
-        Self(command.stdin(Stdio::from(passed)).spawn().expect("it can be started"))
+        let count = names.split(':').count().to_string();
+        command.args(["-c", script, "sh", &count, names]).arg(binary()).args(["--workers", "2"]).arg(file);
+        command.stdin(Stdio::from(passed(first))).stdout(Stdio::from(passed(second)));
+        Self(command.spawn().expect("it can be started"))
     }
 
     fn end(mut self) {
@@ -128,28 +134,111 @@ impl Drop for Activated {
     }
 }
 
-#[test]
-fn clients_wait_at_the_socket_of_systemd_for_the_next_process() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("pgbouncer.ini");
+/// A file for starts by systemd; what it says of addresses is for others.
+fn file_in(folder: &Path) -> PathBuf {
+    let file = folder.join("pgbouncer.ini");
     let (host, pg) = (server().address().ip(), server().port());
-    let mut ini = std::fs::File::create(&file).expect("the folder can be written");
-    // What the file says of addresses is for starts without systemd.
-    write!(
-        ini,
+    let text = format!(
         "[databases]\n* = host={host} port={pg}\n[pgbouncer]\nauth_type = any\nunix_socket_dir =\n\
          listen_addr = 127.0.0.1\nlisten_port = {}\n",
         free_port()
-    )
-    .expect("the file can be written");
+    );
+    std::fs::write(&file, text).expect("the folder can be written");
+    file
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let address: SocketAddr = socket.local_addr().expect("an address");
+    let address = socket.local_addr().expect("an address");
+    (socket, address)
+}
+
+#[test]
+fn clients_wait_at_the_socket_of_systemd_for_the_next_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = file_in(folder.path());
+    let (socket, address) = listener();
     let startup = Startup::tcp(address, "postgres", "postgres");
-    let first = Activated::start(&file, &socket);
+    let first = Activated::start(&file, "clients", [&socket, &socket]);
     startup.connect().ok("select 1");
     first.end();
     let waiting = thread::spawn(move || startup.connect().value("select 'served'"));
-    let second = Activated::start(&file, &socket);
+    let second = Activated::start(&file, "clients", [&socket, &socket]);
     assert_eq!(waiting.join().expect("it was not refused"), "served");
     second.end();
+}
+
+#[test]
+fn a_socket_of_systemd_that_is_named_metrics_answers_scrapes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = file_in(folder.path());
+    let ((clients, address), (metrics, scraped)) = (listener(), listener());
+    for (names, sockets) in [("clients:metrics", [&clients, &metrics]), ("metrics:clients", [&metrics, &clients])] {
+        let process = Activated::start(&file, names, sockets);
+        Startup::tcp(address, "postgres", "postgres").connect().ok("select 1");
+        let page = get(scraped.port(), "/metrics");
+        let logins = "pgbouncer_stats_totals_client_logins_total{database=\"postgres\"} 1";
+        assert!(page.lines().any(|line| line == logins), "{names}: {page}");
+        process.end();
+    }
+}
+
+#[test]
+fn nobody_is_refused_and_no_transaction_fails_when_one_of_two_on_a_port_stops() {
+    let mut first = Bouncer::start(&format!("{SHOP}[pgbouncer]\nso_reuseport = 1\nlog_connections = 0\n"));
+    let mut resident = first.client("shop");
+    resident.ok("begin");
+    let startup = first.startup("shop");
+    let second = first.beside(&[]);
+    second.wait_for_log("listening");
+    // The file of the unix socket is that of the last one to start.
+    let console = first.unix("postgres", "pgbouncer");
+    let done = || console.connect().show("STATS_TOTALS");
+    let served = |rows: Vec<BTreeMap<String, String>>| {
+        let row = rows.into_iter().find(|row| row["database"] == "shop");
+        row.map_or(0, |row| row["client_login_count"].parse::<u64>().unwrap_or(0))
+    };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let end = Over(&over);
+        let (over, startup) = (&over, &startup);
+        let visit = || {
+            scope.spawn(move || {
+                let (mut visits, mut reset) = (0_u32, 0_u32);
+                while !over.load(Ordering::SeqCst) {
+                    match startup.try_connect() {
+                        // It panics, should a transaction fail.
+                        Ok(mut client) => ["begin", "select 1", "commit"].iter().for_each(|sql| drop(client.ok(sql))),
+                        Err(lost) => {
+                            assert!(!format!("{lost:?}").contains("Refused"), "{lost:?}");
+                            reset += 1;
+                        }
+                    }
+                    visits += 1;
+                }
+                (visits, reset)
+            })
+        };
+        let visitors = [visit(), visit(), visit(), visit()];
+        eventually("both serve", || served(done()) >= 20);
+        first.signal(Signal::TERM);
+        first.wait_for_log("no longer listening");
+        let before = served(done());
+        eventually("the other one serves all", || served(done()) >= before + 50);
+        resident.ok("select 1");
+        resident.ok("commit");
+        drop(resident);
+        assert!(first.wait().success());
+        let before = served(done());
+        eventually("the other one goes on", || served(done()) >= before + 20);
+        drop(end);
+        let (mut visits, mut reset) = (0, 0);
+        for visitor in visitors {
+            let (visited, lost) = visitor.join().expect("nobody was refused, and no transaction failed");
+            (visits, reset) = (visits + visited, reset + lost);
+        }
+        // What the kernel had not handed out yet is its own to move or to reset.
+        let moves = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|text| text.trim() == "1");
+        assert!(reset == 0 || !moves, "{reset} of {visits} were reset before they were heard");
+    });
 }

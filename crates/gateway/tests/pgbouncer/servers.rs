@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, os::unix::fs::MetadataExt as _};
 
 use rustix::process::{getegid, geteuid};
-use tidegate_testkit::eventually;
+use tidegate_testkit::{Frames, eventually};
 
 use crate::bouncer::{Bouncer, Setup, server};
 
@@ -30,6 +30,36 @@ fn a_server_that_fails_its_check_is_replaced_before_a_query_is_lost_on_it() {
     );
     let none = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nserver_check_query =\n");
     assert_eq!(none.setting("pool.server_check"), "");
+}
+
+#[test]
+fn a_client_is_heard_while_its_server_is_checked() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\nserver_check_delay = 0\n\
+         server_check_query = select pg_advisory_xact_lock(719)\n",
+    );
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    let mut holder = server().client();
+    let checks = "select count(*) from pg_stat_activity where wait_event = 'advisory' and query like '%lock(719)%'";
+    for leaves in [false, true] {
+        holder.ok("select pg_advisory_lock(719)");
+        client.send(&Frames::new().query("select 2"));
+        eventually("the check is under way", || server().value(checks) == "1");
+        let waiting = || bouncer.show("CLIENTS").iter().filter(|row| row["state"] == "waiting").count();
+        assert_eq!(waiting(), 1);
+        if leaves {
+            drop(client);
+            client = bouncer.client("shop");
+        } else {
+            client.cancel();
+            let outcome = client.until_ready();
+            assert_eq!((outcome.code().as_str(), outcome.rows.len()), ("57014", 0));
+        }
+        eventually("nobody waits", || waiting() == 0);
+        holder.ok("select pg_advisory_unlock(719)");
+        assert_eq!(client.value("select 3"), "3", "what it asks next is not cancelled");
+    }
 }
 
 #[test]

@@ -129,7 +129,9 @@ fn what_leaves_nothing_is_told_with_its_line() {
         ("client_tls_ecdhcurve = none", "no curve"),
         ("server_tls_ciphers = !ALL", "leaves no cipher suite"),
         ("auth_type = cert", "needs certificates of clients"),
-        ("auth_type = pam", "auth_query"),
+        ("auth_type = ldap", "auth_query"),
+        #[cfg(not(feature = "pam"))]
+        ("auth_type = pam", "--features pam"),
     ] {
         let text = format!("[databases]\nx = host=db\n[pgbouncer]\n{line}\n");
         let tls = if line.starts_with("client") { "client_tls_sslmode = require\n" } else { "" };

@@ -1,41 +1,57 @@
 //! What a socket shares with its operations under way.
 //!
-//! The kernel writes into the memory of [`Receive::Bulk`] and reads that of the chunk being sent. Both are taken from here
-//! only by the completion of their operation.
+//! The kernel writes into the room for a bulk receive and reads the chunk being sent. Both are taken from here only by the
+//! completion of their operation.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
+    collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     task::{Context, Waker},
 };
 
-use super::buffers::Loan;
+use super::{buffers::Loan, was_stopped};
 use crate::chunk::Chunk;
 
-/// A descriptor, and the operations under way on it: one receive and one send at most.
+/// A descriptor, and the operations under way on it: one receive (or one that goes on from receive to receive) and one send
+/// at most.
 pub(super) struct Port {
     fd: OwnedFd,
     /// Its place in the ring.
     slot: Cell<u32>,
-    receive: RefCell<Receive>,
-    reader: Cell<Option<Waker>>,
+    receiving: Cell<Receiving>,
+    /// Where a bulk receive writes.
+    room: Cell<Option<Box<Room>>>,
+    /// What has arrived first and was not taken yet.
+    arrived: Cell<Option<io::Result<Chunk>>>,
+    /// What has arrived behind it.
+    later: Cell<Option<Box<VecDeque<io::Result<Chunk>>>>>,
     sending: Cell<Option<Chunk>>,
     sends: Cell<bool>,
-    writer: Cell<Option<Waker>>,
+    /// The task that waits, for what arrives or for the end of the send.
+    waker: Cell<Option<Waker>>,
+    /// It waits for what arrives.
+    awaits_bytes: Cell<bool>,
+    /// It waits for the end of the send.
+    awaits_sent: Cell<bool>,
     /// The socket is gone.
     abandoned: Cell<bool>,
 }
 
-/// What becomes of the bytes that arrive next.
-enum Receive {
-    Idle,
+/// In a box, for a port that has none is to be small.
+struct Room(Vec<u8>);
+
+/// Which receive is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receiving {
+    Nothing,
     /// Into a buffer of the ring.
-    Lent,
+    Once,
+    /// Into one buffer of the ring after the other, until it is asked to end.
+    Stream,
     /// Into a large buffer of its own.
-    Bulk(Vec<u8>),
-    /// They have arrived.
-    Done(io::Result<Chunk>),
+    Bulk,
 }
 
 /// What a receive has come to.
@@ -45,16 +61,23 @@ pub(super) enum Look {
     Done(io::Result<Chunk>),
 }
 
+/// A stream that has brought so much behind what nobody has taken yet is to end.
+const LATER_MAX: usize = 3;
+
 impl Port {
     pub(super) fn new(fd: OwnedFd) -> Self {
         Self {
             fd,
             slot: Cell::new(u32::MAX),
-            receive: RefCell::new(Receive::Idle),
-            reader: Cell::default(),
+            receiving: Cell::new(Receiving::Nothing),
+            room: Cell::default(),
+            arrived: Cell::default(),
+            later: Cell::default(),
             sending: Cell::default(),
             sends: Cell::new(false),
-            writer: Cell::default(),
+            waker: Cell::default(),
+            awaits_bytes: Cell::new(false),
+            awaits_sent: Cell::new(false),
             abandoned: Cell::new(false),
         }
     }
@@ -79,56 +102,87 @@ impl Port {
     /// Takes what was received.
     #[inline]
     pub(super) fn look(&self) -> Look {
-        let mut receive = self.receive.borrow_mut();
-        match &*receive {
-            Receive::Idle => Look::Idle,
-            Receive::Lent | Receive::Bulk(_) => Look::UnderWay,
-            Receive::Done(_) => match std::mem::replace(&mut *receive, Receive::Idle) {
-                Receive::Done(received) => Look::Done(received),
-                _ => Look::Idle,
-            },
+        match self.arrived.take() {
+            Some(received) => {
+                if let Some(mut later) = self.later.take() {
+                    self.arrived.set(later.pop_front());
+                    self.later.set(Some(later).filter(|later| !later.is_empty()));
+                }
+                Look::Done(received)
+            }
+            None if self.receiving.get() == Receiving::Nothing => Look::Idle,
+            None => Look::UnderWay,
         }
     }
 
-    /// Puts back what `look` has taken.
-    pub(super) fn put_back(&self, received: io::Result<Chunk>) {
-        self.receive.replace(Receive::Done(received));
-    }
-
-    /// A receive into a lent buffer begins.
-    pub(super) fn lend(&self) {
-        self.receive.replace(Receive::Lent);
+    /// A receive begins that is given buffers of the ring.
+    pub(super) fn lend(&self, receiving: Receiving) {
+        self.receiving.set(receiving);
     }
 
     /// A receive into memory of its own begins: where that is. It stays until the receive has ended.
     pub(super) fn make_room(&self, len: usize) -> *mut u8 {
-        let mut bytes = vec![0; len];
-        let start = bytes.as_mut_ptr();
-        self.receive.replace(Receive::Bulk(bytes));
+        let mut room = Room(vec![0; len]);
+        let start = room.0.as_mut_ptr();
+        self.room.set(Some(Box::new(room)));
+        self.receiving.set(Receiving::Bulk);
         start
     }
 
-    /// The receive has ended.
+    /// A receive has ended, or has brought something and goes on. Says whether that is too much for whoever reads, so that
+    /// it is to be stopped.
     #[inline]
-    pub(super) fn received(&self, result: io::Result<u32>, loan: Option<Loan>) {
-        let mut receive = self.receive.borrow_mut();
-        let done = result.map(|received| match std::mem::replace(&mut *receive, Receive::Idle) {
-            Receive::Bulk(bytes) => {
-                let mut chunk = Chunk::from(bytes);
-                chunk.truncate(received as usize);
+    pub(super) fn received(&self, result: io::Result<u32>, loan: Option<Loan>, goes_on: bool) -> bool {
+        if !goes_on {
+            self.receiving.set(Receiving::Nothing);
+        }
+        let room = self.room.take();
+        let received = result.map(|len| match (room, loan) {
+            (Some(room), _) => {
+                let mut chunk = Chunk::from(room.0);
+                chunk.truncate(len as usize);
                 chunk
             }
-            _ => loan.map_or(Chunk::empty(), Chunk::ring),
+            (None, loan) => loan.map_or(Chunk::empty(), Chunk::ring),
         });
-        *receive = Receive::Done(done);
-        drop(receive);
-        wake(&self.reader);
+        // What was stopped is begun anew when somebody listens.
+        let is_crowded = match received {
+            Err(error) if was_stopped(&error) => false,
+            _ if self.abandoned.get() => false,
+            received => self.keep(received) && goes_on,
+        };
+        if self.awaits_bytes.take() {
+            self.wake();
+        }
+        is_crowded
     }
 
-    /// The task to be woken by the end of the receive.
+    /// Keeps what has arrived until it is taken. Says whether that has become much.
     #[inline]
-    pub(super) fn wake_reader(&self, cx: &Context<'_>) {
-        store(&self.reader, cx);
+    fn keep(&self, received: io::Result<Chunk>) -> bool {
+        // Nobody waits for it, so that it must not keep a buffer from others.
+        let received = if self.awaits_bytes.get() { received } else { received.map(Chunk::park) };
+        match self.arrived.take() {
+            None => {
+                self.arrived.set(Some(received));
+                false
+            }
+            first => {
+                self.arrived.set(first);
+                let mut later = self.later.take().unwrap_or_default();
+                later.push_back(received);
+                let is_much = later.len() == LATER_MAX;
+                self.later.set(Some(later));
+                is_much
+            }
+        }
+    }
+
+    /// Whoever waits is woken by what arrives.
+    #[inline]
+    pub(super) fn await_bytes(&self, cx: &Context<'_>) {
+        self.awaits_bytes.set(true);
+        self.note_waker(cx);
     }
 
     /// A send begins: where its bytes are. They stay until the send has ended.
@@ -153,7 +207,9 @@ impl Port {
         }
         // Why it has failed, the next receive tells.
         self.sends.set(false);
-        wake(&self.writer);
+        if self.awaits_sent.take() {
+            self.wake();
+        }
         None
     }
 
@@ -162,29 +218,41 @@ impl Port {
         self.sends.get()
     }
 
-    /// The task to be woken by the end of the send.
-    pub(super) fn wake_writer(&self, cx: &Context<'_>) {
-        store(&self.writer, cx);
+    /// Whoever waits is woken by the end of the send.
+    pub(super) fn await_sent(&self, cx: &Context<'_>) {
+        self.awaits_sent.set(true);
+        self.note_waker(cx);
     }
 
-    pub(super) fn is_receiving(&self) -> bool {
-        matches!(&*self.receive.borrow(), Receive::Lent | Receive::Bulk(_))
+    /// The same task most often waits again.
+    #[inline]
+    fn note_waker(&self, cx: &Context<'_>) {
+        let before = self.waker.take().filter(|waker| waker.will_wake(cx.waker()));
+        self.waker.set(Some(before.unwrap_or_else(|| cx.waker().clone())));
     }
 
-    #[cfg(test)]
-    pub(super) fn is_lent(&self) -> bool {
-        matches!(&*self.receive.borrow(), Receive::Lent)
+    /// The waker stays.
+    #[inline]
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake_by_ref();
+            self.waker.set(Some(waker));
+        }
+    }
+
+    pub(super) fn receiving(&self) -> Receiving {
+        self.receiving.get()
     }
 
     /// Nothing is under way.
     pub(super) fn is_at_rest(&self) -> bool {
-        !self.is_sending() && !self.is_receiving()
+        !self.is_sending() && self.receiving.get() == Receiving::Nothing
     }
 
-    /// The socket is gone: nobody is to be woken.
+    /// The socket is gone: nobody is to be woken, and nobody takes what has arrived.
     pub(super) fn abandon(&self) {
         self.abandoned.set(true);
-        drop((self.reader.take(), self.writer.take()));
+        drop((self.waker.take(), self.arrived.take(), self.later.take()));
     }
 
     pub(super) fn is_abandoned(&self) -> bool {
@@ -196,17 +264,4 @@ impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// The waker stays: the same task most often waits again.
-fn wake(place: &Cell<Option<Waker>>) {
-    if let Some(waker) = place.take() {
-        waker.wake_by_ref();
-        place.set(Some(waker));
-    }
-}
-
-fn store(place: &Cell<Option<Waker>>, cx: &Context<'_>) {
-    let before = place.take().filter(|waker| waker.will_wake(cx.waker()));
-    place.set(Some(before.unwrap_or_else(|| cx.waker().clone())));
 }

@@ -26,7 +26,7 @@ use rustix::{
 use super::{
     buffers::{Buffers, GROUP},
     once::{Deed, Once},
-    port::Port,
+    port::{Port, Receiving},
 };
 use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
 
@@ -239,7 +239,10 @@ impl Ring {
             }
         } else {
             let received = result.as_ref().map_or(0, |received| *received as usize);
-            port.received(result, cqueue::buffer_select(flags).map(|id| self.buffers.loan(id, received)));
+            let loan = cqueue::buffer_select(flags).map(|id| self.buffers.loan(id, received));
+            if port.received(result, loan, cqueue::more(flags)) {
+                self.cancel_receive(port);
+            }
         }
         if port.is_abandoned() && port.is_at_rest() {
             self.vacate(port.slot());
@@ -267,7 +270,18 @@ impl Ring {
         }
         // SAFETY: it names no memory but the buffers, which live as long as the ring.
         unsafe { self.push(&entry.user_data(token(port.slot(), Kind::Receive))) }?;
-        port.lend();
+        port.lend(Receiving::Once);
+        Ok(())
+    }
+
+    /// Begins to receive into one buffer of the ring after the other, whenever something arrives, until it is cancelled or
+    /// there is no buffer left.
+    pub(super) fn stream(&self, port: &Port) -> io::Result<()> {
+        let mut entry = opcode::RecvMulti::new(Fd(port.fd().as_raw_fd()), GROUP).build();
+        wait_first(&mut entry);
+        // SAFETY: it names no memory but the buffers, which live as long as the ring.
+        unsafe { self.push(&entry.user_data(token(port.slot(), Kind::Receive))) }?;
+        port.lend(Receiving::Stream);
         Ok(())
     }
 
@@ -277,7 +291,9 @@ impl Ring {
         let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), start, self.bulk_len as u32).flags(DONT_WAIT);
         // SAFETY: the port keeps so many bytes there until the completion.
         let pushed = unsafe { self.push(&receive.build().user_data(token(port.slot(), Kind::Receive))) };
-        pushed.inspect_err(|_| port.received(Ok(0), None))
+        pushed.inspect_err(|_| {
+            port.received(Err(Errno::CANCELED.into()), None, false);
+        })
     }
 
     /// Begins to send; nothing else is being sent.
@@ -385,8 +401,9 @@ fn wait_first(entry: &mut Entry) {
     const POLL_FIRST: u16 = 1;
     /// Of the field `ioprio` in the kernel's `io_uring_sqe`.
     const PLACE: usize = 2;
-    // SAFETY: an entry is an `io_uring_sqe` of 64 bytes, whose field at this place has two bytes and takes any value.
-    unsafe { std::ptr::from_mut(entry).cast::<u8>().add(PLACE).cast::<u16>().write(POLL_FIRST) }
+    // SAFETY: an entry is an `io_uring_sqe` of 64 bytes, whose field at this place has two bytes, is aligned and takes any
+    // value.
+    unsafe { *std::ptr::from_mut(entry).cast::<u8>().add(PLACE).cast::<u16>() |= POLL_FIRST }
 }
 
 fn is_any(error: &io::Error, known: &[Errno]) -> bool {

@@ -345,3 +345,33 @@ fn a_burst_does_not_change_what_comes_after_it() {
         });
     });
 }
+
+#[test]
+fn a_peer_that_changes_its_pace_is_heard_in_order() {
+    const ROUNDS: usize = 12;
+    // Long rows of small pieces, then one larger than many buffers.
+    let pieces = || (0..ROUNDS).flat_map(|round| [1 + round; 40].into_iter().chain([300_000, 16 * 1024]));
+    let total: usize = pieces().sum();
+    each_mode(|settings| {
+        // It goes on when the piece before was heard, so that each is received by itself.
+        let peer = move |mut stream: TcpStream| {
+            let (all, mut at) = (pattern(total), 0);
+            for len in pieces() {
+                stream.write_all(&all[at..at + len]).expect("a link that reads");
+                stream.read_exact(&mut [0]).expect("a word of it");
+                at += len;
+            }
+        };
+        let listen = |_, mut link: Link| async move {
+            let mut heard = Vec::new();
+            for len in pieces() {
+                heard.extend(read_exactly(&mut link, len).await);
+                link.write(vec![1]);
+                link.flush().await.expect("a peer that reads");
+            }
+            heard
+        };
+        let (heard, ()) = with_peer(settings, peer, listen);
+        assert!(heard == pattern(total), "{} bytes of {total} arrived, or not the same", heard.len());
+    });
+}

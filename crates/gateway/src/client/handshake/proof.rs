@@ -30,7 +30,11 @@ impl Arriving {
         if let Some(wanted) = &certificate {
             self.check_certificate(setup, request, wanted)?;
         }
-        let (known, secret) = self.secret(setup, request).await?;
+        let (known, secret) = match method {
+            // PAM knows its users itself.
+            AuthMethod::Pam => (true, None),
+            _ => self.secret(setup, request).await?,
+        };
         if !known && !setup.config.auth.strangers {
             match method {
                 AuthMethod::Trust => return Err(self.cause(Cause::Stranger)),
@@ -41,7 +45,11 @@ impl Arriving {
         let bytes = std::mem::take(&mut self.bytes);
         let (gateway, end_point) = (self.worker.gateway.clone(), self.end_point.clone());
         let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
-        let mut login = Login { gateway: &gateway, link, user, secret, end_point, bytes };
+        let host = match self.peer {
+            Address::Tcp(address) => address.ip().to_string(),
+            Address::Unix => String::new(),
+        };
+        let mut login = Login { gateway: &gateway, link, user, host, secret, end_point, bytes };
         login.authenticate(method).await?;
         self.bytes = std::mem::take(&mut login.bytes);
         Ok(())

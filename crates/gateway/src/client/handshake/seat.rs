@@ -20,8 +20,8 @@ use crate::{
     config::{Admin, Dialect, Route},
     error::{Cause, Refusal},
     exchange::Frontend,
-    params::{ServerSettings, Settings, Value, is_settable},
-    plane::{Entry, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
+    params::{ServerSettings, Value, is_settable},
+    plane::{Entry, Greeting, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
 };
 
 impl Arriving {
@@ -71,10 +71,12 @@ impl Arriving {
         };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
         let id = self.worker.gateway.next_client_id();
+        // Most often the same name, which then takes no memory of this client's own.
+        let user = if *key.user == *request.user { key.user.clone() } else { request.user.as_str().into() };
         let entry = self.worker.roster.enter(NewCard {
             id,
             key,
-            user: request.user.as_str().into(),
+            user,
             peer: self.peer,
             tls,
             pid,
@@ -98,21 +100,28 @@ impl Arriving {
         ] {
             settings.report(name, value.as_bytes());
         }
-        let wanted = wanted_settings(&settings, request);
-        self.greet(&settings, &wanted, entry);
-        *entry.card.settings.borrow_mut() = Some(self.worker.interned.intern(wanted));
+        let greeting = self.compose(&settings, request);
+        self.greet(&greeting, entry);
+        *entry.card.settings.borrow_mut() = Some(greeting.settings);
         self.link.unread(std::mem::take(&mut self.bytes).into());
     }
 
-    fn greet(&mut self, server: &ServerSettings, wanted: &Settings, entry: &Entry) {
-        let mut out = Vec::with_capacity(512);
-        backend::authentication_ok(&mut out);
+    fn compose(&self, server: &ServerSettings, request: &Request) -> Greeting {
+        let wanted = wanted_settings(server, request);
+        let mut words = Vec::with_capacity(512);
+        backend::authentication_ok(&mut words);
         for (name, value) in server.reported.iter() {
             let own = if is_settable(name) { wanted.get(name) } else { None };
             if let Value::Text(text) = own.unwrap_or(value) {
-                backend::parameter_status(name.as_bytes(), text, &mut out);
+                backend::parameter_status(name.as_bytes(), text, &mut words);
             }
         }
+        Greeting { settings: self.worker.interned.intern(wanted), words: words.into() }
+    }
+
+    fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
+        let mut out = Vec::with_capacity(greeting.words.len() + 64);
+        out.extend_from_slice(&greeting.words);
         backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
         backend::ready_for_query(TxStatus::Idle, &mut out);
         self.link.write(out);
@@ -131,8 +140,9 @@ impl Arriving {
             Ok(entry) => entry,
             Err(error) => return Err((self, error)),
         };
-        let wanted = wanted_settings(&welcome, request);
-        self.greet(&welcome, &wanted, &entry);
+        let make = || self.compose(&welcome, request);
+        let greeting = self.worker.greetings.get_or_make(&welcome, &request.params, make);
+        self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
         let setup = self.worker.gateway.setup();
         if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
@@ -150,7 +160,7 @@ impl Arriving {
         if !self.bytes.is_empty() {
             self.link.unread(std::mem::take(&mut self.bytes).into());
         }
-        let settings = self.worker.interned.intern(wanted);
+        let settings = greeting.settings;
         *entry.card.settings.borrow_mut() = Some(settings.clone());
         let front = Frontend::new(self.link, entry.card.id, settings);
         Ok(Session::new(self.worker, front, pool, request.route, entry, self.quota))

@@ -31,7 +31,7 @@ impl Checker<'_> {
             self.error(place(), "an md5 hash cannot answer scram-sha-256", help);
         }
         let written = section.has("password") || section.has("password_file");
-        let needs_password = !matches!(auth.method, AuthMethod::Trust | AuthMethod::Cert);
+        let needs_password = !matches!(auth.method, AuthMethod::Trust | AuthMethod::Cert | AuthMethod::Pam);
         if needs_password && auth.lookup_user.is_empty() && !written {
             let reason = format!("[{}] has no password: this user cannot log in", section.path);
             self.warning(section.place(&[]), reason, "add password or password_file");

@@ -68,8 +68,8 @@ impl Mapper<'_> {
                 let help = "write client_tls_sslmode = verify-full and client_tls_ca_file = /path/to/authorities.pem";
                 return self.error(&kind.at, "auth_type", reason, help);
             }
-            "pam" | "ldap" => {
-                let reason = format!("auth_type: `{word}` is not supported");
+            "ldap" => {
+                let reason = "auth_type: `ldap` is not supported";
                 let help = "have users looked up on the server instead (auth_type = scram-sha-256 with auth_user and \
                             auth_query), list them in auth_file, or write cert, hba, md5 or plain";
                 return self.error(&kind.at, "auth_type", reason, help);
@@ -78,6 +78,10 @@ impl Mapper<'_> {
         };
         self.put_text(&["auth"], "method", method, &kind.at);
         self.put(&["auth"], "strangers", Value::Boolean(word == "any"), &kind.at);
+        if word == "hba" || word == "pam" {
+            // The name that PgBouncer goes by.
+            self.put_text(&["auth"], "pam_service", "pgbouncer", &kind.at);
+        }
         if word == "hba" {
             for (name, key) in [("auth_hba_file", "hba_file"), ("auth_ident_file", "ident_file")] {
                 let given = self.given(name);
@@ -151,6 +155,22 @@ impl Mapper<'_> {
             if let Some(number) = number {
                 self.put_text(&["tcp"], key, format!("{number}{unit}"), &given.at);
             }
+        }
+    }
+
+    /// Whether the system's log gets the lines.
+    pub(super) fn syslog(&mut self) {
+        let given = self.given("syslog");
+        if let Some(Value::Boolean(true)) = self.read(Kind::Flag, "syslog", &given) {
+            self.put_text(&["log"], "syslog", "/dev/log", &given.at);
+        }
+    }
+
+    /// The longest message of a client. PgBouncer counts to 2 GiB, Postgres takes half of that.
+    pub(super) fn message_max(&mut self) {
+        let given = self.given("max_packet_size");
+        if let Some(bytes) = self.number_of("max_packet_size", |text| number(text).map(Some)) {
+            self.put(&["pool"], "message_max", Value::Integer(bytes.min(MESSAGE_MAX.into())), &given.at);
         }
     }
 

@@ -1,11 +1,11 @@
 //! Questions to all threads at once.
 
-use std::{rc::Rc, time::Instant};
+use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
 
 use super::{Gateway, lock};
 use crate::{
     plane::Worker,
-    stats::{PoolTotals, Sample, Totals},
+    stats::{PoolTotals, Sample, Spread, Totals},
 };
 
 impl Gateway {
@@ -32,6 +32,15 @@ impl Gateway {
             totals.entry(database).or_default().add(&counted);
         }
         totals
+    }
+
+    /// How long things took since the start, by database.
+    pub async fn spreads(&self) -> BTreeMap<Arc<str>, Spread> {
+        let mut spreads = BTreeMap::<_, Spread>::new();
+        for (database, counted) in self.ask_all(Worker::spreads).await.into_iter().flatten() {
+            spreads.entry(database).or_default().add(&counted);
+        }
+        spreads
     }
 
     /// Keeps the totals of this moment, for averages.

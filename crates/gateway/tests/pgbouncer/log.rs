@@ -1,0 +1,104 @@
+//! Where lines go, which file is read, and how long a message may be.
+
+use std::os::unix::net::UnixDatagram;
+
+use tidegate_testkit::{Frames, eventually};
+
+use crate::bouncer::{Bouncer, output, server};
+
+const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
+
+#[test]
+fn the_systems_log_gets_every_line_with_its_weight() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("log");
+    let daemon = UnixDatagram::bind(&path).expect("a socket");
+    daemon.set_read_timeout(Some(tidegate_testkit::PATIENCE)).expect("a socket");
+    let pg = server().address();
+    let bouncer = Bouncer::with_toml(|port| {
+        format!(
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\ndialect = \"pgbouncer\"\n[auth]\nmethod = \"trust\"\n\
+             [log]\nsyslog = \"{}\"\nsyslog_ident = \"pooler\"\nsyslog_facility = \"local1\"\n\
+             [databases.shop]\nhost = \"{}\"\nport = {}\ndbname = \"postgres\"\n",
+            path.display(),
+            pg.ip(),
+            pg.port()
+        )
+    });
+    drop(bouncer.client("shop"));
+    let mut datagram = [0; 8192];
+    let mut lines = Vec::new();
+    while !lines.iter().any(|line: &String| line.contains("closing because")) {
+        let length = daemon.recv(&mut datagram).expect("lines come");
+        lines.push(String::from_utf8_lossy(&datagram[..length]).into_owned());
+    }
+    // Facility 17, levels 6 and 4: local1.info and local1.warning.
+    assert!(lines.iter().any(|line| line.starts_with("<142>pooler[") && line.contains("]: listening")), "{lines:?}");
+    assert!(lines.iter().all(|line| !line.contains('\n') && !line.contains("INFO")), "{lines:?}");
+    assert!(bouncer.log().contains("listening"), "standard error has them too");
+}
+
+#[test]
+fn keys_of_syslog_are_those_of_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    let lines = "syslog = 1\nsyslog_ident = front\nsyslog_facility = local5\nmax_packet_size = 9000\n";
+    std::fs::write(&file, format!("[databases]\nx = host=db\n[pgbouncer]\n{lines}")).expect("it can be written");
+    let converted = output(&["convert", &file.display().to_string()]);
+    let toml = String::from_utf8_lossy(&converted.stdout).into_owned();
+    for line in
+        ["syslog = \"/dev/log\"", "syslog_ident = \"front\"", "syslog_facility = \"local5\"", "message_max = 9000"]
+    {
+        assert!(toml.lines().any(|known| known == line), "{line} is not in\n{toml}");
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_ends_its_client() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nmax_packet_size = 2000\n"));
+    let query = |bytes: usize| format!("select length('{}')", "x".repeat(bytes));
+    let mut client = bouncer.client("shop");
+    client.ok(&query(1900));
+    // In one piece, in pieces, and in the middle of a transaction.
+    for before in [None, Some("begin")] {
+        for bytes in [2000, 300_000] {
+            let mut client = bouncer.client("shop");
+            before.map(|sql| client.ok(sql));
+            client.send(&Frames::new().query(&query(bytes)));
+            let fatal = client.expect_fatal("08P01");
+            assert!(fatal.message.starts_with("bad packet header"), "{fatal:?}");
+        }
+    }
+    bouncer.wait_for_log("closing because: bad packet header");
+    bouncer.wait_for_log("pooler error: bad packet header");
+    // It is for what clients send: what comes back may be longer, and so may data of a copy.
+    assert_eq!(client.value("select repeat('x', 100000)").len(), 100_000);
+    bouncer.console().ok("SET max_packet_size = 1000000");
+    assert_eq!(bouncer.setting("max_packet_size"), "1000000");
+    eventually("it holds for clients that are there", || bouncer.client("shop").query(&query(100_000)).error.is_none());
+    assert_eq!(client.value(&query(100_000)), "100000");
+}
+
+#[test]
+fn an_operator_says_which_file_a_reload_reads() {
+    let bouncer = Bouncer::start(SHOP);
+    let own = bouncer.file("pgbouncer.ini").display().to_string();
+    assert_eq!(bouncer.setting("conffile"), own);
+    let other = bouncer.file("more.ini");
+    let text = std::fs::read_to_string(&own).expect("the file is there");
+    std::fs::write(&other, text.replace("shop =", "another = host=127.0.0.1\nshop =")).expect("it can be written");
+    let mut console = bouncer.console();
+    console.ok(&format!("SET conffile = '{}'", other.display()));
+    assert_eq!(Bouncer::setting_by(&mut console, "conffile"), other.display().to_string());
+    let knows = |name: &str| bouncer.show("DATABASES").iter().any(|row| row["name"] == name);
+    assert!(!knows("another"), "until it is read");
+    console.ok("RELOAD");
+    assert!(knows("another"));
+    // One that is not there changes nothing.
+    console.ok("SET conffile = '/nowhere/at/all.ini'");
+    assert_eq!(console.query("RELOAD").code(), "F0000");
+    assert!(knows("another"));
+    console.ok(&format!("SET conffile = '{own}'"));
+    console.ok("RELOAD");
+    assert!(!knows("another"));
+}
