@@ -13,11 +13,21 @@ pub struct Bounds {
     /// Records of one lane from the first that is not done to the last one taken, done or not: how much is run again
     /// after a crash at most, and 5 bytes of memory each. 1,000,000 by default.
     pub lane_span_max: usize,
+    /// Keys that could begin at once if they had their turn. While there are so many, more records would only wait and
+    /// grow cold, so none are taken. 1,024 by default; without effect for batches and with compaction, which want many
+    /// records of a key.
+    pub ready_max: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { records_max: 100_000, bytes_max: 256 << 20, lane_records_max: 100_000, lane_span_max: 1_000_000 }
+        Self {
+            records_max: 100_000,
+            bytes_max: 256 << 20,
+            lane_records_max: 100_000,
+            lane_span_max: 1_000_000,
+            ready_max: 1024,
+        }
     }
 }
 

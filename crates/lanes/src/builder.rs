@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -16,9 +17,11 @@ use crate::delivery::{Batch, Delivery};
 use crate::error::BuildError;
 use crate::failure::{Exhausted, Failure, Overdue, Retry};
 use crate::gate::Gate;
+use crate::home::Home;
 use crate::intake::IntakeSettings;
 use crate::mailbox::Mailbox;
 use crate::observe::{Board, Interceptor};
+use crate::pace::Pace;
 use crate::policy::{Keyless, Policy, Quota};
 use crate::record::Record;
 use crate::runtime::{Tasks, Threads};
@@ -40,6 +43,7 @@ pub struct Builder<S, R> {
     concurrency: usize,
     rate: Option<f64>,
     shards: usize,
+    has_own_threads: bool,
     dead_letter: Option<Arc<dyn DeadLetter>>,
     interceptors: Vec<Arc<dyn Interceptor>>,
 }
@@ -59,6 +63,7 @@ impl Builder<NoSource, Tasks> {
             concurrency: 10_000,
             rate: None,
             shards: available_parallelism().map_or(1, usize::from),
+            has_own_threads: false,
             dead_letter: None,
             interceptors: Vec::new(),
         }
@@ -68,16 +73,72 @@ impl Builder<NoSource, Tasks> {
 impl<R> Builder<NoSource, R> {
     /// Where records come from.
     pub fn source<S: Source>(self, source: S) -> Builder<S, R> {
-        let Self { runtime, policy, settings, concurrency, rate, shards, dead_letter, interceptors, .. } = self;
-        Builder { source, runtime, policy, settings, concurrency, rate, shards, dead_letter, interceptors }
+        let Self {
+            runtime,
+            policy,
+            settings,
+            concurrency,
+            rate,
+            shards,
+            has_own_threads,
+            dead_letter,
+            interceptors,
+            ..
+        } = self;
+        Builder {
+            source,
+            runtime,
+            policy,
+            settings,
+            concurrency,
+            rate,
+            shards,
+            has_own_threads,
+            dead_letter,
+            interceptors,
+        }
     }
 }
 
 impl<S> Builder<S, Tasks> {
+    /// Gives each [shard](Self::shards) a thread of its own, with a tokio runtime of its own, on which its handlers run.
+    /// Without it they run on the runtime on which the subscription is built.
+    ///
+    /// The workers of one runtime share its timers behind a lock; apart from each other, handlers that sleep or have
+    /// timeouts cost about half. In exchange a handler stays on its thread: one that computes for long holds up the other
+    /// keys of its shard, and `tokio::task::block_in_place` panics in it. What a handler spawned there and left behind
+    /// ends with the subscription. The source stays on the runtime of whoever builds it.
+    pub fn own_threads(mut self) -> Self {
+        self.has_own_threads = true;
+        self
+    }
+
     /// On what handlers run: [`Threads`], instead of [`Tasks`].
     pub fn runtime(self, threads: Threads) -> Builder<S, Threads> {
-        let Self { source, policy, settings, concurrency, rate, shards, dead_letter, interceptors, .. } = self;
-        Builder { source, runtime: threads, policy, settings, concurrency, rate, shards, dead_letter, interceptors }
+        let Self {
+            source,
+            policy,
+            settings,
+            concurrency,
+            rate,
+            shards,
+            has_own_threads,
+            dead_letter,
+            interceptors,
+            ..
+        } = self;
+        Builder {
+            source,
+            runtime: threads,
+            policy,
+            settings,
+            concurrency,
+            rate,
+            shards,
+            has_own_threads,
+            dead_letter,
+            interceptors,
+        }
     }
 }
 
@@ -181,6 +242,7 @@ impl<S, R> Builder<S, R> {
             ("bytes_max", bounds.bytes_max),
             ("lane_records_max", bounds.lane_records_max),
             ("lane_span_max", bounds.lane_span_max),
+            ("ready_max", bounds.ready_max),
         ];
         if buries && self.dead_letter.is_none() {
             return Err(BuildError::NoDeadLetter);
@@ -194,6 +256,7 @@ impl<S, R> Builder<S, R> {
         Ok(Shared {
             policy: Arc::new(self.policy.clone()),
             gate: Gate::new(concurrency, self.rate),
+            pace: Pace::new(self.settings.bounds.ready_max, self.shards, self.policy.wants_pace()),
             shards: (0..self.shards).map(|_| Mailbox::new()).collect(),
             intake: Mailbox::new(),
             board: Board::new(self.shards),
@@ -201,6 +264,7 @@ impl<S, R> Builder<S, R> {
             dead_letter: self.dead_letter.take(),
             interceptors: std::mem::take(&mut self.interceptors),
             tokio,
+            homes: Vec::new(),
         })
     }
 }
@@ -255,13 +319,21 @@ impl<S: Source> Builder<S, Tasks> {
         self.with_work(move |work| handler(work.into_batch()))
     }
 
+    fn homes(&self) -> Result<Vec<Home>, BuildError> {
+        let count = if self.has_own_threads { self.shards } else { 0 };
+        let homes = (0..count).map(|number| Home::start(&self.policy.subscription, number));
+        homes.collect::<io::Result<_>>().map_err(|_| BuildError::NoThreads(count))
+    }
+
     fn with_work<H, F>(mut self, handler: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Work) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let shared = self.shared(self.concurrency)?;
-        Ok(Subscription::of_tasks(self.source, &self.settings, shared, handler))
+        let mut shared = self.shared(self.concurrency)?;
+        let homes = self.homes()?;
+        shared.homes = homes.iter().map(Home::tokio).collect();
+        Ok(Subscription::of_tasks(self.source, &self.settings, shared, homes, handler))
     }
 }
 
@@ -297,12 +369,19 @@ impl<S: Source> Builder<S, Threads> {
         if threads == 0 {
             return Err(BuildError::Zero("threads"));
         }
-        let shared = self.shared(self.concurrency.min(threads))?;
+        let shared = self.shared(self.concurrency.min(threads + ahead(threads)))?;
         let pool =
             Pool::start(&self.policy.subscription, threads, handler).map_err(|_| BuildError::NoThreads(threads))?;
         Ok(Subscription::of_threads(self.source, &self.settings, shared, pool))
     }
 }
+
+/// How many records wait in the queue of so many threads, so that one that comes free need not sleep and be woken.
+fn ahead(threads: usize) -> usize {
+    (threads / 8).min(AHEAD_MAX)
+}
+
+const AHEAD_MAX: usize = 128;
 
 impl<S, R: fmt::Debug> fmt::Debug for Builder<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -22,9 +22,10 @@ use crate::error::RunError;
 use crate::mailbox::Mail;
 use crate::moment::Moment;
 use crate::observe::IntakeStatus;
+use crate::pace::Appetite;
 use crate::policy::Keyless;
 use crate::record::{Epoch, Lane, Record};
-use crate::shard::{Alarm, Arrival, Order, Report};
+use crate::shard::{Alarm, Arrival, Order, Report, Standing};
 use crate::source::{Event, Room, Source};
 use crate::worker::Shared;
 use ending::Phase;
@@ -42,14 +43,14 @@ pub(crate) enum Request {
 pub(crate) struct IntakeMail {
     pub(crate) reports: Vec<Report>,
     pub(crate) alarms: Vec<Alarm>,
-    /// Shards and how many records of theirs are parked.
-    pub(crate) held: Vec<(usize, usize)>,
+    /// Shards and what they hold.
+    pub(crate) standings: Vec<(usize, Standing)>,
     pub(crate) requests: Vec<Request>,
 }
 
 impl Mail for IntakeMail {
     fn is_empty(&self) -> bool {
-        self.reports.is_empty() && self.alarms.is_empty() && self.held.is_empty() && self.requests.is_empty()
+        self.reports.is_empty() && self.alarms.is_empty() && self.standings.is_empty() && self.requests.is_empty()
     }
 }
 
@@ -71,7 +72,7 @@ pub(crate) struct Intake<S> {
     pending: usize,
     pending_bytes: usize,
     is_full: bool,
-    held: Vec<usize>,
+    appetite: Appetite,
     hasher: RandomState,
     mail: IntakeMail,
     batch: Vec<Record>,
@@ -106,7 +107,7 @@ impl<S: Source> Intake<S> {
             pending: 0,
             pending_bytes: 0,
             is_full: false,
-            held: vec![0; shards],
+            appetite: Appetite::new(shards),
             hasher: RandomState::new(),
             mail: IntakeMail::default(),
             batch: Vec::new(),
@@ -147,15 +148,18 @@ impl<S: Source> Intake<S> {
             self.pending_bytes -= report.bytes;
             self.assigned.report(&report);
         }
-        for (shard, held) in mail.held.drain(..) {
-            self.held[shard] = held;
+        for (shard, standing) in mail.standings.drain(..) {
+            self.appetite.note(shard, standing);
         }
         for alarm in mail.alarms.drain(..) {
             self.heed(alarm, now);
         }
         for request in mail.requests.drain(..) {
             match request {
-                Request::SetBounds(bounds) => self.bounds = bounds,
+                Request::SetBounds(bounds) => {
+                    self.bounds = bounds;
+                    self.shared.pace.set(bounds.ready_max);
+                }
                 Request::Finish => self.phase.source_ended(),
                 Request::Stop(within) => self.begin_end(None, now.after(within)),
             }
@@ -181,7 +185,7 @@ impl<S: Source> Intake<S> {
     }
 
     fn room(&self) -> Room {
-        if self.is_full || !self.phase.takes_records() {
+        if self.is_full || !self.phase.takes_records() || self.appetite.is_sated(&self.shared.pace) {
             return Room { records: 0, bytes: 0 };
         }
         let records = BATCH.min(self.bounds.records_max.saturating_sub(self.pending));
@@ -222,7 +226,10 @@ impl<S: Source> Intake<S> {
         }
         self.batch = batch;
         for (shard, arrivals) in self.sorted.iter_mut().enumerate().filter(|(_, arrivals)| !arrivals.is_empty()) {
-            let arrivals = mem::take(arrivals);
+            // The next batch will be about as large.
+            let next = Vec::with_capacity(arrivals.len());
+            let arrivals = mem::replace(arrivals, next);
+            self.appetite.sent(shard, arrivals.len());
             self.shared.shards[shard].post(|mail| mail.arrivals.push(arrivals));
         }
     }

@@ -82,12 +82,14 @@ mod gate;
 #[cfg(test)]
 mod gate_tests;
 mod handle;
+mod home;
 mod intake;
 #[cfg(test)]
 mod interleavings;
 mod mailbox;
 mod moment;
 mod observe;
+mod pace;
 mod panic;
 mod policy;
 mod record;

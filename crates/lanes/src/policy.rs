@@ -52,4 +52,9 @@ impl Policy {
             batch_max: 1,
         }
     }
+
+    /// Nothing is gained by many waiting records of one key.
+    pub(crate) fn wants_pace(&self) -> bool {
+        self.batch_max == 1 && !self.compact
+    }
 }

@@ -74,6 +74,25 @@ impl Mail for ShardMail {
     }
 }
 
+/// What a shard holds, as the intake sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Standing {
+    /// Records of parked keys.
+    pub(crate) held: usize,
+    /// Keys whose turn may come.
+    pub(crate) ready: usize,
+    /// Records that ever arrived.
+    pub(crate) arrived: u64,
+}
+
+impl Standing {
+    /// Whether the intake is to hear of it, which was told `before`: what is parked, and that it wants more.
+    pub(crate) fn is_news(&self, before: &Self, ready_low: usize) -> bool {
+        let wants_more = self.ready < ready_low && (before.ready >= ready_low || before.arrived != self.arrived);
+        self.held != before.held || wants_more
+    }
+}
+
 /// What became of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Report {
@@ -172,6 +191,8 @@ pub(crate) struct Shard {
     halted: Vec<(Lane, Epoch)>,
     /// Records of parked keys.
     held: usize,
+    /// Records that ever arrived.
+    arrived: u64,
     hot: HotKeys,
     random: fastrand::Rng,
     reports: Vec<Report>,
@@ -191,6 +212,7 @@ impl Shard {
             namesakes: HashMap::new(),
             halted: Vec::new(),
             held: 0,
+            arrived: 0,
             hot: HotKeys::default(),
             random: fastrand::Rng::with_seed(seed),
             reports: Vec::new(),
@@ -203,6 +225,7 @@ impl Shard {
     pub(crate) fn arrive(&mut self, arrival: Arrival, now: Moment) {
         let Arrival { record, hash, seq } = arrival;
         self.hot.note(&record);
+        self.arrived += 1;
         let key = self.key_of(&record, hash);
         if self.policy.compact && self.replace_last(key, &record, seq, now) {
             return;
@@ -361,8 +384,9 @@ impl Shard {
         mem::take(&mut self.alarms)
     }
 
-    pub(crate) fn held(&self) -> usize {
-        self.held
+    /// What the intake wants to know of it.
+    pub(crate) fn standing(&self) -> Standing {
+        Standing { held: self.held, ready: self.keys.ready(), arrived: self.arrived }
     }
 
     /// What it has counted, and what it holds.

@@ -5,12 +5,14 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 
+use tokio::runtime::Handle as Tokio;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::builder::{Builder, NoSource};
 use crate::crew::{Crew, Pool, TaskCrew, ThreadCrew, Work};
 use crate::error::RunError;
 use crate::handle::Handle;
+use crate::home::Home;
 use crate::intake::{Intake, IntakeSettings};
 use crate::runtime::Tasks;
 use crate::source::Source;
@@ -21,8 +23,9 @@ use crate::worker::{Shared, Worker};
 #[must_use = "a subscription does nothing until it is run"]
 pub struct Subscription {
     shared: Arc<Shared>,
-    tasks: Vec<Task>,
+    tasks: Vec<(Tokio, Task)>,
     pool: Option<Pool>,
+    homes: Vec<Home>,
 }
 
 type Task = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send>>;
@@ -33,19 +36,25 @@ impl Subscription {
         Builder::new(name)
     }
 
-    pub(crate) fn of_tasks<S, H, F>(source: S, settings: &IntakeSettings, shared: Shared, handler: H) -> Self
+    pub(crate) fn of_tasks<S, H, F>(
+        source: S,
+        settings: &IntakeSettings,
+        shared: Shared,
+        homes: Vec<Home>,
+        handler: H,
+    ) -> Self
     where
         S: Source,
         H: Fn(Work) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let tokio = shared.tokio.clone();
-        Self::new(source, settings, shared, None, || TaskCrew::new(handler.clone(), tokio.clone()))
+        let crew = |tokio: &Tokio| TaskCrew::new(handler.clone(), tokio.clone());
+        Self { homes, ..Self::new(source, settings, shared, None, crew) }
     }
 
     pub(crate) fn of_threads<S: Source>(source: S, settings: &IntakeSettings, shared: Shared, pool: Pool) -> Self {
         let crew: ThreadCrew = pool.crew();
-        Self::new(source, settings, shared, Some(pool), || crew.clone())
+        Self::new(source, settings, shared, Some(pool), |_| crew.clone())
     }
 
     fn new<S: Source, C: Crew>(
@@ -53,24 +62,27 @@ impl Subscription {
         settings: &IntakeSettings,
         shared: Shared,
         pool: Option<Pool>,
-        crew: impl Fn() -> C,
+        crew: impl Fn(&Tokio) -> C,
     ) -> Self {
         let shared = Arc::new(shared);
-        let worker = |number| -> Task {
-            let worker = Worker::new(number, crew(), Arc::clone(&shared));
-            Box::pin(async {
+        let worker = |number| -> (Tokio, Task) {
+            let tokio = shared.home(number);
+            let worker = Worker::new(number, crew(tokio), Arc::clone(&shared));
+            let task = Box::pin(async {
                 worker.run().await;
                 Ok(())
-            })
+            });
+            (tokio.clone(), task)
         };
-        let mut tasks: Vec<Task> = (0..shared.shards.len()).map(worker).collect();
+        let mut tasks: Vec<(Tokio, Task)> = (0..shared.shards.len()).map(worker).collect();
         let mut intake = Intake::new(source, settings, Arc::clone(&shared));
-        tasks.push(Box::pin(async move {
+        let task = Box::pin(async move {
             let result = poll_fn(|cx| intake.poll(cx)).await;
             intake.dismiss();
             result
-        }));
-        Self { shared, tasks, pool }
+        });
+        tasks.push((shared.tokio.clone(), task));
+        Self { shared, tasks, pool, homes: Vec::new() }
     }
 
     /// What steers it while it runs.
@@ -90,8 +102,8 @@ impl Subscription {
     /// thread end on their own.
     pub async fn run(self) -> Result<Tally, RunError> {
         let mut running = JoinSet::new();
-        for task in self.tasks {
-            running.spawn_on(task, &self.shared.tokio);
+        for (tokio, task) in self.tasks {
+            running.spawn_on(task, &tokio);
         }
         let mut result = Ok(());
         while let Some(ended) = running.join_next().await {
@@ -104,6 +116,7 @@ impl Subscription {
                 }
             }
         }
+        drop(self.homes);
         self.pool.into_iter().for_each(|pool| pool.end(self.shared.gate.used() == 0));
         result.map(|()| self.shared.board.tally())
     }

@@ -18,26 +18,36 @@ use crate::intake::IntakeMail;
 use crate::mailbox::Mailbox;
 use crate::moment::Moment;
 use crate::observe::{Board, Interceptor};
+use crate::pace::Pace;
 use crate::panic;
 use crate::policy::Policy;
 use crate::record::{Epoch, Lane, Record};
-use crate::shard::{Order, Report, Shard, ShardMail, Start};
+use crate::shard::{Order, Report, Shard, ShardMail, Standing, Start};
 use crate::span::AttemptSpan;
 
 /// What all workers of a subscription share.
 pub(crate) struct Shared {
     pub(crate) policy: Arc<Policy>,
     pub(crate) gate: Gate,
+    pub(crate) pace: Pace,
     pub(crate) shards: Vec<Mailbox<ShardMail>>,
     pub(crate) intake: Mailbox<IntakeMail>,
     pub(crate) board: Arc<Board>,
     pub(crate) clock: Clock,
     pub(crate) dead_letter: Option<Arc<dyn DeadLetter>>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
+    /// Of whoever built the subscription.
     pub(crate) tokio: Handle,
+    /// Of the shards, if each has a thread of its own.
+    pub(crate) homes: Vec<Handle>,
 }
 
 impl Shared {
+    /// Where a shard and its handlers run.
+    pub(crate) fn home(&self, shard: usize) -> &Handle {
+        self.homes.get(shard).unwrap_or(&self.tokio)
+    }
+
     /// Lets a shard look at the gate again.
     pub(crate) fn nudge(&self, shard: usize) {
         self.shards[shard].post(|mail| mail.is_nudged = true);
@@ -62,7 +72,8 @@ pub(crate) struct Worker<C: Crew> {
     reports: Vec<Report>,
     sleep: Pin<Box<Sleep>>,
     sleeps_until: Moment,
-    held: usize,
+    /// What the intake was told.
+    told: Standing,
     waits_at_gate: bool,
     is_over: bool,
     turns: u32,
@@ -85,7 +96,11 @@ impl<R: Running> Aloft<R> {
 impl<C: Crew> Worker<C> {
     pub(crate) fn new(number: usize, crew: C, shared: Arc<Shared>) -> Self {
         let seed = fastrand::u64(..);
-        let sleep = Box::pin(tokio::time::sleep_until(shared.clock.instant(Moment(u64::MAX))));
+        let sleep = {
+            // Its timer is that of the runtime on which it is made.
+            let _inside = shared.home(number).enter();
+            Box::pin(tokio::time::sleep_until(shared.clock.instant(Moment(u64::MAX))))
+        };
         Self {
             number,
             shard: Shard::new(Arc::clone(&shared.policy), seed),
@@ -96,7 +111,7 @@ impl<C: Crew> Worker<C> {
             reports: Vec::new(),
             sleep,
             sleeps_until: Moment(u64::MAX),
-            held: 0,
+            told: Standing::default(),
             waits_at_gate: false,
             is_over: false,
             turns: 0,
@@ -284,7 +299,7 @@ impl<C: Crew> Worker<C> {
                 Err(error) => completion.fail(Failure::new(error)),
             }
         };
-        Some(Aloft::Burial(Task(self.shared.tokio.spawn(Guarded::new(burial, span)).abort_handle())))
+        Some(Aloft::Burial(Task(self.shared.home(self.number).spawn(Guarded::new(burial, span)).abort_handle())))
     }
 
     fn give(&self, permits: usize) {
@@ -304,21 +319,22 @@ impl<C: Crew> Worker<C> {
     fn send_reports(&mut self) {
         self.shard.take_reports(&mut self.reports);
         let alarms = self.shard.take_alarms();
-        let held = self.shard.held();
+        let standing = self.shard.standing();
+        let is_news = standing.is_news(&self.told, self.shared.pace.low());
         self.shared.board.write_shard(self.number, self.shard.tally());
         self.turns = self.turns.wrapping_add(1);
         if self.turns % HOT_TURNS == 1 {
             self.shared.board.write_hot(self.number, self.shard.hot_keys());
         }
-        if self.reports.is_empty() && alarms.is_empty() && held == self.held {
+        if self.reports.is_empty() && alarms.is_empty() && !is_news {
             return;
         }
-        self.held = held;
+        self.told = standing;
         let (number, reports) = (self.number, &mut self.reports);
         self.shared.intake.post(|mail| {
             mail.reports.append(reports);
             mail.alarms.extend(alarms);
-            mail.held.push((number, held));
+            mail.standings.push((number, standing));
         });
     }
 }

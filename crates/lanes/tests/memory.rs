@@ -40,6 +40,7 @@ fn subscription(source: Memory) -> Subscription {
         bytes_max: usize::MAX,
         lane_records_max: usize::MAX,
         lane_span_max: usize::MAX,
+        ready_max: usize::MAX,
     };
     let builder = Subscription::builder("test").source(source).bounds(bounds).rate(0.0).shards(2);
     builder.process(|_| async { Ok::<(), String>(()) }).unwrap()

@@ -39,6 +39,7 @@ impl Limits {
                 bytes_max: usize::try_from(keys.bytes_max).unwrap_or(usize::MAX),
                 lane_records_max: records_max,
                 lane_span_max: keys.span_max as usize,
+                ..Bounds::default()
             },
             rate: (keys.rate > 0).then(|| f64::from(keys.rate)),
         }

@@ -1,7 +1,7 @@
 //! What is run, by whom, and how good it must be.
 
 use crate::load::{Handler, Keys, Load};
-use crate::subjects::{BASE, Figures, OURS, STREAM, THREADS};
+use crate::subjects::{BASE, CORES, Figures, OURS, STREAM, THREADS};
 use crate::table::Bar;
 
 pub(crate) const RATE: &str = "records per second";
@@ -26,7 +26,7 @@ pub(crate) struct Case {
     bars: &'static [(&'static str, Bar)],
 }
 
-const NOTHING: [&str; 3] = [OURS, BASE, STREAM];
+const NOTHING: [&str; 4] = [OURS, CORES, BASE, STREAM];
 const UNIQUE: Keys = Keys::Unique;
 const UNIFORM: Keys = Keys::Uniform(10_000);
 const ZIPF: Keys = Keys::Zipf(100_000);
@@ -40,7 +40,7 @@ const fn nothing(name: &'static str, keys: Keys, bars: &'static [(&'static str, 
 /// Five sleeps, of unique keys.
 const fn sleeps(name: &'static str, millis: u64, records: u32, bars: &'static [(&'static str, Bar)]) -> Case {
     let load = Load { records, keys: UNIQUE, handler: Handler::Sleeps(5, 1_000 * millis), in_flight: 100_000 };
-    Case { name, load, subjects: &[OURS], bars }
+    Case { name, load, subjects: &[OURS, CORES], bars }
 }
 
 pub(crate) const CASES: [Case; 10] = [
@@ -87,7 +87,7 @@ impl Case {
     }
 
     pub(crate) fn bar(&self, subject: &str, metric: &str) -> Option<Bar> {
-        let is_ours = subject == OURS || subject == THREADS;
+        let is_ours = [OURS, THREADS, CORES].contains(&subject);
         let bar = self.bars.iter().find(|(of, _)| *of == metric).map(|(_, bar)| *bar);
         let none = (metric == VIOLATIONS).then_some(Bar::AtMost(0.0));
         bar.or(none).filter(|_| is_ours)

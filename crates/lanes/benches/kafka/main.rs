@@ -1,6 +1,7 @@
 //! Records from a Kafka topic that was filled before, through a subscription, and through the client alone.
 //!
-//! `cargo bench -p tidegate-lanes --features kafka --bench kafka -- [--quick] [--json FILE] [--check]`
+//! `cargo bench -p tidegate-lanes --features kafka --bench kafka -- [--quick] [--json FILE] [--check]
+//! [--case PART] [--rounds N]`
 //!
 //! The broker runs on the same machine, one process; each topic has three partitions. Every run is a process of its own
 //! and reads its topic from the beginning with a group of its own; a figure is the best of its rounds, for all alike.
@@ -47,7 +48,8 @@ fn compare(args: &[String]) -> ExitCode {
     let has = |name: &str| args.iter().any(|arg| arg == name);
     let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
     let chosen = |case: &&Case| value("--case").is_none_or(|part| case.name.contains(part.as_str()));
-    let rounds = if has("--quick") { 1 } else { 3 };
+    let rounds =
+        if has("--quick") { 1 } else { value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number")) };
     let broker = Broker::builder().long_lived().start().expect("a broker");
     let mut figures = Vec::new();
     for case in CASES.iter().filter(chosen) {

@@ -16,6 +16,7 @@ use crate::usage::{Usage, status};
 
 pub(crate) const OURS: &str = "lanes";
 pub(crate) const THREADS: &str = "lanes, threads";
+pub(crate) const CORES: &str = "lanes, own threads";
 pub(crate) const BASE: &str = "BaseConsumer alone (no order)";
 pub(crate) const STREAM: &str = "StreamConsumer alone (no order)";
 
@@ -105,8 +106,7 @@ pub(crate) fn run(subject: &str, load: Load, brokers: &str, topic: &str) -> Figu
             let keys = load.keys().iter().max().map_or(0, |most| *most as usize + 1);
             let check = Arc::new(Check::new(keys));
             let source = source(brokers, topic);
-            let is_blocking = subject == THREADS;
-            on_workers(subscribe(source, load, Arc::clone(&course), Arc::clone(&check), is_blocking));
+            on_workers(subscribe(source, load, Arc::clone(&course), Arc::clone(&check), subject.to_owned()));
             return course.figures(Some(&check));
         }
     }
@@ -127,7 +127,7 @@ fn source(brokers: &str, topic: &str) -> Kafka {
     settings.build().expect("a source")
 }
 
-async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Check>, is_blocking: bool) {
+async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Check>, subject: String) {
     // As much waits as runs, so that a permit that comes free finds a record.
     let most = 2 * load.in_flight;
     let bounds = Bounds { records_max: most, lane_records_max: most, ..Bounds::default() };
@@ -140,13 +140,14 @@ async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Ch
             handle.into_iter().for_each(|handle| handle.stop(Duration::from_secs(10)));
         }
     };
-    let subscription = if is_blocking {
+    let subscription = if subject == THREADS {
         builder.runtime(Threads(load.in_flight)).handler(move |delivery| {
             handle_blocking(load.handler, &check, &delivery.record);
             delivery.finish();
             count(&course);
         })
     } else {
+        let builder = if subject == CORES { builder.own_threads() } else { builder };
         builder.handler(move |delivery| {
             let (check, course, count) = (Arc::clone(&check), Arc::clone(&course), count.clone());
             async move {

@@ -73,8 +73,13 @@ pub(crate) async fn bytes_per_key() -> f64 {
     let (source, feed) = Memory::new();
     let epoch: Epoch = feed.assign(Lane(0));
     let records = load.records(epoch);
-    let bounds =
-        Bounds { records_max: usize::MAX, lane_records_max: usize::MAX, bytes_max: usize::MAX, ..Bounds::default() };
+    let bounds = Bounds {
+        records_max: usize::MAX,
+        lane_records_max: usize::MAX,
+        bytes_max: usize::MAX,
+        ready_max: usize::MAX,
+        ..Bounds::default()
+    };
     let builder = Subscription::builder("bench").source(source).bounds(bounds).rate(0.0);
     let subscription = builder.process(|_| async { Ok::<(), String>(()) }).expect("it fits together");
     let handle = subscription.handle();

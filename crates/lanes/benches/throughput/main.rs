@@ -1,6 +1,7 @@
 //! How many records a second, at what cost, beside the ways in which a service would do it otherwise.
 //!
-//! `cargo bench -p tidegate-lanes --bench throughput -- [--quick] [--json FILE] [--check]`
+//! `cargo bench -p tidegate-lanes --bench throughput -- [--quick] [--json FILE] [--check] [--case PART]
+//! [--rounds N]`
 //!
 //! The records lie in memory before the clock starts. Every run is a process of its own, and rounds interleave the subjects.
 //! A figure is the best of its rounds, for all subjects alike: what else the machine does can only add to it. Every handler
@@ -24,6 +25,8 @@ use load::{Keys, Load};
 use subjects::{Figures, OURS};
 use table::{Bar, Figure};
 
+const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
+
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -31,6 +34,9 @@ struct Options {
     quick: bool,
     json: Option<String>,
     check: bool,
+    /// Only cases whose name contains this.
+    case: Option<String>,
+    rounds: usize,
 }
 
 fn main() -> ExitCode {
@@ -45,9 +51,11 @@ fn main() -> ExitCode {
 }
 
 fn options(args: &[String]) -> Options {
-    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
+    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();
     let has = |name: &str| args.iter().any(|arg| arg == name);
-    Options { quick: has("--quick"), json, check: has("--check") }
+    let rounds = value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number of rounds"));
+    let (json, case) = (value("--json"), value("--case"));
+    Options { quick: has("--quick"), json, check: has("--check"), case, rounds }
 }
 
 /// Runs on a worker of a runtime with as many workers as there are cores.
@@ -76,15 +84,18 @@ fn again(args: &[&str]) -> String {
 }
 
 fn compare(options: &Options) -> ExitCode {
-    let rounds = 3;
+    let rounds = options.rounds;
     let cases = cases(options.quick);
+    let is_chosen = |name: &str| options.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let mut figures = Vec::new();
     let mut rates = BTreeMap::new();
-    for case in &cases {
+    for case in cases.iter().filter(|case| is_chosen(case.name)) {
         figures.extend(measure(case, rounds, &mut rates));
     }
     figures.extend(steadiness(&rates));
-    figures.extend(dispatch_figures(options.quick, rounds));
+    if is_chosen(DISPATCH) {
+        figures.extend(dispatch_figures(options.quick, rounds));
+    }
     table::print(&figures);
     if let Some(path) = &options.json {
         table::write_json(&figures, path).expect("the JSON file can be written");
@@ -125,10 +136,10 @@ fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) 
 fn steadiness(rates: &BTreeMap<&'static str, f64>) -> Vec<Figure> {
     let Some(against) = rates.get(STEADY_AGAINST) else { return Vec::new() };
     let ratio = |name: &&'static str| {
-        let value = rates[name] / against;
-        figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Bar::AtLeast(0.85)))
+        let value = rates.get(name)? / against;
+        Some(figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Bar::AtLeast(0.85))))
     };
-    STEADY.iter().map(ratio).collect()
+    STEADY.iter().filter_map(ratio).collect()
 }
 
 fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
@@ -136,7 +147,7 @@ fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
     let number = |args: &[&str]| again(args).parse::<f64>().expect("a number");
     let best = |keys: &str| (0..rounds).map(|_| number(&["--dispatch", keys, seconds])).fold(f64::MAX, f64::min);
     let (uniform, zipf) = (best("uniform"), best("zipf"));
-    let case = "1 ms, 20,000/s, cold keys";
+    let case = DISPATCH;
     let bar = Some(Bar::AtMost(2.0));
     let memory = number(&["--memory"]);
     vec![

@@ -13,7 +13,10 @@ use crate::usage::Usage;
 
 pub(crate) const OURS: &str = "lanes";
 pub(crate) const OURS_THREADS: &str = "lanes, threads";
+pub(crate) const OURS_CORES: &str = "lanes, own threads";
 pub(crate) const BARE: &str = "bare tasks (no order)";
+pub(crate) const BARE_CORES: &str = "bare, runtime per core";
+pub(crate) const BARE_THREADS: &str = "bare threads (no order)";
 pub(crate) const BUFFERED: &str = "buffer_unordered (no order)";
 pub(crate) const HASHED: &str = "1000 hashed channels";
 pub(crate) const TASK_PER_KEY: &str = "task + channel per key";
@@ -45,16 +48,23 @@ pub(crate) async fn run(subject: &str, load: Load) -> Figures {
     let (source, feed) = Memory::new();
     let epoch = feed.assign(Lane(0));
     let records = load.records(if subject.starts_with(OURS) { epoch } else { Epoch(1) });
-    let ours = subject.starts_with(OURS).then(|| {
+    let is_ours = subject.starts_with(OURS);
+    let ours = is_ours.then(|| {
         feed.extend(records.iter().cloned());
         feed.end();
-        if subject == OURS { subscription(source, load, &check) } else { threaded(source, load, &check) }
+        match subject {
+            OURS_THREADS => threaded(source, load, &check),
+            _ => subscription(source, load, &check, subject == OURS_CORES),
+        }
     });
-    let records = if ours.is_some() { Vec::new() } else { records };
+    // The subscription has the only copy, as the others have.
+    let records = if is_ours { drop_all(records) } else { records };
     let began = Usage::now();
     match (subject, ours) {
         (_, Some(subscription)) => drop(subscription.run().await.expect("the subscription ends well")),
         (BARE, _) => bare(records, load, &check).await,
+        (BARE_CORES, _) => bare_cores(records, load, &check),
+        (BARE_THREADS, _) => bare_threads(records, load, &check),
         (BUFFERED, _) => buffered(records, load, &check).await,
         (HASHED, _) => hashed(records, load, &check).await,
         _ => task_per_key(records, load, &check).await,
@@ -68,15 +78,22 @@ pub(crate) async fn run(subject: &str, load: Load) -> Figures {
     }
 }
 
+fn drop_all(_: Vec<Record>) -> Vec<Record> {
+    Vec::new()
+}
+
 fn bounds(load: Load) -> Bounds {
     // As much waits as runs, so that a permit that comes free finds a record.
     let most = 2 * load.in_flight;
     Bounds { records_max: most, lane_records_max: most, ..Bounds::default() }
 }
 
-fn subscription(source: Memory, load: Load, check: &Arc<Check>) -> Subscription {
+fn subscription(source: Memory, load: Load, check: &Arc<Check>, has_own_threads: bool) -> Subscription {
     let check = Arc::clone(check);
-    let builder = Subscription::builder("bench").source(source).concurrency(load.in_flight).bounds(bounds(load));
+    let mut builder = Subscription::builder("bench").source(source).concurrency(load.in_flight).bounds(bounds(load));
+    if has_own_threads {
+        builder = builder.own_threads();
+    }
     let handler = move |delivery: tidegate_lanes::Delivery| {
         let check = Arc::clone(&check);
         async move {
@@ -109,6 +126,39 @@ async fn bare(records: Vec<Record>, load: Load, check: &Arc<Check>) {
         });
     }
     drop(permits.acquire_many(load.in_flight as u32).await);
+}
+
+/// The same on one runtime for each core, so that no task and no timer is shared.
+fn bare_cores(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut parts: Vec<Vec<Record>> = (0..cores).map(|_| Vec::new()).collect();
+    records.into_iter().enumerate().for_each(|(at, record)| parts[at % cores].push(record));
+    let part = Load { in_flight: load.in_flight / cores, ..load };
+    let on_core = |records| {
+        let check = Arc::clone(check);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+            runtime.block_on(bare(records, part, &check));
+        })
+    };
+    let threads: Vec<_> = parts.into_iter().map(on_core).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("the bench does not panic"));
+}
+
+/// As many threads, which take what is next.
+fn bare_threads(records: Vec<Record>, load: Load, check: &Arc<Check>) {
+    let records = Arc::new(std::sync::Mutex::new(records.into_iter()));
+    let take = |_| {
+        let (records, check) = (Arc::clone(&records), Arc::clone(check));
+        std::thread::spawn(move || {
+            let next = || records.lock().expect("nobody panics with it").next();
+            while let Some(record) = next() {
+                handle_blocking(load.handler, &check, &record);
+            }
+        })
+    };
+    let threads: Vec<_> = (0..load.in_flight).map(take).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("the bench does not panic"));
 }
 
 async fn buffered(records: Vec<Record>, load: Load, check: &Arc<Check>) {

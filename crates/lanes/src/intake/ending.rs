@@ -83,7 +83,7 @@ impl<S: Source> Intake<S> {
 
     /// The source has ended: so do we when nothing can be done any more. `true` if that is so.
     fn end_when_done(&mut self, now: Moment) -> bool {
-        let held: usize = self.held.iter().sum();
+        let held = self.appetite.held();
         let is_done = self.pending <= held;
         if is_done {
             self.begin_end((held > 0).then_some(RunError::HeldBack { records: held }), now);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
 
+mod apart;
 mod checker;
 mod deadline;
 mod failure;

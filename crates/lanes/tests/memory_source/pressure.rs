@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tidegate_lanes::source::Memory;
-use tidegate_lanes::{Bounds, Delivery, Lane, Position, Record, Subscription, Threads};
+use tidegate_lanes::{Batch, Bounds, Delivery, Lane, Position, Record, Subscription, Threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -265,4 +265,77 @@ async fn one_permit_is_shared_by_all_shards() {
     let builder = Subscription::builder("test").source(source).concurrency(1).shards(8);
     builder.handler(gated(&checker, &gate)).unwrap().run().await.unwrap();
     checker.assert_all_done(1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_is_taken_than_keys_can_begin() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at));
+    feed.end();
+    let gate = Arc::new(Semaphore::new(0));
+    let bounds = |ready_max| Bounds { ready_max, ..Bounds::default() };
+    let builder = Subscription::builder("test").source(source).concurrency(10).shards(2).bounds(bounds(100));
+    let subscription = builder.handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("ten run", || handle.metrics().tally.running == 10).await;
+    tokio::time::sleep(SECOND).await;
+    let taken = handle.metrics().pending;
+    // What comes at once is at most a batch of 1,024.
+    assert!((100..3000).contains(&taken), "{taken}");
+    handle.set_bounds(bounds(usize::MAX));
+    until("all is taken", || handle.metrics().pending == 10_000).await;
+    handle.set_bounds(bounds(1));
+    gate.add_permits(10_000);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_behind_a_hot_key_are_reached_although_it_alone_is_ready() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    // The others lie behind 5,000 records of one key.
+    feed.extend(records(LANE, epoch, 5_010, |at| at.saturating_sub(4_999)));
+    let gate = Arc::new(Semaphore::new(0));
+    let bounds = Bounds { ready_max: 1, ..Bounds::default() };
+    let builder = Subscription::builder("test").source(source).shards(1).bounds(bounds);
+    let subscription = builder.handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("all keys run", || handle.metrics().tally.running == 11).await;
+    gate.add_permits(10_000);
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(5_010);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_find_many_records_of_a_key_whatever_is_ready() {
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10_000, |at| at % 1_000));
+    let bounds = Bounds { ready_max: 1, ..Bounds::default() };
+    let largest = Arc::new(AtomicUsize::new(0));
+    let (seen, watch) = (Arc::clone(&largest), checker.clone());
+    let handler = move |batch: Batch| {
+        seen.fetch_max(batch.records.len(), SeqCst);
+        for record in &batch.records {
+            watch.begin(record);
+            watch.done(record);
+        }
+        batch.finish();
+        std::future::ready(())
+    };
+    let builder = Subscription::builder("test").source(source).rate(0.0).bounds(bounds);
+    let subscription = builder.batches(10, handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("all is taken", || handle.metrics().pending == 10_000).await;
+    handle.set_rate(None);
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(10_000);
+    assert_eq!(largest.load(SeqCst), 10);
 }
