@@ -70,10 +70,11 @@ impl Builder<NoSource, Tasks> {
     }
 }
 
-impl<R> Builder<NoSource, R> {
-    /// Where records come from.
-    pub fn source<S: Source>(self, source: S) -> Builder<S, R> {
+impl<S, R> Builder<S, R> {
+    /// All the rest stays as it is.
+    fn over<T, Q>(self, change: impl FnOnce(S, R) -> (T, Q)) -> Builder<T, Q> {
         let Self {
+            source,
             runtime,
             policy,
             settings,
@@ -83,8 +84,8 @@ impl<R> Builder<NoSource, R> {
             has_own_threads,
             dead_letter,
             interceptors,
-            ..
         } = self;
+        let (source, runtime) = change(source, runtime);
         Builder {
             source,
             runtime,
@@ -97,6 +98,13 @@ impl<R> Builder<NoSource, R> {
             dead_letter,
             interceptors,
         }
+    }
+}
+
+impl<R> Builder<NoSource, R> {
+    /// Where records come from.
+    pub fn source<S: Source>(self, source: S) -> Builder<S, R> {
+        self.over(|_, runtime| (source, runtime))
     }
 }
 
@@ -115,30 +123,7 @@ impl<S> Builder<S, Tasks> {
 
     /// On what handlers run: [`Threads`], instead of [`Tasks`].
     pub fn runtime(self, threads: Threads) -> Builder<S, Threads> {
-        let Self {
-            source,
-            policy,
-            settings,
-            concurrency,
-            rate,
-            shards,
-            has_own_threads,
-            dead_letter,
-            interceptors,
-            ..
-        } = self;
-        Builder {
-            source,
-            runtime: threads,
-            policy,
-            settings,
-            concurrency,
-            rate,
-            shards,
-            has_own_threads,
-            dead_letter,
-            interceptors,
-        }
+        self.over(|source, _| (source, threads))
     }
 }
 
