@@ -5,11 +5,11 @@ use anyhow::Result;
 use crate::repository::{FEATURES, PAM, cargo, run as run_command};
 use crate::step::Steps;
 use crate::tests::{Io, fetch_postgres, tests, tests_of_pam};
-use crate::{drivers, tidy};
+use crate::{drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, models, drivers
     #[arg(long)]
     only: Vec<String>,
 }
@@ -24,6 +24,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
     steps.run("pam", tests_of_pam);
+    steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
 }

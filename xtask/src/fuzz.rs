@@ -1,7 +1,8 @@
-//! `cargo xtask fuzz`: replay of the kept corpus and some mutations, on the stable compiler; or fuzzing that is guided
-//! by coverage, with cargo-fuzz.
+//! `cargo xtask fuzz`: replay of the kept corpus and some mutations; or fuzzing that is guided by coverage, with
+//! cargo-fuzz. Both on the stable compiler: what is fuzzed has no unsafe code, so the sanitizers, which need another
+//! compiler, have nothing to find in it.
 
-use std::process::Command;
+use std::fs;
 
 use anyhow::{Context, Result};
 
@@ -10,22 +11,30 @@ use crate::tests::features;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fuzz this target instead of replaying the corpus of all (needs cargo-fuzz and a nightly compiler)
-    target: Option<String>,
-    /// How long to fuzz
+    /// Fuzz these targets in turn, guided by coverage, instead of replaying the corpus of all (needs cargo-fuzz)
+    target: Vec<String>,
+    /// How long to fuzz each target
     #[arg(long, default_value_t = 60, requires = "target")]
     seconds: u32,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let Some(target) = &arguments.target else {
+    if arguments.target.is_empty() {
         return replay_all();
-    };
-    let limit = format!("-max_total_time={}", arguments.seconds);
-    // Not the cargo that runs us: rustup's, which knows `+nightly`.
-    let mut command = Command::new("cargo");
-    command.current_dir(root()).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
-    command.args(["+nightly", "fuzz", "run", target, "--features", "libfuzzer", "--", &limit]);
+    }
+    arguments.target.iter().try_for_each(|target| fuzz(target, arguments.seconds))
+}
+
+/// What it finds lies in `fuzz/artifacts`; inputs that reach new code are kept beside the build, and the corpus, which is
+/// under version control, stays as it is.
+fn fuzz(target: &str, seconds: u32) -> Result<()> {
+    let grown = root().join("target/fuzz-corpus").join(target);
+    fs::create_dir_all(&grown).with_context(|| format!("make {}", grown.display()))?;
+    let limit = format!("-max_total_time={seconds}");
+    let mut command = cargo();
+    command.current_dir(root());
+    command.args(["fuzz", "run", "--sanitizer", "none", "--features", "libfuzzer", target]).arg(grown);
+    command.arg(root().join("fuzz/corpus").join(target)).args(["--", &limit, "-timeout=10", "-rss_limit_mb=2048"]);
     run_command(&mut command).context("is cargo-fuzz installed? cargo install cargo-fuzz")
 }
 

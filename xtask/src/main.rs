@@ -9,6 +9,7 @@ mod flamegraph;
 mod fuzz;
 mod gateway;
 mod machine;
+mod models;
 mod repository;
 mod second;
 mod soak;
@@ -37,6 +38,8 @@ enum Command {
     Test(tests::Arguments),
     /// Check the house rules: edges between crates and rooms, names, lengths, docs
     Tidy,
+    /// Try every interleaving of what threads share without a lock (loom)
+    Models,
     /// Measure one area side by side with its peers
     Bench(bench::Arguments),
     /// Run eight real drivers through the gateway, in transaction and session mode
@@ -66,6 +69,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Ci(arguments) => ci::run(&arguments),
         Command::Test(arguments) => tests::run(&arguments),
         Command::Tidy => tidy::run(),
+        Command::Models => models::run(),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),
         Command::Drivers(arguments) => drivers::run(&arguments),
