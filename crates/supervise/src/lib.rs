@@ -71,6 +71,8 @@
 //! many spawns and exits can happen at the same moment.
 
 mod budget;
+#[cfg(feature = "tokio")]
+mod bundle;
 mod child;
 mod clock;
 #[cfg(feature = "compio")]
@@ -95,6 +97,8 @@ mod sync;
 mod tokio;
 
 pub use budget::{Backoff, Budget, Exhausted};
+#[cfg(feature = "tokio")]
+pub use bundle::Bundled;
 pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised};
 #[cfg(feature = "compio")]
 pub use compio::Compio;
