@@ -383,10 +383,7 @@ fn follower(spec: &HostSpec, resolver: &Resolver) -> Option<tidegate_balance::Ma
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::{
-            Mutex,
-            atomic::{AtomicUsize, Ordering},
-        },
+        sync::atomic::{AtomicUsize, Ordering},
         time::Duration,
     };
 
@@ -394,10 +391,9 @@ mod tests {
     use crate::hosts::ClusterSpec;
 
     /// Those around a cluster: the first owner fails while it begins, later ones are heard.
-    #[derive(Default)]
     struct Shaky {
         lives: AtomicUsize,
-        watched: Mutex<Vec<String>>,
+        watched: mpsc::UnboundedSender<String>,
     }
 
     struct Life(Arc<Shaky>, usize);
@@ -405,7 +401,7 @@ mod tests {
     impl Ground for Life {
         fn watch(&self, _: &Arc<Cluster>, node: &Arc<Node>, _: Sink) {
             assert!(self.1 > 0, "on purpose");
-            self.0.watched.lock().unwrap().push(node.name.to_string());
+            self.0.watched.send(node.name.to_string()).unwrap();
         }
         fn retire(&self, _: &Cluster, node: &Node) {
             panic!("{} is no other server than before", node.name);
@@ -414,20 +410,20 @@ mod tests {
         fn sever(&self, _: &Cluster, _: &Node) {}
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_owner_that_fails_is_followed_by_one_that_begins_anew() {
         let hosts = ["10.0.0.1", "10.0.0.2"].map(|name| HostSpec::from(Host::Tcp { name: name.into(), port: 5432 }));
-        let spec = ClusterSpec { hosts: hosts.to_vec(), tls: Default::default(), rules: Default::default() };
+        let config = crate::config::Config::from_url("postgres://db.example/shop").unwrap();
+        let tls = config.databases.iter().next().unwrap().1.tls.clone();
+        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: crate::config::RouteSettings::default() };
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
         let resolver = Resolver::new(tokio::runtime::Handle::current());
         let scope: Scope<&'static str> = Scope::root("hosts");
-        let shaky = Arc::new(Shaky::default());
-        let around = shaky.clone();
-        own(&cluster, &scope, &resolver, move || Life(around.clone(), around.lives.fetch_add(1, Ordering::SeqCst)));
-        while shaky.watched.lock().unwrap().len() < 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(*shaky.watched.lock().unwrap(), ["10.0.0.1:5432", "10.0.0.2:5432"]);
+        let (watched, mut seen) = mpsc::unbounded_channel();
+        let shaky = Arc::new(Shaky { lives: AtomicUsize::new(0), watched });
+        own(&cluster, &scope, &resolver, move || Life(shaky.clone(), shaky.lives.fetch_add(1, Ordering::SeqCst)));
+        assert_eq!(seen.recv().await.as_deref(), Some("10.0.0.1:5432"));
+        assert_eq!(seen.recv().await.as_deref(), Some("10.0.0.2:5432"));
         assert!(cluster.nodes().iter().all(|node| !node.is_gone()));
         let counts = scope.counts();
         assert_eq!((counts.live, counts.restarts), (1, 1));
