@@ -27,7 +27,8 @@ pub use handshake::{Console, ConsoleClient};
 pub fn start(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
     let seat = Seat::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
-    let task = worker.client_scope.wrap(move |ctx| serve(owner, accepted, ctx, console, seat));
+    let id = worker.gateway.next_client_id();
+    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, console, seat));
     match task {
         Ok(task) => worker.reactor.spawn(task),
         Err(refused) => tracing::debug!(%peer, %refused, "client not served"),
@@ -54,9 +55,16 @@ fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
     &gateway.clients[worker]
 }
 
-fn serve(worker: Rc<Worker>, accepted: Accepted, ctx: Ctx, console: Console, seat: Seat) -> impl Future<Output = ()> {
+fn serve(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    ctx: Ctx,
+    console: Console,
+    seat: Seat,
+) -> impl Future<Output = ()> {
     // The handshake's state is large and short-lived: in a box it does not count towards what an idle client costs.
-    let arrival = Box::pin(handshake::shake(worker, accepted, console));
+    let arrival = Box::pin(handshake::shake(worker, accepted, id, console));
     async move {
         if let Some(mut session) = arrival.await {
             session.run(&ctx).await;

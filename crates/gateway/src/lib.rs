@@ -30,3 +30,4 @@ pub mod statements;
 pub mod stats;
 pub mod stream;
 pub mod tls;
+pub mod tree;

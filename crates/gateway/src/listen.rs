@@ -1,13 +1,14 @@
 //! Accepts clients and spreads them over the threads.
 
-use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
+use std::{cell::Cell, io, rc::Rc, sync::atomic::Ordering, time::Duration};
 
 use tidegate_link::{Accepted, Acceptor, Listener};
-use tidegate_supervise::Ctx;
+use tidegate_supervise::{Class, Ctx, Restart};
 
 use crate::{
     client::{self, Console},
     plane::Worker,
+    tree::{self, Ear},
 };
 
 /// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
@@ -16,21 +17,26 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// A client goes to another thread if this one has more clients than that by so many.
 const UNEVENNESS_MAX: usize = 1;
 
-/// Accepts on `listener` for as long as the scope of listeners lives.
+/// Accepts on `listener` for as long as the scope of listeners lives, and begins anew should that fail.
 ///
 /// # Errors
 /// When the listener cannot be registered with this thread.
-pub fn start(worker: &Rc<Worker>, listener: &Listener, console: Console) -> std::io::Result<()> {
-    let acceptor = listener.accept_on(&worker.reactor)?;
-    let scope = &worker.gateway.listen_scope;
-    let owner = worker.clone();
-    if let Ok(task) = scope.wrap(move |ctx| accept(owner, acceptor, console, ctx)) {
+pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear, console: Console) -> io::Result<()> {
+    let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
+    let (owner, timer) = (worker.clone(), worker.clone());
+    let class = Class::new(tree::kept(Restart::Transient), move |_: &Ear, ctx| {
+        let acceptor = first.take().map_or_else(|| listener.accept_on(&owner.reactor), Ok);
+        accept(owner.clone(), acceptor, console, ctx)
+    });
+    let sleep = move |wait: Duration| timer.reactor.sleep(wait);
+    if let Ok(task) = worker.gateway.listen_scope.wrap_kept(ear, &class, sleep) {
         worker.reactor.spawn(task);
     }
     Ok(())
 }
 
-async fn accept(worker: Rc<Worker>, acceptor: Acceptor, console: Console, ctx: Ctx) {
+async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Console, ctx: Ctx) -> io::Result<()> {
+    let acceptor = acceptor?;
     loop {
         let accepted = std::future::poll_fn(|cx| {
             if ctx.poll_cancelled(cx).is_ready() {
@@ -51,6 +57,7 @@ async fn accept(worker: Rc<Worker>, acceptor: Acceptor, console: Console, ctx: C
     while let Some(accepted) = std::future::poll_fn(|cx| acceptor.poll_close(cx)).await {
         place(&worker, accepted, console);
     }
+    Ok(())
 }
 
 /// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.

@@ -4,14 +4,21 @@ mod names;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use tidegate_balance::{Address, Backoff, Dns, Resolution, Resolve, ResolveError, ResolveRules, Resolved, Resolving};
+use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tokio::runtime::Handle;
 
-use crate::config;
+use crate::{
+    config,
+    tree::{self, Job},
+};
 use names::{Found, Names};
 
 pub use names::{ChangedName, KnownName};
@@ -19,7 +26,8 @@ pub use names::{ChangedName, KnownName};
 /// Hands work to the control plane, and brings the result back.
 #[derive(Clone, Debug)]
 pub struct Resolver {
-    control: Handle,
+    jobs: Supervisor<Tokio, Job>,
+    jobs_begun: Arc<AtomicU64>,
     /// Who is asked for addresses; the system itself, if nobody is named.
     dns: Option<Dns>,
     rules: ResolveRules,
@@ -36,7 +44,14 @@ impl Resolver {
     /// Works on this tokio runtime, and asks the system for addresses.
     #[must_use]
     pub fn new(control: Handle) -> Self {
-        Self { control, dns: None, rules: rules(&config::Dns::default()), names: Arc::default() }
+        let jobs = Scope::root("look-ups").on(Tokio::new(control));
+        Self {
+            jobs,
+            jobs_begun: Arc::default(),
+            dns: None,
+            rules: rules(&config::Dns::default()),
+            names: Arc::default(),
+        }
     }
 
     /// The same with other settings.
@@ -64,9 +79,21 @@ impl Resolver {
         self.names().set_ttl(settings.cache_ttl, settings.cache_failure_ttl);
     }
 
-    /// Runs a task of the control plane, which somebody supervises.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.control.spawn(task);
+    /// The same, with all that it does from now on below this scope.
+    #[must_use]
+    pub fn under(self, parent: &Scope) -> Self {
+        let jobs = tree::control(parent, "look-ups").build().on(self.runtime());
+        Self { jobs, ..self }
+    }
+
+    /// The control plane.
+    #[must_use]
+    pub fn runtime(&self) -> Tokio {
+        self.jobs.runtime().clone()
+    }
+
+    fn job(&self, what: &str) -> Job {
+        Job { what: what.to_owned(), number: self.jobs_begun.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
     /// When names that are followed are looked up again.
@@ -111,7 +138,7 @@ impl Resolver {
 
     async fn look_up(&self, name: &str) -> Found {
         let found = match &self.dns {
-            Some(dns) => self.ask(dns.name(name, 0)).await,
+            Some(dns) => self.ask(name, dns.name(name, 0)).await,
             None => self.ask_system(name).await,
         };
         self.names().learn(name, &found, Instant::now());
@@ -120,7 +147,7 @@ impl Resolver {
 
     async fn ask_system(&self, name: &str) -> Found {
         let asked = name.to_owned();
-        let found = self.offload(move || {
+        let found = self.offload(name, move || {
             use std::net::ToSocketAddrs;
             (asked.as_str(), 0).to_socket_addrs().map(Iterator::collect::<Vec<_>>)
         });
@@ -155,13 +182,17 @@ impl Resolver {
     }
 
     /// Asks name servers, from a thread of the data plane.
-    async fn ask(&self, mut look: Box<dyn Resolve>) -> Result<Vec<SocketAddr>, String> {
+    async fn ask(&self, name: &str, mut look: Box<dyn Resolve>) -> Result<Vec<SocketAddr>, String> {
         let (send, receive) = tokio::sync::oneshot::channel();
-        self.control.spawn(async move {
-            let looked = tokio::time::timeout(LOOK_UP_LIMIT, look.resolve()).await;
+        let asking = self.jobs.spawn_as(self.job(name), |ctx| async move {
+            let looked = tokio::select! {
+                () = ctx.cancelled() => return,
+                looked = tokio::time::timeout(LOOK_UP_LIMIT, look.resolve()) => looked,
+            };
             // The asker may have gone.
             let _ = send.send(looked.unwrap_or(Err(ResolveError::TimedOut(LOOK_UP_LIMIT))));
         });
+        asking.map_err(|_| STOPPING.to_owned())?;
         let found = receive.await.map_err(|_| STOPPING.to_owned())?.map_err(|error| error.to_string())?.found;
         let socket = |resolved: Resolved| match resolved.address {
             Address::Socket(address) => Some(address),
@@ -170,16 +201,16 @@ impl Resolver {
         Ok(found.into_iter().filter_map(socket).collect())
     }
 
-    /// Runs `work` on a thread that may block. `None` if the process is stopping, or if `work` panicked.
+    /// Runs `work` on a thread that may block; `what` names it where tasks are reported. `None` if the process is stopping,
+    /// or if `work` panicked.
     ///
     /// # Cancel safety
     /// Safe: the work ends by itself, its result is dropped.
-    pub async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub async fn offload<T: Send + 'static>(&self, what: &str, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (send, receive) = tokio::sync::oneshot::channel();
-        self.control.spawn_blocking(move || {
-            // The asker may have gone.
-            let _ = send.send(work());
-        });
+        // The asker may have gone.
+        let begun = self.jobs.spawn_blocking_as(self.job(what), move |_| drop(send.send(work())));
+        begun.ok()?;
         receive.await.ok()
     }
 }

@@ -1,6 +1,8 @@
 //! A whole gateway: threads, listeners, signals, reload, shutdown.
 
 mod activation;
+mod duties;
+mod ending;
 mod handover;
 mod process;
 mod sockets;
@@ -16,7 +18,7 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_link::{Listener, Mode, Reactor, Settings};
-use tidegate_supervise::{Report, Scope, Tokio};
+use tidegate_supervise::Tokio;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
@@ -24,13 +26,15 @@ use crate::{
     cli, client,
     config::{Config, Io},
     listen, log,
-    plane::{Gateway, Mailbox, Phase, Setup, Unused, Worker},
+    plane::{Gateway, Mailbox, Phase, Setup, Worker},
     record::Archive,
     resolve::Resolver,
     stream::{self, Fleet},
+    tree::Ear,
 };
 
 use activation::Activated;
+use ending::Names;
 use handover::{Goods, Predecessor};
 use process::PidFile;
 use sockets::Sockets;
@@ -221,8 +225,9 @@ fn work(
     }
     let worker = Worker::new(index, reactor, gateway.clone(), mailbox);
     // The thread keeps none of them: whoever keeps one keeps the kernel from refusing connections.
-    for listener in listeners {
-        if let Err(error) = listen::start(&worker, &listener, console::serve) {
+    for (number, listener) in listeners.into_iter().enumerate() {
+        let ear = Ear::Clients { thread: index, listener: number };
+        if let Err(error) = listen::start(&worker, listener, ear, console::serve) {
             tracing::error!(worker = index, %error, "cannot accept on this thread");
         }
     }
@@ -251,9 +256,7 @@ impl Running {
     async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
-        sample(&self.gateway);
-        check_names(&self.gateway);
-        forget_unused(&self.gateway);
+        duties::start(&self.gateway);
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
@@ -346,12 +349,11 @@ impl Running {
         self.gateway.set_phase(Phase::Stopping);
         self.close_listeners().await;
         // What has not ended by now has no time left; what it did not commit comes again.
-        drop(self.streams);
-        for worker in self.gateway.workers() {
-            worker.visit(|worker| worker.roster.wake_all());
-        }
+        self.streams.abort(STOP_ABORT).await;
+        let names = Names::gather(&self.gateway);
         let report = self.gateway.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
-        log_report(&report);
+        names.log(&report);
+        drop(self.streams);
         for worker in self.gateway.workers() {
             worker.visit(|worker| worker.stop());
         }
@@ -395,102 +397,6 @@ async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase) {
     }
 }
 
-/// Starts the task that reads the counters once per period.
-fn sample(gateway: &Arc<Gateway>) {
-    let scope: Scope = gateway.scope.child("averages");
-    let owner = gateway.clone();
-    // What averages are of.
-    let every = gateway.setup().config.log.stats_period;
-    let task = scope.wrap(move |ctx| async move {
-        let start = tokio::time::Instant::now() + every;
-        let mut period = tokio::time::interval_at(start, every);
-        loop {
-            tokio::select! {
-                () = ctx.cancelled() => return,
-                _ = period.tick() => sample_once(&owner).await,
-            }
-        }
-    });
-    if let Ok(task) = task {
-        tokio::spawn(task);
-    }
-}
-
-/// How often it is looked whether a database is unused; sooner if it is to be forgotten sooner.
-const UNUSED_EVERY: Duration = Duration::from_secs(60);
-const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
-
-/// Starts the task that forgets databases which nobody uses.
-fn forget_unused(gateway: &Arc<Gateway>) {
-    let scope: Scope = gateway.scope.child("unused");
-    let owner = gateway.clone();
-    let task = scope.wrap(move |ctx| async move {
-        let mut unused = Unused::default();
-        loop {
-            let limit = owner.setup().config.timeouts.auto_database;
-            let pause = if limit.is_zero() { UNUSED_EVERY } else { UNUSED_EVERY.min(limit / 4).max(UNUSED_EVERY_MIN) };
-            tokio::select! {
-                () = ctx.cancelled() => return,
-                () = tokio::time::sleep(pause) => owner.forget_unused(&mut unused).await,
-            }
-        }
-    });
-    if let Ok(task) = task {
-        tokio::spawn(task);
-    }
-}
-
-/// Starts the task that looks names up again, if that is wanted.
-fn check_names(gateway: &Arc<Gateway>) {
-    let every = gateway.setup().config.dns.check_period;
-    if every.is_zero() {
-        return;
-    }
-    let scope: Scope = gateway.scope.child("names");
-    let owner = gateway.clone();
-    let task = scope.wrap(move |ctx| async move {
-        let mut period = tokio::time::interval(every);
-        loop {
-            tokio::select! {
-                () = ctx.cancelled() => return,
-                _ = period.tick() => refresh_names(&owner).await,
-            }
-        }
-    });
-    if let Ok(task) = task {
-        tokio::spawn(task);
-    }
-}
-
-async fn refresh_names(gateway: &Gateway) {
-    gateway.connector.resolver.refresh().await;
-    gateway.follow_names();
-}
-
-/// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.
-async fn sample_once(gateway: &Gateway) {
-    gateway.sample().await;
-    if !gateway.setup().config.log.stats {
-        return;
-    }
-    let now = crate::stats::Sample { at: std::time::Instant::now(), totals: crate::stats::Totals::new() };
-    let of = gateway.averages_of_all(&now);
-    tracing::info!(
-        "stats: {} xacts/s, {} queries/s, {} client parses/s, {} server parses/s, {} binds/s, in {} B/s, out {} B/s, \
-         xact {} us, query {} us, wait {} us",
-        of.xact_count,
-        of.query_count,
-        of.client_parse_count,
-        of.server_parse_count,
-        of.bind_count,
-        of.received_bytes,
-        of.sent_bytes,
-        of.xact_time,
-        of.query_time,
-        of.wait_time,
-    );
-}
-
 /// Looks ten times a second: nothing waits for this but the end of the process. Clients of the console do not count:
 /// somebody may want to watch.
 async fn no_clients(gateway: &Gateway, streams: &Fleet) {
@@ -506,19 +412,6 @@ const TRANSACTIONS_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
 const STOP_GRACE: Duration = Duration::from_secs(2);
 /// and so long until they are given up.
 const STOP_ABORT: Duration = Duration::from_secs(1);
-
-fn log_report(report: &Report) {
-    tracing::info!(
-        clean = report.clean(),
-        aborted = report.aborted(),
-        panicked = report.panicked(),
-        stuck = report.stuck.len(),
-        "tasks ended"
-    );
-    for stuck in &report.stuck {
-        tracing::error!(?stuck, "a task did not end");
-    }
-}
 
 /// Wherever the process goes, it finds its file again.
 fn absolute(file: &Path) -> PathBuf {

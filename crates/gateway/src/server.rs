@@ -77,7 +77,7 @@ pub struct Server {
     pub status: TxStatus,
     /// What is to be done before its next client, should it be released for cleaning.
     pub cleaning: Cleaning,
-    /// Its place in the limits that pools share.
+    /// Its place in the limits that pools share, and in the tree of tasks.
     pub quota: Option<Box<dyn Send>>,
 }
 

@@ -3,6 +3,7 @@
 //! `cargo run -p tidegate-supervise --features tokio --example kept`
 
 use std::error::Error;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Policy, Res
 struct Prints;
 
 impl Observe for Prints {
-    fn restarting(&self, scope: &str, exit: Exit, panic: Option<&str>, wait: Duration) {
-        println!("{scope}: {exit} ({}), again in {wait:?}", panic.unwrap_or("no panic"));
+    fn restarting(&self, scope: &str, key: &dyn Debug, exit: Exit, panic: Option<&str>, wait: Duration) {
+        println!("{scope} {key:?}: {exit} ({}), again in {wait:?}", panic.unwrap_or("no panic"));
     }
 
-    fn gave_up(&self, scope: &str, exit: Exit) {
-        println!("{scope}: {exit} once too often");
+    fn gave_up(&self, scope: &str, key: &dyn Debug, exit: Exit) {
+        println!("{scope} {key:?}: {exit} once too often");
     }
 }
 

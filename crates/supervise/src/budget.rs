@@ -17,6 +17,11 @@ impl Budget {
         Self { restarts, per }
     }
 
+    /// Any number of restarts: the back-off alone says how often.
+    pub fn unlimited() -> Self {
+        Self::new(u32::MAX, Duration::ZERO)
+    }
+
     /// A full bucket.
     pub(crate) fn bucket(self) -> Bucket {
         Bucket { budget: self, full_at: None }
@@ -70,13 +75,21 @@ impl Bucket {
 pub struct Backoff {
     first: Duration,
     max: Duration,
+    recovered: Duration,
 }
 
 impl Backoff {
     /// About `first` before the first restart, doubled up to about `max`. A child that then lives for `max` begins
     /// again at `first`.
     pub fn new(first: Duration, max: Duration) -> Self {
-        Self { first, max: max.max(first) }
+        let max = max.max(first);
+        Self { first, max, recovered: max }
+    }
+
+    /// With this as the time that a child has to live in order to begin again at `first`.
+    #[must_use]
+    pub fn recovered_after(self, recovered: Duration) -> Self {
+        Self { recovered, ..self }
     }
 
     /// No wait at all.
@@ -93,7 +106,7 @@ impl Backoff {
 
     /// Whether a child that lived so long has recovered.
     pub(crate) fn is_recovered(&self, lived: Duration) -> bool {
-        lived >= self.max
+        lived >= self.recovered
     }
 }
 

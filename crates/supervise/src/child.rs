@@ -199,6 +199,34 @@ where
     }
 }
 
+/// A child that is a thing and not a task; made by [`Scope::hold`](crate::Scope::hold). Dropped, it has ended, as
+/// [`Exit::Returned`]; when its thread panics at that moment, as [`Exit::Panicked`].
+#[derive(Debug)]
+#[must_use = "dropped, it has ended"]
+pub struct Held(Seat);
+
+impl Held {
+    pub(crate) fn new(seat: Seat) -> Self {
+        Self(seat)
+    }
+
+    /// The child's own view: is it to go?
+    pub fn ctx(&self) -> Ctx {
+        self.0.member().ctx()
+    }
+
+    /// A handle to the child, to look at it or to tell it to stop from elsewhere.
+    pub fn child(&self) -> Child {
+        self.0.member().handle()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.leave(if std::thread::panicking() { Exit::Panicked } else { Exit::Returned }, None);
+    }
+}
+
 /// A handle to one child. It keeps nothing alive but the memory of the child's slot, and may outlive the child.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Child(Member);

@@ -54,6 +54,13 @@
 //! # }
 //! ```
 //!
+//! # Beside what tokio has
+//!
+//! `JoinSet` keeps the results of its tasks until they are joined, and aborts them when it is dropped: the right thing for
+//! a handful whose results you collect. `TaskTracker` with a `CancellationToken` waits for any number and costs a lock for
+//! every question whether to stop. Neither has deadlines, a report of who is left, restarts, limits or keys. This crate has
+//! no set of results to iterate: a child's result is in the handle that the runtime gives, or is sent by the child.
+//!
 //! # How many shards
 //!
 //! Children live in shards, each with its own short lock. There are four for every core, whatever the number of
@@ -64,6 +71,8 @@
 //! many spawns and exits can happen at the same moment.
 
 mod budget;
+#[cfg(feature = "tokio")]
+mod bundle;
 mod child;
 mod clock;
 #[cfg(feature = "compio")]
@@ -88,7 +97,9 @@ mod sync;
 mod tokio;
 
 pub use budget::{Backoff, Budget, Exhausted};
-pub use child::{Cancelled, Child, Ctx, Ended, Supervised};
+#[cfg(feature = "tokio")]
+pub use bundle::Bundled;
+pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised};
 #[cfg(feature = "compio")]
 pub use compio::Compio;
 pub use error::Refused;

@@ -193,6 +193,7 @@ where
         into.extend(self.list().take(most).map(|child| Stuck {
             scope: Arc::clone(scope),
             key: child.key.map(|key| format!("{key:?}")),
+            number: child.number,
             spawned_at: child.spawned_at,
             age: child.age,
         }));

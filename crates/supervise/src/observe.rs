@@ -1,5 +1,6 @@
 //! What an outsider may hear of a scope's life, for logs and metrics.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::Exit;
@@ -19,9 +20,9 @@ pub trait Observe: Send + Sync + 'static {
         let _ = (scope, exit, panic);
     }
 
-    /// A life of a kept child ended in `exit`; the next begins after `wait`.
-    fn restarting(&self, scope: &str, exit: Exit, panic: Option<&str>, wait: Duration) {
-        let _ = (scope, exit, panic, wait);
+    /// A life of the kept child of this key ended in `exit`; the next begins after `wait`.
+    fn restarting(&self, scope: &str, key: &dyn Debug, exit: Exit, panic: Option<&str>, wait: Duration) {
+        let _ = (scope, key, exit, panic, wait);
     }
 
     /// The next life of a kept child begins; `started` follows. Over all children and at rest, there are as many
@@ -30,8 +31,8 @@ pub trait Observe: Send + Sync + 'static {
         let _ = (scope, exit);
     }
 
-    /// A child ended and should have been restarted, but its budget or its scope's is used up.
-    fn gave_up(&self, scope: &str, exit: Exit) {
-        let _ = (scope, exit);
+    /// The kept child of this key ended and should have been restarted, but its budget or its scope's is used up.
+    fn gave_up(&self, scope: &str, key: &dyn Debug, exit: Exit) {
+        let _ = (scope, key, exit);
     }
 }

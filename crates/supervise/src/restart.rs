@@ -146,6 +146,7 @@ impl<K, M, F: Future, T: Timer> Kept<K, M, F, T> {
 
 impl<K, M, F, T> Kept<K, M, F, T>
 where
+    K: Debug,
     M: Fn(&K, Ctx) -> F,
     F: Future<Output: Completion>,
     T: Timer,
@@ -171,11 +172,11 @@ where
         let Some(wait) = next_wait(&this.class.0.0, this.bucket, this.attempt, this.timer.now(), *this.began)
             .and_then(|wait| Some(wait.max(this.ctx.hub().restart_turn(this.timer.now())?)))
         else {
-            this.ctx.hub().observe(|observer, scope| observer.gave_up(scope, exit));
+            this.ctx.hub().observe(|observer, scope| observer.gave_up(scope, this.key, exit));
             return finish(ended);
         };
         let panic = ended.as_ref().err().and_then(|payload| message(payload.as_ref()));
-        this.ctx.hub().observe(|observer, scope| observer.restarting(scope, exit, panic, wait));
+        this.ctx.hub().observe(|observer, scope| observer.restarting(scope, this.key, exit, panic, wait));
         this.stage.set(Stage::Pause { sleep: this.timer.sleep(wait), ended });
         ControlFlow::Continue(())
     }
@@ -218,6 +219,7 @@ fn finish<O>(ended: Ended<O>) -> ControlFlow<O> {
 
 impl<K, M, F, T> Future for Kept<K, M, F, T>
 where
+    K: Debug,
     M: Fn(&K, Ctx) -> F,
     F: Future<Output: Completion>,
     T: Timer,

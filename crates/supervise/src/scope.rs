@@ -11,7 +11,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use crate::budget::{Budget, Exhausted};
-use crate::child::{Child, Ctx, Seat, Supervised};
+use crate::child::{Child, Ctx, Held, Seat, Supervised};
 use crate::hub::{Hub, Restarts};
 use crate::limit::{Limit, Ticket};
 use crate::node::{Node, ShardSet};
@@ -200,7 +200,38 @@ impl<K: Key> Scope<K> {
     /// [`Refused`] if the scope takes no more children.
     #[track_caller]
     pub fn wrap<F: Future>(&self, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.admit(None).map(|seat| start(seat, future)).map_err(Refused::from)
+        self.admit(None, 0).map(|seat| start(seat, future)).map_err(Refused::from)
+    }
+
+    /// Makes a child without a key that listings and reports call by `number`; 0 is no number.
+    ///
+    /// A number is kept where a start writes anyway, so it costs neither time nor memory, for as many children as there
+    /// are. In return it is only shown: there is no look-up by number, and two children may have the same.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children.
+    #[track_caller]
+    pub fn wrap_numbered<F: Future>(
+        &self,
+        number: u64,
+        future: impl FnOnce(Ctx) -> F,
+    ) -> Result<Supervised<F>, Refused> {
+        self.admit(None, number).map(|seat| start(seat, future)).map_err(Refused::from)
+    }
+
+    /// Counts something among the children that has no task: a connection that rests in a pool, a session in a table. It
+    /// lives until what this returns is dropped, is listed and reported like the others, and a stop waits for it.
+    ///
+    /// Nobody can end it but its owner, who may ask [`Held::ctx`] whether it is to go; an abort does nothing to it. So let
+    /// something that the stop reaches earlier, such as a task in a scope of a lower [phase](ScopeBuilder::phase), have
+    /// its owner let go of it; what is left at the deadline is reported as stuck. `number` as for
+    /// [`wrap_numbered`](Self::wrap_numbered).
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children.
+    #[track_caller]
+    pub fn hold(&self, number: u64) -> Result<Held, Refused> {
+        self.admit(None, number).map(Held::new).map_err(Refused::from)
     }
 
     /// Makes a child that is known as `key` from now until it has ended.
@@ -209,7 +240,7 @@ impl<K: Key> Scope<K> {
     /// [`Refused`] if the scope takes no more children, or has one of this key.
     #[track_caller]
     pub fn wrap_as<F: Future>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.admit(Some(key)).map(|seat| start(seat, future)).map_err(Refused::from)
+        self.admit(Some(key), 0).map(|seat| start(seat, future)).map_err(Refused::from)
     }
 
     /// Makes a child of this key unless one lives. Of any number of callers at once, one makes it.
@@ -225,7 +256,7 @@ impl<K: Key> Scope<K> {
         if let Some(child) = self.get(&key) {
             return Ok(Presence::Existing(child));
         }
-        match self.admit(Some(key)) {
+        match self.admit(Some(key), 0) {
             Ok(seat) => Ok(Presence::New(start(seat, future))),
             Err(Denied::Exists(child)) => Ok(Presence::Existing(child.handle())),
             Err(Denied::Refused(refused)) => Err(refused),
@@ -252,8 +283,8 @@ impl<K: Key> Scope<K> {
     }
 
     #[track_caller]
-    fn admit(&self, key: Option<K>) -> Result<Seat, Denied> {
-        let birth = Birth { key, spawned_at: Location::caller() };
+    fn admit(&self, key: Option<K>, number: u64) -> Result<Seat, Denied> {
+        let birth = Birth { key, number, spawned_at: Location::caller() };
         let limit = self.0.node.hub.limit.as_ref();
         if let Some(limit) = limit.filter(|limit| !limit.try_take()) {
             return Err(self.refusal().unwrap_or(Refused::Full { max: limit.max() }).into());
@@ -424,7 +455,7 @@ impl<K: Key> Permit<K> {
 
     #[track_caller]
     fn use_for(mut self, key: Option<K>) -> Result<Seat, Refused> {
-        let birth = Birth { key, spawned_at: Location::caller() };
+        let birth = Birth { key, number: 0, spawned_at: Location::caller() };
         let scope = self.0.take().expect("a permit is used once");
         scope.seat(birth).map_err(Refused::from)
     }

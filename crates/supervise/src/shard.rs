@@ -96,6 +96,8 @@ const NO_SLOT: u32 = u32::MAX;
 /// A child about to start.
 pub(crate) struct Birth<K> {
     pub(crate) key: Option<K>,
+    /// 0 for none.
+    pub(crate) number: u64,
     pub(crate) spawned_at: &'static Location<'static>,
 }
 
@@ -127,6 +129,8 @@ impl From<Denied> for Refused {
 pub struct ChildInfo<K> {
     /// Its key, if it has one.
     pub key: Option<K>,
+    /// Its number, if it was given one.
+    pub number: Option<u64>,
     /// Where in the source it was spawned.
     pub spawned_at: &'static Location<'static>,
     /// How long ago it was spawned, to the millisecond.
@@ -181,7 +185,7 @@ where
             return Err(Denied::Exists(existing));
         }
         let at = books.take_free(self);
-        let born = Born { site: books.site(birth.spawned_at), at_ms: started_ms };
+        let born = Born { site: books.site(birth.spawned_at), at_ms: started_ms, number: birth.number };
         let (page, place) = split(at);
         let Page { chunk, keys } = &mut books.pages[page];
         if birth.key.is_some() {
@@ -208,9 +212,10 @@ where
         let Some(Page { chunk, keys }) = books.pages.get(page) else { return false };
         let living = chunk.slots.iter().zip(keys).filter(|(slot, _)| slot.is_live());
         into.extend(living.map(|(slot, key)| {
-            let Born { site, at_ms } = slot.born();
+            let Born { site, at_ms, number } = slot.born();
             ChildInfo {
                 key: key.clone(),
+                number: (number != 0).then_some(number),
                 spawned_at: books.sites[site as usize],
                 age: now.saturating_sub(Duration::from_millis(at_ms.into())),
             }
@@ -509,7 +514,7 @@ mod interleavings {
     }
 
     fn birth() -> Birth<u32> {
-        Birth { key: Some(1), spawned_at: Location::caller() }
+        Birth { key: Some(1), number: 0, spawned_at: Location::caller() }
     }
 
     fn stop(shard: &OneShard) {

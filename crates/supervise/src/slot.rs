@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::task::Waker;
 
-use crate::sync::{AtomicPtr, AtomicU32, Mutex, lock};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, lock};
 
 const LIVE: u32 = 1;
 const STOP: u32 = 1 << 1;
@@ -90,13 +90,16 @@ pub(crate) struct Slot {
     /// Of the present occupant, under the shard's lock. Here and not in the books, since a start writes this line anyway.
     born_site: AtomicU32,
     born_ms: AtomicU32,
+    number: AtomicU64,
 }
 
-/// From which place of the source (by its number in the shard) and when (since the birth of the shard) a child came.
+/// From which place of the source (by its number in the shard) and when (since the birth of the shard) a child came, and
+/// the number that it was given; 0 is none.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Born {
     pub(crate) site: u32,
     pub(crate) at_ms: u32,
+    pub(crate) number: u64,
 }
 
 /// What an occupant leaves behind.
@@ -117,11 +120,13 @@ impl Slot {
             next_free: AtomicU32::new(0),
             born_site: AtomicU32::new(0),
             born_ms: AtomicU32::new(0),
+            number: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn born(&self) -> Born {
-        Born { site: self.born_site.load(Relaxed), at_ms: self.born_ms.load(Relaxed) }
+        let (site, at_ms) = (self.born_site.load(Relaxed), self.born_ms.load(Relaxed));
+        Born { site, at_ms, number: self.number.load(Relaxed) }
     }
 
     pub(crate) fn next_free(&self) -> u32 {
@@ -139,6 +144,7 @@ impl Slot {
         // Nobody else writes: signals and watchers leave a slot alone that is not live.
         self.born_site.store(born.site, Relaxed);
         self.born_ms.store(born.at_ms, Relaxed);
+        self.number.store(born.number, Relaxed);
         let keyed = if keyed { KEYED } else { 0 };
         self.state.store(state | LIVE | keyed, Release);
         Tag((state & !PLACE_MASK) | place as u32)

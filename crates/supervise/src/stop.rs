@@ -86,6 +86,8 @@ pub struct Stuck {
     pub scope: Arc<str>,
     /// Its key, as `Debug` shows it.
     pub key: Option<String>,
+    /// Its number, if it was given one.
+    pub number: Option<u64>,
     /// Where in the source it was spawned.
     pub spawned_at: &'static Location<'static>,
     /// How long ago it was spawned.
@@ -94,8 +96,13 @@ pub struct Stuck {
 
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = self.key.as_deref().unwrap_or("-");
-        write!(f, "{} {key}, spawned {:?} ago at {}", self.scope, self.age, self.spawned_at)
+        f.write_str(&self.scope)?;
+        match (&self.key, self.number) {
+            (Some(key), _) => write!(f, " {key}")?,
+            (None, Some(number)) => write!(f, " {number}")?,
+            (None, None) => f.write_str(" -")?,
+        }
+        write!(f, ", spawned {:?} ago at {}", self.age, self.spawned_at)
     }
 }
 

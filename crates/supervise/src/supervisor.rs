@@ -46,6 +46,11 @@ impl<R, K: Key> Supervisor<R, K> {
         &self.scope
     }
 
+    /// The runtime alone.
+    pub fn runtime(&self) -> &R {
+        &self.runtime
+    }
+
     /// Starts a child without a key.
     ///
     /// # Errors
@@ -57,6 +62,19 @@ impl<R, K: Key> Supervisor<R, K> {
         R: Spawn<Supervised<F>>,
     {
         self.scope.wrap(future).map(|child| self.runtime.spawn(child))
+    }
+
+    /// Starts a child that listings and reports call by `number`, as [`Scope::wrap_numbered`].
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children.
+    #[track_caller]
+    pub fn spawn_numbered<F>(&self, number: u64, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
+    where
+        F: Future<Output: Completion>,
+        R: Spawn<Supervised<F>>,
+    {
+        self.scope.wrap_numbered(number, future).map(|child| self.runtime.spawn(child))
     }
 
     /// Starts a child that is known as `key` until it has ended.

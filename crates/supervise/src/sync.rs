@@ -3,12 +3,12 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicU32},
+    atomic::{AtomicPtr, AtomicU32, AtomicU64},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicU32},
+    atomic::{AtomicPtr, AtomicU32, AtomicU64},
 };
 
 use std::sync::PoisonError;

@@ -1,14 +1,19 @@
 //! Children as tokio tasks, and sweeps on tokio's workers.
 
 use std::future::Future;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 
+use crate::child::Ctx;
 use crate::runtime::{Spawn, Timer};
+use crate::scope::Key;
 use crate::stop::Sweep;
+use crate::supervisor::Supervisor;
+use crate::{Completion, Exit, Refused};
 
 /// A tokio runtime that runs children, sweeps and timers.
 ///
@@ -52,6 +57,36 @@ impl Timer for Tokio {
 
     fn workers(&self) -> usize {
         self.0.metrics().num_workers()
+    }
+}
+
+impl<K: Key> Supervisor<Tokio, K> {
+    /// Starts a child that is a function which may block, on a thread of the runtime's for such work. It is known as `key`
+    /// from now, while it waits for a thread, until it has returned.
+    ///
+    /// An abort ends it while it waits. Once it runs, nothing but itself can end it; one that does not return is what a
+    /// stop reports as stuck.
+    ///
+    /// # Errors
+    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    #[track_caller]
+    pub fn spawn_blocking_as<T>(
+        &self,
+        key: K,
+        work: impl FnOnce(Ctx) -> T + Send + 'static,
+    ) -> Result<JoinHandle<Result<T, Exit>>, Refused>
+    where
+        T: Completion + Send + 'static,
+    {
+        let child = self.scope().wrap_as(key, |ctx| async move { work(ctx) })?;
+        Ok(self.runtime().0.spawn_blocking(move || {
+            let child = std::pin::pin!(child);
+            match child.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(ended) => ended,
+                // It awaits nothing.
+                Poll::Pending => Err(Exit::Dropped),
+            }
+        }))
     }
 }
 

@@ -242,3 +242,16 @@ fn a_tree_lists_its_scopes_with_their_own_counts() {
     drop(child);
     assert!(empty.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
 }
+
+#[test]
+fn a_number_is_shown_but_names_nobody() {
+    let scope: Scope = Scope::builder("clients").shards(1).build();
+    let numbers = || scope.list().map(|child| child.number).collect::<Vec<_>>();
+    let first = scope.wrap_numbered(4711, |_| pending::<()>()).unwrap();
+    let _same = scope.wrap_numbered(4711, |_| pending::<()>()).unwrap();
+    let _none = scope.wrap_numbered(0, |_| pending::<()>()).unwrap();
+    assert_eq!(numbers(), [Some(4711), Some(4711), None]);
+    drop(first);
+    let _next = scope.wrap(|_| pending::<()>()).unwrap();
+    assert_eq!(numbers(), [None, Some(4711), None], "the next in a slot does not inherit the number");
+}

@@ -262,3 +262,41 @@ async fn sv_30_a_scope_may_stop_when_restarts_are_too_many() {
     assert!(root.is_stopping() && below.is_stopping());
     assert_eq!(root.counts().restarts, 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_may_be_without_limit_and_a_life_long_enough_begins_again_at_the_first_wait() {
+    /// What the children of a scope were told to wait.
+    #[derive(Default)]
+    struct Waits(Mutex<Vec<(String, Duration)>>);
+    impl tidegate_supervise::Observe for Waits {
+        fn restarting(&self, _: &str, key: &dyn std::fmt::Debug, _: Exit, _: Option<&str>, wait: Duration) {
+            self.0.lock().unwrap().push((format!("{key:?}"), wait));
+        }
+    }
+    let waits = Arc::new(Waits::default());
+    let scope = Scope::builder("root").observer(waits.clone()).build::<u32>().on(Tokio::current());
+    let backoff = Backoff::new(SECOND, 8 * SECOND).recovered_after(3 * SECOND);
+    let policy = Policy::new(Restart::Transient).budget(Budget::unlimited()).backoff(backoff);
+    let lives = AtomicUsize::new(0);
+    // The first six lives fail at once, the seventh lasts.
+    let class = Class::new(policy, move |_: &u32, _| {
+        let life = lives.fetch_add(1, SeqCst);
+        async move {
+            match life {
+                6 => tokio::time::sleep(3 * SECOND).await,
+                8 => return Ok(()),
+                _ => {}
+            }
+            Err(())
+        }
+    });
+    let child = scope.spawn_kept(7, &class).unwrap();
+    assert_eq!(child.ended().await, Some(Exit::Returned));
+    let waits = waits.0.lock().unwrap();
+    let nominal = [1, 2, 4, 8, 8, 8, 1, 2];
+    assert_eq!(waits.len(), nominal.len());
+    for ((key, wait), nominal) in waits.iter().zip(nominal) {
+        let nominal = nominal * SECOND;
+        assert!(key == "7" && (nominal / 2..=nominal).contains(wait), "{waits:?}");
+    }
+}

@@ -443,3 +443,49 @@ async fn a_part_of_a_child_with_a_waker_of_its_own_is_told_as_well() {
     elsewhere.await.unwrap();
     assert!(scope.stop(LONG, LONG).await.is_clean());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_thing_that_is_held_is_a_child_until_it_is_dropped() {
+    let root = Scope::root::<u32>("root").on(Tokio::current());
+    let lines: Scope = root.child_builder("lines").phase(1).build();
+    let pool = Arc::new(Mutex::new((1..=3).map(|number| lines.hold(number).unwrap()).collect::<Vec<_>>()));
+    let (keepers, owned) = (root.child::<u32>("keepers"), Arc::clone(&pool));
+    let keeper = |ctx: Ctx| async move {
+        ctx.cancelled().await;
+        assert!(!owned.lock().unwrap()[0].ctx().is_stopping(), "its phase has not come");
+        owned.lock().unwrap().truncate(1);
+    };
+    drop(keepers.spawn(keeper).unwrap());
+    assert_eq!((lines.len(), lines.counts().started), (3, 3));
+    let report = root.stop(SECOND, SECOND).await;
+    assert_eq!((report.clean(), report.aborted(), report.left), (3, 0, 1), "{report}");
+    let left = &report.stuck[0];
+    assert_eq!((&*left.scope, left.number), ("root/lines", Some(1)));
+    assert!(left.to_string().starts_with("root/lines 1, spawned "), "{left}");
+    assert!(pool.lock().unwrap()[0].ctx().is_stopping(), "it was told");
+    assert_eq!(lines.hold(4).unwrap_err(), Refused::Stopping);
+    pool.lock().unwrap().clear();
+    assert_eq!((lines.len(), lines.counts().exits[Exit::Returned]), (0, 3));
+}
+
+#[tokio::test]
+async fn work_that_blocks_is_a_child_while_it_waits_and_while_it_runs() {
+    let scope = root();
+    let (release, blocked) = mpsc::channel::<()>();
+    let (runs, is_running) = tokio::sync::oneshot::channel();
+    let work = move |_| {
+        runs.send(()).unwrap();
+        blocked.recv().map_err(drop)
+    };
+    let hung = scope.spawn_blocking_as(1, work).unwrap();
+    is_running.await.unwrap();
+    assert_eq!(scope.spawn_blocking_as(1, |_| ()).unwrap_err(), Refused::Exists);
+    let panics = scope.spawn_blocking_as(2, |_| std::panic::resume_unwind(Box::new("silent"))).unwrap();
+    let panics: Result<(), Exit> = panics.await.unwrap();
+    assert_eq!(panics, Err(Exit::Panicked));
+    let report = scope.stop(SHORT, SHORT).await;
+    assert_eq!((report.left, report.stuck[0].key.as_deref()), (1, Some("1")), "{report}");
+    drop(release);
+    assert_eq!(hung.await.unwrap(), Ok(Err(())));
+    assert_eq!((scope.len(), scope.counts().exits[Exit::Failed]), (0, 1));
+}

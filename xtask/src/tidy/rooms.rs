@@ -20,6 +20,7 @@ const LEAVES: &[&str] = &[
     "statements",
     "stats",
     "tls",
+    "tree",
 ];
 
 /// A room and those it may enter besides the leaves.

@@ -3,7 +3,10 @@
 use std::{
     convert::Infallible,
     net::{SocketAddr, TcpListener as Bound},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,14 +21,14 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_supervise::Scope;
+use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
 
 use super::metrics::{self, Format};
-use crate::plane::Gateway;
+use crate::{plane::Gateway, tree};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
@@ -48,32 +51,44 @@ pub fn bind(address: &SocketAddr) -> anyhow::Result<Bound> {
 ///
 /// # Errors
 /// When a socket cannot be registered.
-pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope> {
-    let scope: Scope = gateway.scope.child("metrics");
+pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+    let scope: Supervisor<Tokio, SocketAddr> = tree::control(&gateway.scope, "metrics").build().on(Tokio::current());
+    let scrapes = scope.child("scrapes");
     for socket in sockets {
-        let listener = TcpListener::from_std(socket)?;
-        tracing::info!(address = %listener.local_addr()?, "answering GET /metrics");
-        let (owner, clients) = (gateway.clone(), scope.child("clients"));
-        let task = scope.wrap(move |ctx| async move {
-            tokio::select! {
-                () = ctx.cancelled() => {}
-                () = accept(listener, &owner, &clients) => {}
+        let listener = Arc::new(TcpListener::from_std(socket)?);
+        let address = listener.local_addr()?;
+        tracing::info!(%address, "answering GET /metrics");
+        let (owner, scrapes) = (gateway.clone(), scrapes.clone());
+        let class = Class::new(tree::kept(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
+            let (listener, owner, scrapes) = (listener.clone(), owner.clone(), scrapes.clone());
+            async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = accept(&listener, &owner, &scrapes) => {}
+                }
             }
         });
-        if let Ok(task) = task {
-            tokio::spawn(task);
-        }
+        // It is refused when the process is ending already.
+        let _ = scope.spawn_kept(address, &class);
     }
-    Ok(scope)
+    Ok(scope.scope().clone())
 }
 
-async fn accept(listener: TcpListener, gateway: &Arc<Gateway>, clients: &Scope) {
+/// A connection by which somebody asks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Scrape {
+    peer: SocketAddr,
+    number: u64,
+}
+
+async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Supervisor<Tokio, Scrape>) {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
         let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
                 tokio::time::sleep(BACK_OFF).await;
@@ -81,16 +96,16 @@ async fn accept(listener: TcpListener, gateway: &Arc<Gateway>, clients: &Scope) 
             }
         };
         let gateway = gateway.clone();
-        let task = clients.wrap(move |ctx| async move {
+        let scrape = Scrape { peer, number: NUMBER.fetch_add(1, Ordering::Relaxed) };
+        let asked = scrapes.spawn_as(scrape, move |ctx| async move {
             tokio::select! {
                 () = ctx.cancelled() => {}
                 _ = tokio::time::timeout(CONNECTION_LIMIT, converse(stream, gateway)) => {}
             }
             drop(permit);
         });
-        if let Ok(task) = task {
-            tokio::spawn(task);
-        }
+        // Its handle is not needed; when the process is ending, it is refused.
+        drop(asked);
     }
 }
 

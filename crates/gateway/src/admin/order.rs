@@ -105,7 +105,7 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
     let config = changed.map_err(wrong)?;
     // Certificates are read again, on a thread that may wait.
-    let setup = gateway.connector.resolver.offload(move || Setup::new(config)).await;
+    let setup = gateway.connector.resolver.offload("the files of a setting", move || Setup::new(config)).await;
     let setup = setup.ok_or_else(|| not_now("the gateway is stopping"))?;
     gateway.replace_setup(setup.map_err(|error| wrong(error.to_string()))?);
     for worker in gateway.workers() {

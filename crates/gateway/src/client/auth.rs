@@ -69,7 +69,7 @@ impl Login<'_> {
         let given = frontend::password_text(&body)?.to_vec();
         let (user, secret) = (self.user.to_owned(), self.secret.clone());
         // A verifier takes milliseconds to compare with.
-        let proven = self.gateway.connector.resolver.offload(move || match secret {
+        let proven = self.gateway.connector.resolver.offload("a password", move || match secret {
             Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
             Some(UserSecret::Md5(stored)) => {
                 same(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
@@ -205,7 +205,7 @@ impl Login<'_> {
         let salt: [u8; 16] = random().ok()?;
         let (text, iterations) = (password.to_owned(), self.gateway.scram_iterations());
         let derive = move || Verifier::derive(text.as_bytes(), &salt, iterations);
-        let verifier = self.gateway.connector.resolver.offload(derive).await?;
+        let verifier = self.gateway.connector.resolver.offload("a verifier", derive).await?;
         self.gateway.keep_verifier(self.user, password, verifier.clone());
         Some(verifier)
     }

@@ -68,9 +68,9 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], LoginError> {
 }
 
 /// Brings a client in. `None` if it has had all it wanted, or was refused.
-pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, console: Console) -> Option<Box<Session>> {
+pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, id: u64, console: Console) -> Option<Box<Session>> {
     let peer = accepted.peer;
-    match arrive(worker, accepted, console).await {
+    match arrive(worker, accepted, id, console).await {
         Ok(session) => session,
         Err(error) => {
             tracing::debug!(%peer, %error, "client did not log in");
@@ -79,7 +79,12 @@ pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, console: Conso
     }
 }
 
-async fn arrive(worker: Rc<Worker>, accepted: Accepted, console: Console) -> Result<Option<Box<Session>>, LoginError> {
+async fn arrive(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    console: Console,
+) -> Result<Option<Box<Session>>, LoginError> {
     let peer = accepted.peer;
     let uid = uid_of(&accepted);
     if uid.is_none() {
@@ -87,7 +92,7 @@ async fn arrive(worker: Rc<Worker>, accepted: Accepted, console: Console) -> Res
     }
     let link = Link::new(&worker.reactor, accepted.fd)?;
     let mut arriving =
-        Arriving { link, worker, peer, uid, end_point: None, bytes: Vec::new(), asked: None, quota: None };
+        Arriving { link, worker, id, peer, uid, end_point: None, bytes: Vec::new(), asked: None, quota: None };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let outcome = within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout));
@@ -140,6 +145,8 @@ enum Admitted {
 
 struct Arriving {
     worker: Rc<Worker>,
+    /// Tells it from all other clients of the gateway.
+    id: u64,
     link: Link,
     peer: Address,
     /// Whose process is at the other end of a unix socket.

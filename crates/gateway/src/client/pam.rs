@@ -31,7 +31,7 @@ pub(super) async fn ask(gateway: &Gateway, question: Question) -> Result<(), Str
         drop(permit);
         answer
     };
-    let answer = gateway.connector.resolver.offload(check).await;
+    let answer = gateway.connector.resolver.offload("a check by PAM", check).await;
     answer.unwrap_or_else(|| Err("the check has broken off".to_owned()))
 }
 

@@ -194,7 +194,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of which nothing is known. Somebody has to run its [`Control`](super::Control).
+    /// A cluster of which nothing is known. Somebody has to start its [owner](super::own).
     #[must_use]
     pub fn new(spec: ClusterSpec, now: Instant) -> Self {
         let group = || Balancer::with_policy(policy(&spec), settings(&spec.rules), fastrand::u64(..), now);
@@ -210,7 +210,7 @@ impl Cluster {
         }
     }
 
-    /// True for the first who asks, who then runs its [`Control`](super::Control).
+    /// True for the first who asks, who then starts its [owner](super::own).
     #[must_use]
     pub fn begins(&self) -> bool {
         !self.begun.swap(true, Ordering::AcqRel)

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tidegate_balance::{Address, Balancer, Follow, ResolveError, ResolveEvent, ResolveNow, Resolved};
-use tidegate_supervise::{Ctx, Scope};
+use tidegate_supervise::{Child, Class, Ctx, Restart, Scope};
 use tokio::sync::mpsc;
 
 use super::{
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     config::{Host, HostSpec, Policy},
     resolve::Resolver,
+    tree::{self, Followed},
 };
 
 /// What the owner of a cluster hears.
@@ -51,7 +52,7 @@ pub trait Ground: Send + Sync + 'static {
 const EVENTS_MAX: usize = 256;
 
 /// The owner of a cluster.
-pub struct Control<G> {
+struct Control<G> {
     cluster: Arc<Cluster>,
     ground: G,
     topology: Topology,
@@ -61,13 +62,33 @@ pub struct Control<G> {
     sink: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     look_again: Vec<ResolveNow>,
+    /// Who follows its names.
+    followers: Vec<Child>,
     /// Addresses that were found so far, the same ones again and again.
     found: u64,
 }
 
+/// Starts the owner of a cluster as a child of `scope`, and starts another should it fail: that one knows nothing of the
+/// servers until they are asked again. `ground` makes what is around it.
+pub fn own<G: Ground>(
+    cluster: &Arc<Cluster>,
+    scope: &Scope<&'static str>,
+    resolver: &Resolver,
+    ground: impl Fn() -> G + Send + Sync + 'static,
+) {
+    let (cluster, parent, names) = (cluster.clone(), scope.clone(), resolver.clone());
+    let class = Class::new(tree::kept(Restart::Transient), move |_: &&'static str, ctx: Ctx| {
+        // Those of an earlier life may not have ended yet.
+        let scope = parent.child("names");
+        Control::new(cluster.clone(), ground()).run(ctx, scope, names.clone())
+    });
+    // It is refused when the process is ending already.
+    let _ = scope.on(resolver.runtime()).spawn_kept("owner", &class);
+}
+
 impl<G: Ground> Control<G> {
     /// The owner of `cluster`, to be run.
-    pub fn new(cluster: Arc<Cluster>, ground: G) -> Self {
+    fn new(cluster: Arc<Cluster>, ground: G) -> Self {
         let rules = &cluster.spec.rules;
         let (sink, events) = mpsc::channel(EVENTS_MAX);
         Self {
@@ -75,6 +96,7 @@ impl<G: Ground> Control<G> {
             places: vec![Vec::new(); cluster.spec.hosts.len()],
             verdict: Verdict::default(),
             look_again: Vec::new(),
+            followers: Vec::new(),
             found: 0,
             cluster,
             ground,
@@ -84,7 +106,7 @@ impl<G: Ground> Control<G> {
     }
 
     /// Works until the cluster is closed, or the scope is stopped.
-    pub async fn run(mut self, ctx: Ctx, scope: Scope, resolver: Resolver) {
+    async fn run(mut self, ctx: Ctx, scope: Scope<Followed>, resolver: Resolver) {
         self.begin(&scope, &resolver);
         let cluster = self.cluster.clone();
         while !cluster.is_closed() {
@@ -102,45 +124,54 @@ impl<G: Ground> Control<G> {
                 () = ticked => {}
             }
         }
-        for node in cluster.nodes() {
-            node.leave();
-        }
     }
 
     /// Servers whose addresses are written in the list are known at once; names are followed.
-    fn begin(&mut self, scope: &Scope, resolver: &Resolver) {
+    fn begin(&mut self, scope: &Scope<Followed>, resolver: &Resolver) {
+        // What an owner that failed has left behind: its probes report to nobody any more.
+        self.cluster.set_nodes(Vec::new());
+        for group in Group::ALL {
+            fill(self.cluster.group(group), &[]);
+        }
         let hosts = self.cluster.spec.hosts.clone();
         for (index, spec) in hosts.iter().enumerate() {
-            let Some(make) = follower(spec, resolver) else {
+            if follower(spec, resolver).is_none() {
                 let tier = self.tier(index, 0);
                 let node = Node::new(spec.host.to_string().into(), spec.host.clone(), None, spec.weight, tier);
                 self.places[index] = vec![Arc::new(node)];
                 continue;
             };
-            let asked = ResolveNow::default();
-            let follow = Follow::new(make, resolver.rules(), asked.clone(), fastrand::u64(..));
-            let sink = self.sink.clone();
-            // A full queue loses the set until the next look, which tells it again.
-            let tell = move |event| drop(sink.try_send(of_resolver(index, event)));
-            let cluster = self.cluster.clone();
-            let task = scope.wrap(move |ctx| async move {
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = closed(&cluster) => {}
-                    () = follow.run(tell) => {}
-                }
-            });
-            if let Ok(task) = task {
-                resolver.spawn(async move {
-                    let _ = task.await;
-                });
-            }
-            self.look_again.push(asked);
+            self.follow(index, spec, scope, resolver);
             // What was found before a reload serves until there is another answer.
             let known = self.cluster.found(index);
             self.resolve(index, &known);
         }
         self.renew();
+    }
+
+    /// Has the name of an entry looked up again and again.
+    fn follow(&mut self, index: usize, spec: &HostSpec, scope: &Scope<Followed>, resolver: &Resolver) {
+        let asked = ResolveNow::default();
+        let (sink, cluster) = (self.sink.clone(), self.cluster.clone());
+        let (spec, names, now) = (spec.clone(), resolver.clone(), asked.clone());
+        let key = Followed { entry: index, host: spec.host.to_string() };
+        let class = Class::new(tree::kept(Restart::Transient), move |_: &Followed, ctx: Ctx| {
+            let make = follower(&spec, &names);
+            let follow = make.map(|make| Follow::new(make, names.rules(), now.clone(), fastrand::u64(..)));
+            let (sink, cluster) = (sink.clone(), cluster.clone());
+            // A full queue loses the set until the next look, which tells it again.
+            let tell = move |event| drop(sink.try_send(of_resolver(index, event)));
+            async move {
+                let Some(follow) = follow else { return };
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = closed(&cluster) => {}
+                    () = follow.run(tell) => {}
+                }
+            }
+        });
+        self.followers.extend(scope.on(resolver.runtime()).spawn_kept(key, &class));
+        self.look_again.push(asked);
     }
 
     fn hear(&mut self, event: Event) {
@@ -274,6 +305,16 @@ impl<G: Ground> Control<G> {
     }
 }
 
+/// However it ends: nobody listens to probes and followers any more.
+impl<G> Drop for Control<G> {
+    fn drop(&mut self) {
+        self.followers.iter().for_each(Child::stop);
+        for node in self.cluster.nodes() {
+            node.leave();
+        }
+    }
+}
+
 /// Waits until the cluster is closed.
 async fn closed(cluster: &Cluster) {
     let mut changes = cluster.subscribe();
@@ -337,4 +378,57 @@ fn follower(spec: &HostSpec, resolver: &Resolver) -> Option<tidegate_balance::Ma
     }
     let (name, port, srv, resolver) = (name.clone(), *port, spec.srv, resolver.clone());
     Some(Box::new(move || Ok(if srv { resolver.services(&name) } else { resolver.follow(&name, port) })))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::hosts::ClusterSpec;
+
+    /// Those around a cluster: the first owner fails while it begins, later ones are heard.
+    struct Shaky {
+        lives: AtomicUsize,
+        watched: mpsc::UnboundedSender<String>,
+    }
+
+    struct Life(Arc<Shaky>, usize);
+
+    impl Ground for Life {
+        fn watch(&self, _: &Arc<Cluster>, node: &Arc<Node>, _: Sink) {
+            assert!(self.1 > 0, "on purpose");
+            self.0.watched.send(node.name.to_string()).unwrap();
+        }
+        fn retire(&self, _: &Cluster, node: &Node) {
+            panic!("{} is no other server than before", node.name);
+        }
+        fn keep(&self, _: &Cluster, _: &[Arc<Node>]) {}
+        fn sever(&self, _: &Cluster, _: &Node) {}
+    }
+
+    #[tokio::test]
+    async fn an_owner_that_fails_is_followed_by_one_that_begins_anew() {
+        let hosts = ["10.0.0.1", "10.0.0.2"].map(|name| HostSpec::from(Host::Tcp { name: name.into(), port: 5432 }));
+        let config = crate::config::Config::from_url("postgres://db.example/shop").unwrap();
+        let tls = config.databases.iter().next().unwrap().1.tls.clone();
+        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: crate::config::RouteSettings::default() };
+        let cluster = Arc::new(Cluster::new(spec, Instant::now()));
+        let resolver = Resolver::new(tokio::runtime::Handle::current());
+        let scope: Scope<&'static str> = Scope::root("hosts");
+        let (watched, mut seen) = mpsc::unbounded_channel();
+        let shaky = Arc::new(Shaky { lives: AtomicUsize::new(0), watched });
+        own(&cluster, &scope, &resolver, move || Life(shaky.clone(), shaky.lives.fetch_add(1, Ordering::SeqCst)));
+        assert_eq!(seen.recv().await.as_deref(), Some("10.0.0.1:5432"));
+        assert_eq!(seen.recv().await.as_deref(), Some("10.0.0.2:5432"));
+        assert!(cluster.nodes().iter().all(|node| !node.is_gone()));
+        let counts = scope.counts();
+        assert_eq!((counts.live, counts.restarts), (1, 1));
+        cluster.close();
+        let report = scope.stop(tokio::time::sleep, Duration::from_secs(60), Duration::ZERO).await;
+        assert!(report.left == 0 && cluster.nodes().iter().all(|node| node.is_gone()), "{report}");
+    }
 }

@@ -13,7 +13,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::ClientConfig;
 use tidegate_pool::{Limits, Pool};
-use tidegate_supervise::Scope;
+use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tidegate_wire::auth::scram::Verifier;
 use tokio::sync::mpsc;
 
@@ -30,6 +30,7 @@ use crate::{
     stats::History,
     stream::Board,
     tls::{self, TlsError},
+    tree::{self, Duty, Ear},
 };
 
 mod census;
@@ -226,7 +227,13 @@ pub struct Gateway {
     /// The tasks of clients, of all threads.
     pub client_scope: Scope,
     /// The tasks that accept.
-    pub listen_scope: Scope,
+    pub listen_scope: Scope<Ear>,
+    /// What the control plane does again and again.
+    pub duties: Supervisor<Tokio, Duty>,
+    /// The timers of the threads.
+    pub sweep_scope: Scope<usize>,
+    /// The server connections of all pools.
+    pub server_scope: Scope,
     /// Clients per thread, for an even spread and for the limit.
     pub clients: Vec<AtomicUsize>,
     /// The query journal, if one is kept.
@@ -269,9 +276,13 @@ impl Gateway {
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
         resolver.set_ttl(&setup.config.dns);
+        let resolver = resolver.under(&scope);
         Ok(Self {
             client_scope: scope.child("clients"),
-            listen_scope: scope.child("listen"),
+            listen_scope: tree::control(&scope, "listen").build(),
+            duties: tree::control(&scope, "control").phase(1).build().on(resolver.runtime()),
+            sweep_scope: scope.child_builder("sweeps").phase(1).build(),
+            server_scope: scope.child_builder("servers").phase(2).build(),
             scope,
             setup: ArcSwap::from_pointee(setup),
             workers: OnceLock::new(),
@@ -357,6 +368,13 @@ impl Gateway {
     }
 
     /// Nothing is connected there any more; what is in use ends when it is released.
+    /// Closes every pool for good: idle servers now, the others when they are released.
+    pub fn close_pools(&self) {
+        for pool in self.pools() {
+            pool.pool.close(ConnectError::Closed("the gateway is stopping"));
+        }
+    }
+
     fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
         let mut pools = lock(&self.pools);
         if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {

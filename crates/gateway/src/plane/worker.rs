@@ -170,8 +170,8 @@ pub struct Worker {
     pub roster: Roster,
     /// Tasks of clients.
     pub client_scope: Scope,
-    /// Tasks of server connections.
-    pub server_scope: Scope,
+    /// Tasks that have to do with server connections.
+    pub chores: Scope,
     /// Its way into the journal, if there is one.
     pub recorder: Option<Rc<Recorder>>,
     mailbox: Arc<Mailbox>,
@@ -190,7 +190,7 @@ impl Worker {
     #[must_use]
     pub fn new(index: usize, reactor: Reactor, gateway: Arc<Gateway>, mailbox: Arc<Mailbox>) -> Rc<Self> {
         let client_scope = gateway.client_scope.child(&index.to_string());
-        let server_scope = gateway.scope.child(&format!("servers-{index}"));
+        let chores = gateway.scope.child(&format!("chores-{index}"));
         let settings = &gateway.setup().config.journal;
         let archive = gateway.archive.as_ref();
         let recorder = archive.and_then(|archive| Recorder::new(archive, index, settings, reactor.now()));
@@ -204,7 +204,7 @@ impl Worker {
             greetings: Greetings::default(),
             roster: Roster::default(),
             client_scope,
-            server_scope,
+            chores,
             recorder,
             mailbox,
             pools: RefCell::default(),
@@ -224,12 +224,13 @@ impl Worker {
     /// When the event loop fails.
     pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
         let worker = self.clone();
-        self.reactor.spawn(async move {
+        let timer = self.gateway.sweep_scope.wrap_as(self.index, |ctx| async move {
             // The timer only ends the wait; the sweep itself happens in `turn`.
-            loop {
-                worker.reactor.sleep(SWEEP_EVERY).await;
-            }
+            while within(&worker.reactor, SWEEP_EVERY, ctx.cancelled()).await.is_none() {}
         });
+        if let Ok(timer) = timer {
+            self.reactor.spawn(timer);
+        }
         let ran = self.reactor.run(|| {
             if self.mailbox.any.swap(false, Ordering::AcqRel) {
                 self.read_mail(&client);
@@ -396,9 +397,10 @@ impl Worker {
         self.roster.wake_all();
     }
 
-    /// Starts a task that belongs to server connections.
-    pub fn spawn_server_task(&self, task: impl Future<Output = ()> + 'static) {
-        if let Ok(task) = self.server_scope.wrap(|_| task) {
+    /// Starts a task that has to do with server connections; with that of this id, or with none yet if it is 0.
+    #[track_caller]
+    pub fn spawn_chore(&self, server: u64, task: impl Future<Output = ()> + 'static) {
+        if let Ok(task) = self.chores.wrap_numbered(server, |_| task) {
             self.reactor.spawn(task);
         }
     }
@@ -408,7 +410,7 @@ impl Worker {
     pub fn cancel(self: &Rc<Self>, identity: Arc<Identity>, under_way: cancel::UnderWay) {
         let worker = self.clone();
         let limit = self.gateway.setup().config.timeouts.cancel;
-        self.spawn_server_task(async move {
+        self.spawn_chore(identity.id, async move {
             let delivery = cancel::deliver(&worker.reactor, &identity);
             match within(&worker.reactor, limit, delivery).await {
                 Some(Ok(())) => {}
@@ -454,18 +456,19 @@ impl tidegate_pool::Host<Server> for PoolHost {
     fn connect(&self, slot: Slot<Server>) {
         let Some((worker, pool)) = self.upgrade() else { return };
         let task = connect(worker.clone(), pool, slot);
-        worker.spawn_server_task(task);
+        worker.spawn_chore(0, task);
     }
 
     fn clean(&self, lease: Lease<Server>) {
         let Some((worker, pool)) = self.upgrade() else { return };
+        let id = lease.identity.id;
         let task = clean_lease(worker.clone(), pool, lease);
-        worker.spawn_server_task(task);
+        worker.spawn_chore(id, task);
     }
 
     fn send(&self, courier: Courier<Server>) {
         if let Some(worker) = self.worker.upgrade() {
-            worker.spawn_server_task(courier);
+            worker.spawn_chore(0, courier);
         }
     }
 }
@@ -487,7 +490,9 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     let now = worker.reactor.now();
     match outcome {
         Ok(mut server) => {
-            server.quota = Some(Box::new(quota));
+            // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
+            let Ok(held) = worker.gateway.server_scope.hold(server.identity.id) else { return };
+            server.quota = Some(Box::new((quota, held)));
             pool.shared.set_welcome(&server.settings);
             let identity = server.identity.clone();
             worker.gateway.note_server(&pool.shared.key, &identity);

@@ -26,7 +26,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 use tidegate_link::Listener;
-use tidegate_supervise::{Scope, Tokio};
+use tidegate_supervise::{Class, Ctx, Restart, Scope, Tokio};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
     net,
@@ -36,6 +36,7 @@ use super::{STOP_ABORT, STOP_GRACE};
 use crate::{
     config::Config,
     plane::{Gateway, Phase},
+    tree::{self, Ear},
 };
 
 /// A message with a TCP socket for clients,
@@ -189,7 +190,7 @@ pub(super) struct Goods {
     pub(super) listeners: Vec<Listener>,
     pub(super) metrics: Vec<OwnedFd>,
     /// Whoever answers on `metrics`.
-    pub(super) scrapes: Scope,
+    pub(super) scrapes: Scope<SocketAddr>,
 }
 
 /// Opens the door, until nobody listens any more. Without one the gateway works as well.
@@ -201,16 +202,19 @@ pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods) {
             return tracing::warn!(path = %path.display(), %error, "no other process can take over from this one");
         }
     };
-    let owner = gateway.clone();
-    let task = gateway.listen_scope.wrap(move |ctx| async move {
-        tokio::select! {
-            () = ctx.cancelled() => {}
-            () = attend(&owner, &door, &goods) => {}
+    let opened = Arc::new((gateway.clone(), door, goods));
+    let class = Class::new(tree::kept(Restart::Transient), move |_: &Ear, ctx: Ctx| {
+        let opened = opened.clone();
+        async move {
+            let (gateway, door, goods) = &*opened;
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = attend(gateway, door, goods) => {}
+            }
         }
     });
-    if let Ok(task) = task {
-        tokio::spawn(task);
-    }
+    // It is refused when the process is ending already.
+    let _ = gateway.listen_scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class);
 }
 
 /// Where the next process comes in.

@@ -31,7 +31,8 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Fleet> {
     let setup = gateway.setup();
     check(&setup.config)?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
-    let fleet = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads);
+    let scope = gateway.scope.child("streams");
+    let fleet = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads, scope);
     let fleet = fleet.context("cannot start the streams")?;
     // It is set here only.
     let _ = gateway.streams.set(fleet.board().clone());

@@ -238,7 +238,7 @@ impl Dialogue<'_> {
             }
             (outcome, _) => outcome,
         };
-        let outcome = self.connector.resolver.offload(respond).await;
+        let outcome = self.connector.resolver.offload("the password of a server", respond).await;
         match outcome {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(error)) => Err(self.scram_error(&error)),

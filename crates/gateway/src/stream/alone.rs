@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::process::ExitCode;
 
+use tidegate_supervise::Scope;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::board::Board;
@@ -36,7 +37,7 @@ pub fn main(args: &cli::Stream) -> anyhow::Result<ExitCode> {
     control.block_on(async {
         // Before anybody can see that the process is there.
         let signals = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let mut fleet = Fleet::start(&streams, &doors, Restart::Never, threads)?;
+        let mut fleet = Fleet::start(&streams, &doors, Restart::Never, threads, Scope::root("streams"))?;
         let board = fleet.board().clone();
         let endings = watch(&mut fleet, &board, signals, args.quiet).await;
         Ok(verdict(endings, &board))

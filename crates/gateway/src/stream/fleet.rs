@@ -1,8 +1,11 @@
 //! All streams of a process, on threads of their own: started, started again, changed, stopped.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use tidegate_supervise::{self as supervise, Backoff, Budget, Class, Exit, Policy, Report, Scope, Timer, Tokio};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -23,10 +26,11 @@ pub enum Restart {
     Never,
 }
 
-type Ending = JoinHandle<Result<(), StreamError>>;
+type Ending = JoinHandle<Result<Result<(), StreamError>, Exit>>;
 
-/// Streams that run. Dropped, it aborts them.
+/// Streams that run, each a child of one scope by its name. Dropped, it aborts them.
 pub struct Fleet {
+    scope: Scope<String>,
     board: Board,
     restart: Restart,
     threads: usize,
@@ -37,14 +41,22 @@ pub struct Fleet {
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Who has run for so long begins again at the first wait.
+const RECOVERED_AFTER: Duration = Duration::from_secs(10);
 
 impl Fleet {
-    /// Starts these streams, on so many threads.
+    /// Starts these streams as children of `scope`, on so many threads.
     ///
     /// # Errors
     /// If the system gives no threads.
-    pub fn start(streams: &[Stream], doors: &Doors, restart: Restart, threads: usize) -> std::io::Result<Self> {
-        let mut fleet = Self { board: Board::default(), restart, threads, tasks: Vec::new(), runtime: None };
+    pub fn start(
+        streams: &[Stream],
+        doors: &Doors,
+        restart: Restart,
+        threads: usize,
+        scope: Scope<String>,
+    ) -> std::io::Result<Self> {
+        let mut fleet = Self { scope, board: Board::default(), restart, threads, tasks: Vec::new(), runtime: None };
         fleet.adopt(streams, doors)?;
         Ok(fleet)
     }
@@ -82,8 +94,17 @@ impl Fleet {
     fn spawn(&mut self, plan: Plan) -> Option<Arc<Status>> {
         let runtime = self.runtime.as_ref()?;
         let status = Arc::new(Status::new(plan));
-        let task = runtime.spawn(keep_running(Arc::clone(&status), self.restart));
-        self.tasks.push((Arc::clone(&status), task));
+        let life = Arc::new(Life {
+            status: Arc::clone(&status),
+            restart: self.restart,
+            has_begun: AtomicBool::new(false),
+            turn: AtomicU64::new(0),
+        });
+        let pause = Pause { life: Arc::clone(&life), clock: Tokio::new(runtime.handle().clone()) };
+        let class = Class::new(policy(self.restart), move |_: &String, _| live(Arc::clone(&life)));
+        // It is refused when the process is ending already.
+        let task = self.scope.wrap_kept(status.name().to_owned(), &class, pause).ok()?;
+        self.tasks.push((Arc::clone(&status), runtime.spawn(task)));
         Some(status)
     }
 
@@ -106,10 +127,18 @@ impl Fleet {
     pub async fn ended(&mut self) -> Vec<(String, Result<(), StreamError>)> {
         let mut endings = Vec::new();
         for (status, task) in self.tasks.drain(..) {
-            let ended = task.await.unwrap_or(Err(StreamError::Aborted));
+            let ended = match task.await {
+                Ok(Ok(ended)) => ended,
+                Ok(Err(_)) | Err(_) => Err(StreamError::Aborted),
+            };
             endings.push((status.name().to_owned(), ended));
         }
         endings
+    }
+
+    /// Aborts those that still run, and waits `within` for them to be gone. What they did not commit comes again.
+    pub async fn abort(&self, within: Duration) -> Report {
+        self.scope.stop(Tokio::current(), Duration::ZERO, within).await
     }
 }
 
@@ -128,57 +157,109 @@ impl std::fmt::Debug for Fleet {
     }
 }
 
-/// One stream, run after run, until it is to end for good.
-async fn keep_running(status: Arc<Status>, restart: Restart) -> Result<(), StreamError> {
-    let (mut wait, mut over, mut result) = (FIRST_WAIT, None, Ok(()));
-    let mut is_first = true;
+fn policy(restart: Restart) -> Policy {
+    match restart {
+        Restart::Always => Policy::new(supervise::Restart::Transient)
+            .budget(Budget::unlimited())
+            .backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT).recovered_after(RECOVERED_AFTER)),
+        Restart::Never => Policy::new(supervise::Restart::Temporary),
+    }
+}
+
+/// What the lives of one stream share.
+struct Life {
+    status: Arc<Status>,
+    restart: Restart,
+    has_begun: AtomicBool,
+    /// Of the last run.
+    turn: AtomicU64,
+}
+
+/// One stream, run after run, until it is to end for good; `Err` if it is to be started again after a wait. Orders of an
+/// operator end a run and begin another within one life.
+async fn live(life: Arc<Life>) -> Result<(), StreamError> {
+    let (status, restart) = (&life.status, life.restart);
+    let mut over = None;
     while let Some((turn, plan)) = status.next_run(over).await {
-        if !std::mem::replace(&mut is_first, false) {
+        if life.has_begun.swap(true, Ordering::Relaxed) {
             status.note_restart();
         }
+        life.turn.store(turn, Ordering::Relaxed);
         tracing::info!(stream = status.name(), "stream starts");
-        let before = status.sum().done;
-        result = pipeline::run(&plan, &status, turn).await;
-        if status.sum().done > before {
-            wait = FIRST_WAIT;
-        }
+        // Whatever is said of a run that panics, it is this.
+        let mut run = Run { status, turn, outcome: Outcome::Passing };
+        let result = pipeline::run(&plan, status, turn).await;
         let may_pass = restart == Restart::Always && result.as_ref().is_err_and(StreamError::may_pass);
-        let again_in = (may_pass && !status.is_to_end(turn)).then_some(wait);
-        log_end(&status, &result, again_in, restart);
-        status.end(
-            turn,
-            match &result {
-                Ok(()) => Outcome::Done,
-                Err(_) if may_pass => Outcome::Passing,
-                Err(_) => Outcome::Failed,
-            },
-        );
-        if restart == Restart::Never {
+        let is_again = may_pass && !status.is_to_end(turn);
+        run.outcome = match &result {
+            Ok(()) => Outcome::Done,
+            Err(_) if may_pass => Outcome::Passing,
+            Err(_) => Outcome::Failed,
+        };
+        log_end(status, &result, is_again, restart);
+        drop(run);
+        if is_again || restart == Restart::Never {
             return result;
         }
         over = Some(turn);
-        if let Some(this_time) = again_in {
-            let was_told = tokio::time::timeout(this_time, status.told_to_end(turn)).await.is_ok();
-            wait = if was_told { FIRST_WAIT } else { (wait * 2).min(LONGEST_WAIT) };
-            over = None;
-        }
     }
-    result
+    Ok(())
 }
 
-/// Keeps what was wrong, and tells the log of it.
-fn log_end(status: &Status, result: &Result<(), StreamError>, again_in: Option<Duration>, restart: Restart) {
+/// A run, which has ended when this is dropped.
+struct Run<'a> {
+    status: &'a Status,
+    turn: u64,
+    outcome: Outcome,
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.status.note_error("it panicked: see the log".to_owned());
+        }
+        self.status.end(self.turn, self.outcome);
+    }
+}
+
+/// The wait before the next life of a stream. An order of the operator's ends it.
+struct Pause {
+    life: Arc<Life>,
+    clock: Tokio,
+}
+
+impl Timer for Pause {
+    type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    fn sleep(&self, wait: Duration) -> Self::Sleep {
+        let life = Arc::clone(&self.life);
+        let (stream, error) = (life.status.name(), life.status.last_error());
+        tracing::error!(stream, error, again_in = ?wait, "stream failed, and is started again");
+        let sleep = self.clock.sleep(wait);
+        Box::pin(async move {
+            tokio::select! {
+                () = sleep => {}
+                () = life.status.told_to_end(life.turn.load(Ordering::Relaxed)) => {}
+            }
+        })
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+}
+
+/// Keeps what was wrong, and tells the log of it, unless that is told together with the wait for the next run.
+fn log_end(status: &Status, result: &Result<(), StreamError>, is_again: bool, restart: Restart) {
     let (stream, sum) = (status.name(), status.sum());
     let Err(error) = result.as_ref().map_err(StreamError::whole) else {
         let (done, retried, dead_lettered, skipped) = (sum.done, sum.retried, sum.dead_lettered, sum.skipped);
         tracing::info!(stream, done, retried, dead_lettered, skipped, "stream ended");
         return;
     };
-    match again_in {
-        Some(wait) => tracing::error!(stream, error, again_in = ?wait, "stream failed, and is started again"),
-        None if restart == Restart::Always => tracing::error!(stream, error, "stream failed"),
-        // Whoever runs it is told.
-        None => {}
+    // Whoever runs it alone is told.
+    if !is_again && restart == Restart::Always {
+        tracing::error!(stream, error, "stream failed");
     }
     status.note_error(error);
 }

@@ -362,6 +362,10 @@ impl Status {
         *lock(&self.last_error) = reason;
     }
 
+    pub(super) fn last_error(&self) -> String {
+        lock(&self.last_error).clone()
+    }
+
     /// What was done in all runs.
     pub(super) fn sum(&self) -> Sum {
         let inner = lock(&self.inner);
@@ -390,7 +394,7 @@ impl Status {
             skipped: sum.skipped,
             parked: metrics.tally.records_parked,
             restarts: self.restarts.load(Ordering::Relaxed),
-            last_error: lock(&self.last_error).clone(),
+            last_error: self.last_error(),
         }
     }
 }

@@ -159,6 +159,18 @@ on_each_postgres! {
         };
         assert!(sum("tidegate/clients", "live") > clients.len() as u64, "the console is a client as well");
         assert!(sum("tidegate/listen", "live") > 0);
+        for (scope, least) in [("tidegate/control", 3), ("tidegate/sweeps", 1), ("tidegate/look-ups", 0)] {
+            assert!(sum(scope, "live") >= least && !gateway.show("TASKS").is_empty(), "{scope}");
+        }
+        let mut busy = gateway.client("postgres");
+        busy.ok("begin");
+        assert_eq!(sum("tidegate/servers", "live"), 1, "a server that a client has");
+        busy.ok("commit");
+        assert_eq!(sum("tidegate/servers", "live"), 1, "a server that lies idle");
+        gateway.console().ok("RECONNECT");
+        eventually("the server is closed", || sum("tidegate/servers", "returned") == 1);
+        busy.ok("select 1");
+        drop(busy);
         drop(clients);
         eventually("the clients have returned", || sum("tidegate/clients", "returned") >= 3);
         let balances = |row: &std::collections::BTreeMap<String, String>| {
@@ -175,15 +187,38 @@ on_each_postgres! {
 
     fn edge_73_a_shutdown_logs_how_all_tasks_ended(fixture) {
         let mut gateway = console_for_all(fixture);
-        let idle = gateway.client("postgres");
+        let mut idle = gateway.client("postgres");
+        // Its server lies idle in the pool, and has to go as well.
+        idle.ok("select 1");
         gateway.console().send(&Frames::new().query("SHUTDOWN"));
         gateway.wait();
         drop(idle);
         let log = gateway.log();
         let report = log.lines().find(|line| line.contains("tasks ended")).expect("the stop is reported");
-        for part in ["clean=", "panicked=0", "stuck=0"] {
+        for part in ["clean=", "aborted=0", "panicked=0", "stuck=0"] {
             assert!(report.contains(part), "{report}");
         }
+    }
+
+    /// Reading a file may hang, as on a server that is away; nobody can take the thread away from that.
+    fn edge_73_a_shutdown_names_the_task_that_hangs(fixture) {
+        let mut gateway = console_for_all(fixture);
+        let pipe = gateway.config_file().with_file_name("hba.fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
+        let mut console = gateway.console();
+        console.ok(&format!("SET auth.hba_file = '{}'", pipe.display()));
+        console.send(&Frames::new().query("SET auth.method = 'hba'"));
+        let hangs = || {
+            let rows = gateway.show("TASKS");
+            rows.iter().any(|row| row["path"] == "tidegate/look-ups" && row["live"] == "1")
+        };
+        eventually("it reads the pipe", hangs);
+        gateway.console().send(&Frames::new().query("SHUTDOWN"));
+        gateway.wait();
+        let log = gateway.log();
+        assert!(log.lines().any(|line| line.contains("tasks ended") && line.contains("stuck=1")), "{log}");
+        let named = |line: &str| line.contains("a task did not end: look-ups") && line.contains("the files of a setting");
+        assert!(log.lines().any(named), "{log}");
     }
 
     fn edge_73_shutdown_ends_the_process(fixture) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 use rustix::time::{ClockId, clock_gettime};
-use tidegate_supervise::{Scope, Tokio};
+use tidegate_supervise::{Bundled, Ctx, Scope, Tokio};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
 use tokio_util::sync::CancellationToken;
@@ -62,11 +62,17 @@ impl Counters {
 /// A design under test.
 trait Design {
     fn spawn(&mut self, counters: Arc<Counters>);
-    async fn stop(self);
+    fn stop(self) -> impl Future<Output = ()> + Send;
 }
 
-pub(crate) const DESIGNS: [&str; 5] =
-    ["bare spawn", "JoinSet + token", "TaskTracker + token", "TaskTracker + child tokens", "supervise"];
+pub(crate) const DESIGNS: [&str; 6] = [
+    "bare spawn",
+    "JoinSet + token",
+    "TaskTracker + token",
+    "TaskTracker + child tokens",
+    "supervise",
+    "supervise, bundled",
+];
 
 /// Runs `children` under the named design. The calling task must run on a worker.
 pub(crate) async fn run(design: &str, children: u64) -> Figures {
@@ -76,6 +82,7 @@ pub(crate) async fn run(design: &str, children: u64) -> Figures {
         "TaskTracker + token" => measure(Tracked::default(), children).await,
         "TaskTracker + child tokens" => measure(Tree::default(), children).await,
         "supervise" => measure(Supervised::default(), children).await,
+        "supervise, bundled" => measure(bundled(), children).await,
         other => panic!("no design is called {other}"),
     }
 }
@@ -280,6 +287,32 @@ impl Design for Supervised {
     fn spawn(&mut self, counters: Arc<Counters>) {
         let child = self.scope.spawn(|ctx| async move { counters.child(ctx.cancelled()).await });
         drop(child.expect("the scope is open"));
+    }
+
+    async fn stop(self) {
+        let report = self.scope.stop(Duration::from_secs(60), Duration::from_secs(1)).await;
+        assert_eq!(report.left, 0, "{report}");
+    }
+}
+
+/// The same with children that share tasks.
+struct BundledDesign<C, F> {
+    scope: tidegate_supervise::Supervisor<Bundled<tidegate_supervise::Supervised<F>>>,
+    child: C,
+}
+
+fn bundled() -> impl Design {
+    let child = |ctx: Ctx, counters: Arc<Counters>| async move { counters.child(ctx.cancelled()).await };
+    BundledDesign { scope: Scope::root("bench").on(Bundled::on(Tokio::current())), child }
+}
+
+impl<C, F> Design for BundledDesign<C, F>
+where
+    C: Fn(Ctx, Arc<Counters>) -> F + Send,
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn spawn(&mut self, counters: Arc<Counters>) {
+        self.scope.spawn(|ctx| (self.child)(ctx, counters)).expect("the scope is open");
     }
 
     async fn stop(self) {

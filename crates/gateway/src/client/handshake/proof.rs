@@ -93,7 +93,7 @@ impl Arriving {
         let Some(uid) = self.uid else { return Err(self.cause(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
         let resolver = &self.worker.gateway.connector.resolver;
-        let name = resolver.offload(move || hba::name_of_uid(uid)).await.flatten();
+        let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
         let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
         if name.as_ref().is_some_and(may) { Ok(()) } else { Err(self.cause(Cause::Peer)) }
     }

@@ -76,8 +76,7 @@ impl Arriving {
 
     pub(super) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
         let recorder = self.worker.recorder.as_ref()?;
-        let id = self.worker.gateway.next_client_id();
-        Some(Witness::new(recorder, self.stranger(), id, None, self.worker.reactor.now()))
+        Some(Witness::new(recorder, self.stranger(), self.id, None, self.worker.reactor.now()))
     }
 
     /// A health check, or a browser gone astray: closed without a word.

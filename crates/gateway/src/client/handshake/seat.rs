@@ -70,9 +70,15 @@ impl Arriving {
             }
         };
         let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
-        let id = self.worker.gateway.next_client_id();
-        let entry =
-            self.worker.roster.enter(NewCard { id, key, user: &request.user, peer: self.peer, tls, pid, secret });
+        let entry = self.worker.roster.enter(NewCard {
+            id: self.id,
+            key,
+            user: &request.user,
+            peer: self.peer,
+            tls,
+            pid,
+            secret,
+        });
         Ok(entry)
     }
 

@@ -11,9 +11,10 @@ use tidegate_supervise::Scope;
 use super::{Gateway, ServerEntry, SharedPool, lock};
 use crate::{
     config::{Host, PoolPlan},
-    hosts::{Cluster, ClusterSpec, Control, Ground, Node, Sink, watch},
+    hosts::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch},
     plane::Worker,
     server::{ConnectError, Server},
+    tree,
 };
 
 impl Gateway {
@@ -35,16 +36,9 @@ impl Gateway {
         if !cluster.begins() {
             return;
         }
-        let scope: Scope = self.scope.child(&format!("hosts-{}", plan.entry));
-        let names: Scope = scope.child("names");
-        let resolver = self.connector.resolver.clone();
-        let control = Control::new(cluster.clone(), Land(Arc::downgrade(self)));
-        let task = scope.wrap(move |ctx| control.run(ctx, names, resolver));
-        if let Ok(task) = task {
-            self.connector.resolver.spawn(async move {
-                let _ = task.await;
-            });
-        }
+        let scope: Scope<&'static str> = tree::control(&self.scope, &format!("hosts-{}", plan.entry)).build();
+        let owner = Arc::downgrade(self);
+        own(cluster, &scope, &self.connector.resolver, move || Land(owner.clone()));
     }
 
     /// What a pool that stays has a choice of under a new configuration: its settings, or `None` if it is the pool of a
@@ -142,7 +136,7 @@ fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink
     let (reactor, rules) = (worker.reactor.clone(), cluster.spec.rules.clone());
     let (owner, target) = (worker.clone(), node.clone());
     let connect = async move |turn| log_in(&owner, &cluster, &target, turn).await;
-    worker.spawn_server_task(watch(node, sink, reactor, rules, connect));
+    worker.spawn_chore(0, watch(node, sink, reactor, rules, connect));
 }
 
 /// Tells operators what this session is.

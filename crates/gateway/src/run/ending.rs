@@ -1,0 +1,100 @@
+//! How the tasks of a gateway ended, for the log.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use tidegate_supervise::{Report, Stuck};
+
+use crate::plane::{Gateway, lock};
+
+/// Who the clients are: by id, where they come from.
+type Peers = Arc<Mutex<HashMap<u64, String>>>;
+
+/// What numbers in a report stand for.
+pub(super) struct Names<'a> {
+    gateway: &'a Gateway,
+    peers: Peers,
+}
+
+impl<'a> Names<'a> {
+    /// Has all threads name their clients, and those tell their clients to look up. A thread that hangs already names none;
+    /// then ids remain, which the log of logins has.
+    pub(super) fn gather(gateway: &'a Gateway) -> Self {
+        let peers = Peers::default();
+        for worker in gateway.workers() {
+            let peers = Arc::clone(&peers);
+            worker.visit(move |worker| {
+                let cards = worker.roster.cards();
+                lock(&peers).extend(cards.iter().map(|card| (card.id, card.peer.to_string())));
+                worker.roster.wake_all();
+            });
+        }
+        Self { gateway, peers }
+    }
+
+    fn of(&self, stuck: &Stuck) -> String {
+        let path = stuck.scope.strip_prefix("tidegate/").unwrap_or(&stuck.scope);
+        let (kind, _) = path.split_once('/').unwrap_or((path, ""));
+        match (kind, &stuck.key, stuck.number) {
+            (_, Some(key), _) => format!("{path} {key}"),
+            ("clients", None, Some(id)) => match lock(&self.peers).get(&id) {
+                Some(peer) => format!("client {id}, {peer}"),
+                None => format!("client {id}"),
+            },
+            ("servers", None, Some(id)) => {
+                let known = self.gateway.servers().into_iter().find(|server| server.identity.id == id);
+                known.map_or_else(
+                    || format!("server {id}"),
+                    |server| format!("server {id}, {}, pid {}", server.identity.address.host, server.identity.pid),
+                )
+            }
+            (_, None, Some(number)) => format!("{path} {number}"),
+            (_, None, None) => path.to_owned(),
+        }
+    }
+
+    /// Logs a report: in sum, and whoever did not end by name.
+    pub(super) fn log(&self, report: &Report) {
+        tracing::info!(
+            clean = report.clean(),
+            aborted = report.aborted(),
+            panicked = report.panicked(),
+            stuck = report.left,
+            "tasks ended"
+        );
+        for stuck in &report.stuck {
+            let (who, age) = (self.of(stuck), stuck.age);
+            tracing::error!("a task did not end: {who}, spawned at {}, age {age:?}", stuck.spawned_at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::ready, time::Duration};
+
+    use tidegate_supervise::Scope;
+
+    use super::*;
+    use crate::{config::Config, plane::Setup, resolve::Resolver};
+
+    #[test]
+    fn who_did_not_end_is_called_by_name() {
+        let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let config = Config::from_url("postgres://db.example/shop").unwrap();
+        let resolver = Resolver::new(control.handle().clone());
+        let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
+        let (thread, jobs): (Scope, Scope<&str>) = (gateway.client_scope.child("0"), gateway.scope.child("jobs"));
+        let _clients = [4711, 4712].map(|id| thread.hold(id).unwrap());
+        let _server = gateway.server_scope.hold(7).unwrap();
+        let _job = jobs.wrap_as("a check", |_| ready(())).unwrap();
+        let report = control.block_on(gateway.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
+        let names = Names::gather(&gateway);
+        names.peers.lock().unwrap().insert(4711, "10.0.0.1:4242".to_owned());
+        let mut who: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();
+        who.sort_unstable();
+        assert_eq!(who, ["client 4711, 10.0.0.1:4242", "client 4712", "jobs \"a check\"", "server 7"]);
+    }
+}

@@ -1,0 +1,50 @@
+//! A pool of connections that rest: children without a task, named by a number, let go of in their turn at the end.
+//!
+//! `cargo run -p tidegate-supervise --features tokio --example pool`
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate_supervise::{Ctx, Held, Scope, Tokio};
+
+/// What would be a socket.
+struct Connection {
+    number: u64,
+    _held: Held,
+}
+
+type Pool = Arc<Mutex<Vec<Connection>>>;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let service = Scope::root::<&str>("service").on(Tokio::current());
+    let clients = service.child::<u64>("clients");
+    // Stops when the clients have given their connections back.
+    let connections: Scope = service.child_builder("connections").phase(1).build();
+    let pool = Pool::default();
+    for number in 1..=3 {
+        let held = connections.hold(number)?;
+        pool.lock().expect("nobody panics here").push(Connection { number, _held: held });
+    }
+    for id in 0..2 {
+        let pool = Arc::clone(&pool);
+        clients.spawn_as(id, move |ctx| client(ctx, pool))?;
+    }
+    tokio::task::yield_now().await;
+    for (path, counts) in service.tree() {
+        println!("{path}: {} live", counts.live);
+    }
+    // The last connection is never closed, so the report names it.
+    let report = service.stop(Duration::from_millis(100), Duration::from_millis(100)).await;
+    println!("{report}");
+    Ok(())
+}
+
+async fn client(ctx: Ctx, pool: Pool) {
+    let taken = pool.lock().expect("nobody panics here").pop();
+    ctx.cancelled().await;
+    if let Some(connection) = taken {
+        println!("closing connection {}", connection.number);
+    }
+}
