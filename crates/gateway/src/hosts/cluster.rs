@@ -344,3 +344,70 @@ pub(super) fn spec_of(node: &Node) -> Spec {
     let (weight, tier) = *lock(&node.place);
     Spec::new(&*node.key).weight(weight).tier(tier)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidegate_balance::Pick;
+
+    use super::*;
+
+    const SLOW_START: Duration = Duration::from_secs(160);
+
+    fn cluster(policy: PolicyName, now: Instant) -> Cluster {
+        let rules = RouteSettings { policy, slow_start: SLOW_START, ..RouteSettings::default() };
+        Cluster::new(ClusterSpec { hosts: Vec::new(), tls: ServerTls::default(), rules }, now)
+    }
+
+    fn node(name: &str) -> Arc<Node> {
+        Arc::new(Node::new(name.into(), Host::Tcp { name: name.into(), port: 5432 }, None, 1, 0))
+    }
+
+    /// How many of 1,000 transactions that end at once go to the second server.
+    fn share(group: &Balancer<Arc<Node>>) -> usize {
+        let mut picker = group.picker(1);
+        let turns = (0..1000).map(|_| picker.pick(&Pick::new()).map(|lease| lease.name.to_string()));
+        turns.filter(|name| name.as_ref().is_ok_and(|name| name == "second")).count()
+    }
+
+    #[test]
+    fn t58_a_server_that_joins_comes_to_its_share_in_the_configured_time() {
+        let start = Instant::now();
+        let cluster = cluster(PolicyName::RoundRobin, start);
+        let group = cluster.group(Group::Replica);
+        let nodes = [node("first"), node("second")];
+        let join = |nodes: &[Arc<Node>], now: Instant| {
+            let make = |spec: &Spec, _| nodes.iter().find(|node| node.key() == spec.key.as_str()).cloned();
+            group.update(now, nodes.iter().map(|node| spec_of(node)), |spec, id| make(spec, id).expect("one of them"));
+        };
+        join(&nodes[..1], start);
+        let joined = start + SLOW_START;
+        join(&nodes, joined);
+        // Of the share of a server that has none of this behind it: a tenth at first, then as much as of the time.
+        for (sixteenths, expected) in [(0, 89), (1, 89), (4, 200), (8, 333), (12, 428), (16, 500)] {
+            let now = joined + SLOW_START * sixteenths / 16;
+            assert!(sixteenths == 0 || group.tick(now).is_none_or(|next| next > now));
+            assert!(share(group).abs_diff(expected) <= 3, "{sixteenths}: {}", share(group));
+        }
+        assert_eq!(group.tick(joined + SLOW_START), None);
+    }
+
+    #[test]
+    fn t58_a_server_that_joins_is_spared_by_load_too() {
+        for policy in [PolicyName::LeastRequest, PolicyName::PeakEwma] {
+            let start = Instant::now();
+            let cluster = cluster(policy, start);
+            let group = cluster.group(Group::Any);
+            let nodes = [node("first"), node("second")];
+            let set = |count: usize| nodes[..count].iter().map(|node| spec_of(node)).collect::<Vec<_>>();
+            let make = |spec: &Spec, _| nodes.iter().find(|node| node.key() == spec.key.as_str()).cloned();
+            group.update(start, set(1), |spec, id| make(spec, id).expect("one of them"));
+            group.update(start + SLOW_START, set(2), |spec, id| make(spec, id).expect("one of them"));
+            let mut picker = group.picker(1);
+            let held: Vec<_> = (0..22).map(|_| picker.pick(&Pick::new().at(start)).expect("both are ready")).collect();
+            let second = held.iter().filter(|lease| &*lease.name == "second").count();
+            assert!((1..=3).contains(&second), "{policy:?}: {second} of 22");
+        }
+    }
+}
