@@ -236,7 +236,13 @@ impl<T: Send + Sync + 'static> Balancer<T> {
             return thread::begin(shared, places, |held| held.choose(pick).cloned()).map(|endpoint| f(&endpoint));
         };
         held.follow(shared);
-        match held.choose(pick) {
+        if let Some(endpoint) = held.turn(pick) {
+            let result = f(endpoint);
+            // Given back before the result is wrapped: else that goes through memory, where an error's place would be.
+            drop(held);
+            return Ok(result);
+        }
+        match held.ask(pick) {
             Ok(endpoint) => Ok(f(endpoint)),
             Err(error) => Err(error),
         }
