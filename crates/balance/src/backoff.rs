@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::moment::bounded;
+
 /// Pauses that grow with each failure: `first`, then `factor` times more each time, up to `most`; each randomly longer
 /// or shorter by up to `jitter` of itself. The defaults are those of gRPC's connection backoff.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +29,7 @@ impl Backoff {
     pub fn pause(&self, failures: u32, random: f64) -> Duration {
         let Some(grown) = failures.checked_sub(1) else { return Duration::ZERO };
         let grown = i32::try_from(grown).unwrap_or(i32::MAX);
-        let most = self.most.as_secs_f64();
+        let most = bounded(self.most).as_secs_f64();
         let plain = (self.first.as_secs_f64() * self.factor.max(1.0).powi(grown)).min(most);
         jittered(Duration::from_secs_f64(plain.max(0.0)), self.jitter, random)
     }
@@ -35,5 +37,5 @@ impl Backoff {
 
 /// A time, longer or shorter by up to `jitter` of itself.
 pub(crate) fn jittered(time: Duration, jitter: f64, random: f64) -> Duration {
-    time.mul_f64(1.0 + jitter.clamp(0.0, 1.0) * (2.0 * random.clamp(0.0, 1.0) - 1.0))
+    bounded(time).mul_f64(1.0 + jitter.clamp(0.0, 1.0) * (2.0 * random.clamp(0.0, 1.0) - 1.0))
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 use crate::endpoint::{Cause, Endpoint, EndpointId, Key, Spec};
 use crate::error::PickError;
 use crate::lease::Lease;
+use crate::moment::after;
 use crate::outlier::Outlier;
 use crate::pick::Pick;
 use crate::picker::Picker;
@@ -191,7 +192,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
         self.shared().streak_max.store(rules.map_or(0, |rules| rules.consecutive), Ordering::Relaxed);
         self.shared().change(None, |roster| {
             roster.outlier = rules;
-            roster.interval_ends = roster.now + rules.unwrap_or_default().interval;
+            roster.interval_ends = after(roster.now, rules.unwrap_or_default().every());
             ((), Change::None)
         });
     }
@@ -235,7 +236,13 @@ impl<T: Send + Sync + 'static> Balancer<T> {
             return thread::begin(shared, places, |held| held.choose(pick).cloned()).map(|endpoint| f(&endpoint));
         };
         held.follow(shared);
-        match held.choose(pick) {
+        if let Some(endpoint) = held.turn(pick) {
+            let result = f(endpoint);
+            // Given back before the result is wrapped: else that goes through memory, where an error's place would be.
+            drop(held);
+            return Ok(result);
+        }
+        match held.ask(pick) {
             Ok(endpoint) => Ok(f(endpoint)),
             Err(error) => Err(error),
         }

@@ -26,6 +26,7 @@ use tower_service::Service;
 
 use crate::balancer::{Balancer, Patience};
 use crate::error::PickError;
+use crate::outlier::Outlier;
 use crate::pick::Pick;
 use crate::policy::Policy;
 use crate::resolve::ResolveNow;
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) calls: RwLock<Arc<Calls>>,
     /// The policy, if the service config names none.
     pub(crate) policy: Arc<dyn Policy>,
+    /// The rules of ejection, if the service config has none.
+    pub(crate) outlier: Option<Outlier>,
     pub(crate) resolve_now: ResolveNow,
     pub(crate) origin: (Scheme, Authority),
     pub(crate) timeout: Option<Duration>,
@@ -118,7 +121,7 @@ impl Channel {
     pub fn set_service_config(&self, json: &str) -> Result<(), ServiceConfigError> {
         let config = ServiceConfig::from_json(json)?;
         self.0.balancer.set_policy(config.policy.clone().unwrap_or_else(|| Arc::clone(&self.0.policy)));
-        self.0.balancer.set_outlier(config.outlier);
+        self.0.balancer.set_outlier(config.outlier.or(self.0.outlier));
         *self.0.calls.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Calls::new(config));
         Ok(())
     }

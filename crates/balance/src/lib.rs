@@ -74,6 +74,7 @@ mod interleavings;
 mod latency;
 mod lease;
 mod load;
+mod moment;
 mod outlier;
 mod pick;
 mod picker;

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::load::Volume;
+use crate::moment::after;
 
 /// When to eject an endpoint, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +93,11 @@ impl Outlier {
         ejected == 0 || (ejected + 1) * 100 <= self.percent_max as usize * all
     }
 
+    /// How long an interval is: never none, or whoever applies the rules would do nothing else.
+    pub(crate) fn every(&self) -> Duration {
+        self.interval.max(Duration::from_millis(1))
+    }
+
     /// How long an ejection lasts, when it is the `times`-th.
     pub(crate) fn lasts(&self, times: u32) -> Duration {
         self.base.saturating_mul(times).min(self.most.max(self.base))
@@ -163,7 +169,7 @@ impl Ejection {
     pub(crate) fn begin(&mut self, now: Instant, rules: &Outlier) {
         self.times = self.times.saturating_add(1);
         self.total += 1;
-        self.until = Some(now + rules.lasts(self.times));
+        self.until = Some(after(now, rules.lasts(self.times)));
     }
 
     /// True: it ended just now.

@@ -35,7 +35,10 @@ impl<T: Send + Sync + 'static> Picker<T> {
     #[inline]
     pub fn pick_with<R>(&mut self, pick: &Pick<'_, T>, f: impl FnOnce(&Endpoint<T>) -> R) -> Result<R, PickError> {
         self.held.follow(self.balancer.shared());
-        match self.held.choose(pick) {
+        if let Some(endpoint) = self.held.turn(pick) {
+            return Ok(f(endpoint));
+        }
+        match self.held.ask(pick) {
             Ok(endpoint) => Ok(f(endpoint)),
             Err(error) => Err(error),
         }
@@ -98,9 +101,20 @@ impl<T: Send + Sync + 'static> Held<T> {
         (self.version, self.snapshot) = (version, snapshot);
     }
 
+    /// What most picks are, without a call: what a table needs to be told costs more than the turn. `None`: the table
+    /// has to be [asked](Self::ask).
+    #[inline]
+    pub(crate) fn turn(&mut self, pick: &Pick<'_, T>) -> Option<&Arc<Endpoint<T>>> {
+        if pick.is_restricted() { None } else { self.local.turn(&self.turning) }
+    }
+
+    #[inline]
+    pub(crate) fn ask(&mut self, pick: &Pick<'_, T>) -> Result<&Arc<Endpoint<T>>, PickError> {
+        self.snapshot.choose(pick, &mut self.local)
+    }
+
     #[inline]
     pub(crate) fn choose(&mut self, pick: &Pick<'_, T>) -> Result<&Arc<Endpoint<T>>, PickError> {
-        // What most picks are, without a call: what a table needs to be told costs more than the turn.
         if !pick.is_restricted()
             && let Some(endpoint) = self.local.turn(&self.turning)
         {

@@ -16,6 +16,7 @@ use std::time::Instant;
 use crate::balancer::Shared;
 use crate::endpoint::{Cause, Endpoint, EndpointId, Key, Spec};
 use crate::load::Load;
+use crate::moment::after;
 use crate::outlier::{Ejection, Outlier};
 use crate::policy::{Dials, Policy, RAMP_FULL};
 use crate::settings::{Settings, Start};
@@ -78,7 +79,7 @@ impl<T> Roster<T> {
             random: fastrand::Rng::with_seed(seed),
             unknown: None,
             now,
-            interval_ends: now + outlier.unwrap_or_default().interval,
+            interval_ends: after(now, outlier.unwrap_or_default().every()),
             closed: false,
             next_id: 0,
             epoch: now,
@@ -142,7 +143,7 @@ impl<T> Roster<T> {
             specs.iter().enumerate().map(|(rank, spec)| (&spec.key, (rank, spec))).collect();
         let mut changed = self.revive(&wanted);
         let shuffles = self.policy.shuffles();
-        let until = self.now + self.settings.replace_within;
+        let until = after(self.now, self.settings.replace_within);
         let mut removed = 0;
         for entry in &mut self.present {
             let Some(&(rank, spec)) = wanted.get(&entry.endpoint.key) else {
@@ -165,7 +166,9 @@ impl<T> Roster<T> {
             |entry: &mut Entry<T>| wanted.contains_key(&entry.endpoint.key) && entry.endpoint.load.slot.revive();
         let revived: Vec<Entry<T>> = self.departing.extract_if(.., again).collect();
         let any = !revived.is_empty();
-        self.present.extend(revived.into_iter().map(Entry::returned));
+        // Who is ready because it is there is ready anew; a connection that was kept is as warm as it was.
+        let anew = (self.settings.start == Start::Ready).then_some(self.now);
+        self.present.extend(revived.into_iter().map(|entry| entry.returned(anew)));
         self.present.sort_unstable_by_key(|entry| entry.endpoint.id);
         any
     }
@@ -227,7 +230,7 @@ impl<T> Roster<T> {
         let (was_ready, was_settled) = (entry.state == State::Ready, entry.settled);
         entry.failures = entry.failures.saturating_add(1);
         entry.cause = Some(cause);
-        let retry_at = now + backoff.pause(entry.failures, random);
+        let retry_at = after(now, backoff.pause(entry.failures, random));
         entry.enter(State::Failed { retry_at }, now);
         // Who fails fast wants to know the latest cause.
         (Some(retry_at), Change::when(was_ready || !was_settled || none_ready))

@@ -72,6 +72,16 @@ impl<C: Connection> Local<C> {
         self.0.sweep(now);
     }
 
+    /// Is no connection idle, on any core, and can none be opened now? Then whoever asks waits until a client gives one
+    /// back. Whoever could be served from several pools may ask elsewhere first; meanwhile it may have changed.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        let pool = &self.0.pool;
+        let size = self.0.control.borrow().limits.size;
+        pool.board.lines().all(|line| line.idle() == 0)
+            && (pool.permits.open() >= size || pool.backoff().pausing(self.0.now.get()))
+    }
+
     /// The pool this belongs to.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool<C>> {

@@ -249,6 +249,7 @@ impl ChannelBuilder {
             balancer,
             calls: RwLock::new(Arc::new(Calls::new(config))),
             policy: self.policy,
+            outlier: self.settings.outlier,
             resolve_now,
             origin,
             timeout: self.timeout,

@@ -19,6 +19,7 @@ use super::{Calls, Shared, refused};
 use crate::balancer::Patience;
 use crate::endpoint::EndpointId;
 use crate::lease::{Lease, Outcome};
+use crate::moment::after;
 use crate::pick::Pick;
 use crate::policy::hash_of;
 use crate::service_config::{MethodConfig, RetryPolicy};
@@ -69,7 +70,7 @@ impl Call {
         let of_method = self.method.as_ref().and_then(|method| method.timeout).or(self.shared.timeout);
         let limit = [header_timeout(&self.head.headers), of_method].into_iter().flatten().min();
         let Some(limit) = limit else { return self.attempts().await };
-        let deadline = tokio::time::Instant::now() + limit;
+        let deadline = after(tokio::time::Instant::now().into_std(), limit).into();
         let answered = timeout_at(deadline, self.attempts()).await;
         answered.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
     }

@@ -8,6 +8,7 @@ use super::connect::Connect;
 use super::node::Node;
 use crate::balancer::Balancer;
 use crate::endpoint::{Cause, Endpoint};
+use crate::moment::after;
 use crate::resolve::ResolveNow;
 
 /// A connection that lived at least so long is opened again at once; so is the first that did not, but no second one.
@@ -71,7 +72,7 @@ impl Dial {
             }
             None => self.balancer.failed(id, now, cause),
         });
-        due.unwrap_or(now + self.pause)
+        due.unwrap_or_else(|| after(now, self.pause))
     }
 }
 

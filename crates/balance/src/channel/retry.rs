@@ -37,7 +37,7 @@ impl Throttle {
     pub(super) fn succeed(&self) {
         // A full one, the common case, is not written to.
         if self.left.load(Ordering::Relaxed) < self.most {
-            let give = |left: i64| Some((left + self.ratio).min(self.most));
+            let give = |left: i64| Some(left.saturating_add(self.ratio).min(self.most));
             let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
         }
     }

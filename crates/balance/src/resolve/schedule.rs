@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::backoff::{Backoff, jittered};
+use crate::moment::after;
 
 /// When to look again, and how long an answer may be used.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,17 +79,17 @@ impl Schedule {
     pub(crate) fn succeed(&mut self, now: Instant, ttl: Option<Duration>, random: f64) {
         let lives = ttl.unwrap_or(self.rules.interval).min(self.rules.interval_max).max(self.rules.interval_min);
         (self.failures, self.answered) = (0, Some(now));
-        self.due = (now + jittered(lives, self.rules.jitter, random)).max(self.earliest());
+        self.due = after(now, jittered(lives, self.rules.jitter, random)).max(self.earliest());
     }
 
     pub(crate) fn fail(&mut self, now: Instant, random: f64) {
         self.failures = self.failures.saturating_add(1);
-        self.due = (now + self.rules.backoff.pause(self.failures, random)).max(self.earliest());
+        self.due = after(now, self.rules.backoff.pause(self.failures, random)).max(self.earliest());
     }
 
     /// When the set in use is too old, if it may become so.
     pub(crate) fn stale_at(&self) -> Option<Instant> {
-        Some(self.answered? + self.rules.max_stale?)
+        Some(after(self.answered?, self.rules.max_stale?))
     }
 
     /// The set was given up.
@@ -97,7 +98,7 @@ impl Schedule {
     }
 
     fn earliest(&self) -> Instant {
-        self.began.map_or(self.due, |began| began + self.rules.interval_min)
+        self.began.map_or(self.due, |began| after(began, self.rules.interval_min))
     }
 }
 

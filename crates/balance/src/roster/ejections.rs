@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{Change, Entry, Roster};
 use crate::endpoint::EndpointId;
+use crate::moment::after;
 use crate::outlier::Outlier;
 
 impl<T> Roster<T> {
@@ -24,7 +25,7 @@ impl<T> Roster<T> {
         let ended = self.present.iter_mut().filter(|entry| entry.ejection.is_out());
         let mut changed = ended.fold(false, |any, entry| entry.ejection.end(now) | any);
         if let Some(rules) = self.outlier.filter(|_| now >= self.interval_ends) {
-            self.interval_ends = now + rules.interval;
+            self.interval_ends = after(now, rules.every());
             changed |= self.end_interval(&rules);
         }
         let waited = |entry: &Entry<T>| entry.leaving.is_some_and(|until| until <= now);

@@ -103,9 +103,10 @@ impl<T> Entry<T> {
         self.handed_over && (self.endpoint.load.slot.is_closed() || Arc::strong_count(&self.endpoint) == 1)
     }
 
-    /// Wanted again before it was closed.
-    pub(crate) fn returned(mut self) -> Self {
+    /// Wanted again before it was closed; `anew` if it became ready by that.
+    pub(crate) fn returned(mut self, anew: Option<Instant>) -> Self {
         (self.leaving, self.handed_over) = (None, false);
+        self.ready_since = anew.or(self.ready_since);
         self
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Entry, Roster};
 use crate::endpoint::{Cause, Endpoint};
+use crate::moment::bounded;
 use crate::policy::{Member, RAMP_FULL};
 
 /// A slow start goes up in so many steps: each is a publication.
@@ -53,7 +54,7 @@ impl<T> Roster<T> {
 
     /// Brings the shares of slow starts up to date; did any change?
     pub(crate) fn grow_shares(&mut self) -> bool {
-        let (now, slow_start) = (self.now, self.settings.slow_start);
+        let (now, slow_start) = (self.now, bounded(self.settings.slow_start));
         let grow = |entry: &mut Entry<T>| {
             let share = ramp(entry.ready_since, now, slow_start);
             mem::replace(&mut entry.ramp, share) != share && entry.is_ready()
@@ -63,7 +64,7 @@ impl<T> Roster<T> {
 
     /// When the share of somebody grows next.
     pub(crate) fn next_ramp(&self) -> Option<Instant> {
-        let slow_start = self.settings.slow_start;
+        let slow_start = bounded(self.settings.slow_start);
         let starting = self.present.iter().filter(|entry| entry.is_ready()).filter_map(|entry| entry.ready_since);
         let rest =
             starting.map(|since| self.now.saturating_duration_since(since)).filter(|passed| *passed < slow_start);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use tidegate_balance::{
-    Address, Channel, Exact, LeastRequest, PeakEwma, PickFirst, Policy, RingHash, RoundRobin, WeightedRoundRobin,
+    Address, Channel, Exact, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, RingHash, RoundRobin,
+    WeightedRoundRobin,
 };
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
@@ -256,6 +257,23 @@ async fn a_client_of_tonic_takes_the_channel_as_its_own() {
     let path = http::uri::PathAndQuery::from_static("/t/Status5");
     let status = client.unary(tonic::Request::new(Bytes::new()), path, Raw).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_service_config_without_rules_leaves_those_of_the_builder() {
+    let backends = backends(2).await;
+    let rules = Outlier { base: Duration::from_secs(3600), ..Outlier::consecutive(1) };
+    // For ever is a time as well.
+    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin).outlier(rules).timeout(Duration::MAX));
+    until(|| ready(&driven.channel) == 2).await;
+    let ejected = || driven.channel.balancer().status().iter().filter(|status| status.ejected_until.is_some()).count();
+    let none = r#"{"loadBalancingConfig":[{"outlier_detection_experimental":{"childPolicy":[{"round_robin":{}}]}}]}"#;
+    driven.channel.set_service_config(none).unwrap();
+    call(&driven.channel, "/t/Status14").await.unwrap_err();
+    assert_eq!(ejected(), 0, "it has rules, of which none ejects");
+    driven.channel.set_service_config("{}").unwrap();
+    call(&driven.channel, "/t/Status14").await.unwrap_err();
+    assert_eq!(ejected(), 1);
 }
 
 #[tokio::test]

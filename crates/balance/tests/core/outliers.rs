@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate_balance::{
-    Endpoint, FailureShare, Outcome, Outlier, Pick, Policy, RoundRobin, Settings, Status, SuccessRate,
+    Backoff, Endpoint, FailureShare, Outcome, Outlier, Pick, Policy, RoundRobin, Settings, Status, SuccessRate,
 };
 
-use crate::house::{Keys, SECOND, at_once, counts, id_of, key, pick_key, policies, with_settings};
+use crate::house::{Keys, SECOND, at_once, counts, id_of, key, pick_key, policies, set, specs, with_settings};
 
 fn with_rules(policy: Arc<dyn Policy>, count: usize, rules: Outlier) -> Keys {
     with_settings(policy, count, Settings { outlier: Some(rules), ..at_once() })
@@ -134,6 +134,45 @@ fn t57_a_rate_of_successes_far_below_the_others_ejects() {
     }
     balancer.tick(now + 11 * SECOND);
     assert!(ejected(&balancer) == 1 && status(&balancer, 7).ejected_until.is_some());
+}
+
+#[test]
+fn rules_without_an_interval_do_not_make_their_owner_spin() {
+    let rules = Outlier { interval: Duration::ZERO, ..Outlier::consecutive(1) };
+    let balancer = with_rules(Arc::new(RoundRobin), 3, rules);
+    let now = Instant::now() + SECOND;
+    assert!(balancer.tick(now).is_some_and(|next| next > now));
+    balancer.set_outlier(Some(rules));
+    assert!(balancer.tick(now).is_some_and(|next| next > now));
+}
+
+#[test]
+fn times_may_be_as_long_as_can_be_said() {
+    const EVER: Duration = Duration::MAX;
+    let rules = Outlier { interval: EVER, base: EVER, most: EVER, ..Outlier::consecutive(1) };
+    let settings = Settings {
+        outlier: Some(rules),
+        slow_start: EVER,
+        replace_within: EVER,
+        latency_decay: EVER,
+        backoff: Backoff { first: EVER, most: EVER, ..Backoff::default() },
+        ..at_once()
+    };
+    for policy in policies() {
+        let balancer = with_settings(policy, 3, settings.clone());
+        let now = Instant::now();
+        calls(&balancer, 0, 1, Outcome::Success, now);
+        calls(&balancer, 1, 1, Outcome::Failure, now);
+        assert_eq!(ejected(&balancer), 1);
+        for _ in 0..100 {
+            let again = balancer.failed(id_of(&balancer, 2), now, Arc::new(std::io::Error::other("gone")));
+            assert!(again.is_some_and(|again| again > now + 1000 * SECOND));
+        }
+        balancer.set_outlier(Some(rules));
+        assert!(balancer.tick(now).is_some_and(|next| next > now));
+        set(&balancer, now, specs(5..7));
+        pick_key(&balancer);
+    }
 }
 
 #[test]

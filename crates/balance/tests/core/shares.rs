@@ -30,6 +30,29 @@ fn t58_the_share_of_a_new_endpoint_grows_to_its_own() {
 }
 
 #[test]
+fn t58_who_was_out_and_comes_back_begins_with_less_again() {
+    // Somebody still uses it, somebody still has it in a snapshot, nobody knows it any more.
+    for (held, kept) in [(true, true), (false, true), (false, false)] {
+        let mut now = Instant::now();
+        let balancer = Balancer::new(RoundRobin, Settings { slow_start: 16 * SECOND, ..at_once() }, 1, now);
+        set(&balancer, now, specs(0..2));
+        now += 20 * SECOND;
+        balancer.tick(now);
+        assert_eq!(counts(&balancer, 2, 1000), [500, 500]);
+        let picker = kept.then(|| balancer.picker(1));
+        let leases: Vec<_> = (0..4).map(|_| balancer.pick(&Pick::new()).unwrap()).filter(|_| held).collect();
+        set(&balancer, now, specs(0..1));
+        drop(balancer.departed());
+        assert_eq!(counts(&balancer, 2, 10), [10, 0]);
+        set(&balancer, now, specs(0..2));
+        assert!(counts(&balancer, 2, 1000)[1] < 120, "held: {held}, kept: {kept}");
+        balancer.tick(now + 16 * SECOND);
+        assert_eq!(counts(&balancer, 2, 1000), [500, 500]);
+        drop((leases, picker));
+    }
+}
+
+#[test]
 fn t58_the_owner_is_told_when_a_share_grows_next() {
     for policy in policies() {
         let start = Instant::now();

@@ -239,6 +239,29 @@ async fn t32_a_resolver_that_cannot_start_is_tried_with_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_name_may_be_looked_up_once_and_when_somebody_asks() {
+    const EVER: Duration = Duration::MAX;
+    let backoff = tidegate_balance::Backoff { first: EVER, most: EVER, ..Default::default() };
+    let rules = ResolveRules {
+        interval: EVER,
+        interval_max: EVER,
+        max_stale: Some(EVER),
+        timeout: EVER,
+        jitter: 0.2,
+        backoff,
+        ..rules()
+    };
+    let following = follow(&[Look::Good(1), Look::Error, Look::Good(2)], rules);
+    for looks in 1..=3 {
+        sleep(3600 * SECOND).await;
+        assert_eq!(following.looks(), looks);
+        following.now.ask();
+    }
+    sleep(SECOND).await;
+    assert_eq!((following.looks(), following.running.is_finished()), (4, false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_set_is_given_up_only_after_its_longest_age() {
     let following = follow(&[Look::Good(1), Look::Error], ResolveRules { max_stale: Some(600 * SECOND), ..rules() });
     sleep(599 * SECOND).await;

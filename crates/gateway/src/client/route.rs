@@ -25,6 +25,7 @@ use tidegate_wire::{
 };
 use tokio::sync::watch;
 
+use self::lines::Lines;
 use super::session::checkout_words;
 use crate::{
     config::{Route, SessionAttrs},
@@ -34,6 +35,8 @@ use crate::{
     server::{ConnectError, Server},
     statements::ClientStatements,
 };
+
+mod lines;
 
 /// A connection, and the choice of its server, where there was one.
 pub(super) type Found = (Option<Placed>, Lease<Server>);
@@ -88,11 +91,8 @@ pub(super) async fn find_server(
             search.wait(&fleet, &mut changes).await?;
             continue;
         };
-        match in_line(worker, &chosen, route, &mut changes).await {
-            Some(Ok(lease)) => return Ok((Some(chosen), lease)),
-            Some(Err(error)) => search.failed(&fleet, chosen, error)?,
-            // Its role has changed meanwhile.
-            None => {}
+        if let Some(found) = search.in_lines(&fleet, chosen, &mut changes).await? {
+            return Ok(found);
         }
     }
 }
@@ -177,8 +177,41 @@ impl Search<'_> {
         Unserved::NoHost(refusal.hint("SHOW HOSTS in the admin console tells what is known of each server."))
     }
 
-    /// A server could not be connected: another one is tried, unless it would say the same.
-    fn failed(&mut self, fleet: &Fleet, chosen: Placed, error: CheckoutError<ConnectError>) -> Result<(), Unserved> {
+    /// Waits in the line of the chosen server, and of others if that one has nothing to give. `None` if none of them
+    /// serves any more.
+    async fn in_lines(
+        &mut self,
+        fleet: &Fleet,
+        chosen: Placed,
+        changes: &mut watch::Receiver<u64>,
+    ) -> Result<Option<Found>, Unserved> {
+        let mut lines = Lines::of(chosen, self.worker, self.home, fleet, self.route);
+        while !lines.is_empty() {
+            lines.spread(&self.tried);
+            let mut changed = pin!(changes.changed());
+            let answered = std::future::poll_fn(|cx| match lines.poll(cx) {
+                Poll::Ready(answered) => Poll::Ready(Some(answered)),
+                Poll::Pending => changed.as_mut().poll(cx).map(|_| None),
+            });
+            match answered.await {
+                Some((placed, Ok(lease))) => return Ok(Some((Some(placed), lease))),
+                Some((placed, Err(error))) => self.failed(fleet, placed, error, lines.is_empty())?,
+                // Roles have changed, or who is there.
+                None => lines.leave_unfit(),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A server could not be connected, or may let nobody wait: another one is tried, unless it would say the same.
+    /// `is_last` says whether no other line is waited in.
+    fn failed(
+        &mut self,
+        fleet: &Fleet,
+        chosen: Placed,
+        error: CheckoutError<ConnectError>,
+        is_last: bool,
+    ) -> Result<(), Unserved> {
         let node = chosen.node().clone();
         let outcome = match &error {
             CheckoutError::Connect(cause) if cause.is_of_server() => Outcome::Failure,
@@ -187,6 +220,7 @@ impl Search<'_> {
                 fleet.forget(&node);
                 Outcome::Neutral
             }
+            CheckoutError::Full if !is_last => Outcome::Neutral,
             _ => return Err(Unserved::Checkout(error)),
         };
         chosen.finish(self.worker.reactor.now(), outcome);
@@ -195,31 +229,6 @@ impl Search<'_> {
         }
         self.tried.push(node);
         Ok(())
-    }
-}
-
-/// Waits in the line of one server. `None` if it serves the route no more.
-async fn in_line(
-    worker: &Worker,
-    chosen: &Placed,
-    route: Route,
-    changes: &mut watch::Receiver<u64>,
-) -> Option<Result<Lease<Server>, CheckoutError<ConnectError>>> {
-    let mut checkout = pin!(chosen.pool.local.checkout(worker.reactor.now()));
-    loop {
-        let mut changed = pin!(changes.changed());
-        let decided = std::future::poll_fn(|cx| {
-            if let Poll::Ready(outcome) = checkout.as_mut().poll(cx) {
-                return Poll::Ready(Some(outcome));
-            }
-            changed.as_mut().poll(cx).map(|_| None)
-        });
-        if let Some(outcome) = decided.await {
-            return Some(outcome);
-        }
-        if !chosen.node().serves(route) {
-            return None;
-        }
     }
 }
 

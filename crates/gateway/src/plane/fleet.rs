@@ -90,6 +90,13 @@ impl Fleet {
         Some(pool)
     }
 
+    /// Those of which this thread knows that they have no connection to give, and can open no more.
+    #[must_use]
+    pub fn taken(&self) -> Vec<Arc<Node>> {
+        let pools = self.pools.borrow();
+        pools.iter().filter(|(_, pool)| pool.local.is_exhausted()).map(|(node, _)| node.clone()).collect()
+    }
+
     /// Forgets the pools of servers that were taken out.
     pub fn forget_gone(&self) {
         self.pools.borrow_mut().retain(|(known, _)| !known.is_gone());

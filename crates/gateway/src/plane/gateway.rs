@@ -139,9 +139,23 @@ pub struct SharedPool {
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
     reconnected_at: Mutex<Option<SystemTime>>,
+    /// See [`spare_places`](Self::spare_places).
+    spare_places: AtomicUsize,
 }
 
 impl SharedPool {
+    /// Places that its clients have in lines of its servers beyond the first: who waits for several servers waits once.
+    #[must_use]
+    pub fn spare_places(&self) -> usize {
+        self.spare_places.load(Ordering::Relaxed)
+    }
+
+    /// A client that had so many has so many now.
+    pub fn recount_places(&self, before: usize, now: usize) {
+        // Wraps on purpose where it had more.
+        self.spare_places.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
     /// What a fresh server reported, if one was connected since the start.
     #[must_use]
     pub fn welcome(&self) -> Option<Arc<ServerSettings>> {
@@ -468,6 +482,7 @@ impl Gateway {
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
+            spare_places: AtomicUsize::new(0),
         });
         if self.is_paused(&key.database) {
             pool.pool.pause();

@@ -186,6 +186,34 @@ fn a_crash_of_a_replica_hits_only_what_ran_there() {
 }
 
 #[test]
+fn when_every_server_is_gone_clients_wait_until_they_are_back() {
+    let mut cluster = ours();
+    let gateway = gateway(&[database(&cluster, "app", "route = \"any\"")]);
+    let startup = gateway.startup("app");
+    let mut idle = log_in(&startup);
+    wait_until_settled(&gateway, &cluster, "app");
+    let load = Load::start(&startup, 6, Work::Read);
+    for server in 0..3 {
+        cluster.server_mut(server).kill9().expect("it can be killed");
+    }
+    for server in 0..3 {
+        wait_for(&gateway, &cluster, "app", server, "state", "down");
+    }
+    idle.send(&Frames::new().query("select 1"));
+    for server in 0..3 {
+        cluster.server_mut(server).restart().expect("it starts again");
+    }
+    assert_eq!(idle.until_ready().value(), "1", "who was between transactions has not noticed");
+    wait_until_settled(&gateway, &cluster, "app");
+    eventually("all serve again", || servers_of(&cluster, &mut idle, 6).len() == 3);
+    load.goes_on();
+    let (_, failed) = load.end();
+    // At most what each client had under way, at each server.
+    let count: usize = failed.values().sum();
+    assert!(count <= 18 && failed.keys().all(|code| CRASHED.contains(&code.as_str())), "{failed:?}");
+}
+
+#[test]
 fn a_replica_that_hangs_is_left_alone() {
     let cluster = ours();
     let section =

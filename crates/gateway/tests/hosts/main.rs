@@ -1,5 +1,6 @@
 //! A primary and two streaming replicas behind one gateway: routes, lag, drains, crashes and promotions.
 
+mod busy;
 mod console;
 mod failover;
 mod faults;

@@ -101,14 +101,24 @@ fn t63_pick_first_stays_with_one_as_long_as_it_serves() {
 }
 
 #[test]
-fn a_slow_start_leaves_nobody_without_transactions() {
+fn t58_a_server_that_comes_back_begins_with_less_than_its_share() {
     let mut cluster = ours();
-    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"\nslow_start = \"1h\"")]);
+    let gateway = gateway(&[database(&cluster, "ro", "route = \"replica\"\nslow_start = \"4s\"")]);
     let mut client = connect(&gateway, "ro");
     wait_until_settled(&gateway, &cluster, "ro");
-    cluster.server_mut(2).restart().expect("it starts again");
-    wait_for(&gateway, &cluster, "ro", 2, "state", "up");
-    eventually("both serve", || servers_of(&cluster, &mut client, 10).into_iter().eq([1, 2]));
+    // Server 1 comes to its full share in the first rounds. A machine that stands still may miss all of a slow start; the
+    // next round has another one.
+    eventually("server 2 is spared after a start", || {
+        cluster.server_mut(2).restart().expect("it starts again");
+        wait_for(&gateway, &cluster, "ro", 2, "state", "up");
+        eventually("both serve", || servers_of(&cluster, &mut client, 12).into_iter().eq([1, 2]));
+        let [_, one, other] = turns(&cluster, &mut client, 60);
+        other * 2 < one
+    });
+    eventually("it has its share in the end", || {
+        let [_, one, other] = turns(&cluster, &mut client, 60);
+        one.abs_diff(other) <= 2
+    });
 }
 
 #[test]

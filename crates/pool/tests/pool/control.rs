@@ -80,6 +80,43 @@ fn an_idle_connection_makes_room_and_a_leased_one_does_not() {
 }
 
 #[test]
+fn a_pool_is_exhausted_when_nothing_is_idle_and_nothing_may_be_opened() {
+    let bench = Bench::new(2, limits(2));
+    let exhausted = || [0, 1].map(|core| bench.locals[core].is_exhausted());
+    assert_eq!(exhausted(), [false; 2]);
+    let (mut first, mut second) = (bench.waiter(0), bench.waiter(1));
+    assert_eq!(exhausted(), [true; 2], "what is being opened is for those who wait");
+    bench.connected(0);
+    bench.connected(1);
+    let (first, second) = (first.lease(), second.lease());
+    assert_eq!(exhausted(), [true; 2]);
+    first.release(Fate::Reuse, bench.now());
+    assert_eq!(exhausted(), [false; 2], "an idle one serves clients of any core");
+    let again = bench.lease(0);
+    assert_eq!(exhausted(), [true; 2]);
+    second.release(Fate::Close, bench.now());
+    assert_eq!(exhausted(), [false; 2], "one may be opened");
+    bench.pool.set_limits(limits(1));
+    bench.settle();
+    assert_eq!(exhausted(), [true; 2]);
+    drop(again);
+}
+
+#[test]
+fn a_pool_that_must_not_connect_yet_is_exhausted() {
+    let bench = Bench::new(1, limits(3));
+    let mut first = bench.waiter(0);
+    bench.connected(0);
+    let _held = first.lease();
+    let _waiting = bench.waiter(0);
+    bench.failed(0, 1);
+    assert!(bench.locals[0].is_exhausted());
+    bench.advance(limits(3).retry_max);
+    bench.sweep(0);
+    assert!(!bench.locals[0].is_exhausted());
+}
+
+#[test]
 fn an_idle_connection_of_an_older_generation_is_never_granted() {
     let bench = Bench::eager(1, limits(1));
     bench.lease(0).release(Fate::Reuse, bench.now());

@@ -75,11 +75,13 @@ fn row_of(group: &[Arc<SharedPool>], served: usize) -> Vec<Value> {
     let (shared, counts) = (&group[0], sum(group));
     let plan = shared.plan();
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
+    // Read one after another, while clients come and go.
+    let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
     row![
         &shared.key.database,
         &shared.key.user,
         served,
-        counts.waiting,
+        counts.waiting.saturating_sub(spare_places),
         0_u32,
         0_u32,
         counts.active,
