@@ -381,7 +381,6 @@ impl Gateway {
         }
     }
 
-    /// Nothing is connected there any more; what is in use ends when it is released.
     /// Closes every pool for good: idle servers now, the others when they are released.
     pub fn close_pools(&self) {
         for pool in self.pools() {
@@ -389,6 +388,7 @@ impl Gateway {
         }
     }
 
+    /// Nothing is connected there any more; what is in use ends when it is released.
     fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
         let mut pools = lock(&self.pools);
         if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
