@@ -7,9 +7,15 @@
 //! Bytes that are promised to those who wait count as used from the promise on ([`Credit`]), so nobody takes them meanwhile.
 //! An eighth of the bound is never promised: with it, whoever comes first of those in their turn gets a whole chunk, and
 //! the others find room in it. When that eighth is taken too, each still gets what it was promised, in a chunk of its own.
+//!
+//! The system gives memory a page at a time when it is first touched, which takes longer than many appends. So while more
+//! and more is used, another thread touches the next buffer before it is needed.
 
 use std::{
+    sync::OnceLock,
+    sync::atomic::AtomicBool,
     task::Waker,
+    thread::Thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +32,9 @@ pub(crate) struct Budget {
     used_max: AtomicUsize,
     /// Empty buffers of `chunk_bytes`. The lock is taken once per chunk.
     spare: Mutex<Vec<Vec<u8>>>,
+    /// There should be one more of these, and who makes it.
+    wished: AtomicBool,
+    maker: OnceLock<Thread>,
     /// How many wait, for whoever must not overtake them.
     waiting: AtomicUsize,
     line: Mutex<Line>,
@@ -45,6 +54,8 @@ impl Budget {
             used: AtomicUsize::new(0),
             used_max: AtomicUsize::new(0),
             spare: Mutex::new(Vec::new()),
+            wished: AtomicBool::new(true),
+            maker: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             line: Mutex::new(Line::default()),
         }
@@ -77,12 +88,47 @@ impl Budget {
         if charge == self.chunk_bytes
             && let Some(buffer) = spare.pop()
         {
+            let is_last = spare.is_empty();
+            drop(spare);
+            if is_last {
+                self.wish(used);
+            }
             return buffer;
         }
         // One of another size takes the place of spare ones.
         spare.truncate((self.max - used.min(self.max)) / self.chunk_bytes);
         drop(spare);
+        self.wish(used);
         Vec::with_capacity(charge)
+    }
+
+    /// Who makes buffers ready by [`prepare`](Self::prepare) when it is woken.
+    pub(crate) fn set_maker(&self, thread: Thread) {
+        let _ = self.maker.set(thread);
+    }
+
+    /// No buffer is left.
+    fn wish(&self, used: usize) {
+        if used + self.chunk_bytes <= self.max
+            && let Some(maker) = self.maker.get()
+        {
+            self.wished.store(true, Ordering::Release);
+            maker.unpark();
+        }
+    }
+
+    /// Makes a buffer ready, if one was wished for and the bound leaves room.
+    pub(crate) fn prepare(&self) {
+        if !self.wished.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut buffer = Vec::with_capacity(self.chunk_bytes);
+        // Not with zeros: memory that is asked for zeroed comes untouched.
+        buffer.resize(self.chunk_bytes, u8::MAX);
+        let mut spare = lock(&self.spare);
+        if spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max {
+            spare.push(buffer);
+        }
     }
 
     /// A chunk comes back. Whoever waits longest gets the room.
@@ -191,5 +237,30 @@ impl Budget {
 
     pub(crate) fn used_max(&self) -> usize {
         self.used_max.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const CHUNK: usize = 4 << 10;
+
+    #[test]
+    fn the_next_buffer_is_ready_and_never_beyond_the_bound() {
+        let budget = Budget::new(4 * CHUNK, CHUNK);
+        budget.set_maker(std::thread::current());
+        let mut taken = Vec::new();
+        for number in 1..=4 {
+            budget.prepare();
+            assert_eq!(lock(&budget.spare).len(), 1, "{number}");
+            taken.extend(budget.take(CHUNK, &mut Credit::default()));
+            assert_eq!((taken.len(), lock(&budget.spare).len()), (number, 0));
+        }
+        budget.prepare();
+        assert!(lock(&budget.spare).is_empty(), "all of the bound is used");
+        taken.into_iter().for_each(|chunk| budget.give(chunk));
+        budget.prepare();
+        assert_eq!(lock(&budget.spare).len(), 4, "there are enough");
     }
 }
