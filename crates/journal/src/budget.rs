@@ -85,7 +85,8 @@ impl Budget {
 
     fn buffer(&self, charge: usize, used: usize) -> Vec<u8> {
         let mut spare = lock(&self.spare);
-        if charge == self.chunk_bytes
+        // A smaller one, of whoever was promised no more, takes no memory that is not there already.
+        if charge <= self.chunk_bytes
             && let Some(buffer) = spare.pop()
         {
             let is_last = spare.is_empty();
@@ -95,7 +96,7 @@ impl Budget {
             }
             return buffer;
         }
-        // One of another size takes the place of spare ones.
+        // A larger one takes the place of spare ones.
         spare.truncate((self.max - used.min(self.max)) / self.chunk_bytes);
         drop(spare);
         self.wish(used);
@@ -133,9 +134,12 @@ impl Budget {
 
     /// A chunk comes back. Whoever waits longest gets the room.
     pub(crate) fn give(&self, chunk: Chunk) {
-        let charge = chunk.charge();
-        if charge == self.chunk_bytes {
-            lock(&self.spare).push(chunk.into_buffer());
+        let (charge, buffer) = (chunk.charge(), chunk.into_buffer());
+        if buffer.capacity() >= self.chunk_bytes && charge <= self.chunk_bytes {
+            let mut spare = lock(&self.spare);
+            if spare.len() < self.max / self.chunk_bytes {
+                spare.push(buffer);
+            }
         }
         self.used.fetch_sub(charge, Ordering::SeqCst);
         total_order();
@@ -262,5 +266,24 @@ mod tests {
         taken.into_iter().for_each(|chunk| budget.give(chunk));
         budget.prepare();
         assert_eq!(lock(&budget.spare).len(), 4, "there are enough");
+    }
+
+    #[test]
+    fn a_small_promise_is_kept_with_a_buffer_that_is_there() {
+        let budget = Budget::new(4 * CHUNK, CHUNK);
+        let chunks: Vec<Chunk> = (0..4).filter_map(|_| budget.take(CHUNK, &mut Credit::default())).collect();
+        chunks.into_iter().for_each(|chunk| budget.give(chunk));
+        let promise = || budget.leave(budget.join(100, Waker::noop(), None).0);
+        let (mut credit, other) = (promise(), promise());
+        let rest = (0..3).map(|_| budget.take(CHUNK, &mut Credit::default()).expect("there is room"));
+        let rest: Vec<Chunk> = rest.collect();
+        // What is left of the bound is less than a chunk.
+        let small = budget.take(100, &mut credit).expect("it was promised");
+        assert!(small.charge() < CHUNK && lock(&budget.spare).is_empty());
+        budget.refund(credit);
+        budget.refund(other);
+        budget.give(small);
+        rest.into_iter().for_each(|chunk| budget.give(chunk));
+        assert_eq!((lock(&budget.spare).len(), budget.used()), (4, 0), "none was freed, none was made");
     }
 }
