@@ -1,6 +1,7 @@
 #!/bin/bash
 # What clients notice when the disk under the query journal stands still for 10 s: pgbench -S through a gateway whose journal
-# lies on a file system of its own, which is frozen. Needs root, pgbench and a Postgres of Debian.
+# lies on a file system of its own, which is frozen. Needs root, pgbench and a Postgres of Debian. Fails if a transaction
+# failed, if one took a second meanwhile (it would have waited for the disk), or if the journal is damaged.
 #
 #   bench/journal_stall.sh target/release/tidegate [PORT of the gateway; Postgres takes the next one]
 set -euo pipefail
@@ -71,6 +72,11 @@ cat pgbench_log* | awk -v f="$frozen" -v t="$thawed" '
         us[int(n * .5)] / 1000, us[int(n * .99)] / 1000, us[int(n * .999)] / 1000, us[n - 1] / 1000 }
     { if ($2 != name) { if (n) row(); name = $2; n = 0 } us[n++] = $3 }
     END { row() }'
+grep -q "failed transactions: 0 " pgbench.out || { echo "transactions failed" >&2; exit 1; }
+cat pgbench_log* | awk -v f="$frozen" -v t="$thawed" '
+    $5 > f && $5 < t { n++ }
+    $5 > f && $5 < t + 3 && $3 > 1000000 { slow++ }
+    END { if (!n || slow) { print slow + 0 " of " n + 0 " took a second while the disk stood still" > "/dev/stderr"; exit 1 } }'
 grep VmHWM "/proc/$gateway/status"
 kill -TERM "$gateway"
 wait "$gateway" || true

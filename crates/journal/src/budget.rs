@@ -7,9 +7,15 @@
 //! Bytes that are promised to those who wait count as used from the promise on ([`Credit`]), so nobody takes them meanwhile.
 //! An eighth of the bound is never promised: with it, whoever comes first of those in their turn gets a whole chunk, and
 //! the others find room in it. When that eighth is taken too, each still gets what it was promised, in a chunk of its own.
+//!
+//! The system gives memory a page at a time when it is first touched, which takes longer than many appends. So while more
+//! and more is used, another thread touches the next buffer before it is needed.
 
 use std::{
+    sync::OnceLock,
+    sync::atomic::AtomicBool,
     task::Waker,
+    thread::Thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +32,9 @@ pub(crate) struct Budget {
     used_max: AtomicUsize,
     /// Empty buffers of `chunk_bytes`. The lock is taken once per chunk.
     spare: Mutex<Vec<Vec<u8>>>,
+    /// There should be one more of these, and who makes it.
+    wished: AtomicBool,
+    maker: OnceLock<Thread>,
     /// How many wait, for whoever must not overtake them.
     waiting: AtomicUsize,
     line: Mutex<Line>,
@@ -45,6 +54,8 @@ impl Budget {
             used: AtomicUsize::new(0),
             used_max: AtomicUsize::new(0),
             spare: Mutex::new(Vec::new()),
+            wished: AtomicBool::new(true),
+            maker: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             line: Mutex::new(Line::default()),
         }
@@ -74,22 +85,61 @@ impl Budget {
 
     fn buffer(&self, charge: usize, used: usize) -> Vec<u8> {
         let mut spare = lock(&self.spare);
-        if charge == self.chunk_bytes
+        // A smaller one, of whoever was promised no more, takes no memory that is not there already.
+        if charge <= self.chunk_bytes
             && let Some(buffer) = spare.pop()
         {
+            let is_last = spare.is_empty();
+            drop(spare);
+            if is_last {
+                self.wish(used);
+            }
             return buffer;
         }
-        // One of another size takes the place of spare ones.
+        // A larger one takes the place of spare ones.
         spare.truncate((self.max - used.min(self.max)) / self.chunk_bytes);
         drop(spare);
+        self.wish(used);
         Vec::with_capacity(charge)
+    }
+
+    /// Who makes buffers ready by [`prepare`](Self::prepare) when it is woken.
+    pub(crate) fn set_maker(&self, thread: Thread) {
+        let _ = self.maker.set(thread);
+    }
+
+    /// No buffer is left.
+    fn wish(&self, used: usize) {
+        if used + self.chunk_bytes <= self.max
+            && let Some(maker) = self.maker.get()
+        {
+            self.wished.store(true, Ordering::Release);
+            maker.unpark();
+        }
+    }
+
+    /// Makes a buffer ready, if one was wished for and the bound leaves room.
+    pub(crate) fn prepare(&self) {
+        if !self.wished.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut buffer = Vec::with_capacity(self.chunk_bytes);
+        // Not with zeros: memory that is asked for zeroed comes untouched.
+        buffer.resize(self.chunk_bytes, u8::MAX);
+        let mut spare = lock(&self.spare);
+        if spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max {
+            spare.push(buffer);
+        }
     }
 
     /// A chunk comes back. Whoever waits longest gets the room.
     pub(crate) fn give(&self, chunk: Chunk) {
-        let charge = chunk.charge();
-        if charge == self.chunk_bytes {
-            lock(&self.spare).push(chunk.into_buffer());
+        let (charge, buffer) = (chunk.charge(), chunk.into_buffer());
+        if buffer.capacity() >= self.chunk_bytes && charge <= self.chunk_bytes {
+            let mut spare = lock(&self.spare);
+            if spare.len() < self.max / self.chunk_bytes {
+                spare.push(buffer);
+            }
         }
         self.used.fetch_sub(charge, Ordering::SeqCst);
         total_order();
@@ -191,5 +241,49 @@ impl Budget {
 
     pub(crate) fn used_max(&self) -> usize {
         self.used_max.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const CHUNK: usize = 4 << 10;
+
+    #[test]
+    fn the_next_buffer_is_ready_and_never_beyond_the_bound() {
+        let budget = Budget::new(4 * CHUNK, CHUNK);
+        budget.set_maker(std::thread::current());
+        let mut taken = Vec::new();
+        for number in 1..=4 {
+            budget.prepare();
+            assert_eq!(lock(&budget.spare).len(), 1, "{number}");
+            taken.extend(budget.take(CHUNK, &mut Credit::default()));
+            assert_eq!((taken.len(), lock(&budget.spare).len()), (number, 0));
+        }
+        budget.prepare();
+        assert!(lock(&budget.spare).is_empty(), "all of the bound is used");
+        taken.into_iter().for_each(|chunk| budget.give(chunk));
+        budget.prepare();
+        assert_eq!(lock(&budget.spare).len(), 4, "there are enough");
+    }
+
+    #[test]
+    fn a_small_promise_is_kept_with_a_buffer_that_is_there() {
+        let budget = Budget::new(4 * CHUNK, CHUNK);
+        let chunks: Vec<Chunk> = (0..4).filter_map(|_| budget.take(CHUNK, &mut Credit::default())).collect();
+        chunks.into_iter().for_each(|chunk| budget.give(chunk));
+        let promise = || budget.leave(budget.join(100, Waker::noop(), None).0);
+        let (mut credit, other) = (promise(), promise());
+        let rest = (0..3).map(|_| budget.take(CHUNK, &mut Credit::default()).expect("there is room"));
+        let rest: Vec<Chunk> = rest.collect();
+        // What is left of the bound is less than a chunk.
+        let small = budget.take(100, &mut credit).expect("it was promised");
+        assert!(small.charge() < CHUNK && lock(&budget.spare).is_empty());
+        budget.refund(credit);
+        budget.refund(other);
+        budget.give(small);
+        rest.into_iter().for_each(|chunk| budget.give(chunk));
+        assert_eq!((lock(&budget.spare).len(), budget.used()), (4, 0), "none was freed, none was made");
     }
 }

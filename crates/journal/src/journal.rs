@@ -178,6 +178,7 @@ impl Journal {
         journal.threads.push(keeper);
         let clock = start_clock(Arc::clone(&around.budget), Arc::clone(&journal.stopped))?;
         let _ = journal.shared.clock.set(clock.thread().clone());
+        around.budget.set_maker(clock.thread().clone());
         journal.threads.push(clock);
         Ok(journal)
     }
@@ -326,10 +327,11 @@ fn start_writer(
     Ok(thread)
 }
 
-/// Tells producers in line that their deadline has passed.
+/// Tells producers in line that their deadline has passed, and has memory ready before it is needed.
 fn start_clock(budget: Arc<Budget>, stopped: Arc<AtomicBool>) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("journal-clock".to_owned()).spawn(move || {
         while !stopped.load(Ordering::Acquire) {
+            budget.prepare();
             match budget.expire(Instant::now()) {
                 Some(next) => thread::park_timeout(next),
                 None => thread::park(),

@@ -20,7 +20,15 @@ pub(super) struct Place {
 /// The places that a command names, or the one of the configuration.
 pub(super) fn places(places: &Places) -> Result<Vec<Place>> {
     let paths = if places.paths.is_empty() { vec![configured(places)?] } else { places.paths.clone() };
-    paths.into_iter().map(Place::find).collect()
+    let mut found: Vec<Place> = Vec::new();
+    for path in paths {
+        let place = Place::find(path)?;
+        // Named twice, it is read once.
+        if !found.iter().any(|known| known.is(&place)) {
+            found.push(place);
+        }
+    }
+    Ok(found)
 }
 
 fn configured(places: &Places) -> Result<PathBuf> {
@@ -46,6 +54,11 @@ impl Place {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = if is_segment { parent.to_path_buf() } else { path.clone() };
         Ok(Self { path, folder, is_segment })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        whole(&self.path) == whole(&other.path)
     }
 
     /// Its segments, oldest first in each stripe.

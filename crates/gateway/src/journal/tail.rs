@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_journal::{AtEnd, Entry, Reader};
 
 use super::{
@@ -58,7 +59,24 @@ fn follow(sources: &mut Sources, sieve: &Sieve, printer: &mut Printer, out: &mut
         if some {
             out.flush()?;
         }
-        thread::sleep(INTERVAL);
+        if wait() {
+            return Ok(());
+        }
+    }
+}
+
+/// Until it is worth another look. `true`: nobody reads any more, which a pipe says before anything is written to it.
+fn wait() -> bool {
+    let stdout = std::io::stdout();
+    let mut watched = [PollFd::new(&stdout, PollFlags::empty())];
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(INTERVAL.subsec_nanos()) };
+    match poll(&mut watched, Some(&timeout)) {
+        Ok(_) => watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
+        Err(_) => {
+            // A signal, or an output that cannot be watched.
+            thread::sleep(INTERVAL);
+            false
+        }
     }
 }
 

@@ -15,9 +15,9 @@ pub(super) fn duration(micros: u64) -> String {
     }
 }
 
-/// `123 B`, `1.23 kiB`, `45.6 MiB`.
+/// `123 B`, `1.23 KiB`, `45.6 MiB`.
 pub(super) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["kiB", "MiB", "GiB", "TiB", "PiB"];
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
@@ -116,7 +116,7 @@ mod tests {
         ] {
             assert_eq!(duration(micros), expected);
         }
-        for (number, expected) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 kiB"), (1 << 20, "1.00 MiB")] {
+        for (number, expected) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1 << 20, "1.00 MiB")] {
             assert_eq!(bytes(number), expected);
         }
         assert_eq!((count(12), count(1_234_567).as_str()), ("12".to_owned(), "1 234 567"));

@@ -92,6 +92,21 @@ fn a_pipe_that_is_closed_ends_it_quietly() {
 }
 
 #[test]
+fn tail_ends_when_nobody_reads_its_pipe_any_more() {
+    let mut written = Written::new();
+    written.queries(0..20);
+    written.close();
+    let path = written.path();
+    let mut child =
+        command(&["tail", "-f", "-n", "3"]).arg(&path).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("it is piped"));
+    reader.read_line(&mut String::new()).expect("a line");
+    // Nothing more is written: it has to look.
+    drop(reader);
+    assert!(child.wait().expect("it ends").success());
+}
+
+#[test]
 fn the_journal_of_a_gateway_while_it_runs_and_afterwards() {
     for format in ["framed", "json"] {
         let fixture = Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18);

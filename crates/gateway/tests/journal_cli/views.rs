@@ -164,6 +164,8 @@ fn merge_puts_folders_in_one_order() {
     let numbers: Vec<u64> = records.map(|record| record["transaction"].as_u64().expect("a number")).collect();
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
     assert_eq!(good(&arguments[..3]).out, text);
+    let twice = ["merge".into(), paths[0].clone(), paths[1].clone(), paths[0].clone()];
+    assert_eq!(good(&twice).out, text, "what is named twice is read once");
     assert!(!one.beside("merged.jsonl.part").exists());
 }
 

@@ -1,6 +1,6 @@
 //! How long it takes to write down what many producers say, and what that costs them.
 //!
-//! `cargo bench -p tidegate-journal --bench drain -- [--quick] [--json FILE] [--check]`
+//! `cargo bench -p tidegate-journal --bench drain -- [--quick] [--rounds N] [--case TEXT] [--json FILE] [--check]`
 //!
 //! A million records, from go to drained: all are in the file (written), all are synced (durable). Every run is a process
 //! of its own, and rounds interleave the ways to do it. A figure is the best of its rounds, for all ways alike: what else
@@ -9,6 +9,7 @@
 //! folder is `TMPDIR`, or `/tmp`.
 
 mod beam;
+mod floor;
 mod load;
 mod process;
 mod special;
@@ -34,6 +35,9 @@ const MEMORY_KIB: f64 = 10.0 * 1024.0;
 
 struct Options {
     quick: bool,
+    rounds: Option<usize>,
+    /// Only cases whose name has this in it; `special` is one too.
+    case: String,
     json: Option<String>,
     check: bool,
 }
@@ -45,20 +49,34 @@ struct Case {
     tasks: bool,
 }
 
+impl Case {
+    fn name(self) -> String {
+        let Self { bytes, tasks } = self;
+        if tasks { format!("{bytes} B 1000 tasks") } else { format!("{bytes} B 16 threads") }
+    }
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--one", subject, bytes, from] => one(subject, bytes.parse().expect("a number of bytes"), from == "tasks"),
-        ["--special", what] => special(what),
+        ["--special", what] => special(what, 1),
+        ["--special", what, stripes] => special(what, stripes.parse().expect("a number of stripes")),
         _ => return compare(&options(&args)),
     }
     ExitCode::SUCCESS
 }
 
 fn options(args: &[String]) -> Options {
-    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
+    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();
     let has = |name: &str| args.iter().any(|arg| arg == name);
-    Options { quick: has("--quick"), json, check: has("--check") }
+    Options {
+        quick: has("--quick"),
+        rounds: value("--rounds").map(|rounds| rounds.parse().expect("a number of rounds")),
+        case: value("--case").unwrap_or_default(),
+        json: value("--json"),
+        check: has("--check"),
+    }
 }
 
 fn folder() -> tempfile::TempDir {
@@ -72,13 +90,12 @@ fn one(subject: &str, bytes: usize, tasks: bool) {
     println!("{}", load::run(&load, folder.path()).to_line());
 }
 
-fn special(what: &str) {
+fn special(what: &str, stripes: usize) {
     let folder = folder();
     let numbers = match what {
-        "durable" => {
-            let (rate, sync, shared) = special::durable(folder.path(), 1000, 200);
-            [rate, sync, shared]
-        }
+        "durable" => <[f64; 3]>::from(special::durable(folder.path(), stripes, 1000, 200)),
+        "floor" => floor::durable(folder.path(), true, 1000, 200).into(),
+        "wakes" => floor::durable(folder.path(), false, 1000, 200).into(),
         "unblocked" => latency(&special::unblocked(folder.path(), 400_000)),
         _ => latency(&special::stalled(folder.path())),
     };
@@ -104,8 +121,9 @@ fn compare(options: &Options) -> ExitCode {
     let cases =
         [tasks, Case { tasks: false, ..tasks }, Case { bytes: 1024, ..tasks }, Case { bytes: 1024, tasks: false }];
     let (cases, rounds) = if options.quick { (&cases[..1], 3) } else { (&cases[..], 5) };
+    let rounds = options.rounds.unwrap_or(rounds);
     let mut figures = Vec::new();
-    for case in cases {
+    for case in cases.iter().filter(|case| case.name().contains(&options.case)) {
         let mut runs = Runs::default();
         for _ in 0..rounds {
             runs.round(*case);
@@ -115,7 +133,9 @@ fn compare(options: &Options) -> ExitCode {
     for name in ["quill", "spdlog"] {
         println!("missing: {name} is not at hand, so it was not measured");
     }
-    figures.extend(special_figures(rounds));
+    if "special".contains(&options.case) {
+        figures.extend(special_figures(rounds));
+    }
     table::print(&figures);
     if let Some(path) = &options.json {
         table::write_json(&figures, path).expect("the JSON file can be written");
@@ -218,10 +238,11 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
 }
 
 fn special_figures(rounds: usize) -> Vec<Figure> {
-    let numbers = |what: &str| -> Vec<Vec<f64>> {
-        let parse = |line: String| line.split(' ').map(|word| word.parse().expect("a number")).collect();
-        (0..rounds).map(|_| parse(again(&["--special", what]))).collect()
+    let once = |what: &[&str]| -> Vec<f64> {
+        let line = again(&[&["--special"], what].concat());
+        line.split(' ').map(|word| word.parse().expect("a number")).collect()
     };
+    let numbers = |what: &str| -> Vec<Vec<f64>> { (0..rounds).map(|_| once(&[what])).collect() };
     let column = |runs: &[Vec<f64>], at: usize| -> Vec<f64> { runs.iter().map(|run| run[at]).collect() };
     let row = |case: &str, metric, value, unit, bar| Figure {
         subject: "journal".to_owned(),
@@ -232,14 +253,21 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
         bar,
     };
     let mut figures = Vec::new();
-    let durable = numbers("durable");
-    let share = |run: &Vec<f64>| run[0] * run[1] / 1000.0;
-    let shares = median(durable.iter().map(share).collect());
-    let case = "1000 durable";
-    figures.push(row(case, "records per second", median(column(&durable, 0)), "/s", None));
-    figures.push(row(case, "sync of a batch", median(column(&durable, 1)) * 1e6, "us", None));
-    figures.push(row(case, "records per sync", median(column(&durable, 2)), "", None));
-    figures.push(row(case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
+    let stripes = ["1", "2", "4"];
+    let mut durable = stripes.map(|_| Vec::new());
+    for _ in 0..rounds {
+        for (runs, stripes) in durable.iter_mut().zip(stripes) {
+            runs.push(once(&["durable", stripes]));
+        }
+    }
+    for (runs, stripes) in durable.iter().zip(stripes) {
+        let shares = median(runs.iter().map(|run| run[0] * run[1] / 1000.0).collect());
+        let case = format!("1000 dur., {stripes} str.");
+        figures.push(row(&case, "records per second", median(column(runs, 0)), "/s", None));
+        figures.push(row(&case, "sync of a batch", median(column(runs, 1)) * 1e6, "us", None));
+        figures.push(row(&case, "records per sync", median(column(runs, 2)), "", None));
+        figures.push(row(&case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
+    }
     for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
         let runs = numbers(what);
         let p99 = best(column(&runs, 1).into_iter());
@@ -252,7 +280,5 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
 }
 
 fn figure(case: Case, subject: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    let from = if case.tasks { "1000 tasks" } else { "16 threads" };
-    let case = format!("{} B {from}", case.bytes);
-    Figure { subject: subject.to_owned(), case, metric, value, unit, bar }
+    Figure { subject: subject.to_owned(), case: case.name(), metric, value, unit, bar }
 }

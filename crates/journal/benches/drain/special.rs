@@ -14,13 +14,14 @@ use tidegate_journal::{Ack, Class, ClassConfig, Config, Disk, Journal, Note, Ove
 
 use crate::{load::nanos, process, table::median};
 
-const PAYLOAD: [u8; 100] = [b'x'; 100];
+pub(crate) const PAYLOAD: [u8; 100] = [b'x'; 100];
 
 /// Producers that each have one durable append outstanding. Returns records per second, seconds per sync of a batch as
 /// large as theirs, measured before and after on the same file system, and how many records shared a sync.
-pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64, f64) {
+pub(crate) fn durable(folder: &Path, stripes: usize, producers: usize, each: usize) -> (f64, f64, f64) {
     let before = sync_seconds(folder, producers);
-    let (journal, _) = Journal::open(Config { segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
+    let (journal, _) =
+        Journal::open(Config { stripes, segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
     let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
     let begun = Instant::now();
     runtime.block_on(async {
@@ -45,7 +46,7 @@ pub(crate) fn durable(folder: &Path, producers: usize, each: usize) -> (f64, f64
 }
 
 /// How long it takes to make a batch of a record from each producer durable, with nothing else to do.
-fn sync_seconds(folder: &Path, producers: usize) -> f64 {
+pub(crate) fn sync_seconds(folder: &Path, producers: usize) -> f64 {
     let mut file = File::create(folder.join("syncs")).expect("the folder can be written");
     let batch = vec![b'x'; producers * (PAYLOAD.len() + 24)];
     let turn = |file: &mut File| {

@@ -60,11 +60,14 @@ impl Line {
         let took = format!("{took:>11}");
         write!(out, "{}", if is_slow { self.paint.bold(&took) } else { took.as_str().into() })?;
         let failed = entry.sqlstate.is_some();
+        let rest = self.rest(entry);
         for (at, cell) in [who(entry), whence(entry), which(entry), result(entry)].iter().enumerate() {
             let cell = one_line(cell);
             let chars = cell.chars().count();
             self.widths[at] = self.widths[at].max(chars.min(WIDTH_MAX));
-            let padded = format!("{cell:<width$}", width = self.widths[at]);
+            // No blanks at the end of a line.
+            let width = if at == 3 && rest.is_empty() { 0 } else { self.widths[at] };
+            let padded = format!("{cell:<width$}");
             let painted = match at {
                 0 => self.paint.cyan(&padded),
                 3 if failed => self.paint.red(&padded),
@@ -72,7 +75,6 @@ impl Line {
             };
             write!(out, "  {painted}")?;
         }
-        let rest = self.rest(entry);
         if rest.is_empty() { writeln!(out) } else { writeln!(out, "  {rest}") }
     }
 
@@ -127,7 +129,7 @@ fn result(entry: &Entry) -> String {
     }
 }
 
-/// `12 records of class queries were lost (newest), 3.40 kiB, 13:00:00 to 13:00:02`
+/// `12 records of class queries were lost (newest), 3.40 KiB, 13:00:00 to 13:00:02`
 pub(in crate::journal) fn words_of_loss(loss: &Loss, zone: &Zone) -> String {
     let Loss { class, cause, records, bytes: size, first, last } = loss;
     let (records, size) = (counted(*records, "record"), bytes(*size));
