@@ -66,6 +66,17 @@
 //! One record of a key has its turn, then all other keys that wait have theirs: a hot key starves nobody. Retries keep the
 //! order, since the key waits. A retry topic, a [release](Completion::release_key), and the end of a lane's drain while a
 //! handler blocks its thread do not.
+//!
+//! # Where handlers run
+//!
+//! - **Tasks**, the default: on the tokio runtime on which the subscription is built, among its other tasks. Right for
+//!   whatever has no reason for something else: a handler may compute for a while, use `block_in_place`, and share clients
+//!   and connections that belong to that runtime; what it spawns and leaves behind lives on.
+//! - **[Own threads](Builder::own_threads)**: each shard has a thread with a runtime. Right for very many handlers that
+//!   mostly wait (for timers, timeouts, answers) and compute little: the workers of one runtime share its timers behind a
+//!   lock, and without that such a handler costs about half. It is not the default, since a handler that computes for long
+//!   holds up the other keys of its shard, and since what it spawns ends with the subscription.
+//! - **[`Threads`]**: a fixed number of threads, for handlers that block.
 
 mod assigned;
 mod bounds;

@@ -20,6 +20,8 @@
 //! # Ok::<(), tidegate_lanes::source::kafka::Error>(())
 //! ```
 
+#[expect(unsafe_code, reason = "the client library's batches are not offered to safe code")]
+mod batch;
 mod commits;
 mod committer;
 mod decode;

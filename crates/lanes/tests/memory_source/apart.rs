@@ -6,14 +6,12 @@ use std::time::Duration;
 use tidegate_lanes::{Completion, Delivery, Failure, Overdue, Retry, Subscription};
 use tokio::sync::oneshot;
 
-use crate::checker::{LANE, MS, records, until, watched};
+use crate::checker::{MS, until};
+use crate::stage::{filled, whole};
 
 #[tokio::test]
 async fn order_holds_and_handlers_run_on_the_threads_of_their_shards() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 20_000, |at| at % 300));
-    feed.end();
+    let (source, _, checker) = whole(20_000, |at| at % 300);
     let watch = checker.clone();
     let handler = move |delivery: Delivery| {
         let watch = watch.clone();
@@ -42,10 +40,7 @@ async fn order_holds_and_handlers_run_on_the_threads_of_their_shards() {
 
 #[tokio::test]
 async fn a_deadline_ends_a_handler_there_and_a_completion_may_end_elsewhere() {
-    let (source, feed, _) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 2, |at| at));
-    feed.end();
+    let (source, _, _) = whole(2, |at| at);
     let kept: Arc<Mutex<Vec<Completion>>> = Arc::default();
     let theirs = Arc::clone(&kept);
     let handler = move |delivery: Delivery| {
@@ -72,9 +67,7 @@ async fn a_deadline_ends_a_handler_there_and_a_completion_may_end_elsewhere() {
 #[tokio::test]
 async fn what_was_left_on_the_threads_ends_with_the_subscription_and_with_its_being_dropped() {
     for is_dropped in [false, true] {
-        let (source, feed, _) = watched();
-        let epoch = feed.assign(LANE);
-        feed.extend(records(LANE, epoch, 1, |at| at));
+        let (source, _, _) = filled(1, |at| at);
         let (left, gone) = oneshot::channel::<()>();
         let left = Mutex::new(Some(left));
         let handler = move |delivery: Delivery| {

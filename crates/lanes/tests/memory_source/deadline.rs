@@ -7,15 +7,12 @@ use std::sync::{Arc, Mutex};
 use tidegate_lanes::{Completion, Delivery, Lane, Overdue, Position, Record, RunError, Subscription};
 use tokio::time::Instant;
 
-use crate::checker::{Checker, LANE, MS, SECOND, records, until, watched};
-use crate::failure::{Letters, but, retry};
+use crate::checker::{Checker, MS, SECOND, records, until, watched};
+use crate::stage::{Letters, but, retry, whole};
 
 #[tokio::test(start_paused = true)]
 async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadline() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(10_000, |at| at);
     let forgotten: Arc<Mutex<Vec<Completion>>> = Arc::default();
     let hidden = Arc::clone(&forgotten);
     let handler = but(&checker, move |delivery| {
@@ -36,10 +33,7 @@ async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadlin
 
 #[tokio::test(start_paused = true)]
 async fn la_14_a_handler_that_still_runs_at_its_deadline_is_aborted_before_the_next_attempt() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 2, |_| 1));
-    feed.end();
+    let (source, _, checker) = whole(2, |_| 1);
     let watch = checker.clone();
     let ended = Arc::new(AtomicBool::new(false));
     let handler = move |delivery: Delivery| {
@@ -113,10 +107,7 @@ async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
 
 #[tokio::test(start_paused = true)]
 async fn la_15_a_completion_that_comes_too_late_changes_nothing() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 3, |_| 1));
-    feed.end();
+    let (source, _, checker) = whole(3, |_| 1);
     let late: Arc<Mutex<Option<Delivery>>> = Arc::default();
     let hidden = Arc::clone(&late);
     let handler = but(&checker, move |delivery| {

@@ -1,50 +1,23 @@
 //! Failure: points 9 to 13, and 16 to 19.
 
 use std::collections::HashMap;
-use std::future::{Future, ready};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_lanes::{
-    BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Letter, Position, Record, Retry,
-    RunError, Subscription, Taken,
+    BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Position, Record, Retry, RunError,
+    Subscription,
 };
 use tokio::time::Instant;
 
-use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
-
-pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// A handler that finishes all but what `fate` takes care of.
-pub(crate) fn but<T>(checker: &Checker, fate: T) -> impl Fn(Delivery) -> Work + use<T>
-where
-    T: Fn(Delivery) -> Option<Delivery> + Send + Sync + 'static,
-{
-    let checker = checker.clone();
-    move |delivery| {
-        checker.begin(&delivery);
-        checker.fail(&delivery);
-        if let Some(delivery) = fate(delivery) {
-            checker.done(&delivery);
-            delivery.finish();
-        }
-        Box::pin(ready(()))
-    }
-}
-
-pub(crate) fn retry(first_wait: Duration, attempts: u32) -> Retry {
-    Retry { first_wait, attempts: Some(attempts), jitter: 0.0, ..Retry::default() }
-}
+use crate::checker::{LANE, MS, SECOND, key_number, record, records, until, watched};
+use crate::stage::{Letters, but, filled, retry, whole};
 
 #[tokio::test(start_paused = true)]
 async fn la_09_a_failed_record_is_tried_again_and_only_its_key_waits() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
     // Key 0 fails twice; each key has three records.
-    feed.extend(records(LANE, epoch, 30, |at| at % 10));
-    feed.end();
+    let (source, _, checker) = whole(30, |at| at % 10);
     let began = Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&times);
@@ -68,43 +41,9 @@ async fn la_09_a_failed_record_is_tried_again_and_only_its_key_waits() {
     assert!((0..30).filter(|at| at % 10 != 0).all(|at| of(at)[0] < 5), "other keys go on: {times:?}");
 }
 
-/// Keeps letters, or refuses them.
-#[derive(Clone, Default)]
-pub(crate) struct Letters {
-    pub(crate) kept: Arc<Mutex<Vec<Letter>>>,
-    refuses: Arc<AtomicU64>,
-    checker: Checker,
-}
-
-impl Letters {
-    pub(crate) fn of(checker: &Checker) -> Self {
-        Self { checker: checker.clone(), ..Self::default() }
-    }
-
-    pub(crate) fn take(&self) -> impl Fn(Letter) -> Taken + Send + Sync + use<> {
-        let letters = self.clone();
-        move |letter: Letter| -> Taken {
-            let letters = letters.clone();
-            Box::pin(async move {
-                tokio::time::sleep(50 * MS).await;
-                let refused = letters.refuses.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
-                if refused {
-                    return Err("the topic is not there".into());
-                }
-                letters.checker.done(&letter.record);
-                letters.kept.lock().unwrap().push(letter);
-                Ok(())
-            })
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn la_10_exhausted_records_are_in_the_dead_letter_before_they_are_committed() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 20, |at| at % 5));
-    feed.end();
+    let (source, _, checker) = whole(20, |at| at % 5);
     let letters = Letters::of(&checker);
     let handler = but(&checker, |delivery| {
         if key_number(&delivery) == 3 {
@@ -128,9 +67,7 @@ async fn la_10_exhausted_records_are_in_the_dead_letter_before_they_are_committe
 
 #[tokio::test(start_paused = true)]
 async fn la_11_while_the_dead_letter_fails_nothing_is_committed_past_the_record() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10, |at| at % 2));
+    let (source, feed, checker) = filled(10, |at| at % 2);
     let letters = Letters::of(&checker);
     letters.refuses.store(4, SeqCst);
     let handler = but(&checker, |delivery| {
@@ -162,10 +99,7 @@ async fn la_11_a_dead_letter_that_is_needed_must_be_there() {
 
 #[tokio::test]
 async fn la_12_a_panic_is_a_failure_with_its_words() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 4, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(4, |at| at);
     let letters = Letters::of(&checker);
     let watch = checker.clone();
     let handler = move |delivery: Delivery| {
@@ -192,10 +126,7 @@ async fn la_12_a_panic_is_a_failure_with_its_words() {
 
 #[tokio::test(start_paused = true)]
 async fn la_13_a_dropped_completion_is_a_failure() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 100, |at| at % 10));
-    feed.end();
+    let (source, _, checker) = whole(100, |at| at % 10);
     let handler = but(&checker, |delivery| (delivery.attempt > 1).then_some(delivery));
     let subscription = Subscription::builder("test").source(source).handler(handler).unwrap();
     let tally = subscription.run().await.unwrap();
@@ -332,10 +263,7 @@ impl Interceptor for Broken {
 
 #[tokio::test]
 async fn la_19_an_interceptor_that_panics_loses_no_record() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 100, |at| at % 7));
-    feed.end();
+    let (source, _, checker) = whole(100, |at| at % 7);
     let told = Arc::new(AtomicU64::new(0));
     let builder = Subscription::builder("test").source(source).interceptor(Broken(Arc::clone(&told)));
     builder.handler(but(&checker, Some)).unwrap().run().await.unwrap();
@@ -356,10 +284,7 @@ impl Interceptor for Seen {
 
 #[tokio::test(start_paused = true)]
 async fn la_19_an_interceptor_is_told_of_every_attempt() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 2, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(2, |at| at);
     let seen = Seen::default();
     let handler = but(&checker, |delivery| {
         if delivery.position() == Position(1) && delivery.attempt == 1 {
@@ -379,9 +304,7 @@ async fn la_19_an_interceptor_is_told_of_every_attempt() {
 #[tokio::test(start_paused = true)]
 async fn parked_keys_wait_for_somebody_and_halted_lanes_stop() {
     for exhausted in [Exhausted::Park, Exhausted::HaltLane] {
-        let (source, feed, checker) = watched();
-        let epoch = feed.assign(LANE);
-        feed.extend(records(LANE, epoch, 30, |at| at % 3));
+        let (source, feed, checker) = filled(30, |at| at % 3);
         let mended = Arc::new(AtomicBool::new(false));
         let is_mended = Arc::clone(&mended);
         let handler = but(&checker, move |delivery| {

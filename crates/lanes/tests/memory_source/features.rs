@@ -6,25 +6,20 @@ use std::time::Duration;
 use tidegate_lanes::{Batch, BuildError, Delivery, Failure, Quota, Record, Retry, Subscription, Threads};
 use tokio::time::Instant;
 
-use crate::checker::{LANE, MS, SECOND, key_number, record, records, until, watched};
+use crate::checker::{LANE, MS, SECOND, key_number, record, until, watched};
+use crate::stage::{doing, filled, whole, working};
 
 #[tokio::test(start_paused = true)]
 async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
     // Key 0 has 50 records, the others have one each.
-    feed.extend(records(LANE, epoch, 100, |at| if at % 2 == 0 { 0 } else { at }));
-    feed.end();
+    let (source, _, checker) = whole(100, |at| if at % 2 == 0 { 0 } else { at });
     let began = Instant::now();
     let times: Arc<Mutex<Vec<(u64, Duration)>>> = Arc::default();
-    let (noted, watch) = (Arc::clone(&times), checker.clone());
-    let handler = move |delivery: Delivery| {
-        watch.begin(&delivery);
-        noted.lock().unwrap().push((key_number(&delivery), began.elapsed()));
-        watch.done(&delivery);
-        delivery.finish();
+    let noted = Arc::clone(&times);
+    let handler = working(&checker, move |record| {
+        noted.lock().unwrap().push((key_number(record), began.elapsed()));
         std::future::ready(())
-    };
+    });
     let quota = Quota { records: 10, window: SECOND };
     let subscription = Subscription::builder("test").source(source).quota(quota).handler(handler).unwrap();
     let tally = subscription.run().await.unwrap();
@@ -40,14 +35,10 @@ async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
 async fn a_quota_also_counts_records_that_come_one_by_one() {
     let (source, feed, checker) = watched();
     let epoch = feed.assign(LANE);
-    let (watch, began) = (checker.clone(), Instant::now());
-    let process = move |record: Record| {
-        watch.begin(&record);
-        watch.done(&record);
-        async { Ok::<(), String>(()) }
-    };
+    let began = Instant::now();
     let quota = Quota { records: 2, window: SECOND };
-    let subscription = Subscription::builder("test").source(source).quota(quota).process(process).unwrap();
+    let builder = Subscription::builder("test").source(source).quota(quota);
+    let subscription = builder.process(doing(&checker)).unwrap();
     let handle = subscription.handle();
     let running = tokio::spawn(subscription.run());
     for at in 0..6 {
@@ -63,10 +54,7 @@ async fn a_quota_also_counts_records_that_come_one_by_one() {
 
 #[tokio::test(start_paused = true)]
 async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 100, |at| at % 2));
-    feed.end();
+    let (source, _, checker) = whole(100, |at| at % 2);
     let sizes: Arc<Mutex<Vec<usize>>> = Arc::default();
     let (noted, watch) = (Arc::clone(&sizes), checker.clone());
     let handler = move |batch: Batch| {
@@ -94,10 +82,7 @@ async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn of_waiting_records_of_a_key_the_newest_takes_the_place_of_the_others() {
-    let (source, feed, _) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 1000, |at| at % 2));
-    feed.end();
+    let (source, feed, _) = whole(1000, |at| at % 2);
     let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
     let noted = Arc::clone(&seen);
     let process = move |record: Record| {
@@ -118,9 +103,7 @@ async fn of_waiting_records_of_a_key_the_newest_takes_the_place_of_the_others() 
 
 #[tokio::test(start_paused = true)]
 async fn a_released_key_goes_on_and_still_holds_back_the_commit() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 3, |_| 1));
+    let (source, feed, checker) = filled(3, |_| 1);
     let first: Arc<Mutex<Option<Delivery>>> = Arc::default();
     let (hidden, watch) = (Arc::clone(&first), checker.clone());
     let handler = move |delivery: Delivery| {
@@ -150,10 +133,7 @@ async fn a_released_key_goes_on_and_still_holds_back_the_commit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handlers_keep_the_same_promises() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 20_000, |at| at % 300));
-    feed.end();
+    let (source, _, checker) = whole(20_000, |at| at % 300);
     let watch = checker.clone();
     let handler = move |delivery: Delivery| {
         watch.begin(&delivery);

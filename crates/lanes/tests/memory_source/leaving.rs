@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::checker::{Checker, LANE, MS, SECOND, record, records, seed, until, watched};
+use crate::stage::filled;
 
 const OTHER: Lane = Lane(1);
 
@@ -134,9 +135,7 @@ async fn la_30_a_lane_that_comes_back_is_another_assignment() {
 
 #[tokio::test(start_paused = true)]
 async fn la_27_a_lane_that_is_lost_is_neither_committed_nor_released() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10, |at| at));
+    let (source, feed, checker) = filled(10, |at| at);
     let work = Work::new(&checker);
     let running = tokio::spawn(Subscription::builder("test").source(source).handler(work.handler()).unwrap().run());
     until("ten run", || work.running.load(SeqCst) == 10).await;
@@ -185,9 +184,7 @@ async fn la_27_storms_of_assignments_lose_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn la_37_a_stop_commits_exactly_the_finished_prefix() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 100, |at| at));
+    let (source, feed, checker) = filled(100, |at| at);
     let work = Work::new(&checker);
     let builder = Subscription::builder("test").source(source).concurrency(20).shards(1).commit_every(1000 * SECOND);
     let subscription = builder.handler(work.handler()).unwrap();
@@ -225,9 +222,7 @@ async fn what_was_taken_is_done_before_a_subscription_finishes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_sets_a_deadline_to_a_subscription_that_finishes() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10, |_| 0));
+    let (source, feed, checker) = filled(10, |_| 0);
     let work = Work::new(&checker);
     let subscription = Subscription::builder("test").source(source).handler(work.handler()).unwrap();
     let handle = subscription.handle();
@@ -244,9 +239,7 @@ async fn a_stop_sets_a_deadline_to_a_subscription_that_finishes() {
 
 #[tokio::test(start_paused = true)]
 async fn la_31_a_commit_that_fails_is_repeated() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 3, |at| at));
+    let (source, feed, checker) = filled(3, |at| at);
     let work = Work::new(&checker);
     work.gate.add_permits(3);
     let subscription = Subscription::builder("test").source(source).handler(work.handler()).unwrap();
@@ -262,9 +255,7 @@ async fn la_31_a_commit_that_fails_is_repeated() {
 
 #[tokio::test]
 async fn what_was_started_ends_when_the_run_is_dropped() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10, |at| at));
+    let (source, feed, checker) = filled(10, |at| at);
     let work = Work::new(&checker);
     let mut run = Box::pin(Subscription::builder("test").source(source).handler(work.handler()).unwrap().run());
     let timeout = tokio::time::timeout(Duration::from_secs(60), async {

@@ -12,3 +12,4 @@ mod leaving;
 mod ndjson;
 mod order;
 mod pressure;
+mod stage;

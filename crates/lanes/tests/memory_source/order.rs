@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use tidegate_lanes::{Delivery, Keyless, Lane, Position, Record, Subscription};
 
 use crate::checker::{Checker, LANE, MS, record, records, seed, until, watched};
+use crate::stage::{doing, filled, whole, working};
 
 /// Waits for a random while: not at all, for a turn of the others, or for a time.
 async fn dawdle() {
@@ -27,16 +28,7 @@ async fn la_01_records_of_a_key_run_in_order_and_never_at_once() {
         feed.extend(records(lane, epoch, count, |at| keys[at as usize]));
     }
     feed.end();
-    let watch = checker.clone();
-    let handler = move |delivery: Delivery| {
-        let watch = watch.clone();
-        async move {
-            watch.begin(&delivery);
-            dawdle().await;
-            watch.done(&delivery);
-            delivery.finish();
-        }
-    };
+    let handler = working(&checker, |_| dawdle());
     let subscription = Subscription::builder("test").source(source).shards(3).handler(handler).unwrap();
     let tally = subscription.run().await.unwrap();
     checker.assert_all_done(2 * count as usize);
@@ -47,10 +39,7 @@ async fn la_01_records_of_a_key_run_in_order_and_never_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn la_02_a_key_waits_for_a_completion_that_was_moved_away() {
     seed();
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 20_000, |at| at % 97));
-    feed.end();
+    let (source, _, checker) = whole(20_000, |at| at % 97);
     let (later, mut deliveries) = tokio::sync::mpsc::unbounded_channel::<Delivery>();
     let watch = checker.clone();
     let finisher = tokio::spawn(async move {
@@ -78,10 +67,7 @@ async fn la_02_a_key_waits_for_a_completion_that_was_moved_away() {
 
 #[tokio::test]
 async fn la_02_twenty_deferred_records_of_one_key_are_open_one_at_a_time() {
-    let (source, feed, _) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 20, |_| 1));
-    feed.end();
+    let (source, _, _) = whole(20, |_| 1);
     let open = Arc::new(Mutex::new(Vec::new()));
     let opened = Arc::clone(&open);
     let handler = move |delivery: Delivery| {
@@ -105,13 +91,7 @@ async fn la_04_gaps_and_markers_at_the_end_are_committed() {
     let epoch = feed.assign(LANE);
     let positions = [0, 7, 8, 5_000_000_000, 5_000_000_001, 90_000_000_000];
     feed.extend(positions.map(|at| record(LANE, epoch, at, at)));
-    let watch = checker.clone();
-    let process = move |record: Record| {
-        watch.begin(&record);
-        watch.done(&record);
-        async { Ok::<(), String>(()) }
-    };
-    let subscription = Subscription::builder("test").source(source).commit_every(MS).process(process).unwrap();
+    let subscription = Subscription::builder("test").source(source).commit_every(MS).process(doing(&checker)).unwrap();
     let running = tokio::spawn(subscription.run());
     until("all are committed", || feed.committed(LANE) == Some(Position(90_000_000_000))).await;
     feed.pass(LANE, Position(90_000_000_003));
@@ -160,16 +140,8 @@ async fn la_05_records_without_a_key_are_in_order_if_their_lane_is_their_key() {
 }
 
 async fn churn(rounds: u64) -> Checker {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, rounds, |at| at));
-    let watch = checker.clone();
-    let process = move |record: Record| {
-        watch.begin(&record);
-        watch.done(&record);
-        async { Ok::<(), String>(()) }
-    };
-    let subscription = Subscription::builder("test").source(source).process(process).unwrap();
+    let (source, feed, checker) = filled(rounds, |at| at);
+    let subscription = Subscription::builder("test").source(source).process(doing(&checker)).unwrap();
     let handle = subscription.handle();
     let running = tokio::spawn(subscription.run());
     until("all are done", || handle.metrics().tally.done == rounds).await;

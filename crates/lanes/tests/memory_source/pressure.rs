@@ -1,6 +1,5 @@
 //! Back-pressure and fairness: points 20 to 26.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -10,23 +9,8 @@ use tidegate_lanes::{Batch, Bounds, Delivery, Lane, Position, Record, Subscripti
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
-
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// A handler that waits for a permit before it finishes.
-fn gated(checker: &Checker, gate: &Arc<Semaphore>) -> impl Fn(Delivery) -> Work + use<> {
-    let (checker, gate) = (checker.clone(), Arc::clone(gate));
-    move |delivery| {
-        let (checker, gate) = (checker.clone(), Arc::clone(&gate));
-        Box::pin(async move {
-            checker.begin(&delivery);
-            gate.acquire().await.unwrap().forget();
-            checker.done(&delivery);
-            delivery.finish();
-        })
-    }
-}
+use crate::checker::{LANE, MS, SECOND, key_number, record, records, until, watched};
+use crate::stage::{filled, gated, whole, working};
 
 #[tokio::test]
 async fn la_20_the_bound_of_bytes_holds_with_what_the_client_has_read_ahead() {
@@ -56,22 +40,8 @@ async fn la_20_the_bound_of_bytes_holds_with_what_the_client_has_read_ahead() {
 
 #[tokio::test(start_paused = true)]
 async fn la_21_a_lane_at_its_bound_does_not_flap() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at));
-    feed.end();
-    let handler = {
-        let checker = checker.clone();
-        move |delivery: Delivery| {
-            let checker = checker.clone();
-            async move {
-                checker.begin(&delivery);
-                tokio::time::sleep(MS).await;
-                checker.done(&delivery);
-                delivery.finish();
-            }
-        }
-    };
+    let (source, feed, checker) = whole(10_000, |at| at);
+    let handler = working(&checker, |_| tokio::time::sleep(MS));
     let bounds = Bounds { lane_records_max: 1000, ..Bounds::default() };
     let builder = Subscription::builder("test").source(source).concurrency(10).bounds(bounds);
     builder.handler(handler).unwrap().run().await.unwrap();
@@ -82,28 +52,18 @@ async fn la_21_a_lane_at_its_bound_does_not_flap() {
 
 #[tokio::test(start_paused = true)]
 async fn la_22_a_hot_key_does_not_hold_up_the_cold_ones() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
     // Nine of ten records are of key 0.
-    feed.extend(records(LANE, epoch, 10_000, |at| if at % 10 == 0 { at } else { 0 }));
-    feed.end();
+    let (source, _, checker) = whole(10_000, |at| if at % 10 == 0 { at } else { 0 });
     let began = Instant::now();
     let slowest = Arc::new(Mutex::new(Duration::ZERO));
     let cold = Arc::clone(&slowest);
-    let watch = checker.clone();
-    let handler = move |delivery: Delivery| {
-        let (watch, cold) = (watch.clone(), Arc::clone(&cold));
-        async move {
-            watch.begin(&delivery);
-            if key_number(&delivery) != 0 {
-                let mut cold = cold.lock().unwrap();
-                *cold = cold.max(began.elapsed());
-            }
-            tokio::time::sleep(MS).await;
-            watch.done(&delivery);
-            delivery.finish();
+    let handler = working(&checker, move |record| {
+        if key_number(record) != 0 {
+            let mut cold = cold.lock().unwrap();
+            *cold = cold.max(began.elapsed());
         }
-    };
+        tokio::time::sleep(MS)
+    });
     let subscription = Subscription::builder("test").source(source).concurrency(11).handler(handler).unwrap();
     let handle = subscription.handle();
     subscription.run().await.unwrap();
@@ -200,10 +160,7 @@ async fn la_24_two_hundred_blocked_handlers_do_not_stall_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn la_25_the_rate_is_kept_can_be_changed_and_zero_is_a_pause() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(10_000, |at| at);
     let gate = Arc::new(Semaphore::new(10_000));
     let builder = Subscription::builder("test").source(source).rate(100.0);
     let subscription = builder.handler(gated(&checker, &gate)).unwrap();
@@ -228,10 +185,7 @@ async fn la_25_the_rate_is_kept_can_be_changed_and_zero_is_a_pause() {
 
 #[tokio::test(start_paused = true)]
 async fn la_26_concurrency_and_bounds_change_while_it_runs() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(10_000, |at| at);
     let gate = Arc::new(Semaphore::new(0));
     let bounds = Bounds { records_max: 100, ..Bounds::default() };
     let builder = Subscription::builder("test").source(source).concurrency(10).bounds(bounds);
@@ -269,10 +223,7 @@ async fn one_permit_is_shared_by_all_shards() {
 
 #[tokio::test(start_paused = true)]
 async fn no_more_is_taken_than_keys_can_begin() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at));
-    feed.end();
+    let (source, _, checker) = whole(10_000, |at| at);
     let gate = Arc::new(Semaphore::new(0));
     let bounds = |ready_max| Bounds { ready_max, ..Bounds::default() };
     let builder = Subscription::builder("test").source(source).concurrency(10).shards(2).bounds(bounds(100));
@@ -294,10 +245,8 @@ async fn no_more_is_taken_than_keys_can_begin() {
 
 #[tokio::test(start_paused = true)]
 async fn records_behind_a_hot_key_are_reached_although_it_alone_is_ready() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
     // The others lie behind 5,000 records of one key.
-    feed.extend(records(LANE, epoch, 5_010, |at| at.saturating_sub(4_999)));
+    let (source, feed, checker) = filled(5_010, |at| at.saturating_sub(4_999));
     let gate = Arc::new(Semaphore::new(0));
     let bounds = Bounds { ready_max: 1, ..Bounds::default() };
     let builder = Subscription::builder("test").source(source).shards(1).bounds(bounds);
@@ -313,9 +262,7 @@ async fn records_behind_a_hot_key_are_reached_although_it_alone_is_ready() {
 
 #[tokio::test(start_paused = true)]
 async fn batches_find_many_records_of_a_key_whatever_is_ready() {
-    let (source, feed, checker) = watched();
-    let epoch = feed.assign(LANE);
-    feed.extend(records(LANE, epoch, 10_000, |at| at % 1_000));
+    let (source, feed, checker) = filled(10_000, |at| at % 1_000);
     let bounds = Bounds { ready_max: 1, ..Bounds::default() };
     let largest = Arc::new(AtomicUsize::new(0));
     let (seen, watch) = (Arc::clone(&largest), checker.clone());

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::jars::Jars;
+use super::properties::Ports;
 use super::{Error, java, properties};
 use crate::guard::{ADOPTED, Guard};
 use crate::port::free_port;
@@ -29,7 +30,7 @@ pub struct Broker {
     guard: Option<Guard>,
     process: Option<Process>,
     java: Java,
-    port: u16,
+    ports: Ports,
     home: TempDir,
 }
 
@@ -57,9 +58,27 @@ pub struct Builder {
     settings: Vec<(String, String)>,
     heap_mib: u32,
     compiler: Compiler,
+    /// Key and certificates, as texts.
+    keystore: Option<String>,
+    /// A name and a password.
+    user: Option<(String, String)>,
 }
 
 impl Builder {
+    /// A listener over TLS besides ([`Broker::tls_bootstrap`]), with a certificate (and those above it) and its key, both
+    /// in PEM, the key as PKCS #8.
+    pub fn tls(mut self, certificates: &str, key: &str) -> Self {
+        self.keystore = Some(format!("{}\n{}\n", key.trim_end(), certificates.trim_end()));
+        self
+    }
+
+    /// A listener besides ([`Broker::login_bootstrap`]) at which this user logs in by SCRAM-SHA-256, over TLS if there is
+    /// a certificate. Name and password are letters and digits.
+    pub fn login(mut self, user: &str, password: &str) -> Self {
+        self.user = Some((user.to_owned(), password.to_owned()));
+        self
+    }
+
     /// A line of `server.properties`; of several for one name the last counts.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
@@ -88,19 +107,32 @@ impl Builder {
         for attempt in 1.. {
             let home = tempfile::Builder::new().prefix("tidegate-kafka-").tempdir();
             let home = home.map_err(Error::io("create a temporary folder"))?;
-            let (port, controller_port) = (free_port()?, free_port()?);
-            let file = properties::server(home.path(), port, controller_port, &self.settings);
+            let ports = self.ports()?;
+            let file = properties::server(home.path(), ports, &self.settings);
             write(&home.path().join("server.properties"), &file)?;
             write(&home.path().join("log4j2.properties"), properties::LOGGING)?;
-            java.format(home.path())?;
+            if let Some(keystore) = &self.keystore {
+                write(&home.path().join(properties::KEYSTORE), keystore)?;
+            }
+            java.format(home.path(), self.user.as_ref())?;
             let guard = Some(Guard::watch(home.path())?);
-            let mut broker = Broker { guard, process: None, java: java.clone(), port, home };
+            let mut broker = Broker { guard, process: None, java: java.clone(), ports, home };
             match broker.launch() {
                 Err(Error::Start { log, .. }) if attempt < PORT_TRIES && log.contains("Address already in use") => {}
                 started => return started.map(|()| broker),
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    fn ports(&self) -> Result<Ports, Error> {
+        let if_wanted = |is_wanted: bool| is_wanted.then(free_port).transpose();
+        Ok(Ports {
+            plain: free_port()?,
+            controller: free_port()?,
+            tls: if_wanted(self.keystore.is_some())?,
+            login: if_wanted(self.user.is_some())?,
+        })
     }
 }
 
@@ -127,12 +159,17 @@ impl Java {
         command
     }
 
-    fn format(&self, home: &Path) -> Result<(), Error> {
+    /// Makes the folder of the data. Users are known from the first moment on.
+    fn format(&self, home: &Path, user: Option<&(String, String)>) -> Result<(), Error> {
+        let scram = |(name, password): &(String, String)| {
+            format!("{}=[name={name},password={password}]", properties::MECHANISM)
+        };
         let run = self
             .command(home)
             // Sixteen bytes in base64: the name of a cluster that meets no other.
             .args(["kafka.tools.StorageTool", "format", "--cluster-id", "dGlkZWdhdGUtc2FuZGJveA", "--config"])
             .arg(home.join("server.properties"))
+            .args(user.into_iter().flat_map(|user| ["--add-scram".to_owned(), scram(user)]))
             .output()
             .map_err(Error::io(format!("start {}", self.program.display())))?;
         let output = || String::from_utf8_lossy(&[&run.stdout[..], &run.stderr].concat()).into_owned();
@@ -143,7 +180,7 @@ impl Java {
 impl Broker {
     /// Describes a broker before it is made.
     pub fn builder() -> Builder {
-        Builder { settings: Vec::new(), heap_mib: 512, compiler: Compiler::Quick }
+        Builder { settings: Vec::new(), heap_mib: 512, compiler: Compiler::Quick, keystore: None, user: None }
     }
 
     /// The one that all tests of a process share; it is made by whoever asks first, and ends with the process. Tests
@@ -159,7 +196,19 @@ impl Broker {
     /// For `bootstrap.servers`: `127.0.0.1:PORT`.
     #[must_use]
     pub fn bootstrap(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.ports.plain)
+    }
+
+    /// The same, of the listener over TLS, if there is one.
+    #[must_use]
+    pub fn tls_bootstrap(&self) -> Option<String> {
+        self.ports.tls.map(|port| format!("127.0.0.1:{port}"))
+    }
+
+    /// The same, of the listener for logins, if there is one.
+    #[must_use]
+    pub fn login_bootstrap(&self) -> Option<String> {
+        self.ports.login.map(|port| format!("127.0.0.1:{port}"))
     }
 
     /// Its process; 0 while it is not running.
@@ -237,7 +286,7 @@ impl Broker {
 
     /// It listens only when it is done with everything else, and then it knows itself.
     fn answers(&self) -> bool {
-        let listens = || std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok();
+        let listens = || std::net::TcpStream::connect(("127.0.0.1", self.ports.plain)).is_ok();
         let knows_itself = || {
             let asking: BaseConsumer =
                 self.client_config().set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg).create().ok()?;

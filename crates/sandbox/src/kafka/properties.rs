@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Everything that a cluster of several brokers needs is cut down to one, and what waits for others does not wait.
-const ALONE: [(&str, &str); 16] = [
+const ALONE: [(&str, &str); 15] = [
     ("process.roles", "broker,controller"),
     ("node.id", "1"),
     ("controller.listener.names", "CONTROLLER"),
-    ("listener.security.protocol.map", "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT"),
     ("auto.create.topics.enable", "false"),
     ("offsets.topic.num.partitions", "1"),
     ("offsets.topic.replication.factor", "1"),
@@ -24,18 +23,50 @@ const ALONE: [(&str, &str); 16] = [
     ("log.cleaner.backoff.ms", "500"),
 ];
 
+/// Where a broker listens: without any check for us, over TLS, and for logins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    pub(super) plain: u16,
+    pub(super) controller: u16,
+    pub(super) tls: Option<u16>,
+    pub(super) login: Option<u16>,
+}
+
+/// Key and certificates of the listener over TLS, in the broker's folder.
+pub(super) const KEYSTORE: &str = "server.pem";
+
+/// What users log in by.
+pub(super) const MECHANISM: &str = "SCRAM-SHA-256";
+const SCRAM_MODULE: &str = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
+
 /// `server.properties` of the broker in `home`. Of several lines for one name the last counts.
-pub(super) fn server(home: &Path, port: u16, controller_port: u16, settings: &[(String, String)]) -> String {
+pub(super) fn server(home: &Path, ports: Ports, settings: &[(String, String)]) -> String {
     let mut file = String::new();
     // Writing to a String cannot fail.
     let mut set = |name: &str, value: &str| {
         let _ = writeln!(file, "{name}={value}");
     };
     ALONE.iter().for_each(|(name, value)| set(name, value));
-    let broker = format!("PLAINTEXT://127.0.0.1:{port}");
-    let controller = format!("127.0.0.1:{controller_port}");
-    set("listeners", &format!("{broker},CONTROLLER://{controller}"));
-    set("advertised.listeners", &broker);
+    let mut protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT".to_owned();
+    let mut brokers = format!("PLAINTEXT://127.0.0.1:{}", ports.plain);
+    let mut add = |name: &str, protocol: &str, port: u16| {
+        let _ = write!(protocols, ",{name}:{protocol}");
+        let _ = write!(brokers, ",{name}://127.0.0.1:{port}");
+    };
+    if let Some(port) = ports.tls {
+        add("TLS", "SSL", port);
+        set("ssl.keystore.type", "PEM");
+        set("ssl.keystore.location", &home.join(KEYSTORE).display().to_string());
+    }
+    if let Some(port) = ports.login {
+        add("LOGIN", if ports.tls.is_some() { "SASL_SSL" } else { "SASL_PLAINTEXT" }, port);
+        set("listener.name.login.sasl.enabled.mechanisms", MECHANISM);
+        set("listener.name.login.scram-sha-256.sasl.jaas.config", SCRAM_MODULE);
+    }
+    let controller = format!("127.0.0.1:{}", ports.controller);
+    set("listener.security.protocol.map", &protocols);
+    set("listeners", &format!("{brokers},CONTROLLER://{controller}"));
+    set("advertised.listeners", &brokers);
     set("controller.quorum.voters", &format!("1@{controller}"));
     set("log.dirs", &home.join("data").display().to_string());
     settings.iter().for_each(|(name, value)| set(name, value));
@@ -60,8 +91,20 @@ mod tests {
     #[test]
     fn settings_of_the_caller_come_last() {
         let mine = [("node.id".to_owned(), "7".to_owned())];
-        let file = server(Path::new("/x"), 1, 2, &mine);
+        let ports = Ports { plain: 1, controller: 2, tls: None, login: None };
+        let file = server(Path::new("/x"), ports, &mine);
         assert!(file.find("node.id=7") > file.find("node.id=1"));
         assert!(file.contains("log.dirs=/x/data\n"));
+        assert!(file.contains("\nlisteners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
+    }
+
+    #[test]
+    fn logins_go_over_tls_where_there_is_a_certificate() {
+        let ports = Ports { plain: 1, controller: 2, tls: Some(3), login: Some(4) };
+        let file = server(Path::new("/x"), ports, &[]);
+        assert!(file.contains("PLAINTEXT:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL\n"), "{file}");
+        assert!(
+            file.contains("\nadvertised.listeners=PLAINTEXT://127.0.0.1:1,TLS://127.0.0.1:3,LOGIN://127.0.0.1:4\n")
+        );
     }
 }

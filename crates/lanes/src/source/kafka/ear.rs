@@ -29,11 +29,17 @@ pub(super) struct Ear {
     notes: Mutex<Vec<Heard>>,
     /// Nobody reads the notes any more.
     is_deaf: AtomicBool,
+    complaints: log::Complaints,
 }
 
 impl Ear {
     pub(super) fn new(handover: Arc<Handover>) -> Self {
-        Self { handover, notes: Mutex::default(), is_deaf: AtomicBool::new(false) }
+        Self {
+            handover,
+            notes: Mutex::default(),
+            is_deaf: AtomicBool::new(false),
+            complaints: log::Complaints::default(),
+        }
     }
 
     pub(super) fn notes(&self) -> Vec<Heard> {
@@ -95,17 +101,50 @@ impl ClientContext for Ear {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        log::error(&error, reason);
+        self.complaints.error(&error, reason);
     }
 }
 
 #[cfg(feature = "tracing")]
 mod log {
+    use std::time::{Duration, Instant};
+
     use rdkafka::config::RDKafkaLogLevel as Level;
     use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
+    use crate::sync::{Mutex, lock};
+
+    /// A client whose brokers are away says so twenty times a second.
+    const QUIET: Duration = Duration::from_secs(30);
+
+    /// What the client has told last, and when: each kind is logged once in a while.
+    #[derive(Default)]
+    pub(super) struct Complaints(Mutex<Vec<(RDKafkaErrorCode, Instant)>>);
+
+    impl Complaints {
+        pub(super) fn error(&self, error: &KafkaError, reason: &str) {
+            let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+            // The end of a partition is no error.
+            if code != RDKafkaErrorCode::PartitionEOF && self.is_news(code, Instant::now()) {
+                tracing::warn!(%error, "{reason}");
+            }
+        }
+
+        fn is_news(&self, code: RDKafkaErrorCode, now: Instant) -> bool {
+            let mut told = lock(&self.0);
+            told.retain(|(_, at)| now.saturating_duration_since(*at) < QUIET);
+            let is_news = told.iter().all(|(other, _)| *other != code);
+            if is_news {
+                told.push((code, now));
+            }
+            is_news
+        }
+    }
+
     pub(super) fn client(level: Level, facility: &str, message: &str) {
         match level {
+            // Comes as an error, too.
+            _ if facility == "FAIL" => tracing::debug!(facility, "{message}"),
             Level::Emerg | Level::Alert | Level::Critical | Level::Error => tracing::error!(facility, "{message}"),
             Level::Warning => tracing::warn!(facility, "{message}"),
             Level::Notice | Level::Info => tracing::info!(facility, "{message}"),
@@ -113,16 +152,29 @@ mod log {
         }
     }
 
-    pub(super) fn error(error: &KafkaError, reason: &str) {
-        // The end of a partition is no error.
-        if *error != KafkaError::Global(RDKafkaErrorCode::PartitionEOF) {
-            tracing::warn!(%error, "{reason}");
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_complaint_is_told_once_in_a_while_and_another_at_once() {
+            let (complaints, now) = (Complaints::default(), Instant::now());
+            let (down, refused) = (RDKafkaErrorCode::AllBrokersDown, RDKafkaErrorCode::Authentication);
+            let told = [(down, 0), (down, 1), (refused, 2), (down, 29), (down, 31), (refused, 31), (down, 32)];
+            let is_news = told.map(|(code, second)| complaints.is_news(code, now + Duration::from_secs(second)));
+            assert_eq!(is_news, [true, false, true, false, true, false, false]);
         }
     }
 }
 
 #[cfg(not(feature = "tracing"))]
 mod log {
+    #[derive(Default)]
+    pub(super) struct Complaints;
+
+    impl Complaints {
+        pub(super) fn error(&self, _: &rdkafka::error::KafkaError, _: &str) {}
+    }
+
     pub(super) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
-    pub(super) fn error(_: &rdkafka::error::KafkaError, _: &str) {}
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
-use rdkafka::topic_partition_list::Offset;
 
 use super::Error;
 use super::ear::Ear;
@@ -124,19 +123,10 @@ impl Reader {
         has_read
     }
 
-    /// Passes markers and gaps behind the last record of lanes that were read to their end. Only of those: before the end
-    /// was seen, the client's position may be that of an earlier assignment.
+    /// Passes markers and gaps behind the last record of lanes that were read to their end.
     pub(super) fn pass_gaps(&mut self) {
-        let at_end: Vec<&mut Reading> = self.readings.iter_mut().filter_map(Reading::at_end).collect();
-        if at_end.is_empty() {
-            return;
-        }
-        let Ok(positions) = self.client.position() else { return };
-        for reading in at_end {
-            let at = positions.find_partition(&reading.partition.topic, reading.partition.number);
-            if let Some(Offset::Offset(next)) = at.map(|at| at.offset())
-                && let Some(through) = u64::try_from(next).ok().and_then(|next| reading.pass(next))
-            {
+        for reading in &mut self.readings {
+            if let Some(through) = reading.pass_gap() {
                 self.handover.pass(reading.lane, through);
             }
         }

@@ -1,19 +1,20 @@
 //! One partition that is ours, and how far it has been read.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::error::KafkaError;
-use rdkafka::message::BorrowedMessage;
 
+use super::batch::{BatchQueue, Next};
 use super::decode;
 use super::ear::Ear;
 use super::handover::{Handover, PARCEL_RECORDS};
 use super::roster::Partition;
 use crate::record::{Epoch, Lane, Position, Record};
 
+/// Messages taken out of the client's queue at once. With more, the first ones have left the caches when they are copied.
+const TAKEN_MAX: usize = 32;
 /// A parcel of larger records is closed when it has so many bytes.
 const PARCEL_BYTES: usize = 256 << 10;
 
@@ -34,11 +35,16 @@ pub(super) struct Reading {
     pub(super) lane: Lane,
     pub(super) epoch: Epoch,
     pub(super) partition: Partition,
-    queue: PartitionQueue<Ear>,
+    /// Wakes the thread, as long as it lives.
+    _queue: PartitionQueue<Ear>,
+    messages: BatchQueue,
     /// The last record read, or the last gap behind one.
     last: Option<Position>,
-    /// The client has come to the end of the partition since this was asked last.
-    is_at_end: bool,
+    /// Bytes of the last record read: as the next ones are likely to be, so that no more is taken out of the client's
+    /// queue, where it is counted, than the parcel takes.
+    typical_bytes: usize,
+    /// The end of the partition, if one was seen since this was asked last.
+    ended_at: Option<u64>,
 }
 
 impl Reading {
@@ -52,34 +58,35 @@ impl Reading {
         let mut queue = consumer.split_partition_queue(&partition.topic, partition.number)?;
         let handover = Arc::clone(handover);
         queue.set_nonempty_callback(move || handover.wake_thread());
-        Some(Self { lane, epoch, partition, queue, last: None, is_at_end: false })
+        let messages = BatchQueue::new(consumer, &partition.topic, partition.number)?;
+        Some(Self { lane, epoch, partition, _queue: queue, messages, last: None, typical_bytes: 1024, ended_at: None })
     }
 
     /// Reads what the client has ready, until the parcel is full.
     pub(super) fn fill(&mut self, parcel: &mut Vec<Record>) -> Stop {
         let mut bytes = 0;
         while parcel.len() < PARCEL_RECORDS && bytes < PARCEL_BYTES {
-            let record = match self.queue.poll(Duration::ZERO) {
+            let next_epoch = self.next_epoch();
+            let fitting = (PARCEL_BYTES - bytes).div_ceil(self.typical_bytes.max(1));
+            let message = match self.messages.next(fitting.min(TAKEN_MAX).min(PARCEL_RECORDS - parcel.len())) {
                 None => return Stop::Empty,
-                Some(Err(KafkaError::PartitionEOF(_))) => {
-                    self.is_at_end = true;
+                Some(Next::End(next)) => {
+                    self.ended_at = u64::try_from(next).ok();
                     continue;
                 }
-                Some(Err(error)) => return Stop::Error(error),
-                Some(Ok(message)) if self.has_passed(&message) => {
-                    return Stop::Backwards(decode::record(self.lane, self.next_epoch(), &message));
-                }
-                Some(Ok(message)) => decode::record(self.lane, self.epoch, &message),
+                Some(Next::Error(error)) => return Stop::Error(error),
+                Some(Next::Message(message)) => message,
             };
+            if self.last >= Some(decode::position(&message)) {
+                return Stop::Backwards(decode::record(self.lane, next_epoch, &message));
+            }
+            let record = decode::record(self.lane, self.epoch, &message);
             self.last = Some(record.position());
-            bytes += record.size_bytes();
+            self.typical_bytes = record.size_bytes();
+            bytes += self.typical_bytes;
             parcel.push(record);
         }
         Stop::Full
-    }
-
-    fn has_passed(&self, message: &BorrowedMessage<'_>) -> bool {
-        self.last >= Some(decode::position(message))
     }
 
     fn next_epoch(&self) -> Epoch {
@@ -90,18 +97,14 @@ impl Reading {
     pub(super) fn begin_anew(&mut self, first: &Record) {
         self.epoch = first.epoch();
         self.last = Some(first.position());
-        self.is_at_end = false;
+        self.ended_at = None;
     }
 
-    /// Itself, if the end of the partition was seen since this was asked last.
-    pub(super) fn at_end(&mut self) -> Option<&mut Self> {
-        std::mem::take(&mut self.is_at_end).then_some(self)
-    }
-
-    /// The client has taken everything before `next` out of the queue. If that is beyond the last record, what lies
-    /// between are markers and gaps, and this is their end.
-    pub(super) fn pass(&mut self, next: u64) -> Option<Position> {
-        let through = next.checked_sub(1).map(Position).filter(|through| Some(*through) > self.last)?;
+    /// The end of markers and gaps behind the last record, if the end of the partition was seen since this was asked last,
+    /// and there are any.
+    pub(super) fn pass_gap(&mut self) -> Option<Position> {
+        let through = self.ended_at.take()?.checked_sub(1).map(Position);
+        let through = through.filter(|through| Some(*through) > self.last)?;
         self.last = Some(through);
         Some(through)
     }

@@ -59,7 +59,7 @@ impl Settings {
             start: Start::default(),
             drain: Duration::from_secs(20),
             close: Duration::from_secs(10),
-            prefetch_bytes: 16 << 20,
+            prefetch_bytes: 8 << 20,
             metadata: concat!("tidegate-lanes/", env!("CARGO_PKG_VERSION")).to_owned(),
             properties: Vec::new(),
         }
@@ -90,7 +90,7 @@ impl Settings {
         self
     }
 
-    /// How much the client reads ahead, for all lanes together: 16 MiB by default. With less, lanes that are far behind
+    /// How much the client reads ahead, for all lanes together: 8 MiB by default. With less, lanes that are far behind
     /// are read more slowly. Each lane may hold one record or one batch of its producer more.
     pub fn prefetch_bytes(mut self, bytes: usize) -> Self {
         self.prefetch_bytes = bytes;
