@@ -6,11 +6,11 @@ mod suite;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use tidegate_figures::align;
 use tidegate_sandbox::{Major, Postgres};
 
 use crate::gateway::{Config, Profile, Running, build};
 use crate::step::Outcome;
-use crate::table;
 use crate::tests::Io;
 use suite::{SUITES, Suite, Verdicts};
 
@@ -123,7 +123,7 @@ struct Line {
 fn summary(lines: &[Line]) -> Outcome {
     let head: Vec<&str> = ["driver", "way"].into_iter().chain(CHECKS.iter().copied()).collect();
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
-    println!("\n{}\n", table::align(&head, &rows, head.len()));
+    println!("\n{}\n", align(&head, &rows, head.len()));
     let notes: Vec<String> = lines.iter().flat_map(notes).collect();
     notes.iter().for_each(|note| println!("{note}"));
     let failed: Vec<String> = lines.iter().filter(|line| line.verdicts.failed(CHECKS)).map(label).collect();

@@ -14,7 +14,6 @@ mod repository;
 mod second;
 mod soak;
 mod step;
-mod table;
 mod tests;
 mod tidy;
 

@@ -4,8 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-
-use crate::table;
+use tidegate_figures::align;
 
 /// What became of a step.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl Steps {
             bail!("no step is called {}", self.only.join(" or "));
         }
         let rows: Vec<Vec<String>> = self.done.iter().map(|(name, took, outcome)| row(name, *took, outcome)).collect();
-        println!("\n{}", table::align(&["step", "result", "seconds"], &rows, 2));
+        println!("\n{}", align(&["step", "result", "seconds"], &rows, 2));
         let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
         println!("\n{} steps in {:.1} minutes", self.done.len(), total.as_secs_f64() / 60.0);
         let failed = self.done.iter().filter(|(.., outcome)| matches!(outcome, Outcome::Failed(_))).count();

@@ -78,7 +78,8 @@ impl Figure {
     }
 
     fn row(&self) -> Vec<String> {
-        let value = if self.value.is_finite() { format!("{:.2} {}", self.value, self.unit) } else { "missing".to_owned() };
+        let value =
+            if self.value.is_finite() { format!("{:.2} {}", self.value, self.unit) } else { "missing".to_owned() };
         let verdict = self.bar.map_or("", |_| if self.is_ok() { "met" } else { "MISSED" });
         let limit = self.bar.map(Bar::limit).unwrap_or_default();
         vec![self.case.clone(), self.subject.clone(), self.metric.clone(), limit, verdict.to_owned(), value]

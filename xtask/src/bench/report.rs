@@ -6,8 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tidegate_figures::align;
 
-use crate::{machine, table};
+use crate::machine;
 
 /// A bound that an issue sets for a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -110,7 +111,7 @@ impl Report {
             let names = [key.0.to_owned(), key.1.to_owned()].into_iter();
             names.chain(metrics.iter().map(|(metric, _)| cell(key, metric))).collect()
         };
-        table::align(&head, &keys.iter().map(row).collect::<Vec<_>>(), 2)
+        align(&head, &keys.iter().map(row).collect::<Vec<_>>(), 2)
     }
 
     fn table_of_bars(&self) -> String {
@@ -121,7 +122,7 @@ impl Report {
             names.into_iter().chain(rest).collect()
         };
         let rows: Vec<Vec<String>> = self.bars().map(row).collect();
-        table::align(&["case", "subject", "figure", "bar", "value", "limit"], &rows, 4)
+        align(&["case", "subject", "figure", "bar", "value", "limit"], &rows, 4)
     }
 }
 

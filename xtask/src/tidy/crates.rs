@@ -25,11 +25,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("tidegate-fuzz", &["tidegate-gateway", "tidegate-journal", "tidegate-wire"]),
     ("tidegate-testkit", &["tidegate-sandbox", "tidegate-wire"]),
-    ("xtask", &["tidegate-sandbox"]),
+    ("xtask", &["tidegate-figures", "tidegate-sandbox"]),
 ];
 
-/// What any crate may name in `[dev-dependencies]`.
-const TESTS_MAY_USE: &[&str] = &["tidegate-sandbox", "tidegate-testkit"];
+/// What any crate may name in `[dev-dependencies]`, which are also those of benches.
+const TESTS_MAY_USE: &[&str] = &["tidegate-figures", "tidegate-sandbox", "tidegate-testkit"];
 
 pub(super) fn check(metadata: &Value) -> Result<Vec<Finding>> {
     let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;

@@ -5,8 +5,6 @@
 
 mod client;
 mod server;
-#[path = "../figures/table.rs"]
-mod table;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -16,7 +14,7 @@ use std::time::Duration;
 
 use client::{Calls, Client, Peer};
 use server::Server;
-use table::{Bar, Figure, Options, median};
+use tidegate_figures::{Bar, Figure, Options, median};
 
 const BACKENDS: usize = 3;
 
@@ -44,7 +42,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let options = Options::read();
-    let (rounds, time) = if options.quick { (1, Duration::from_millis(600)) } else { (5, Duration::from_secs(2)) };
+    let (rounds, time) = if options.is_quick() { (1, Duration::from_millis(600)) } else { (5, Duration::from_secs(2)) };
     let mut figures = Vec::new();
     for (event, case) in EVENTS {
         let mut runs: Vec<(Peer, Calls, f64)> = Vec::new();
@@ -59,7 +57,7 @@ fn main() -> ExitCode {
             figures.extend(figures_of(peer, event, case, &of_peer));
         }
     }
-    options.finish(&figures)
+    options.finish("balance", &figures)
 }
 
 fn figures_of(peer: Peer, event: Event, case: &str, runs: &[&(Peer, Calls, f64)]) -> Vec<Figure> {

@@ -7,15 +7,13 @@
 
 mod beam;
 mod subjects;
-#[path = "../figures/table.rs"]
-mod table;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use subjects::{ARC_SWAP, BY_THREAD, Cell, FLOOR, PICK_WITH, SUBJECTS, on_tasks};
-use table::{Bar, Figure, Options, median};
+use tidegate_figures::{Bar, Figure, Options, median};
 
 const BACKENDS: [usize; 5] = [1, 3, 10, 100, 1000];
 const OURS: &str = "tidegate-balance";
@@ -25,7 +23,7 @@ type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<f64>>;
 
 fn main() -> ExitCode {
     let options = Options::read();
-    let (rounds, millis) = if options.quick { (3, 20) } else { (7, 100) };
+    let (rounds, millis) = if options.is_quick() { (3, 20) } else { (7, 100) };
     let time = Duration::from_millis(millis);
     let mut runs = Runs::new();
     for _ in 0..rounds {
@@ -40,7 +38,7 @@ fn main() -> ExitCode {
     figures.extend(ratios(&runs));
     figures.extend(tasks(time * 5));
     figures.extend(beam_figures(&runs));
-    options.finish(&figures)
+    options.finish("balance", &figures)
 }
 
 fn measure(runs: &mut Runs, cells: &[Cell]) {

@@ -21,7 +21,7 @@ use tower::discover::ServiceList;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use crate::table::median;
+use tidegate_figures::median;
 
 /// Picks of a slice.
 const SLICE: u32 = 256;

@@ -14,7 +14,6 @@ mod load;
 mod process;
 mod special;
 mod subjects;
-mod table;
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +23,7 @@ use std::{
 
 use load::{Figures, Load};
 use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
-use table::{Bar, Figure, best, median};
+use tidegate_figures::{Bar, Figure, Options, best, median};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -32,15 +31,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const RECORDS: usize = 1_000_000;
 /// The bound of the journal and what it may take beside it, in KiB.
 const MEMORY_KIB: f64 = 10.0 * 1024.0;
-
-struct Options {
-    quick: bool,
-    rounds: Option<usize>,
-    /// Only cases whose name has this in it; `special` is one too.
-    case: String,
-    json: Option<String>,
-    check: bool,
-}
 
 /// A kind of load: bytes of a record, from tasks or from threads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -57,26 +47,14 @@ impl Case {
 }
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let options = Options::read();
+    match options.words()[..] {
         ["--one", subject, bytes, from] => one(subject, bytes.parse().expect("a number of bytes"), from == "tasks"),
         ["--special", what] => special(what, 1),
         ["--special", what, stripes] => special(what, stripes.parse().expect("a number of stripes")),
-        _ => return compare(&options(&args)),
+        _ => return compare(&options),
     }
     ExitCode::SUCCESS
-}
-
-fn options(args: &[String]) -> Options {
-    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();
-    let has = |name: &str| args.iter().any(|arg| arg == name);
-    Options {
-        quick: has("--quick"),
-        rounds: value("--rounds").map(|rounds| rounds.parse().expect("a number of rounds")),
-        case: value("--case").unwrap_or_default(),
-        json: value("--json"),
-        check: has("--check"),
-    }
 }
 
 fn folder() -> tempfile::TempDir {
@@ -120,10 +98,12 @@ fn compare(options: &Options) -> ExitCode {
     let tasks = Case { bytes: 100, tasks: true };
     let cases =
         [tasks, Case { tasks: false, ..tasks }, Case { bytes: 1024, ..tasks }, Case { bytes: 1024, tasks: false }];
-    let (cases, rounds) = if options.quick { (&cases[..1], 3) } else { (&cases[..], 5) };
-    let rounds = options.rounds.unwrap_or(rounds);
+    let (cases, rounds) = if options.is_quick() { (&cases[..1], 3) } else { (&cases[..], 5) };
+    let rounds = options.value("--rounds").map_or(rounds, |rounds| rounds.parse().expect("a number of rounds"));
+    // Part of a name; `special` is one too.
+    let chosen = options.value("--case").unwrap_or_default();
     let mut figures = Vec::new();
-    for case in cases.iter().filter(|case| case.name().contains(&options.case)) {
+    for case in cases.iter().filter(|case| case.name().contains(chosen)) {
         let mut runs = Runs::default();
         for _ in 0..rounds {
             runs.round(*case);
@@ -133,15 +113,10 @@ fn compare(options: &Options) -> ExitCode {
     for name in ["quill", "spdlog"] {
         println!("missing: {name} is not at hand, so it was not measured");
     }
-    if "special".contains(&options.case) {
+    if "special".contains(chosen) {
         figures.extend(special_figures(rounds));
     }
-    table::print(&figures);
-    if let Some(path) = &options.json {
-        table::write_json(&figures, path).expect("the JSON file can be written");
-    }
-    let missed = figures.iter().any(|figure| !figure.is_ok());
-    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    options.finish("journal", &figures)
 }
 
 /// All runs of one case, round by round.
@@ -244,10 +219,10 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
     };
     let numbers = |what: &str| -> Vec<Vec<f64>> { (0..rounds).map(|_| once(&[what])).collect() };
     let column = |runs: &[Vec<f64>], at: usize| -> Vec<f64> { runs.iter().map(|run| run[at]).collect() };
-    let row = |case: &str, metric, value, unit, bar| Figure {
+    let row = |case: &str, metric: &str, value, unit, bar| Figure {
         subject: "journal".to_owned(),
         case: case.to_owned(),
-        metric,
+        metric: metric.to_owned(),
         value,
         unit,
         bar,
@@ -280,5 +255,5 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
 }
 
 fn figure(case: Case, subject: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    Figure { subject: subject.to_owned(), case: case.name(), metric, value, unit, bar }
+    Figure { subject: subject.to_owned(), case: case.name(), metric: metric.to_owned(), value, unit, bar }
 }

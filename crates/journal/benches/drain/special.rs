@@ -12,7 +12,9 @@ use std::{
 
 use tidegate_journal::{Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, SegmentFile, Storage};
 
-use crate::{load::nanos, process, table::median};
+use tidegate_figures::median;
+
+use crate::{load::nanos, process};
 
 pub(crate) const PAYLOAD: [u8; 100] = [b'x'; 100];
 

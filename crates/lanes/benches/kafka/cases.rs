@@ -2,7 +2,7 @@
 
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BASE, CORES, Figures, OURS, STREAM, THREADS};
-use crate::table::Bar;
+use tidegate_figures::Bar;
 
 pub(crate) const RATE: &str = "records per second";
 pub(crate) const CPU: &str = "CPU per record";

@@ -14,54 +14,46 @@ mod load;
 #[path = "../throughput/precise.rs"]
 mod precise;
 mod subjects;
-#[path = "../throughput/table.rs"]
-mod table;
 #[path = "../throughput/usage.rs"]
 #[expect(dead_code, reason = "the other bench makes use of all of it")]
 mod usage;
 
 use std::collections::BTreeMap;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use cases::{CASES, Case, METRICS};
 use load::Load;
 use subjects::Figures;
-use table::Figure;
+use tidegate_figures::{Figure, Options, again, best};
 use tidegate_sandbox::kafka::Broker;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let options = Options::read();
+    match options.words()[..] {
         ["--one", subject, load, brokers, topic] => {
             let load = Load::from_word(load).expect("a load");
             println!("{}", subjects::run(subject, load, brokers, topic).to_line());
             ExitCode::SUCCESS
         }
-        _ => compare(&args),
+        _ => compare(&options),
     }
 }
 
-fn compare(args: &[String]) -> ExitCode {
-    let has = |name: &str| args.iter().any(|arg| arg == name);
-    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-    let chosen = |case: &&Case| value("--case").is_none_or(|part| case.name.contains(part.as_str()));
+fn compare(options: &Options) -> ExitCode {
+    let is_quick = options.is_quick();
+    let chosen = |case: &&Case| options.value("--case").is_none_or(|part| case.name.contains(part));
     let rounds =
-        if has("--quick") { 1 } else { value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number")) };
+        if is_quick { 1 } else { options.value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number")) };
     let broker = Broker::builder().long_lived().start().expect("a broker");
     let mut figures = Vec::new();
     for case in CASES.iter().filter(chosen) {
-        let load = if has("--quick") { case.quick() } else { case.load };
+        let load = if is_quick { case.quick() } else { case.load };
         figures.extend(measure(&broker, case, load, rounds));
     }
-    table::print(&figures);
-    if let Some(path) = value("--json") {
-        table::write_json(&figures, path).expect("the JSON file can be written");
-    }
-    let missed = figures.iter().any(|figure| !figure.is_ok());
-    if has("--check") && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    options.finish("lanes", &figures)
 }
 
 /// All rounds of a case, with a topic of its own.
@@ -80,7 +72,7 @@ fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figur
         METRICS.map(|(metric, unit, of)| Figure {
             subject: (*subject).to_owned(),
             case: case.name.to_owned(),
-            metric,
+            metric: metric.to_owned(),
             value: if metric == cases::RATE {
                 -best(runs[subject].iter().map(|run| -of(run)))
             } else if metric == cases::VIOLATIONS {
@@ -93,16 +85,4 @@ fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figur
         })
     };
     case.subjects.iter().flat_map(figure).collect()
-}
-
-fn best(values: impl Iterator<Item = f64>) -> f64 {
-    values.fold(f64::INFINITY, f64::min)
-}
-
-/// Runs this program again with `args`, and returns what it prints.
-fn again(args: &[&str]) -> String {
-    let program = std::env::current_exe().expect("this program has a path");
-    let output = Command::new(program).args(args).output().expect("this program runs again");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }

@@ -2,7 +2,7 @@
 
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BARE, BARE_CORES, BARE_THREADS, BUFFERED, HASHED, OURS, OURS_CORES, OURS_THREADS, TASK_PER_KEY};
-use crate::table::Bar;
+use tidegate_figures::Bar;
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,

@@ -13,49 +13,31 @@ mod dispatch;
 mod load;
 mod precise;
 mod subjects;
-mod table;
 mod usage;
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use cases::{Case, STEADY, STEADY_AGAINST, cases};
 use load::{Keys, Load};
 use subjects::{Figures, OURS};
-use table::{Bar, Figure};
+use tidegate_figures::{Bar, Figure, Options, again};
 
 const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-struct Options {
-    quick: bool,
-    json: Option<String>,
-    check: bool,
-    /// Only cases whose name contains this.
-    case: Option<String>,
-    rounds: usize,
-}
-
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let options = Options::read();
+    match options.words()[..] {
         ["--one", subject, load] => one(subject, Load::from_word(load).expect("a load")),
         ["--dispatch", keys, seconds] => dispatch_of(keys, seconds.parse().expect("seconds")),
         ["--memory"] => println!("{}", on_workers(dispatch::bytes_per_key())),
-        _ => return compare(&options(&args)),
+        _ => return compare(&options),
     }
     ExitCode::SUCCESS
-}
-
-fn options(args: &[String]) -> Options {
-    let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();
-    let has = |name: &str| args.iter().any(|arg| arg == name);
-    let rounds = value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number of rounds"));
-    let (json, case) = (value("--json"), value("--case"));
-    Options { quick: has("--quick"), json, check: has("--check"), case, rounds }
 }
 
 /// Runs on a worker of a runtime with as many workers as there are cores.
@@ -75,18 +57,10 @@ fn dispatch_of(keys: &str, seconds: u32) {
     println!("{}", on_workers(dispatch::cold_p99_ms(keys, seconds)));
 }
 
-/// Runs this program again with `args`, and returns what it prints.
-fn again(args: &[&str]) -> String {
-    let program = std::env::current_exe().expect("this program has a path");
-    let output = Command::new(program).args(args).output().expect("this program runs again");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
 fn compare(options: &Options) -> ExitCode {
-    let rounds = options.rounds;
-    let cases = cases(options.quick);
-    let is_chosen = |name: &str| options.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
+    let rounds = options.value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number of rounds"));
+    let cases = cases(options.is_quick());
+    let is_chosen = |name: &str| options.value("--case").is_none_or(|part| name.contains(part));
     let mut figures = Vec::new();
     let mut rates = BTreeMap::new();
     for case in cases.iter().filter(|case| is_chosen(case.name)) {
@@ -94,14 +68,9 @@ fn compare(options: &Options) -> ExitCode {
     }
     figures.extend(steadiness(&rates));
     if is_chosen(DISPATCH) {
-        figures.extend(dispatch_figures(options.quick, rounds));
+        figures.extend(dispatch_figures(options.is_quick(), rounds));
     }
-    table::print(&figures);
-    if let Some(path) = &options.json {
-        table::write_json(&figures, path).expect("the JSON file can be written");
-    }
-    let missed = figures.iter().any(|figure| !figure.is_ok());
-    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    options.finish("lanes", &figures)
 }
 
 /// Runs of each subject in turn, and the best of them.
@@ -159,5 +128,5 @@ fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
 }
 
 fn figure(subject: &str, case: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    Figure { subject: subject.to_owned(), case: case.to_owned(), metric, value, unit, bar }
+    Figure { subject: subject.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, bar }
 }

@@ -9,14 +9,13 @@
 mod beam;
 mod steady;
 mod subjects;
-mod table;
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use subjects::Figures;
-use table::{Bar, Figure, best, median};
+use tidegate_figures::{Bar, Figure, Options, again, best, median};
 
 #[cfg(not(feature = "bench-system-allocator"))]
 #[global_allocator]
@@ -29,26 +28,14 @@ const FLOOR: &str = "bare spawn";
 const LATE_P99_MAX_US: f64 = 10_000.0;
 const TOKENS: &str = "TaskTracker + child tokens";
 
-struct Options {
-    quick: bool,
-    json: Option<String>,
-    check: bool,
-}
-
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let options = Options::read();
+    match options.words()[..] {
         ["--one", design, children] => one(design, children.parse().expect("a number of children")),
         ["--steady", design] => println!("{}", on_workers(steady_of(design.to_owned()))),
-        _ => return compare(&options(&args)),
+        _ => return compare(&options),
     }
     ExitCode::SUCCESS
-}
-
-fn options(args: &[String]) -> Options {
-    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1)).cloned();
-    let has = |name: &str| args.iter().any(|arg| arg == name);
-    Options { quick: has("--quick"), json, check: has("--check") }
 }
 
 /// Runs on a worker of a runtime with as many workers as there are cores.
@@ -68,17 +55,9 @@ fn one(design: &str, children: u64) {
     println!("{}", figures.to_line());
 }
 
-/// Runs this program again with `args`, and returns what it prints.
-fn again(args: &[&str]) -> String {
-    let program = std::env::current_exe().expect("this program has a path");
-    let output = Command::new(program).args(args).output().expect("this program runs again");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
 fn compare(options: &Options) -> ExitCode {
-    let sizes: &[u64] = if options.quick { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
-    let rounds = if options.quick { 3 } else { 5 };
+    let sizes: &[u64] = if options.is_quick() { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
+    let rounds = if options.is_quick() { 3 } else { 5 };
     let mut figures = Vec::new();
     let mut runs = Runs::default();
     for &size in sizes {
@@ -88,12 +67,7 @@ fn compare(options: &Options) -> ExitCode {
     figures.extend(runs.flatness(sizes));
     figures.extend(steady_figures(2 * rounds + 1));
     figures.extend(beam_figures(&runs, &sizes[1..]));
-    table::print(&figures);
-    if let Some(path) = &options.json {
-        table::write_json(&figures, path).expect("the JSON file can be written");
-    }
-    let missed = figures.iter().any(|figure| !figure.is_ok());
-    if options.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    options.finish("supervise", &figures)
 }
 
 /// All runs so far, by size and design, round by round.
@@ -166,7 +140,7 @@ fn stop_bar(size: u64) -> Option<Bar> {
 
 fn figure(design: &str, size: u64, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
     let case = format!("{}k {ALLOCATOR_NAME}", size / 1000);
-    Figure { subject: design.to_owned(), case, metric, value, unit, bar }
+    Figure { subject: design.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
 }
 
 fn steady_figures(rounds: usize) -> Vec<Figure> {
@@ -179,9 +153,9 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
     }
     let turn = |design: &str| best(turns[design].iter().copied());
     let over = |design: &str| turn(design) - turn("no check");
-    let steady = |subject: &str, metric, value, unit, bar| {
+    let steady = |subject: &str, metric: &str, value, unit, bar| {
         let case = format!("4096 x select {ALLOCATOR_NAME}");
-        Figure { subject: subject.to_owned(), case, metric, value, unit, bar }
+        Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
     };
     let mut figures = Vec::new();
     for design in steady::DESIGNS {
