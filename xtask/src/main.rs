@@ -31,7 +31,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything a change must pass: format, tidy, clippy, docs, tests in both I/O modes, drivers
+    /// Everything a change must pass: format, tidy, clippy, docs, tests in both I/O modes, models, drivers
     Ci(ci::Arguments),
     /// Bring what the tests need (Postgres 14 and 18) and run all of them
     Test(tests::Arguments),
