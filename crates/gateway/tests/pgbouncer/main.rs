@@ -5,6 +5,8 @@ mod bouncer;
 mod console;
 mod differ;
 mod ini;
+#[cfg(feature = "ldap")]
+mod ldap;
 mod limits;
 mod log;
 mod metrics;
