@@ -5,6 +5,7 @@ mod bouncer;
 mod console;
 mod differ;
 mod ini;
+mod keys;
 #[cfg(feature = "ldap")]
 mod ldap;
 mod limits;
