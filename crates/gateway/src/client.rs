@@ -15,11 +15,13 @@ mod canceller;
 mod check;
 mod handshake;
 mod idle;
+mod ldap;
 mod lookup;
 mod pam;
 mod passthrough;
 mod route;
 mod session;
+mod vouch;
 
 pub use handshake::{Console, ConsoleClient};
 

@@ -59,6 +59,12 @@ pub(crate) const NO_PAM: &str = "this build is without PAM";
 pub(crate) const NO_PAM_HELP: &str =
     "build it with `cargo build --release --features pam`, which needs the system's libpam (libpam0g-dev)";
 
+/// Why method `ldap` cannot be used in this build.
+pub(crate) const NO_LDAP: &str = "this build is without LDAP";
+/// What to do about that.
+pub(crate) const NO_LDAP_HELP: &str =
+    "build it with `cargo build --release --features ldap`, or let PAM ask the directory";
+
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -345,7 +351,21 @@ impl Config {
     }
 }
 
+impl AuthMethod {
+    /// Whether a client may be let in by a password that only somebody else knows.
+    #[must_use]
+    pub fn may_vouch(self) -> bool {
+        matches!(self, Self::Pam | Self::Ldap | Self::Hba)
+    }
+}
+
 impl Database {
+    /// The mode of its pools, if it has one of its own.
+    #[must_use]
+    pub fn own_mode(&self) -> Option<Mode> {
+        self.overrides.pool.mode
+    }
+
     /// Several servers, a name that stands for several, or a route that was asked for: then each transaction gets one
     /// that fits.
     fn has_choice(&self) -> bool {

@@ -3,10 +3,11 @@
 //! The grammar is that of the PostgreSQL documentation ("The pg_hba.conf File", "User Name Maps"), without groups, names of
 //! hosts, and regular expressions in rules; maps have them. The first rule that fits decides.
 
-use std::{collections::HashMap, fs, net::IpAddr, path::Path};
+use std::{collections::HashMap, fs, net::IpAddr, path::Path, sync::Arc};
 
 use crate::config::AuthMethod;
 
+mod ldap;
 mod maps;
 mod options;
 mod words;
@@ -14,6 +15,7 @@ mod words;
 use maps::Mapping;
 use words::{Word, lines};
 
+pub use ldap::{Ldap, Scope, Search, Way};
 pub use options::{Certificate, CertificateName};
 
 /// The rules, and the maps that they name.
@@ -64,6 +66,8 @@ pub enum Verdict {
     Method(AuthMethod),
     /// The same, and its certificate has to be as told.
     Certified(AuthMethod, Certificate),
+    /// A directory judges the password.
+    Ldap(Arc<Ldap>),
     /// The process at the other end of the unix socket has to belong to the user, by a map if there is one.
     Peer(Option<String>),
     /// The client is kept out.

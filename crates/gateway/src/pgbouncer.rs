@@ -1,6 +1,6 @@
 //! A `pgbouncer.ini` as it stands, read into the one configuration that there is.
 //!
-//! `ini` reads lines, `connstr` and `userlist` what stands in them, `keys` knows every key of PgBouncer 1.25 and
+//! `ini` reads lines, `connstr` and `userlist` what stands in them, `keys` knows every key of PgBouncer 1.26 and
 //! what becomes of it, and `map` writes them down as the tables that `tidegate.toml` would have. The common check does
 //! the rest, so a finding points into the file that the user knows. `convert` prints those tables as TOML.
 //!
@@ -29,6 +29,9 @@ pub const CONFIG_FILE: &str = "conffile";
 
 pub use convert::convert;
 pub use keys::{DATABASE, Effect, GLOBAL, Key, Kind, PEER, USER, markdown};
+
+/// The key of a warning that the file of users could not be read: a reload that finds that keeps those who are known.
+pub const UNREAD_USERS: &str = "auth_file (unread)";
 
 /// An ini file with all that it includes and names.
 struct Document {

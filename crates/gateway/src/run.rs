@@ -26,6 +26,7 @@ use crate::{
     cli, client,
     config::{Config, Io},
     listen, log,
+    pgbouncer::UNREAD_USERS,
     plane::{Gateway, Mailbox, Phase, Setup, Worker},
     record::Archive,
     resolve::Resolver,
@@ -422,9 +423,13 @@ fn absolute(file: &Path) -> PathBuf {
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
     let source = source.reading(gateway.config_file());
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    let old = gateway.setup();
+    let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
+    if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {
+        anyhow::bail!("{}: those who are known would be locked out", unread.reason);
+    }
     streams::check(&config)?;
     let setup = Setup::new(config)?;
-    let old = gateway.setup();
     for key in Config::diff_needs_restart(&old.config, &setup.config) {
         tracing::warn!(key, "this change needs a restart");
     }

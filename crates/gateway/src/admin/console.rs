@@ -384,6 +384,10 @@ impl Conversation {
     async fn order(&mut self, order: Order) -> Result<Result<Answer, Fault>, Goodbye> {
         let worker = self.presence.worker.clone();
         let since = worker.reactor.now();
+        if let Some(remark) = order.remark() {
+            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &remark);
+            backend::notice_response(&report, &mut self.out);
+        }
         let carried_out = order.carry_out(worker, self.user.clone());
         let done = self.attend(ClientState::Waiting(since), carried_out).await?;
         Ok(done.map(|()| Answer::Done))

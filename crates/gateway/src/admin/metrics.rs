@@ -109,6 +109,11 @@ const LISTS: &[(&str, &str)] = &[
     ("dns_queries", "in_flight_dns_queries"),
 ];
 
+/// Clients choose their application names, and could make any number of series.
+const CLIENT_SERIES_MAX: usize = 1000;
+/// The name under which the clients beyond that are counted.
+const OTHER_NAMES: &str = "(others)";
+
 /// A distribution of times that has no counterpart in the exporter.
 struct Times {
     name: &'static str,
@@ -208,6 +213,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     let labels = ["name", "host", "port", "database", "force_user", "pool_mode"];
     page.table("", DATABASES, &databases, &labels);
     page.table("", POOLS, &Topic::Pools.table(gateway).await, &["database", "user"]);
+    page.clients(&Topic::Clients.table(gateway).await);
     let stats = Topic::StatsTotals.table(gateway).await;
     page.table("stats_totals_", STATS, &stats, &["database"]);
     // The name before exporter 0.8, which older dashboards ask for.
@@ -245,6 +251,28 @@ impl Page {
     fn family(&mut self, name: &str, help: &str, kind: Kind, samples: Vec<Sample>) {
         let name = format!("{}_{name}", self.prefix);
         self.families.push(Family { name, help: help.to_owned(), kind: kind.into(), samples });
+    }
+
+    /// How many clients are alike in who they are, what they call themselves, and what they do.
+    fn clients(&mut self, clients: &Table) {
+        const LABELS: [&str; 4] = ["application_name", "database", "state", "user"];
+        let at = LABELS.map(|label| clients.columns.iter().position(|column| column.name == label));
+        let mut alike: BTreeMap<[String; 4], u64> = BTreeMap::new();
+        for row in &clients.rows {
+            let text = |at: Option<usize>| at.and_then(|at| row.get(at)).map(shown).unwrap_or_default();
+            let mut key = at.map(text);
+            if alike.len() >= CLIENT_SERIES_MAX && !alike.contains_key(&key) {
+                OTHER_NAMES.clone_into(&mut key[0]);
+            }
+            *alike.entry(key).or_default() += 1;
+        }
+        let sample = |(key, count): (&[String; 4], &u64)| {
+            let labels: Vec<_> = LABELS.into_iter().zip(key.iter().map(String::as_str)).collect();
+            Sample::number(Kind::Gauge, &labels, *count as f64)
+        };
+        let samples = alike.iter().map(sample).collect();
+        let help = "Clients by database, user, application name and state";
+        self.family("client_connections", help, Kind::Gauge, samples);
     }
 
     /// What each stream does, as a label.

@@ -59,6 +59,12 @@ impl Order {
         }
     }
 
+    /// What is to be said besides: that it changes nothing, and why.
+    pub(super) fn remark(&self) -> Option<String> {
+        let Self::Set(key, _) = self else { return None };
+        alias::without_effect(key).map(|reason| format!("{key} has no effect: {reason}"))
+    }
+
     /// Does it.
     ///
     /// # Errors
@@ -99,6 +105,9 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
         }
         let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
         gateway.set_config_file(Some(file));
+        return Ok(());
+    }
+    if alias::without_effect(key).is_some() {
         return Ok(());
     }
     let setup = gateway.setup();

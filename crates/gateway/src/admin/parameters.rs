@@ -42,7 +42,6 @@ const SETTABLE: &[&str] = &[
     "synchronize_seqscans",
     "time",
     "transaction",
-    "transaction_timeout",
 ];
 
 /// The answer to `SHOW` with these words: name and value.

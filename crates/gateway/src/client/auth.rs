@@ -1,5 +1,7 @@
 //! How a client proves who it is.
 
+use std::sync::Arc;
+
 use tidegate_link::{Chunk, Link};
 use tidegate_wire::{
     auth::{
@@ -14,11 +16,12 @@ use tidegate_wire::{
 
 use super::{
     handshake::{LoginError, random},
-    pam,
+    vouch::{self, Judge, Question},
 };
 use crate::{
     config::{AuthMethod, Secret, UserSecret},
     error::{Cause, Refusal},
+    hba::Ldap,
     plane::{Gateway, lock},
 };
 
@@ -30,6 +33,8 @@ pub(super) struct Login<'a> {
     /// Where the client comes from; empty for a unix socket.
     pub(super) host: String,
     pub(super) secret: Option<UserSecret>,
+    /// Who judges the password, for method `ldap`.
+    pub(super) ldap: Option<Arc<Ldap>>,
     /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
     pub(super) end_point: Option<&'a [u8]>,
     /// Received and not yet looked at.
@@ -49,7 +54,7 @@ impl Login<'_> {
             // A rule of the file has named another method by now, and the certificate has been looked at.
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
-            AuthMethod::Pam => return self.pam().await,
+            AuthMethod::Pam | AuthMethod::Ldap => return self.vouched(method).await,
             AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
             AuthMethod::ScramSha256 => self.scram().await?,
@@ -80,28 +85,29 @@ impl Login<'_> {
         Ok(proven.await.unwrap_or(false) && self.has_password())
     }
 
-    /// The password is for PAM to judge. One that is right opens servers too, as the client's own would.
-    async fn pam(&mut self) -> Result<(), LoginError> {
+    /// The password is for PAM or for a directory to judge. One that is right opens servers too, as the client's own would.
+    async fn vouched(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let mut out = Vec::new();
         backend::authentication_cleartext(&mut out);
         let body = self.ask(out).await?;
         let setup = self.gateway.setup();
-        let refused = || LoginError::Refused(Cause::Pam.refusal(setup.config.listen.dialect));
+        let cause = if method == AuthMethod::Ldap { Cause::Ldap } else { Cause::Pam };
+        let refused = || LoginError::Refused(cause.refusal(setup.config.listen.dialect));
         let password = match std::str::from_utf8(frontend::password_text(&body)?) {
             Ok(text) if !text.is_empty() => Secret::new(text),
             _ => return Err(refused()),
         };
-        let question = pam::Question {
-            service: setup.config.auth.pam_service.clone(),
-            user: self.user.to_owned(),
-            password: password.clone(),
-            host: self.host.clone(),
+        let judge = match &self.ldap {
+            Some(ldap) => Judge::Directory(ldap.clone()),
+            None => Judge::Pam { service: setup.config.auth.pam_service.clone(), host: self.host.clone() },
         };
-        if let Err(reason) = pam::ask(self.gateway, question).await {
-            tracing::info!(user = self.user, host = self.host, reason, "PAM does not let the user in");
+        let (name, limit) = (judge.name(), setup.config.timeouts.login);
+        let question = Question { judge, user: self.user.to_owned(), password: password.clone(), limit };
+        if let Err(reason) = vouch::ask(self.gateway, question).await {
+            tracing::info!(user = self.user, host = self.host, reason, "{name} does not let the user in");
             return Err(refused());
         }
-        lock(&self.gateway.connector.looked_up).insert(self.user.to_owned(), UserSecret::Plain(password));
+        lock(&self.gateway.connector.vouched).insert(self.user.to_owned(), password);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ async fn arrive(
     let (pool, request) = match outcome {
         Ok(Admitted::Pool(pool, request)) => (pool, request),
         Ok(Admitted::Console(request, may_change)) => {
-            let entry = arriving.enter(console_key(&request.user), &request)?;
+            let entry = arriving.enter(PoolKey::new(&request.database, &request.user), &request)?;
             arriving.greet_console(&request, &entry);
             let witness = worker.witness(&entry.card, None);
             let client = ConsoleClient { link: arriving.link, user: request.user, may_change, entry };
@@ -129,10 +129,6 @@ fn leave(witness: Option<&Witness>, worker: &Worker, reason: &str) {
     if let Some(witness) = witness {
         witness.leave(reason, worker.reactor.now());
     }
-}
-
-fn console_key(user: &str) -> PoolKey {
-    PoolKey::new(Admin::DATABASES[0], user)
 }
 
 enum Admitted {

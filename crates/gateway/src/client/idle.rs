@@ -60,6 +60,11 @@ impl Idle {
         statements: Option<&mut Box<ClientStatements>>,
         out: &mut Vec<u8>,
     ) -> Result<Heard, DecodeError> {
+        if self.wants_more_than(chunk.len()) {
+            // What is there of a long message grows in its place: nothing of it is looked at, or copied, before it is whole.
+            self.beginning.extend_from_slice(&chunk);
+            return Ok(Heard::Nothing);
+        }
         let mut chunk = if self.beginning.is_empty() {
             chunk
         } else {
@@ -101,6 +106,15 @@ impl Idle {
             }
             chunk.advance(header.total());
         }
+    }
+
+    /// Whether the message that has begun is not whole with so many bytes more.
+    fn wants_more_than(&self, more: usize) -> bool {
+        let header = Header::peek(&self.beginning).ok().flatten();
+        header.is_some_and(|header| {
+            let is_passed_in_parts = [frontend::COPY_DATA, frontend::FUNCTION_CALL].contains(&header.tag);
+            !is_passed_in_parts && self.beginning.len() + more < header.total()
+        })
     }
 
     fn keep(&mut self, rest: &[u8]) -> Heard {
@@ -171,6 +185,21 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(idle.beginning.is_empty());
+    }
+
+    #[test]
+    fn a_long_message_is_not_copied_anew_with_each_of_its_pieces() {
+        let text = vec![b'x'; 1 << 20];
+        let query = message(|out| frontend::query(&text, out));
+        let (last, pieces) = query.split_last().unwrap();
+        let mut idle = Idle::default();
+        let mut sizes = std::collections::BTreeSet::new();
+        for piece in pieces.chunks(1024) {
+            assert!(matches!(hear(&mut idle, piece).0, Heard::Nothing));
+            sizes.insert(idle.beginning.capacity());
+        }
+        assert!(sizes.len() < 32, "each allocation is a copy of all that is there: {sizes:?}");
+        assert!(matches!(hear(&mut idle, &[*last]).0, Heard::Request(chunk) if *chunk == query[..]));
     }
 
     #[test]

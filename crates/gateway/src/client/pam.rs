@@ -1,43 +1,13 @@
-//! Passwords that the system's PAM checks, on threads of the control plane: a module may take seconds.
+//! Passwords that the system's PAM checks.
 
-use std::sync::Arc;
+use crate::config::Secret;
 
-use tokio::sync::Semaphore;
-
-use crate::{config::Secret, plane::Gateway};
-
-/// What PAM is asked.
-pub(super) struct Question {
-    /// Which of the system's rules hold: `/etc/pam.d/SERVICE`.
-    pub(super) service: String,
-    pub(super) user: String,
-    pub(super) password: Secret,
-    /// Where the client comes from.
-    pub(super) host: String,
-}
-
-/// Asks PAM. Waits until a thread is free for it; who has asked bounds the wait.
+/// Authenticates the user, and asks whether the account may be used.
 ///
 /// # Errors
 /// Why the user is not let in, for the log.
-///
-/// # Cancel safety
-/// Safe: what was begun ends by itself, and keeps its place among the checks until then.
-pub(super) async fn ask(gateway: &Gateway, question: Question) -> Result<(), String> {
-    let room: Arc<Semaphore> = gateway.pam_checks.clone();
-    let Ok(permit) = room.acquire_owned().await else { return Err("the gateway is stopping".to_owned()) };
-    let check = move || {
-        let answer = check(&question);
-        drop(permit);
-        answer
-    };
-    let answer = gateway.connector.resolver.offload("a check by PAM", check).await;
-    answer.unwrap_or_else(|| Err("the check has broken off".to_owned()))
-}
-
-/// Authenticates the user, and asks whether the account may be used.
 #[cfg(feature = "pam")]
-fn check(question: &Question) -> Result<(), String> {
+pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     use std::ffi::OsStr;
 
     use nonstick::{
@@ -45,7 +15,6 @@ fn check(question: &Question) -> Result<(), String> {
         items::ItemsMut as _,
     };
 
-    let Question { service, user, password, host } = question;
     // A text of PAM ends at its first zero.
     if [service, user, host].iter().any(|text| text.contains('\0')) || password.reveal().contains('\0') {
         return Err("a name or password with a zero byte".to_owned());
@@ -62,8 +31,7 @@ fn check(question: &Question) -> Result<(), String> {
 
 /// Without libpam nobody is let in; a configuration that asks for it is refused before.
 #[cfg(not(feature = "pam"))]
-fn check(question: &Question) -> Result<(), String> {
-    let Question { service, user, password, host } = question;
+pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     let _ = (service, user, password, host);
     Err(crate::config::NO_PAM.to_owned())
 }

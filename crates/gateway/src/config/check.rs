@@ -6,14 +6,15 @@ use std::net::SocketAddr;
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
-    Admin, Auth, AuthMethod, DatabaseKeys, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings, Runtime, Tcp,
-    Timeouts, UserKeys,
+    Admin, Auth, AuthMethod, DatabaseKeys, Dialect, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings,
+    Runtime, Tcp, Timeouts, UserKeys,
 };
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
 use super::setting::{Wrong, nearest};
 use super::stream::StreamKeys;
-use super::{Config, Database, NO_PAM, NO_PAM_HELP, User};
+use super::{Config, Database, NO_LDAP, NO_LDAP_HELP, NO_PAM, NO_PAM_HELP, User};
+use crate::hba::Ldap;
 
 mod disk;
 mod journal;
@@ -125,10 +126,11 @@ impl Checker<'_> {
         self.pool(&Section::of(root, "pool"), &pool);
         let auth = self.auth(&Section::of(root, "auth"));
         let listen = self.listen(&Section::of(root, "listen"));
+        self.whether_there_is_a_database(root, listen.dialect);
         let config = Config {
             timeouts: self.settings(&Section::of(root, "timeouts")),
             route: self.settings(&Section::of(root, "route")),
-            databases: self.databases(&Section::of(root, "databases"), &pool, root.entry(LISTED).is_none()),
+            databases: self.databases(&Section::of(root, "databases"), &pool),
             users: self.users(&Section::of(root, "users"), &auth),
             peers: self.peers(&Section::of(root, "peers"), &listen),
             admin: self.settings(&Section::of(root, "admin")),
@@ -233,6 +235,15 @@ impl Checker<'_> {
         }
         if auth.method == AuthMethod::Pam && !cfg!(feature = "pam") {
             self.error(section.place(&["method"]), NO_PAM, NO_PAM_HELP);
+        }
+        if auth.method == AuthMethod::Ldap {
+            if !cfg!(feature = "ldap") {
+                self.error(section.place(&["method"]), NO_LDAP, NO_LDAP_HELP);
+            } else if let Err(reason) = Ldap::parse(auth.ldap_options.reveal()) {
+                let help =
+                    "write options as in pg_hba.conf: ldapurl=\"ldap://host/dc=example,dc=net?uid?sub\", for one";
+                self.error(section.place(&["ldap_options", "method"]), reason, help);
+            }
         }
         self.file(section, "hba_file", &mut auth.hba_file);
         self.file(section, "ident_file", &mut auth.ident_file);
@@ -373,11 +384,26 @@ fn bracketed(name: &str) -> String {
 type Named<T> = BTreeMap<String, T>;
 
 impl Checker<'_> {
-    fn databases(&mut self, section: &Section<'_>, pool: &PoolSettings, is_needed: bool) -> Named<Database> {
-        if section.table.entries.is_empty() && is_needed {
-            let help = "add [databases.\"*\"] with host = \"127.0.0.1\", or [databases.NAME] with a url";
-            self.error(section.place(&[]), "there is no database to send clients to", help);
+    /// Without one there is nothing to do but streams. PgBouncer starts nevertheless, as packages install it.
+    fn whether_there_is_a_database(&mut self, root: &Table, dialect: Dialect) {
+        let section = Section::of(root, "databases");
+        if !section.table.entries.is_empty() || root.entry(LISTED).is_some() {
+            return;
         }
+        let reason = "there is no database to send clients to";
+        match dialect {
+            Dialect::Postgres => {
+                let help = "add [databases.\"*\"] with host = \"127.0.0.1\", or [databases.NAME] with a url";
+                self.error(section.place(&[]), reason, help);
+            }
+            Dialect::Pgbouncer => {
+                let help = "only the console answers; give [databases] a line, such as * = host=127.0.0.1, and reload";
+                self.warning(section.place(&[]), reason, help);
+            }
+        }
+    }
+
+    fn databases(&mut self, section: &Section<'_>, pool: &PoolSettings) -> Named<Database> {
         self.each(section, |checker, section| checker.database(section, pool))
     }
 

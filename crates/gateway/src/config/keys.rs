@@ -48,6 +48,8 @@ words! {
         Cert = "cert",
         /// The password in clear text, which the system's PAM checks; for builds with the feature `pam`.
         Pam = "pam",
+        /// The password in clear text, which a directory checks; for builds with the feature `ldap`.
+        Ldap = "ldap",
         /// The first line of `hba_file` that fits decides.
         Hba = "hba",
     }
@@ -277,14 +279,16 @@ section! {
         ignore_startup_parameters: Vec<String> = Vec::new() => Live Process;
         /// Whether the client's address is appended to the application name that it logs in with.
         application_name_add_host: bool = false => Live Process;
+        /// What clients are told by a notice when they have logged in; empty for nothing.
+        login_notice: String = String::new() => Live Process;
     }
 }
 
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam` or `hba`; holds for logins from the reload
-        /// on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam`, `ldap` or `hba`; holds for logins from
+        /// the reload on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
         /// Whether `trust` and `cert` let in users that `[users]` does not have.
         strangers: bool = true => Live Process;
@@ -298,6 +302,8 @@ section! {
         ident_file: PathBuf = PathBuf::new() => Live Process;
         /// Service by which PAM knows the gateway, for method `pam`: its rules are those of `/etc/pam.d/SERVICE`.
         pam_service: String = "tidegate".to_owned() => Live Process;
+        /// The directory, for method `ldap`: options as PostgreSQL has them in `pg_hba.conf`, `ldapurl="ldap://..."` for one.
+        ldap_options: Secret = Secret::default() => Live Process;
         /// User that looks up on the server who `[users]` does not have, or has without a password; empty for no look-up.
         lookup_user: String = String::new() => Live Process;
         /// The look-up: `$1` is the user's name, the row has name and password.

@@ -48,6 +48,8 @@ pub enum Cause {
     NoUser,
     /// PAM does not let it in.
     Pam,
+    /// The directory does not let it in.
+    Ldap,
 }
 
 impl Cause {
@@ -111,6 +113,7 @@ impl Cause {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "certificate authentication failed: no such user")
             }
             Self::Pam => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "PAM authentication failed"),
+            Self::Ldap => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "LDAP authentication failed"),
             Self::Certificate => (
                 sqlstate::INVALID_AUTHORIZATION_SPECIFICATION,
                 "certificate authentication failed: the certificate is not this user's",
@@ -140,6 +143,7 @@ impl Cause {
             Self::Certificate => "TLS certificate name mismatch",
             Self::NoUser => "no such user",
             Self::Pam => "PAM authentication failed",
+            Self::Ldap => "LDAP authentication failed",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The method of a rule and what stands behind it: `map=`, `clientcert=`, `clientname=`.
 
-use super::Verdict;
-use crate::config::{AuthMethod, NO_PAM, NO_PAM_HELP};
+use super::{Ldap, Verdict};
+use crate::config::{AuthMethod, NO_LDAP, NO_LDAP_HELP, NO_PAM, NO_PAM_HELP};
 
 /// What the certificate of a client has to say, besides being of a known authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,12 @@ struct Options {
 
 /// What a rule with this method and these options says; `tls` is whether it is for TLS alone.
 pub(super) fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>, tls: bool) -> Result<Verdict, String> {
+    if method == "ldap" {
+        if !cfg!(feature = "ldap") {
+            return Err(format!("{NO_LDAP}; {NO_LDAP_HELP}"));
+        }
+        return Ldap::read(options).map(|ldap| Verdict::Ldap(ldap.into()));
+    }
     let options = read(options)?;
     let asks = method == "cert" || options.strictness.is_some() || options.name.is_some();
     if asks && !tls {
@@ -63,7 +69,7 @@ pub(super) fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>, 
         "pam" if cfg!(feature = "pam") => AuthMethod::Pam,
         "pam" => return Err(format!("{NO_PAM}; {NO_PAM_HELP}")),
         other => {
-            let known = "trust, reject, password, md5, scram-sha-256, cert, pam, peer";
+            let known = "trust, reject, password, md5, scram-sha-256, cert, pam, ldap, peer";
             return Err(format!("the method `{other}` is not supported; it can be {known}"));
         }
     };

@@ -1,5 +1,7 @@
 //! PgBouncer's names for settings in force: for `SHOW CONFIG`, which exporters read, and for `SET`.
 
+use std::net::SocketAddr;
+
 use super::{
     keys::{self, Effect, GLOBAL, Key, Kind},
     map,
@@ -24,20 +26,115 @@ fn path_of(key: &Key) -> Option<&'static str> {
     }
 }
 
+/// Keys that say what some of ours say, in other words: those of ours, the first of which tells whether a reload changes
+/// it. Nobody can change them under PgBouncer's name: they are more than a value.
+const DERIVED: &[(&str, &[&str], fn(&[&str]) -> String)] = &[
+    ("auth_hba_file", &["auth.hba_file"], same),
+    ("auth_ident_file", &["auth.ident_file"], same),
+    ("auth_type", &["auth.method", "auth.strangers"], auth_type),
+    ("client_tls_ca_file", &["listen.tls_client_ca"], same),
+    ("client_tls_cert_file", &["listen.tls_cert"], same),
+    ("client_tls_key_file", &["listen.tls_key"], same),
+    ("client_tls_sslmode", &["listen.tls", "listen.tls_client_ca", "listen.tls_client_cert"], sslmode),
+    ("disable_pqexec", &["pool.simple_query"], |given| u8::from(given[0] == "false").to_string()),
+    ("listen_addr", &["listen.addresses"], hosts),
+    ("listen_port", &["listen.unix_socket_port", "listen.addresses"], port),
+    ("syslog", &["log.syslog"], |given| u8::from(!given[0].is_empty()).to_string()),
+    ("tcp_keepidle", &["tcp.keepalive_idle"], |given| in_its_unit(Kind::Seconds, given[0])),
+    ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| in_its_unit(Kind::Seconds, given[0])),
+    ("tcp_user_timeout", &["tcp.user_timeout"], milliseconds),
+    ("verbose", &["log.level"], verbose),
+];
+
+fn same(given: &[&str]) -> String {
+    given[0].to_owned()
+}
+
+fn auth_type(given: &[&str]) -> String {
+    let word = match given {
+        ["trust", "true"] => "any",
+        ["password", _] => "plain",
+        other => other[0],
+    };
+    word.to_owned()
+}
+
+fn sslmode(given: &[&str]) -> String {
+    let word = match given {
+        ["off", ..] => "disable",
+        ["allow", ..] => "allow",
+        [_, "", _] | [_, _, "allow"] => "require",
+        _ => "verify-full",
+    };
+    word.to_owned()
+}
+
+/// The hosts of addresses, each once.
+fn hosts(given: &[&str]) -> String {
+    let mut hosts: Vec<String> = Vec::new();
+    for address in given[0].split(", ").filter_map(|address| address.parse::<SocketAddr>().ok()) {
+        let host = address.ip().to_string();
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    hosts.join(",")
+}
+
+/// That of the unix socket, which is that of the addresses unless it has one of its own.
+fn port(given: &[&str]) -> String {
+    match given {
+        ["0", addresses] => {
+            let first = addresses.split(", ").next().and_then(|address| address.parse::<SocketAddr>().ok());
+            first.map_or_else(|| "0".to_owned(), |address| address.port().to_string())
+        }
+        _ => given[0].to_owned(),
+    }
+}
+
+fn milliseconds(given: &[&str]) -> String {
+    seconds(given[0]).and_then(|text| text.parse::<f64>().ok()).map_or_else(|| same(given), |s| (s * 1e3).to_string())
+}
+
+fn verbose(given: &[&str]) -> String {
+    let level = match given[0] {
+        "debug" => "1",
+        "trace" => "2",
+        _ => "0",
+    };
+    level.to_owned()
+}
+
 /// The rows under PgBouncer's names, in its units.
 #[must_use]
 pub fn rows(rows: &[Row]) -> Vec<Row> {
+    let find = |path: &str| rows.iter().find(|row| row.key == path);
     let alias = |key: &Key| {
-        let path = path_of(key)?;
-        let row = rows.iter().find(|row| row.key == path)?;
-        Some(Row {
-            key: key.name.to_owned(),
-            value: in_its_unit(key.kind, &row.value),
-            default: key.default.unwrap_or_default().to_owned(),
-            reloadable: row.reloadable,
-        })
+        let (value, reloadable) = match DERIVED.iter().find(|(name, ..)| *name == key.name) {
+            Some((_, paths, put)) => {
+                let given: Option<Vec<_>> = paths.iter().map(|path| Some(find(path)?.value.as_str())).collect();
+                (put(&given?), find(paths[0])?.reloadable)
+            }
+            None => {
+                let row = find(path_of(key)?)?;
+                (in_its_unit(key.kind, &row.value), row.reloadable)
+            }
+        };
+        // A statement of nothing has a name there.
+        let value = if key.name == "server_check_query" && value == ";" { "<empty>".to_owned() } else { value };
+        let default = key.default.unwrap_or_default().to_owned();
+        Some(Row { key: key.name.to_owned(), value, default, reloadable })
     };
     GLOBAL.iter().filter_map(alias).collect()
+}
+
+/// Why a key of PgBouncer has no effect here; nothing if it has one, or if there is no such key.
+#[must_use]
+pub fn without_effect(name: &str) -> Option<&'static str> {
+    match keys::find(GLOBAL, name)?.effect {
+        Effect::Nothing(reason) => Some(reason),
+        Effect::Is(_) | Effect::Does(_) | Effect::Always(_) => None,
+    }
 }
 
 /// The configuration with a key of PgBouncer changed; nothing if it has no such key.
@@ -97,9 +194,14 @@ mod tests {
         let find = |name: &str| rows.iter().find(|row| row.key == name).map(|row| row.value.clone());
         assert_eq!(find("max_client_conn").as_deref(), Some("10000"));
         assert_eq!(find("query_wait_timeout").as_deref(), Some("120"));
+        for (name, value) in [("listen_addr", "127.0.0.1"), ("listen_port", "6432"), ("client_tls_sslmode", "disable")]
+        {
+            assert_eq!(find(name).as_deref(), Some(value), "{name}");
+        }
         let changed = changed(&config, "default_pool_size", "7").expect("a key").expect("a value");
         assert_eq!(changed.pool.size, 7);
-        assert!(super::changed(&config, "pkt_buf", "1").expect("a key").is_err());
+        assert!(super::changed(&config, "listen_port", "1").expect("a key").is_err());
+        assert!(without_effect("pkt_buf").is_some() && without_effect("pool_mode").is_none());
         assert!(super::changed(&config, "pool.size", "1").is_none());
     }
 }

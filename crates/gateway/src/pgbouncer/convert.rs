@@ -53,8 +53,7 @@ impl Printer {
             let mut lines = String::new();
             for key in *keys {
                 if let Some(entry) = table.entry(key.name).filter(|entry| self.is_worth(name, entry)) {
-                    let first = key.doc.trim().lines().next().unwrap_or_default().trim();
-                    self.pair(&mut lines, entry, Some(first));
+                    self.pair(&mut lines, entry, Some(key.doc));
                 }
             }
             if !lines.is_empty() {
@@ -71,8 +70,8 @@ impl Printer {
     }
 
     fn pair(&self, out: &mut String, entry: &Entry, comment: Option<&str>) {
-        if let Some(comment) = comment {
-            let _ = writeln!(out, "# {comment}");
+        for line in comment.unwrap_or_default().trim().lines() {
+            let _ = writeln!(out, "# {}", line.trim());
         }
         let _ = writeln!(out, "{} = {}", key_text(&entry.key), value_text(&entry.node.value));
     }

@@ -1,4 +1,4 @@
-//! Every key of PgBouncer 1.25, and what becomes of it here. `docs/pgbouncer.md` is tested against these tables.
+//! Every key of PgBouncer 1.26, and what becomes of it here. `docs/pgbouncer.md` is tested against these tables.
 
 use crate::config::setting;
 
@@ -87,13 +87,13 @@ pub const GLOBAL: &[Key] = &[
     bare("auth_file", Path, Does("its users become `[users]`; read again by a reload")),
     key("auth_hba_file", Path, "", Does("`auth.hba_file`, with `auth_type = hba`")),
     bare("auth_ident_file", Path, Does("`auth.ident_file`, with `auth_type = hba`")),
-    bare("auth_ldap_options", Text, Nothing("LDAP is not supported")),
+    bare("auth_ldap_options", Text, Is("auth.ldap_options")),
     bare("auth_query", Text, Is("auth.lookup_query")),
     key(
         "auth_type",
         Word(AUTH_TYPES),
         "md5",
-        Does("`auth.method`; `any` lets in whoever comes, `pam` needs a build with it, `ldap` is refused"),
+        Does("`auth.method`; `any` lets in whoever comes, `pam` and `ldap` need a build with them"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
     key("autodb_idle_timeout", Seconds, "3600", Is("timeouts.auto_database")),
@@ -148,6 +148,7 @@ pub const GLOBAL: &[Key] = &[
     key("log_pooler_errors", Flag, "1", Is("log.refusals")),
     key("log_stats", Flag, "1", Is("log.stats")),
     key("logfile", Path, "", Is("log.file")),
+    key("login_notify_message", Text, "", Is("listen.login_notice")),
     key("max_client_conn", Number, "100", Is("listen.max_clients")),
     key("max_db_client_connections", Number, "0", Is("pool.max_clients_per_database")),
     key("max_db_connections", Number, "0", Is("pool.max_per_database")),
@@ -164,6 +165,7 @@ pub const GLOBAL: &[Key] = &[
     key("peer_id", Number, "0", Is("listen.peer_id")),
     key("pidfile", Path, "", Is("runtime.pid_file")),
     key("pkt_buf", Number, "4096", BUFFERS),
+    key("pool_idle_timeout", Seconds, "0", Nothing("a pool without connections costs little, and its figures stay")),
     key("pool_mode", MODES, "session", Is("pool.mode")),
     key("query_timeout", Seconds, "0", Is("timeouts.query")),
     key("query_wait_notify", Seconds, "5", Is("timeouts.checkout_notice")),

@@ -81,17 +81,23 @@ pub struct Setup {
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
     /// Who may come from where, for method `hba`.
     pub hba: Option<hba::Rules>,
+    /// Who judges passwords, for method `ldap`.
+    pub ldap: Option<Arc<hba::Ldap>>,
 }
 
 /// Which file of a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
 #[non_exhaustive]
 pub enum SetupError {
     /// A certificate, a key or the like.
+    #[error(transparent)]
     Tls(#[from] TlsError),
     /// The rules of `hba_file`, or the maps of `ident_file`.
+    #[error(transparent)]
     Hba(#[from] hba::HbaError),
+    /// What `ldap_options` says.
+    #[error("auth.ldap_options: {0}")]
+    Ldap(String),
 }
 
 impl Setup {
@@ -111,7 +117,14 @@ impl Setup {
             AuthMethod::Hba => Some(rules(&config)?),
             _ => None,
         };
-        Ok(Self { config, client_tls, server_tls, hba })
+        let ldap = match config.auth.method {
+            AuthMethod::Ldap => {
+                let options = hba::Ldap::parse(config.auth.ldap_options.reveal());
+                Some(Arc::new(options.map_err(SetupError::Ldap)?))
+            }
+            _ => None,
+        };
+        Ok(Self { config, client_tls, server_tls, hba, ldap })
     }
 }
 
@@ -217,7 +230,7 @@ impl Phase {
 }
 
 /// A check by PAM holds a thread for as long as its modules take.
-const PAM_CHECKS_MAX: usize = 16;
+const PASSWORD_CHECKS_MAX: usize = 16;
 
 /// What all threads of one gateway share.
 pub struct Gateway {
@@ -264,7 +277,7 @@ pub struct Gateway {
     history: Mutex<History>,
     quotas: Quotas,
     /// Checks by PAM at a time.
-    pub pam_checks: Arc<tokio::sync::Semaphore>,
+    pub password_checks: Arc<tokio::sync::Semaphore>,
     /// The file that a reload reads, if there is one.
     config_file: Mutex<Option<PathBuf>>,
     reloads: mpsc::Sender<ReloadReply>,
@@ -320,7 +333,7 @@ impl Gateway {
             quotas: Quotas::default(),
             peer_id,
             peer_lines: PeerLines::default(),
-            pam_checks: Arc::new(tokio::sync::Semaphore::new(PAM_CHECKS_MAX)),
+            password_checks: Arc::new(tokio::sync::Semaphore::new(PASSWORD_CHECKS_MAX)),
             config_file: Mutex::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
@@ -349,6 +362,9 @@ impl Gateway {
         self.setup.store(Arc::new(setup));
         self.connector.forget_derived_keys();
         let setup = self.setup();
+        if !setup.config.auth.method.may_vouch() {
+            self.connector.forget_vouched();
+        }
         self.connector.resolver.set_ttl(&setup.config.dns);
         let (homes, _) = self.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));

@@ -17,7 +17,7 @@ use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, sta
 
 use super::{Identity, Server, login, tcp};
 use crate::{
-    config::{Host, PoolPlan, SslMode, SslNegotiation, UserSecret},
+    config::{Host, PoolPlan, Secret, SslMode, SslNegotiation, UserSecret},
     error::Refusal,
     resolve::Resolver,
 };
@@ -122,6 +122,8 @@ pub struct Connector {
     pub client_keys: Mutex<std::collections::HashMap<String, SaltedKeys>>,
     /// Secrets of users that were looked up on a server when they logged in, for logins of their own.
     pub looked_up: Mutex<std::collections::HashMap<String, UserSecret>>,
+    /// Passwords that somebody else has found right, PAM for one, by user: those of servers, whatever is configured.
+    pub vouched: Mutex<std::collections::HashMap<String, Secret>>,
     /// Keys derived from configured passwords, so that each is derived once: by user and host.
     pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), SaltedKeys>>,
     ids: AtomicU64,
@@ -135,6 +137,7 @@ impl Connector {
             resolver,
             client_keys: Mutex::default(),
             looked_up: Mutex::default(),
+            vouched: Mutex::default(),
             derived_keys: Mutex::default(),
             ids: AtomicU64::new(1),
         }
@@ -143,6 +146,11 @@ impl Connector {
     /// Passwords may have changed: keys are derived anew.
     pub fn forget_derived_keys(&self) {
         self.derived_keys.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+    }
+
+    /// Clients prove themselves in other ways from now on: what is configured holds again.
+    pub fn forget_vouched(&self) {
+        self.vouched.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
     }
 
     /// A number that tells connections apart.
@@ -215,8 +223,15 @@ impl Connector {
         Err(last.unwrap_or(ConnectError::Secret("the database has no host")))
     }
 
-    /// The secret that was looked up, if none is configured.
+    /// The secret that was found when a client came: the password that somebody vouched for, or, if none is configured,
+    /// what was looked up.
     fn found_secret(&self, plan: &PoolPlan) -> Option<UserSecret> {
+        if !plan.forced_user {
+            let vouched = self.vouched.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(password) = vouched.get(&plan.user) {
+                return Some(UserSecret::Plain(password.clone()));
+            }
+        }
         if plan.secret.is_some() {
             return None;
         }

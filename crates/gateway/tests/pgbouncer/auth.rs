@@ -137,7 +137,7 @@ fn users_are_looked_up_on_the_server() {
 
 /// CVE-2025-2291: a password that is no longer valid let its user in.
 #[test]
-fn an_expired_password_lets_nobody_in() {
+fn edge_48_an_expired_password_lets_nobody_in() {
     let (bouncer, _) = with_look_up("");
     let role = unique("expired");
     server().sql(&format!("create role {role} login password 'secret' valid until '2001-01-01'"));
@@ -148,7 +148,7 @@ fn an_expired_password_lets_nobody_in() {
 
 /// CVE-2025-12819: a client's search_path decided what the look-up meant.
 #[test]
-fn a_hostile_search_path_does_not_reach_the_look_up() {
+fn edge_48_a_hostile_search_path_does_not_reach_the_look_up() {
     let schema = unique("hostile");
     let role = unique("victim");
     server().sql(&format!("create role {role} login password 'true'"));
@@ -177,7 +177,7 @@ fn a_hostile_search_path_does_not_reach_the_look_up() {
 }
 
 #[test]
-fn a_stats_user_reads_and_changes_nothing() {
+fn edge_73_a_stats_user_reads_and_changes_nothing() {
     let bouncer = with_users("auth_type = trust\nstats_users = watcher\n", "\"postgres\" \"\"\n\"watcher\" \"\"\n");
     let mut watcher = bouncer.startup("pgbouncer").user("watcher").connect();
     watcher.ok("SHOW STATS");

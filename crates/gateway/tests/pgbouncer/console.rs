@@ -6,7 +6,7 @@ use crate::bouncer::Bouncer;
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
-/// The columns of PgBouncer 1.25, in their order.
+/// The columns of PgBouncer 1.26, in their order.
 const TABLES: &[(&str, &str)] = &[
     (
         "STATS_TOTALS",
@@ -60,8 +60,41 @@ fn every_table_has_the_columns_of_pgbouncer() {
         assert!(seen.len() >= expected.len() && seen[..expected.len()] == expected[..], "SHOW {table}: {seen:?}");
     }
     let active = bouncer.show("ACTIVE_SOCKETS");
-    let kinds: Vec<_> = active.iter().filter(|row| row["database"] == "shop").map(|row| row["type"].clone()).collect();
-    assert_eq!(kinds, ["C", "S"]);
+    let states: Vec<_> =
+        active.iter().filter(|row| row["database"] == "shop").map(|row| row["state"].clone()).collect();
+    assert_eq!(states, ["cl_active", "sv_active"]);
+}
+
+/// What scripts and dashboards read in the rows, not only in their heads.
+#[test]
+fn rows_say_what_those_of_pgbouncer_say() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres\nown = $PG pool_mode=session\n* = $PG\n[pgbouncer]\nverbose = 1\n\
+         auth_hba_file = $DIR/hba\nclient_tls_sslmode = disable\ntcp_user_timeout = 2500\n",
+    );
+    let mut console = bouncer.console();
+    let databases = console.show("DATABASES");
+    let modes: Vec<_> = databases.iter().map(|row| (row["name"].as_str(), row["pool_mode"].as_str())).collect();
+    assert_eq!(modes, [("own", "session"), ("shop", "\\N")], "`*` is no database, and what is not set apart is empty");
+    assert!(databases.iter().all(|row| row["load_balance_hosts"] == "\\N"), "there is nothing to choose from");
+    let clients = console.show("CLIENTS");
+    assert_eq!(clients[0]["database"], "pgbouncer", "as the client said it");
+    let totals = console.show("TOTALS");
+    assert!(totals.iter().any(|row| row["name"] == "total_ps_client_parse_count"), "{totals:?}");
+    let port = bouncer.port().to_string();
+    for (key, value) in [
+        ("auth_type", "any"),
+        ("client_tls_sslmode", "disable"),
+        ("disable_pqexec", "0"),
+        ("listen_addr", "127.0.0.1"),
+        ("listen_port", port.as_str()),
+        ("server_check_query", "<empty>"),
+        ("syslog", "0"),
+        ("tcp_user_timeout", "2500"),
+        ("verbose", "1"),
+    ] {
+        assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");
+    }
 }
 
 #[test]
@@ -74,7 +107,12 @@ fn set_changes_a_setting_until_the_file_is_read_again() {
     assert_eq!(bouncer.setting("pool.size"), "3");
     assert_eq!(bouncer.setting("query_wait_timeout"), "7.5");
     assert_eq!(bouncer.setting("query_timeout"), "9");
-    assert_eq!(console.query("SET pkt_buf = 1").code(), "22023");
+    // One without effect is taken as in a file, and told.
+    let remark = console.ok("SET pkt_buf = 1");
+    let notices: Vec<_> = remark.messages.iter().filter(|message| message.tag == b'N').collect();
+    assert!(notices[0].error().message.contains("pkt_buf has no effect"), "{notices:?}");
+    console.ok("SET transaction_timeout = 11");
+    assert_eq!(bouncer.setting("transaction_timeout"), "11", "it is a setting here, and no parameter of the session");
     assert_eq!(console.query("SET default_pool_siz = 1").code(), "22023");
     assert_eq!(console.query("SET listen_port = 1").code(), "22023");
     console.ok("RELOAD");

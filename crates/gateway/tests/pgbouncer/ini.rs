@@ -122,6 +122,26 @@ fn a_reload_reads_the_file_again() {
     client.ok("select 1");
 }
 
+/// As Debian's package installs it: nobody and nothing behind it yet, but it runs, and a reload finds what was added.
+#[test]
+fn a_file_without_databases_or_users_is_a_beginning() {
+    let auth = "[pgbouncer]\nauth_type = md5\nauth_file = $DIR/users.txt\n";
+    let bouncer = Bouncer::start(&format!("[databases]\n[users]\n{auth}"));
+    bouncer.wait_for_log("there is no database to send clients to");
+    bouncer.wait_for_log("auth_file: cannot read");
+    assert!(bouncer.startup("shop").user("app").password("secret").try_connect().is_err());
+    std::fs::write(bouncer.file("users.txt"), "\"app\" \"secret\"\n").expect("the folder can be written");
+    bouncer.rewrite(&format!("[databases]\nshop = $PG dbname=postgres user=postgres\n{auth}"));
+    bouncer.signal(Signal::HUP);
+    let login = || bouncer.startup("shop").user("app").password("secret");
+    eventually("the reload is through", || login().try_connect().is_ok());
+    // While it is being replaced it may be away for a moment: nobody is locked out by that.
+    std::fs::remove_file(bouncer.file("users.txt")).expect("it is there");
+    bouncer.signal(Signal::HUP);
+    bouncer.wait_for_log("those who are known would be locked out");
+    login().connect().ok("select 1");
+}
+
 #[test]
 fn keys_of_a_connection_do_what_they_say() {
     let bouncer = Bouncer::start(
@@ -136,6 +156,19 @@ fn keys_of_a_connection_do_what_they_say() {
     assert_eq!(client.value("show timezone"), "Asia/Tokyo");
     let name = client.value("show application_name");
     assert!(name.starts_with("psql - 127.0.0.1:"), "{name}");
+}
+
+#[test]
+fn clients_are_greeted_as_the_file_says() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nlogin_notify_message = you are pooled\n"));
+    for database in ["shop", "pgbouncer"] {
+        let startup = bouncer.startup(database);
+        let mut client = startup.open();
+        client.send_bytes(&startup.packet());
+        let greeting = client.until_ready();
+        let notice = greeting.messages.iter().find(|message| message.tag == b'N').expect("a notice");
+        assert_eq!(notice.error().message, "you are pooled", "{database}");
+    }
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn a_full_user_evicts_an_idle_server() {
 
 /// A minimum that the limit does not allow opens what it may, and no pool takes from another for it.
 #[test]
-fn a_minimum_above_the_limit_does_not_fight() {
+fn edge_66_a_minimum_above_the_limit_does_not_fight() {
     let bouncer =
         Bouncer::start("[databases]\nshop = $PG dbname=postgres min_pool_size=5 max_db_connections=2 user=postgres\n");
     let mut client = bouncer.client("shop");

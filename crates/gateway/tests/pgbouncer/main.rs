@@ -5,6 +5,9 @@ mod bouncer;
 mod console;
 mod differ;
 mod ini;
+mod keys;
+#[cfg(feature = "ldap")]
+mod ldap;
 mod limits;
 mod log;
 mod metrics;

@@ -30,6 +30,56 @@ pub(crate) fn get(port: u16, path: &str) -> String {
     head + &String::from_utf8(body).expect("text was asked for")
 }
 
+/// Everything that pgbouncer_exporter 0.12.0 tells of PgBouncer 1.26.1, as seen on its page; and `databases_reserve_pool`,
+/// which older ones told.
+const EXPORTED: &[&str] = &[
+    "cached_dns_names",
+    "cached_dns_zones",
+    "client_connections",
+    "config_max_client_connections",
+    "config_max_user_connections",
+    "databases",
+    "databases_current_connections",
+    "databases_disabled",
+    "databases_max_connections",
+    "databases_paused",
+    "databases_pool_size",
+    "databases_reserve_pool",
+    "free_clients",
+    "free_servers",
+    "in_flight_dns_queries",
+    "login_clients",
+    "pools",
+    "pools_client_active_cancel_connections",
+    "pools_client_active_connections",
+    "pools_client_maxwait_seconds",
+    "pools_client_waiting_cancel_connections",
+    "pools_client_waiting_connections",
+    "pools_server_active_cancel_connections",
+    "pools_server_active_connections",
+    "pools_server_being_canceled_connections",
+    "pools_server_idle_connections",
+    "pools_server_login_connections",
+    "pools_server_testing_connections",
+    "pools_server_used_connections",
+    "stats_totals_binds_total",
+    "stats_totals_client_parses_total",
+    "stats_totals_client_wait_seconds_total",
+    "stats_totals_queries_duration_seconds_total",
+    "stats_totals_queries_pooled_total",
+    "stats_totals_received_bytes_total",
+    "stats_totals_sent_bytes_total",
+    "stats_totals_server_assignments_total",
+    "stats_totals_server_in_transaction_seconds_total",
+    "stats_totals_server_parses_total",
+    "stats_totals_sql_transactions_pooled_total",
+    "up",
+    "used_clients",
+    "used_servers",
+    "users",
+    "version_info",
+];
+
 #[test]
 fn dashboards_find_their_figures() {
     // A range of its own: nobody but this test takes ports there.
@@ -52,9 +102,14 @@ fn dashboards_find_their_figures() {
         "pgbouncer_config_max_client_connections 77",
         "pgbouncer_pools_server_active_connections{database=\"shop\",user=\"postgres\"} 1",
         "pgbouncer_pools_client_active_connections{database=\"shop\",user=\"postgres\"} 1",
+        "pgbouncer_client_connections{application_name=\"\",database=\"shop\",state=\"active\",user=\"postgres\"} 1",
         "# TYPE pgbouncer_stats_totals_queries_pooled_total counter",
     ] {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
+    }
+    for name in EXPORTED {
+        let line = format!("# TYPE pgbouncer_{name} ");
+        assert!(page.contains(&line), "{name} is not in\n{page}");
     }
     let labels = format!("name=\"shop\",host=\"127.0.0.1\",port=\"{}\"", crate::bouncer::server().port());
     assert!(page.contains(&format!("pgbouncer_databases_pool_size{{{labels}")), "{page}");

@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_testkit::{Signal, eventually};
 
-use crate::bouncer::{Bouncer, Setup};
+use crate::bouncer::{Bouncer, Setup, server};
 
 /// What pam_exec runs: it is given the password, and says by its status whether that is right.
 const CHECK: &str = "#!/bin/sh
@@ -50,8 +50,14 @@ const STARTER: &[&str] = &[
 
 /// A gateway that PAM's rules hold for. `None` where that cannot be had.
 fn start(lines: &str) -> Option<Bouncer> {
+    start_with(lines, "")
+}
+
+/// The same, with a file of users.
+fn start_with(lines: &str, users: &str) -> Option<Bouncer> {
     let ini = format!("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\n{lines}");
-    let files = &[("check", CHECK), ("rules", RULES), ("closed", "closed\n"), ("hba", "host all all all pam\n")];
+    let hba = "host all all all pam\n";
+    let files = &[("check", CHECK), ("rules", RULES), ("closed", "closed\n"), ("hba", hba), ("users", users)];
     can_have_own_rules().then(|| Bouncer::with(&Setup { ini: &ini, files, starter: STARTER, ..Setup::default() }))
 }
 
@@ -76,6 +82,22 @@ fn the_systems_rules_decide_who_comes_in() {
     // The console asks as well.
     let mut console = bouncer.startup("pgbouncer").user("app").password("secret of app").connect();
     assert_eq!(Bouncer::setting_by(&mut console, "auth.pam_service"), "pgbouncer");
+}
+
+/// As PgBouncer does: the password that PAM has found right opens the server, whatever the server asks for, and what
+/// `auth_file` has for the user does not count.
+#[test]
+fn the_password_opens_the_server_as_well() {
+    let lines = "auth_type = pam\nauth_file = $DIR/users\n[databases]\nown = $PG dbname=postgres\n";
+    for group in ["scram_login", "md5_login", "cleartext_login"] {
+        let user = format!("pam_{group}");
+        server().sql(&format!("create role {user} login password 'secret of {user}' in role {group}"));
+        let users = format!("\"{user}\" \"another word\"\n");
+        let Some(bouncer) = start_with(lines, &users) else { return };
+        let login = |password: &str| bouncer.startup("own").user(&user).password(password);
+        assert_eq!(login(&format!("secret of {user}")).connect().value("select current_user"), user);
+        assert_eq!(login("another word").refused().message, "PAM authentication failed");
+    }
 }
 
 #[test]

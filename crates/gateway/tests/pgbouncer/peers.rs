@@ -38,7 +38,7 @@ fn sleep_forever(client: &mut RawClient, mark: &str) {
 }
 
 #[test]
-fn a_cancel_request_finds_its_client_whichever_process_it_reaches() {
+fn edge_36_a_cancel_request_finds_its_client_whichever_process_it_reaches() {
     let [own, other] = pair();
     for minor in [0, 2] {
         let mut client = own.startup("shop").protocol(3, minor).connect();
@@ -61,7 +61,7 @@ fn a_cancel_request_finds_its_client_whichever_process_it_reaches() {
 }
 
 #[test]
-fn a_request_for_nobody_ends() {
+fn edge_36_a_request_for_nobody_ends() {
     let [own, other] = pair();
     let mut client = own.client("shop");
     sleep_forever(&mut client, "nobody");

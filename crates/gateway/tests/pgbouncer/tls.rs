@@ -129,7 +129,10 @@ fn what_leaves_nothing_is_told_with_its_line() {
         ("client_tls_ecdhcurve = none", "no curve"),
         ("server_tls_ciphers = !ALL", "leaves no cipher suite"),
         ("auth_type = cert", "needs certificates of clients"),
-        ("auth_type = ldap", "auth_query"),
+        #[cfg(feature = "ldap")]
+        ("auth_type = ldap", "ldap needs ldapserver or ldapurl"),
+        #[cfg(not(feature = "ldap"))]
+        ("auth_type = ldap", "--features ldap"),
         #[cfg(not(feature = "pam"))]
         ("auth_type = pam", "--features pam"),
     ] {

@@ -8,7 +8,7 @@ use std::{
 use super::super::table::{Column, Value, int4, row, text};
 use super::{clients, pools::load_balance};
 use crate::{
-    config::{Config, Host, PoolPlan},
+    config::{Config, Host, Mode, PoolPlan},
     plane::Gateway,
 };
 
@@ -52,13 +52,15 @@ pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
     let setup = gateway.setup();
     let row = |name: &String| row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name));
-    names(gateway).iter().filter_map(row).collect()
+    // What stands under `*` is no database: the names that clients found by it are.
+    names(gateway).iter().filter(|name| *name != "*").filter_map(row).collect()
 }
 
 fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Value>> {
     // No user is nameless: what is shown holds for those of whom nothing else is said.
     let plan = config.pool_for(name, "")?;
     let (host, port) = place(&plan);
+    let own_mode = config.database(name).and_then(|(_, found)| found.own_mode());
     Some(row![
         name.to_owned(),
         host,
@@ -69,7 +71,7 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
         plan.pool.min_size,
         plan.pool.reserve_size,
         plan.timeouts.server_lifetime.as_secs(),
-        plan.pool.mode.as_str(),
+        own_mode.map(Mode::as_str),
         load_balance(&plan),
         plan.shared.database_servers,
         servers,

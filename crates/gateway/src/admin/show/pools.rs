@@ -31,10 +31,11 @@ pub(super) const COLUMNS: &[Column] = &[
     text("load_balance_hosts"),
 ];
 
-/// PgBouncer's word for how one of several hosts is chosen.
-pub(super) fn load_balance(plan: &PoolPlan) -> &'static str {
+/// PgBouncer's word for how one of several hosts is chosen; none if there is but one.
+pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
     // What PgBouncer knows of is the list in order, or in turn.
-    if plan.choice.is_none() || plan.route.policy == Policy::PickFirst { "disable" } else { "round-robin" }
+    let in_order = plan.choice.is_none() || plan.route.policy == Policy::PickFirst;
+    (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
 }
 
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {

@@ -27,21 +27,31 @@ const fn with_buffers() -> [Column; servers::COLUMNS.len() + BUFFERS.len()] {
 /// The column that says what a connection is doing.
 const STATE: usize = 4;
 
+/// The word for a connection that has somebody at the other end of the gateway.
+const ACTIVE: &str = "active";
+
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let shared = servers::COLUMNS.len();
-    let clients = clients::rows(gateway).await;
-    let all = clients.into_iter().chain(servers::rows(gateway).await);
-    all.map(|mut row| {
-        row.truncate(shared);
-        row.resize(COLUMNS.len(), Value::Number(0));
-        row
-    })
-    .collect()
+    of(gateway, |_| true).await
+}
+
+/// The rows of both tables whose state is wanted. PgBouncer says here which of the two a state is of: `cl_idle`, `sv_idle`.
+async fn of(gateway: &Arc<Gateway>, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<Value>> {
+    let clients = clients::rows(gateway).await.into_iter().map(|row| ("cl", row));
+    let servers = servers::rows(gateway).await.into_iter().map(|row| ("sv", row));
+    let mut rows = Vec::new();
+    for (side, mut row) in clients.chain(servers) {
+        let Value::Text(state) = &row[STATE] else { continue };
+        if is_wanted(state) {
+            row[STATE] = Value::from(format!("{side}_{state}"));
+            row.truncate(servers::COLUMNS.len());
+            row.resize(COLUMNS.len(), Value::Number(0));
+            rows.push(row);
+        }
+    }
+    rows
 }
 
 /// Those that have somebody at the other end of the gateway.
 pub(super) async fn active(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let mut rows = rows(gateway).await;
-    rows.retain(|row| row[STATE] == Value::from("active"));
-    rows
+    of(gateway, |state| state == ACTIVE).await
 }

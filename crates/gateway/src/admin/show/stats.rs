@@ -102,9 +102,9 @@ const NAMES: [&str; 12] = [
     "xact_time",
     "query_time",
     "wait_time",
-    "client_parse_count",
-    "server_parse_count",
-    "bind_count",
+    "ps_client_parse_count",
+    "ps_server_parse_count",
+    "ps_bind_count",
     "client_login_count",
 ];
 

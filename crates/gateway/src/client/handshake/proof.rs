@@ -21,8 +21,13 @@ impl Arriving {
     }
 
     pub(super) async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
+        let mut ldap = None;
         let (method, certificate) = match self.judge(setup, request)? {
             Verdict::Method(method) => (method, None),
+            Verdict::Ldap(options) => {
+                ldap = Some(options);
+                (AuthMethod::Ldap, None)
+            }
             Verdict::Certified(method, certificate) => (method, Some(certificate)),
             Verdict::Peer(map) => return self.check_peer(setup, request, map.as_deref()).await,
             Verdict::Reject => return Err(self.cause(Cause::Rejected)),
@@ -31,8 +36,8 @@ impl Arriving {
             self.check_certificate(setup, request, wanted)?;
         }
         let (known, secret) = match method {
-            // PAM knows its users itself.
-            AuthMethod::Pam => (true, None),
+            // These know their users themselves.
+            AuthMethod::Pam | AuthMethod::Ldap => (true, None),
             _ => self.secret(setup, request).await?,
         };
         if !known && !setup.config.auth.strangers {
@@ -49,7 +54,7 @@ impl Arriving {
             Address::Tcp(address) => address.ip().to_string(),
             Address::Unix => String::new(),
         };
-        let mut login = Login { gateway: &gateway, link, user, host, secret, end_point, bytes };
+        let mut login = Login { gateway: &gateway, link, user, host, secret, ldap, end_point, bytes };
         login.authenticate(method).await?;
         self.bytes = std::mem::take(&mut login.bytes);
         Ok(())
@@ -57,6 +62,9 @@ impl Arriving {
 
     /// How the client has to prove who it is.
     fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
+        if let Some(ldap) = &setup.ldap {
+            return Ok(Verdict::Ldap(ldap.clone()));
+        }
         let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
         let ip = match self.peer {
             Address::Tcp(address) => Some(address.ip()),

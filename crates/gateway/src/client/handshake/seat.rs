@@ -3,7 +3,7 @@
 use std::{rc::Rc, sync::Arc};
 
 use tidegate_wire::{
-    backend::{self, TxStatus},
+    backend::{self, ErrorReport, Severity, TxStatus},
     sqlstate,
 };
 
@@ -120,6 +120,12 @@ impl Arriving {
         let mut out = Vec::with_capacity(greeting.words.len() + 64);
         out.extend_from_slice(&greeting.words);
         backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
+        let setup = self.worker.gateway.setup();
+        if !setup.config.listen.login_notice.is_empty() {
+            let notice = &setup.config.listen.login_notice;
+            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, notice);
+            backend::notice_response(&report, &mut out);
+        }
         backend::ready_for_query(TxStatus::Idle, &mut out);
         self.link.write(out);
     }

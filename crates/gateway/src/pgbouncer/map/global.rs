@@ -68,12 +68,6 @@ impl Mapper<'_> {
                 let help = "write client_tls_sslmode = verify-full and client_tls_ca_file = /path/to/authorities.pem";
                 return self.error(&kind.at, "auth_type", reason, help);
             }
-            "ldap" => {
-                let reason = "auth_type: `ldap` is not supported";
-                let help = "have users looked up on the server instead (auth_type = scram-sha-256 with auth_user and \
-                            auth_query), list them in auth_file, or write cert, hba, md5 or plain";
-                return self.error(&kind.at, "auth_type", reason, help);
-            }
             other => other,
         };
         self.put_text(&["auth"], "method", method, &kind.at);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     config::{UserSecret, toml::read_text},
-    pgbouncer::userlist,
+    pgbouncer::{UNREAD_USERS, userlist},
 };
 
 impl Mapper<'_> {
@@ -15,11 +15,9 @@ impl Mapper<'_> {
             Ok(text) => self.listed(&path, &text),
             Err(reason) => {
                 let reason = format!("auth_file: cannot read {}: {reason}", path.display());
-                // Those who are looked up on the server need no file.
-                let looked_up = self.ini.global("auth_user").is_some();
-                let severity = if looked_up { Severity::Warning } else { Severity::Error };
-                let help = "a relative path begins where the process is started";
-                self.find(&given.at, severity, "auth_file", reason, help);
+                // PgBouncer starts without it: users may be looked up on the server, or the file may come later.
+                let help = "a relative path begins where the process is started; a reload reads it again";
+                self.warning(&given.at, UNREAD_USERS, reason, help);
             }
         }
     }
