@@ -16,6 +16,8 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 
+use tidegate_link::TlsInfo;
+
 use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
 
 mod certificate;
@@ -56,6 +58,14 @@ fn narrowed(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> 
         provider.kx_groups = groups.iter().copied().map(group_of_rustls).collect();
     }
     Arc::new(provider)
+}
+
+/// The version of a connection and its cipher suite, by the name that OpenSSL has: `TLSv1.3/TLS_AES_256_GCM_SHA384`.
+#[must_use]
+pub fn told(info: &TlsInfo) -> String {
+    let of = |cipher: &&CipherSuite| of_rustls(**cipher).suite().as_str() == Some(info.cipher);
+    let cipher = CipherSuite::ALL.iter().find(of).map_or(info.cipher, |cipher| cipher.as_str());
+    format!("{}/{cipher}", info.version)
 }
 
 fn of_rustls(cipher: CipherSuite) -> SupportedCipherSuite {

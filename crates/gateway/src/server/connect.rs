@@ -20,6 +20,7 @@ use crate::{
     config::{Host, PoolPlan, Secret, SslMode, SslNegotiation, UserSecret},
     error::Refusal,
     resolve::Resolver,
+    tls,
 };
 
 /// Why no connection could be opened.
@@ -288,7 +289,7 @@ impl Connector {
             pid: login.pid,
             cancel_key: login.cancel_key,
             connected_at: SystemTime::now(),
-            tls: link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher)),
+            tls: link.tls_info().map(|info| tls::told(&info)),
         };
         if let Some(rest) = login.rest {
             link.unread(rest);

@@ -31,7 +31,6 @@ const TOLD: &[&str] = &[
     "SHOW FDS",
     "SHOW MEM",
     "users",
-    "server",
     "active sockets",
     // The tag is one that drivers can read.
     "SET conffile",

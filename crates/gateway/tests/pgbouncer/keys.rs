@@ -91,7 +91,8 @@ fn users_are_looked_up_in_the_database_that_is_named() {
     let auth = format!("auth_type = md5\nauth_user = postgres\nauth_query = {query}\n");
     for (own, general) in [("", "auth_dbname = side\n"), ("auth_dbname=side", "")] {
         let bouncer = Bouncer::start(&format!(
-            "[databases]\nshop = $PG dbname=postgres user=postgres {own}\nside = $PG dbname=template1\n[pgbouncer]\n{auth}{general}"
+            "[databases]\nshop = $PG dbname=postgres user=postgres {own}\nside = $PG dbname=template1\n[pgbouncer]\n\
+             {auth}{general}"
         ));
         let login = |password: &str| bouncer.startup("shop").user("whoever").password(password);
         login("right").connect().ok("select 1");

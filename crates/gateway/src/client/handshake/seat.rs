@@ -22,6 +22,7 @@ use crate::{
     exchange::Frontend,
     params::{ServerSettings, Value, is_settable},
     plane::{Entry, Greeting, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
+    tls,
 };
 
 impl Arriving {
@@ -69,7 +70,7 @@ impl Arriving {
                 (Some(pid), peer_key::with_hops(&secret, peer_key::HOPS_MAX))
             }
         };
-        let tls = self.link.tls_info().map(|info| format!("{}/{}", info.version, info.cipher).into());
+        let tls = self.link.tls_info().map(|info| tls::told(&info).into());
         let id = self.worker.gateway.next_client_id();
         let entry =
             self.worker.roster.enter(NewCard { id, key, user: &request.user, peer: self.peer, tls, pid, secret });
