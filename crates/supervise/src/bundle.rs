@@ -47,8 +47,11 @@ use crate::tokio::Tokio;
 pub struct Bundled<F> {
     runtime: Tokio,
     /// One for each thread that spawns, as far as there are as many.
-    open: Arc<[Mutex<Option<Arc<Inbox<F>>>>]>,
+    open: Arc<[Open<F>]>,
 }
+
+/// The bundle of a thread that takes more children, if there is one.
+type Open<F> = Mutex<Option<Arc<Inbox<F>>>>;
 
 /// Children on their way into a bundle.
 struct Inbox<F>(Mutex<Arrivals<F>>);
