@@ -26,9 +26,12 @@ fn path_of(key: &Key) -> Option<&'static str> {
     }
 }
 
+/// A key, ours, and how its value is made of theirs.
+type Derived = (&'static str, &'static [&'static str], fn(&[&str]) -> String);
+
 /// Keys that say what some of ours say, in other words: those of ours, the first of which tells whether a reload changes
 /// it. Nobody can change them under PgBouncer's name: they are more than a value.
-const DERIVED: &[(&str, &[&str], fn(&[&str]) -> String)] = &[
+const DERIVED: &[Derived] = &[
     ("auth_hba_file", &["auth.hba_file"], same),
     ("auth_ident_file", &["auth.ident_file"], same),
     ("auth_type", &["auth.method", "auth.strangers"], auth_type),

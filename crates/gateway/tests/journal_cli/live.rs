@@ -98,7 +98,7 @@ fn tail_ends_when_nobody_reads_its_pipe_any_more() {
     written.close();
     let path = written.path();
     let mut child =
-        command(&["tail", "-f", "-n", "3"]).arg(&path).stdout(Stdio::piped()).spawn().expect("the binary starts");
+        command(["tail", "-f", "-n", "3"]).arg(&path).stdout(Stdio::piped()).spawn().expect("the binary starts");
     let mut reader = BufReader::new(child.stdout.take().expect("it is piped"));
     reader.read_line(&mut String::new()).expect("a line");
     // Nothing more is written: it has to look.

@@ -234,8 +234,11 @@ impl Findings {
     }
 }
 
+/// What is compared, and how a subject is asked for it.
+type Row = (&'static str, fn(&Subject) -> String);
+
 /// What stands in tables, while a client is in a transaction of `shop`.
-const ROWS: &[(&str, fn(&Subject) -> String)] = &[
+const ROWS: &[Row] = &[
     ("names of TOTALS", |subject| rows(subject, "TOTALS", &["name"], |_| true)),
     ("names of LISTS", |subject| rows(subject, "LISTS", &["list"], |_| true)),
     ("databases", |subject| {

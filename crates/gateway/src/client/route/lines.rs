@@ -21,6 +21,9 @@ use crate::{
     server::{ConnectError, Server},
 };
 
+/// What a line ends with.
+pub(super) type Answer = Result<Lease<Server>, CheckoutError<ConnectError>>;
+
 /// So many at most: a client that waits costs a place in each, and of so many servers one is free soon.
 const LINES_MAX: usize = 8;
 
@@ -89,10 +92,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Ready with what the first of them answers, which is left with that.
-    pub(super) fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<(Placed, Result<Lease<Server>, CheckoutError<ConnectError>>)> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Placed, Answer)> {
         let mut lines = self.lines.iter_mut().enumerate();
         let answered = lines.find_map(|(index, line)| match Pin::new(&mut line.checkout).poll(cx) {
             Poll::Ready(answer) => Some((index, answer)),
