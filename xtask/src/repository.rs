@@ -71,8 +71,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Optional parts of the libraries that are checked and tested like the rest.
 pub(crate) const FEATURES: [&str; 2] = [
     "--features",
-    "tidegate-balance/tls,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,tidegate-sandbox/kafka,\
-     tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
+    "tidegate-balance/tls,tidegate-gateway/ldap,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,\
+     tidegate-sandbox/kafka,tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
 
 /// What needs a library of the machine when it is linked, though not when it is checked.
