@@ -262,7 +262,7 @@ pub(crate) fn host_list(hosts: &str, port: u16) -> Result<Vec<Host>, Wrong> {
 }
 
 /// Undoes percent-encoding.
-fn decode(text: &str) -> Result<String, Wrong> {
+pub(crate) fn decode(text: &str) -> Result<String, Wrong> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

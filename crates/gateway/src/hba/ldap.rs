@@ -2,6 +2,8 @@
 
 use url::Url;
 
+use crate::config::{Secret, url::decode};
+
 /// Where the directory is, and under which name a user is known to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ldap {
@@ -39,7 +41,7 @@ pub struct Search {
     /// Who looks; empty for nobody in particular.
     pub user: String,
     /// Its password.
-    pub password: crate::config::Secret,
+    pub password: Secret,
 }
 
 /// How far below its base a search goes.
@@ -140,7 +142,7 @@ impl Options {
         self.scheme = Some(scheme.to_owned());
         self.server = url.host_str().map(str::to_owned).or_else(|| self.server.take());
         self.port = url.port().or(self.port);
-        let plain = |part: &str| percent_decoded(part).ok_or_else(|| format!("ldapurl: `{part}` is no text"));
+        let plain = |part: &str| decode(part).map_err(|wrong| format!("ldapurl: `{part}`: {}", wrong.reason));
         let base = plain(url.path().trim_start_matches('/'))?;
         if !base.is_empty() {
             self.base = Some(base);
@@ -189,7 +191,7 @@ impl Options {
                 (Some(filter), None) => format!("({filter})"),
                 (None, attribute) => format!("({}={USERNAME})", attribute.as_deref().unwrap_or("uid")),
             };
-            let password = crate::config::Secret::new(&self.bind_password);
+            let password = Secret::new(&self.bind_password);
             let scope = self.scope.unwrap_or(Scope::Subtree);
             Way::Searched(Search { base, scope, filter, user: self.bind_user, password })
         };
@@ -213,22 +215,6 @@ impl Search {
         let is_safe = !user.contains(['*', '(', ')', '\\', '/', '\0']);
         is_safe.then(|| self.filter.replace(USERNAME, user))
     }
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, tail) = rest.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -293,6 +279,7 @@ mod tests {
             "ldapurl=http://d/x",
             "ldapurl=ldap://d/x?uid?deep",
             "ldapurl=ldap://d/%zz",
+            "ldapurl=ldap://d/%+1",
             "ldapserver=d ldapbasedn=x nonsense=1",
             "ldapserver",
         ] {
