@@ -3,10 +3,7 @@
 use std::{
     convert::Infallible,
     net::{SocketAddr, TcpListener as Bound},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -82,7 +79,7 @@ struct Scrape {
 }
 
 async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Supervisor<Tokio, Scrape>) {
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let mut number = 0;
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
@@ -96,7 +93,8 @@ async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Superv
             }
         };
         let gateway = gateway.clone();
-        let scrape = Scrape { peer, number: NUMBER.fetch_add(1, Ordering::Relaxed) };
+        number += 1;
+        let scrape = Scrape { peer, number };
         let asked = scrapes.spawn_as(scrape, move |ctx| async move {
             tokio::select! {
                 () = ctx.cancelled() => {}

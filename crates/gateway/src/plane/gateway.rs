@@ -229,7 +229,7 @@ impl Phase {
     }
 }
 
-/// A check by PAM holds a thread for as long as its modules take.
+/// A check by PAM or by a directory holds a thread for as long as that takes.
 const PASSWORD_CHECKS_MAX: usize = 16;
 
 /// What all threads of one gateway share.
@@ -276,7 +276,7 @@ pub struct Gateway {
     register: Mutex<Register>,
     history: Mutex<History>,
     quotas: Quotas,
-    /// Checks by PAM at a time.
+    /// Checks by PAM or by a directory at a time.
     pub password_checks: Arc<tokio::sync::Semaphore>,
     /// The file that a reload reads, if there is one.
     config_file: Mutex<Option<PathBuf>>,
