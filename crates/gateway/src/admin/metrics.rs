@@ -11,7 +11,7 @@ use prost::Message as _;
 
 use self::family::{Family, Kind, Sample};
 use super::{
-    show::Topic,
+    show::{Kin, Topic, alike},
     table::{Table, Value},
 };
 use crate::{
@@ -213,7 +213,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     let labels = ["name", "host", "port", "database", "force_user", "pool_mode"];
     page.table("", DATABASES, &databases, &labels);
     page.table("", POOLS, &Topic::Pools.table(gateway).await, &["database", "user"]);
-    page.clients(&Topic::Clients.table(gateway).await);
+    page.clients(alike(gateway).await);
     let stats = Topic::StatsTotals.table(gateway).await;
     page.table("stats_totals_", STATS, &stats, &["database"]);
     // The name before exporter 0.8, which older dashboards ask for.
@@ -254,23 +254,20 @@ impl Page {
     }
 
     /// How many clients are alike in who they are, what they call themselves, and what they do.
-    fn clients(&mut self, clients: &Table) {
-        const LABELS: [&str; 4] = ["application_name", "database", "state", "user"];
-        let at = LABELS.map(|label| clients.columns.iter().position(|column| column.name == label));
-        let mut alike: BTreeMap<[String; 4], u64> = BTreeMap::new();
-        for row in &clients.rows {
-            let text = |at: Option<usize>| at.and_then(|at| row.get(at)).map(shown).unwrap_or_default();
-            let mut key = at.map(text);
-            if alike.len() >= CLIENT_SERIES_MAX && !alike.contains_key(&key) {
-                OTHER_NAMES.clone_into(&mut key[0]);
+    fn clients(&mut self, alike: BTreeMap<Kin, u64>) {
+        let mut told: BTreeMap<Kin, u64> = BTreeMap::new();
+        for (mut kin, count) in alike {
+            if told.len() >= CLIENT_SERIES_MAX {
+                OTHER_NAMES.clone_into(&mut kin.application_name);
             }
-            *alike.entry(key).or_default() += 1;
+            *told.entry(kin).or_default() += count;
         }
-        let sample = |(key, count): (&[String; 4], &u64)| {
-            let labels: Vec<_> = LABELS.into_iter().zip(key.iter().map(String::as_str)).collect();
+        let sample = |(kin, count): (&Kin, &u64)| {
+            let name = ("application_name", kin.application_name.as_str());
+            let labels = [name, ("database", &kin.database), ("state", kin.state), ("user", &kin.user)];
             Sample::number(Kind::Gauge, &labels, *count as f64)
         };
-        let samples = alike.iter().map(sample).collect();
+        let samples = told.iter().map(sample).collect();
         let help = "Clients by database, user, application name and state";
         self.family("client_connections", help, Kind::Gauge, samples);
     }

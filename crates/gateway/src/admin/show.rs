@@ -26,6 +26,8 @@ mod streams;
 mod tasks;
 mod users;
 
+pub(super) use clients::{Kin, alike};
+
 /// What can be shown as a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {

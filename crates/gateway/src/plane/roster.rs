@@ -30,6 +30,18 @@ pub enum ClientState {
     Active,
 }
 
+impl ClientState {
+    /// PgBouncer's word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Waiting(_) => "waiting",
+            Self::Active => "active",
+        }
+    }
+}
+
 /// What another party wants of a client's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {

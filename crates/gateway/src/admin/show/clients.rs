@@ -1,11 +1,13 @@
 //! SHOW CLIENTS: who is connected, and what they do.
 
 use std::{
+    collections::BTreeMap,
     rc::Rc,
     sync::Arc,
     time::{Instant, SystemTime},
 };
 
+use rustc_hash::FxHashMap;
 use tidegate_link::Address;
 
 use super::super::table::{Column, Value, int4, row, text};
@@ -82,15 +84,46 @@ fn of_card(card: &Card) -> Client {
     }
 }
 
+/// In what clients are alike for a scraper.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::admin) struct Kin {
+    pub(in crate::admin) application_name: String,
+    pub(in crate::admin) database: Arc<str>,
+    pub(in crate::admin) state: &'static str,
+    pub(in crate::admin) user: Arc<str>,
+}
+
+/// How many clients are alike: counted on their threads, so that nothing is made of each of them.
+pub(in crate::admin) async fn alike(gateway: &Gateway) -> BTreeMap<Kin, u64> {
+    let mut all = BTreeMap::new();
+    for (kin, count) in gateway.ask_all(alike_of_thread).await.into_iter().flatten() {
+        *all.entry(kin).or_default() += count;
+    }
+    all
+}
+
+fn alike_of_thread(worker: &Rc<Worker>) -> FxHashMap<Kin, u64> {
+    let mut alike = FxHashMap::default();
+    for card in worker.roster.cards() {
+        let kin = Kin {
+            application_name: card.application_name().unwrap_or_default(),
+            database: card.key.database.clone(),
+            state: card.state.get().as_str(),
+            user: card.user.clone(),
+        };
+        *alike.entry(kin).or_default() += 1;
+    }
+    alike
+}
+
 pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     all(gateway).await.into_iter().map(row_of).collect()
 }
 
 fn row_of(client: Client) -> Vec<Value> {
-    let (state, waiting) = match client.state {
-        ClientState::Idle => ("idle", None),
-        ClientState::Active => ("active", None),
-        ClientState::Waiting(since) => ("waiting", Some(since)),
+    let waiting = match client.state {
+        ClientState::Waiting(since) => Some(since),
+        ClientState::Idle | ClientState::Active => None,
     };
     let (addr, port) = match client.peer {
         Address::Tcp(address) => (address.ip().to_string(), address.port()),
@@ -102,7 +135,7 @@ fn row_of(client: Client) -> Vec<Value> {
         &client.user,
         &client.key.database,
         "none",
-        state,
+        client.state.as_str(),
         addr,
         port,
         // Nobody has asked the socket; the addresses that are listened on are in SHOW CONFIG.
