@@ -9,7 +9,7 @@ use tidegate_wire::{
 
 use super::{
     decision::work_of,
-    entry::{Parameter, write_parameter},
+    entry::{Draft, Parameter, write_parameter},
 };
 use crate::{config::Works, statements::Statement};
 
@@ -194,6 +194,11 @@ impl Item {
         self.said.whole_text()
     }
 
+    /// Of what it holds for itself alone.
+    pub(super) fn own_bytes(&self) -> usize {
+        self.said.text.len() + self.said.parameters.len() + self.said.redacted.len()
+    }
+
     pub(super) fn is_cut(&self) -> bool {
         self.said.is_cut
     }
@@ -212,6 +217,23 @@ impl Item {
 
     pub(super) fn server_us(&self) -> u64 {
         u64::try_from((self.ended - self.began).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// What a record says of it itself. `server` is what records say of where it was run.
+    pub(super) fn draft<'a>(&'a self, server: Option<&'a [u8]>) -> Draft<'a> {
+        Draft {
+            server: server.unwrap_or_default(),
+            wait_us: Some(self.wait_us),
+            server_us: server.map(|_| self.server_us()),
+            total_us: Some(self.wait_us + self.server_us()),
+            rows: self.rows,
+            bytes_in: Some(self.bytes_in),
+            bytes_out: Some(self.bytes_out),
+            tag: &self.tag,
+            sqlstate: &self.sqlstate,
+            message: &self.message,
+            ..Draft::default()
+        }
     }
 
     /// A command of the query is done.
