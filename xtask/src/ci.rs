@@ -4,12 +4,13 @@ use anyhow::Result;
 
 use crate::repository::{FEATURES, PAM, cargo, run as run_command};
 use crate::step::Steps;
-use crate::tests::{Io, fetch_postgres, tests, tests_of_pam};
+use crate::tests::{Io, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
 use crate::{drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, models, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, models, drivers;
+    /// and one that runs only if it is named, since it builds the Kafka client anew: kafka-tls
     #[arg(long)]
     only: Vec<String>,
 }
@@ -26,6 +27,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("pam", tests_of_pam);
     steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
+    if arguments.only.iter().any(|step| step == "kafka-tls") {
+        steps.run("kafka-tls", tests_of_kafka_tls);
+    }
     steps.finish()
 }
 

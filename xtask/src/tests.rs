@@ -112,6 +112,17 @@ pub(crate) fn tests_of_pam() -> Outcome {
     Outcome::Passed
 }
 
+/// Streams from brokers that ask for TLS and for logins, by a client that is built with OpenSSL.
+pub(crate) fn tests_of_kafka_tls() -> Outcome {
+    if !machine::links("ssl") {
+        return Outcome::Missing(
+            "OpenSSL cannot be linked here (libssl-dev): Kafka over TLS was not tested".to_owned(),
+        );
+    }
+    let chosen = ["test", "-p", "tidegate-lanes", "--features", "kafka-ssl,tracing", "--test", "kafka_tls"];
+    run_command(cargo().args(chosen)).into()
+}
+
 fn command(io: Io, rest: &[String]) -> Command {
     let mut command = cargo();
     command.arg("test").env("TIDEGATE_IO", io.name());
