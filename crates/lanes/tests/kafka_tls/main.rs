@@ -117,9 +117,9 @@ async fn records_come_over_tls_and_by_a_login_and_whoever_is_not_trusted_is_refu
 }
 
 /// Why nothing can be read.
-async fn refused(settings: Settings) -> Box<Error> {
+async fn refused(settings: Settings) -> Error {
     match read_all(settings.build().unwrap()).await {
-        Err(RunError::Source(error)) => error.downcast().unwrap(),
+        Err(RunError::Source(error)) => *error.downcast::<Error>().unwrap(),
         other => panic!("it is not refused: {other:?}"),
     }
 }
