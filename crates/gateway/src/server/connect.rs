@@ -125,8 +125,9 @@ pub struct Connector {
     pub looked_up: Mutex<std::collections::HashMap<String, UserSecret>>,
     /// Passwords that somebody else has found right, PAM for one, by user: those of servers, whatever is configured.
     pub vouched: Mutex<std::collections::HashMap<String, Secret>>,
-    /// Keys derived from configured passwords, so that each is derived once: by user and host.
-    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), SaltedKeys>>,
+    /// Keys derived from configured passwords, so that each is derived once: by user and host, with the password that
+    /// they were derived of.
+    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), (Secret, SaltedKeys)>>,
     ids: AtomicU64,
 }
 
