@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustls::{ClientConfig, pki_types::ServerName};
-use socket2::SockAddr;
+use socket2::{SockAddr, SockRef};
 use tidegate_link::{Chunk, Link, Reactor, TlsSide};
 use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, startup};
 
@@ -281,12 +281,14 @@ impl Connector {
         if target.address.is_ipv4() || target.address.is_ipv6() {
             tcp::tune(&fd, &target.plan.tcp).map_err(socket_error)?;
         }
+        let local = SockRef::from(&fd).local_addr().ok().and_then(|address| address.as_socket());
         let mut link = Link::new(reactor, fd).map_err(socket_error)?;
         let tls = if with_tls { target.begin_tls(reactor, &mut link).await? } else { None };
         let login = login::login(self, &mut link, target).await?;
         let identity = Identity {
             id: self.next_id(),
             address: ServerAddress { host: target.host.clone(), address: target.address.clone(), tls },
+            local,
             pid: login.pid,
             cancel_key: login.cancel_key,
             connected_at: SystemTime::now(),
