@@ -75,6 +75,29 @@ impl ConnectError {
         }
     }
 
+    /// Whether it may pass by itself, as when Postgres is started again: not a login or a certificate that is wrong.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Resolve(..) | Self::Socket(..) | Self::Broken(..) | Self::Timeout(_) => true,
+            Self::Refused(_) => is_starting(self),
+            _ => false,
+        }
+    }
+
+    /// What PgBouncer's log would say of it, behind `closing because: `.
+    #[must_use]
+    pub fn log_words(&self) -> String {
+        match self {
+            Self::Resolve(..) => "server DNS lookup failed".to_owned(),
+            Self::Socket(..) => "connect failed".to_owned(),
+            Self::Timeout(_) => "connect timeout".to_owned(),
+            Self::Broken(..) => "server conn crashed?".to_owned(),
+            Self::Refused(body) => message_of(body),
+            other => other.to_string(),
+        }
+    }
+
     /// What a client that waits for the connection is told: the server's own words where there are any.
     #[must_use]
     pub fn client_view(&self) -> Vec<u8> {
