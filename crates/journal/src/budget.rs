@@ -30,14 +30,51 @@ pub(crate) struct Budget {
     chunk_bytes: usize,
     used: AtomicUsize,
     used_max: AtomicUsize,
-    /// Empty buffers of `chunk_bytes`. The lock is taken once per chunk.
-    spare: Mutex<Vec<Vec<u8>>>,
+    /// The lock is taken once per chunk.
+    store: Mutex<Store>,
     /// There should be one more of these, and who makes it.
     wished: AtomicBool,
     maker: OnceLock<Thread>,
     /// How many wait, for whoever must not overtake them.
     waiting: AtomicUsize,
     line: Mutex<Line>,
+}
+
+/// Buffers, which are what really takes memory.
+///
+/// A chunk may be charged less than its buffer has: whoever was promised little gets a spare one that is there anyway. So what
+/// is charged is not what is held, and both are held against the bound, or buffers would pile up: another one would be made
+/// for each that is charged little.
+#[derive(Debug, Default)]
+struct Store {
+    /// Empty ones of `chunk_bytes`.
+    spare: Vec<Vec<u8>>,
+    /// Empty ones of a sixteenth of that, for those who were promised less.
+    small: Vec<Vec<u8>>,
+    /// Bytes of all there are, spare or in use, but for those that are smaller than `small`. More than the bound only by
+    /// what was promised and found no other room.
+    held: usize,
+}
+
+impl Store {
+    fn make(&mut self, bytes: usize) -> Vec<u8> {
+        let buffer = Vec::with_capacity(bytes);
+        self.held += buffer.capacity();
+        buffer
+    }
+
+    fn free(&mut self, buffer: Vec<u8>) {
+        self.held -= buffer.capacity();
+    }
+
+    /// Frees spare ones until there is room for so much within the bound. `false`: there is not.
+    fn make_room(&mut self, bytes: usize, max: usize) -> bool {
+        while self.held + bytes > max {
+            let Some(spare) = self.spare.pop().or_else(|| self.small.pop()) else { return false };
+            self.free(spare);
+        }
+        true
+    }
 }
 
 /// Bytes of the bound that are set aside for one record. What is left of them goes back by [`Budget::refund`].
@@ -53,7 +90,7 @@ impl Budget {
             chunk_bytes,
             used: AtomicUsize::new(0),
             used_max: AtomicUsize::new(0),
-            spare: Mutex::new(Vec::new()),
+            store: Mutex::new(Store::default()),
             wished: AtomicBool::new(true),
             maker: OnceLock::new(),
             waiting: AtomicUsize::new(0),
@@ -78,29 +115,50 @@ impl Budget {
                 Err(now) => used = now,
             }
         };
+        let is_promised = credit.0 > 0;
         credit.0 = 0;
+        let Some(buffer) = self.buffer(charge, is_promised.then_some(bytes)) else {
+            self.refund(Credit(charge));
+            return None;
+        };
         self.used_max.fetch_max(now, Ordering::Relaxed);
-        Some(Chunk::new(self.buffer(charge, now), charge))
+        let kept = charge.min(buffer.capacity());
+        if kept < charge {
+            // More was not to be had.
+            self.refund(Credit(charge - kept));
+        }
+        self.wish(now);
+        Some(Chunk::new(buffer, kept))
     }
 
-    fn buffer(&self, charge: usize, used: usize) -> Vec<u8> {
-        let mut spare = lock(&self.spare);
+    /// A buffer of so many bytes, or of as many as were promised; `None` if there is none without a promise.
+    fn buffer(&self, charge: usize, promised: Option<usize>) -> Option<Vec<u8>> {
+        let mut store = lock(&self.store);
         // A smaller one, of whoever was promised no more, takes no memory that is not there already.
         if charge <= self.chunk_bytes
-            && let Some(buffer) = spare.pop()
+            && let Some(buffer) = store.spare.pop()
         {
-            let is_last = spare.is_empty();
-            drop(spare);
-            if is_last {
-                self.wish(used);
-            }
-            return buffer;
+            return Some(buffer);
         }
-        // A larger one takes the place of spare ones.
-        spare.truncate((self.max - used.min(self.max)) / self.chunk_bytes);
-        drop(spare);
-        self.wish(used);
-        Vec::with_capacity(charge)
+        if charge >= self.chunk_bytes && store.make_room(charge, self.max) {
+            return Some(store.make(charge));
+        }
+        let (bytes, small) = (promised?, self.small_bytes());
+        // Of one size if it can be: of odd ones, allocators keep memory for each after it was freed, and that is more.
+        if bytes <= small
+            && let Some(buffer) = store.small.pop()
+        {
+            return Some(buffer);
+        }
+        let is_small = bytes <= small && small <= charge && store.make_room(small, self.max);
+        match if is_small { small } else { bytes } {
+            bytes if bytes < small => Some(Vec::with_capacity(bytes)),
+            bytes => Some(store.make(bytes)),
+        }
+    }
+
+    fn small_bytes(&self) -> usize {
+        self.chunk_bytes / 16
     }
 
     /// Who makes buffers ready by [`prepare`](Self::prepare) when it is woken.
@@ -108,10 +166,11 @@ impl Budget {
         let _ = self.maker.set(thread);
     }
 
-    /// No buffer is left.
+    /// If no buffer is left, there should be one more.
     fn wish(&self, used: usize) {
         if used + self.chunk_bytes <= self.max
             && let Some(maker) = self.maker.get()
+            && lock(&self.store).spare.is_empty()
         {
             self.wished.store(true, Ordering::Release);
             maker.unpark();
@@ -126,19 +185,27 @@ impl Budget {
         let mut buffer = Vec::with_capacity(self.chunk_bytes);
         // Not with zeros: memory that is asked for zeroed comes untouched.
         buffer.resize(self.chunk_bytes, u8::MAX);
-        let mut spare = lock(&self.spare);
-        if spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max {
-            spare.push(buffer);
+        let mut store = lock(&self.store);
+        let bytes = buffer.capacity();
+        let is_wanted = store.spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max;
+        if is_wanted && store.held + bytes <= self.max {
+            store.held += bytes;
+            store.spare.push(buffer);
         }
     }
 
     /// A chunk comes back. Whoever waits longest gets the room.
     pub(crate) fn give(&self, chunk: Chunk) {
         let (charge, buffer) = (chunk.charge(), chunk.into_buffer());
-        if buffer.capacity() >= self.chunk_bytes && charge <= self.chunk_bytes {
-            let mut spare = lock(&self.spare);
-            if spare.len() < self.max / self.chunk_bytes {
-                spare.push(buffer);
+        // One without a charge is none of the store's.
+        if charge > 0 {
+            let mut store = lock(&self.store);
+            match buffer.capacity() {
+                bytes if bytes < self.small_bytes() => {}
+                _ if store.held > self.max => store.free(buffer),
+                bytes if bytes == self.chunk_bytes => store.spare.push(buffer),
+                bytes if bytes == self.small_bytes() => store.small.push(buffer),
+                _ => store.free(buffer),
             }
         }
         self.used.fetch_sub(charge, Ordering::SeqCst);
@@ -257,15 +324,15 @@ mod tests {
         let mut taken = Vec::new();
         for number in 1..=4 {
             budget.prepare();
-            assert_eq!(lock(&budget.spare).len(), 1, "{number}");
+            assert_eq!(lock(&budget.store).spare.len(), 1, "{number}");
             taken.extend(budget.take(CHUNK, &mut Credit::default()));
-            assert_eq!((taken.len(), lock(&budget.spare).len()), (number, 0));
+            assert_eq!((taken.len(), lock(&budget.store).spare.len()), (number, 0));
         }
         budget.prepare();
-        assert!(lock(&budget.spare).is_empty(), "all of the bound is used");
+        assert!(lock(&budget.store).spare.is_empty(), "all of the bound is used");
         taken.into_iter().for_each(|chunk| budget.give(chunk));
         budget.prepare();
-        assert_eq!(lock(&budget.spare).len(), 4, "there are enough");
+        assert_eq!(lock(&budget.store).spare.len(), 4, "there are enough");
     }
 
     #[test]
@@ -279,11 +346,37 @@ mod tests {
         let rest: Vec<Chunk> = rest.collect();
         // What is left of the bound is less than a chunk.
         let small = budget.take(100, &mut credit).expect("it was promised");
-        assert!(small.charge() < CHUNK && lock(&budget.spare).is_empty());
+        assert!(small.charge() < CHUNK && lock(&budget.store).spare.is_empty());
         budget.refund(credit);
         budget.refund(other);
         budget.give(small);
         rest.into_iter().for_each(|chunk| budget.give(chunk));
-        assert_eq!((lock(&budget.spare).len(), budget.used()), (4, 0), "none was freed, none was made");
+        assert_eq!((lock(&budget.store).spare.len(), budget.used()), (4, 0), "none was freed, none was made");
+    }
+
+    #[test]
+    fn what_is_held_is_bounded_however_little_was_promised_and_however_it_comes_back() {
+        let budget = Budget::new(8 * CHUNK, CHUNK);
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut chunks, mut credits) = (Vec::<Chunk>::new(), Vec::new());
+        for round in 0..20_000 {
+            match random.u8(..4) {
+                0 => credits.push(budget.leave(budget.join(100, Waker::noop(), None).0)),
+                1 => chunks.extend(budget.take(100, &mut Credit::default())),
+                2 => {
+                    let mut credit = credits.pop().unwrap_or_default();
+                    chunks.extend(budget.take(100, &mut credit));
+                    budget.refund(credit);
+                }
+                _ if chunks.is_empty() => {}
+                _ => budget.give(chunks.swap_remove(random.usize(..chunks.len()))),
+            }
+            let held = lock(&budget.store).held;
+            assert!(held <= 8 * CHUNK, "round {round}: {held}");
+            assert!(budget.used() <= 8 * CHUNK, "round {round}: {}", budget.used());
+        }
+        chunks.into_iter().for_each(|chunk| budget.give(chunk));
+        credits.into_iter().for_each(|credit| budget.refund(credit));
+        assert_eq!(budget.used(), 0);
     }
 }
