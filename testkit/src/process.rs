@@ -74,6 +74,11 @@ impl Process {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);

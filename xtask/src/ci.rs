@@ -2,14 +2,15 @@
 
 use anyhow::Result;
 
-use crate::repository::{FEATURES, PAM, cargo, run as run_command};
+use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
-use crate::tests::{Io, fetch_postgres, tests, tests_of_pam};
+use crate::tests::{Io, features_to_check, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
 use crate::{drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, models, drivers
+    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, kafka-tls, models,
+    /// drivers
     #[arg(long)]
     only: Vec<String>,
 }
@@ -24,6 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
     steps.run("pam", tests_of_pam);
+    steps.run("kafka-tls", tests_of_kafka_tls);
     steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
@@ -39,12 +41,12 @@ fn format() -> Result<()> {
 
 fn clippy() -> Result<()> {
     let mut command = cargo();
-    command.args(["clippy", "--quiet", "--workspace", "--all-targets"]).args(FEATURES).args(PAM);
+    command.args(["clippy", "--quiet", "--workspace", "--all-targets"]).args(features_to_check());
     run_command(command.args(["--", "-D", "warnings"]))
 }
 
 fn docs() -> Result<()> {
     let mut command = cargo();
-    command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(FEATURES).args(PAM);
+    command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(features_to_check());
     run_command(command.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -77,3 +77,6 @@ pub(crate) const FEATURES: [&str; 2] = [
 
 /// What needs a library of the machine when it is linked, though not when it is checked.
 pub(crate) const PAM: [&str; 2] = ["--features", "tidegate-gateway/pam"];
+
+/// What needs OpenSSL of the machine, also when it is checked.
+pub(crate) const KAFKA_TLS: [&str; 2] = ["--features", "tidegate-lanes/kafka-ssl"];

@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use tidegate_sandbox::{Binaries, Major, Progress};
 
 use crate::machine;
-use crate::repository::{FEATURES, PAM, cargo, run as run_command};
+use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, run as run_command};
 use crate::second;
 use crate::step::{Outcome, Steps};
 
@@ -95,21 +95,38 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
     run_command(&mut command(io, rest)).into()
 }
 
+static LINKS_PAM: LazyLock<bool> = LazyLock::new(|| machine::links("pam"));
+static LINKS_SSL: LazyLock<bool> = LazyLock::new(|| machine::links("ssl"));
+
 /// The optional parts that are built and tested with the rest: one build for all. Logins by PAM are among them where libpam
-/// can be linked.
+/// can be linked, and Kafka over TLS where OpenSSL can.
 pub(crate) fn features() -> Vec<&'static str> {
-    static LINKS_PAM: LazyLock<bool> = LazyLock::new(|| machine::links("pam"));
     let pam: &[&str] = if *LINKS_PAM { &PAM } else { &[] };
-    [&FEATURES, pam].concat()
+    [&FEATURES, pam, kafka_tls()].concat()
+}
+
+/// The same for what is checked and not linked. The Kafka client, which is C, is built for it all the same: as for the tests,
+/// so that it is built once.
+pub(crate) fn features_to_check() -> Vec<&'static str> {
+    [&FEATURES, &PAM, kafka_tls()].concat()
+}
+
+fn kafka_tls() -> &'static [&'static str] {
+    if *LINKS_SSL { &KAFKA_TLS } else { &[] }
 }
 
 /// Whether logins by PAM are tested with the rest.
 pub(crate) fn tests_of_pam() -> Outcome {
-    if features().len() == FEATURES.len() {
-        let why = "libpam cannot be linked here (libpam0g-dev): logins by PAM were not tested";
-        return Outcome::Missing(why.to_owned());
-    }
-    Outcome::Passed
+    tested_with_the_rest(*LINKS_PAM, "libpam cannot be linked here (libpam0g-dev): logins by PAM were not tested")
+}
+
+/// Whether streams from brokers that ask for TLS and for logins are tested with the rest.
+pub(crate) fn tests_of_kafka_tls() -> Outcome {
+    tested_with_the_rest(*LINKS_SSL, "OpenSSL cannot be linked here (libssl-dev): Kafka over TLS was not tested")
+}
+
+fn tested_with_the_rest(is_so: bool, why_not: &str) -> Outcome {
+    if is_so { Outcome::Passed } else { Outcome::Missing(why_not.to_owned()) }
 }
 
 fn command(io: Io, rest: &[String]) -> Command {

@@ -298,10 +298,7 @@ impl Config {
 
     /// Whose pool a client of that database and user gets: its own, or the one that all clients share.
     pub fn pool_user<'u>(&'u self, database: &str, user: &'u str) -> &'u str {
-        match self.database(database) {
-            Some((_, found)) if found.shared_pool && !found.user.is_empty() => &found.user,
-            _ => user,
-        }
+        self.database(database).and_then(|(_, found)| found.shared_user()).unwrap_or(user)
     }
 
     /// The limits for clients of that database and user.
@@ -366,6 +363,12 @@ impl Database {
         self.overrides.pool.mode
     }
 
+    /// The user that all its clients share a pool of, if they do.
+    #[must_use]
+    pub fn shared_user(&self) -> Option<&str> {
+        (self.shared_pool && !self.user.is_empty()).then_some(&self.user)
+    }
+
     /// Several servers, a name that stands for several, or a route that was asked for: then each transaction gets one
     /// that fits.
     fn has_choice(&self) -> bool {
@@ -404,11 +407,16 @@ impl Listen {
         self.tls != ClientTls::Off && !self.tls_client_ca.as_os_str().is_empty()
     }
 
+    /// The port by which clients know the unix socket, whether there is one or not.
+    pub fn unix_port(&self) -> u16 {
+        let first = self.addresses.first().map_or(DEFAULT_PORT, SocketAddr::port);
+        if self.unix_socket_port == 0 { first } else { self.unix_socket_port }
+    }
+
     /// The file of the unix socket, if there is to be one.
     pub fn unix_socket(&self) -> Option<PathBuf> {
-        let first = self.addresses.first().map_or(DEFAULT_PORT, SocketAddr::port);
-        let port = if self.unix_socket_port == 0 { first } else { self.unix_socket_port };
-        (!self.unix_socket_dir.as_os_str().is_empty()).then(|| url::socket_path(&self.unix_socket_dir, port))
+        let is_wanted = !self.unix_socket_dir.as_os_str().is_empty();
+        is_wanted.then(|| url::socket_path(&self.unix_socket_dir, self.unix_port()))
     }
 }
 
@@ -418,4 +426,7 @@ pub const DEFAULT_PORT: u16 = 6432;
 impl Admin {
     /// The databases that are the console; no upstream can have such a name.
     pub const DATABASES: &'static [&'static str] = &["tidegate", "pgbouncer"];
+    /// What the console is called in its own tables, as database, as pool and as user, under whichever name clients have
+    /// come to it: dashboards know this one.
+    pub const SHOWN: &'static str = "pgbouncer";
 }

@@ -11,7 +11,7 @@ mod streams;
 use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, atomic::Ordering, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -402,7 +402,7 @@ async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase) {
 /// somebody may want to watch.
 async fn no_clients(gateway: &Gateway, streams: &Fleet) {
     streams::ended(streams).await;
-    while gateway.client_count() > gateway.consoles.load(Ordering::Relaxed) {
+    while gateway.client_count() > gateway.console.clients() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -36,6 +37,8 @@ pub struct Identity {
     pub id: u64,
     /// Where it was connected to.
     pub address: connect::ServerAddress,
+    /// The address of this machine that it was connected from; none for a unix socket.
+    pub local: Option<SocketAddr>,
     /// The server process.
     pub pid: u32,
     /// The secret that a cancel request must name; 4 to 256 bytes.

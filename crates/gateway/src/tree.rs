@@ -99,3 +99,45 @@ impl Observe for Chronicle {
         tracing::error!(scope, task = ?key, %exit, "a task failed too often, and is not started again");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_supervise::{Class, Ctx, Tokio};
+    use tokio::sync::mpsc;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_kept_is_started_again_however_often_it_fails() {
+        const FAILURES: u32 = 100;
+        let root: Scope = Scope::root("tidegate");
+        let scope = control(&root, "listen").build::<Ear>();
+        let (started, mut starts) = mpsc::unbounded_channel();
+        let mut life = 0;
+        let lives = std::sync::Mutex::new(move || {
+            life += 1;
+            life
+        });
+        let class = Class::new(kept(Restart::Transient), move |_: &Ear, ctx: Ctx| {
+            let life = lives.lock().unwrap()();
+            started.send((life, tokio::time::Instant::now())).unwrap();
+            async move {
+                assert!(life > FAILURES, "life {life} ends");
+                ctx.cancelled().await;
+            }
+        });
+        scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class).unwrap();
+        let mut before = None;
+        for expected in 1..=FAILURES + 1 {
+            let (life, at) = starts.recv().await.unwrap();
+            assert_eq!(life, expected);
+            let waited = before.replace(at).map_or(Duration::ZERO, |before| at - before);
+            assert!(
+                waited <= LONGEST_WAIT + Duration::from_millis(1),
+                "life {life} began {waited:?} after the one before"
+            );
+        }
+        assert_eq!(scope.counts().restarts, u64::from(FAILURES));
+        let report = root.stop(tokio::time::sleep, Duration::from_secs(60), Duration::ZERO).await;
+        assert!(report.left == 0 && report.stuck.is_empty(), "{report}");
+    }
+}

@@ -23,19 +23,29 @@ fn micros(duration: Duration) -> u64 {
 
 /// A moment in six bytes, since one lies in every waiting record. Good for nine years.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PackedMoment {
-    high: u16,
-    low: u32,
-}
+pub(crate) struct PackedMoment([u16; 3]);
 
 impl From<Moment> for PackedMoment {
     fn from(moment: Moment) -> Self {
-        Self { high: (moment.0 >> 32) as u16, low: moment.0 as u32 }
+        Self([moment.0 as u16, (moment.0 >> 16) as u16, (moment.0 >> 32) as u16])
     }
 }
 
 impl From<PackedMoment> for Moment {
-    fn from(packed: PackedMoment) -> Self {
-        Self(u64::from(packed.high) << 32 | u64::from(packed.low))
+    fn from(PackedMoment([low, middle, high]): PackedMoment) -> Self {
+        Self(u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_moment_is_small_and_comes_back_as_it_was() {
+        assert_eq!(size_of::<PackedMoment>(), 6);
+        for micros in [0, 0xffff, 0x1_0000, 0x1234_5678_9abc, (1 << 48) - 1] {
+            assert_eq!(Moment::from(PackedMoment::from(Moment(micros))), Moment(micros));
+        }
     }
 }

@@ -162,6 +162,8 @@ struct Item {
     attempts: u16,
 }
 
+const _: () = assert!(size_of::<Option<Item>>() <= 72, "one lies in memory for every record that waits");
+
 /// Why a record is to be buried, and how often that was tried.
 #[derive(Debug)]
 struct Verdict {

@@ -1,21 +1,37 @@
 //! A tracing span for every attempt, if somebody listens at level DEBUG; nothing at all without the feature `tracing`.
 
+#[cfg(feature = "tracing")]
+use tracing::{Span, level_filters::LevelFilter};
+
+#[cfg(feature = "tracing")]
+use crate::panic;
 use crate::record::Record;
 
 #[cfg(feature = "tracing")]
 #[derive(Clone, Debug)]
-pub(crate) struct AttemptSpan(tracing::Span);
+pub(crate) struct AttemptSpan(Span);
 
+// Whoever listens is somebody else's code: a panic of it costs the span, and not the record.
 #[cfg(feature = "tracing")]
 impl AttemptSpan {
     /// Opens the span `record` with the fields `subscription`, `lane`, `position` and `attempt`.
     pub(crate) fn open(subscription: &str, record: &Record, attempt: u32) -> Self {
+        if LevelFilter::current() < LevelFilter::DEBUG {
+            return Self(Span::none());
+        }
         let (lane, position) = (record.lane().0, record.position().0);
-        Self(tracing::debug_span!("record", subscription, lane, position, attempt))
+        let span = panic::contain(|| tracing::debug_span!("record", subscription, lane, position, attempt));
+        Self(span.unwrap_or_else(Span::none))
     }
 
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.0.in_scope(work)
+        if self.0.is_disabled() {
+            return work();
+        }
+        let entered = panic::contain(|| self.0.enter());
+        let result = work();
+        panic::contain(|| drop(entered));
+        result
     }
 }
 

@@ -19,11 +19,9 @@ impl<E> Backoff<E> {
     }
 
     /// A connect failed; the next may be tried after a pause that doubles with each failure in a row. Connects that
-    /// were under way together count as one failure.
+    /// were under way together count as one failure. Without an error clients wait for the next.
     pub(crate) fn failed(&mut self, now: Instant, error: Option<Arc<E>>, start: Duration, max: Duration) {
-        if error.is_some() {
-            self.error = error;
-        }
+        self.error = error;
         if self.until.is_some_and(|until| now < until) {
             return;
         }

@@ -9,9 +9,9 @@ use crate::{
     local::Inner,
 };
 
-/// The order to open one connection. Answer with [`fulfil`](Self::fulfil) or [`fail`](Self::fail); dropped, it counts
-/// as a failure without an error, and clients keep waiting.
-#[must_use = "a slot wants to be fulfilled or failed"]
+/// The order to open one connection. Answer with [`fulfil`](Self::fulfil), [`fail`](Self::fail) or
+/// [`retry`](Self::retry); dropped, it is to be retried.
+#[must_use = "a slot wants to be fulfilled, failed or retried"]
 pub struct Slot<C: Connection> {
     local: Rc<Inner<C>>,
     permit: Option<Permit<C>>,
@@ -40,6 +40,12 @@ impl<C: Connection> Slot<C> {
     /// The connect failed. If no connection is open and none is being opened, every waiting client gets the error.
     pub fn fail(mut self, error: C::Error, now: Instant) {
         self.end(Some(error), now);
+    }
+
+    /// The connect failed, and clients keep waiting for one that does not. It is tried again as after
+    /// [`fail`](Self::fail): after a pause, at a [`sweep`](crate::Local::sweep).
+    pub fn retry(mut self, now: Instant) {
+        self.end(None, now);
     }
 
     /// The core that opens it.

@@ -7,7 +7,6 @@ use std::{
     future::Future,
     pin::{Pin, pin},
     rc::Rc,
-    sync::atomic::Ordering,
     task::{Context, Poll},
 };
 
@@ -25,6 +24,7 @@ use super::{
     desk::{Desk, Portal, Progress},
     fault::Fault,
     order::Order,
+    show::Figures,
     table::{Formats, Table, Value, data_row, describe},
 };
 use crate::{
@@ -101,7 +101,7 @@ struct Presence {
 
 impl Presence {
     fn begin(worker: Rc<Worker>, entry: Entry) -> Self {
-        worker.gateway.consoles.fetch_add(1, Ordering::Relaxed);
+        worker.gateway.console.enter();
         Self { worker, entry }
     }
 
@@ -130,7 +130,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.worker.gateway.consoles.fetch_sub(1, Ordering::Relaxed);
+        self.worker.gateway.console.leave();
         self.worker.roster.leave(&self.entry);
     }
 }
@@ -277,6 +277,7 @@ impl Conversation {
 
     /// All statements of a text, up to the first that fails. A text with a mistake in it does nothing.
     async fn query(&mut self, text: &[u8]) -> Result<(), Goodbye> {
+        self.presence.worker.gateway.console.note_query();
         let commands = match command::parse(&String::from_utf8_lossy(text)) {
             Ok(commands) => commands,
             Err(fault) => {
@@ -330,6 +331,7 @@ impl Conversation {
             return Ok(Ok(()));
         };
         if let Progress::Fresh = portal.progress {
+            self.presence.worker.gateway.console.note_query();
             portal.progress = match self.answer(command).await? {
                 Ok(Answer::Rows(table)) => Progress::Reading(table, 0),
                 Ok(Answer::Notice) => {
@@ -370,8 +372,9 @@ impl Conversation {
         match command {
             Command::Show(topic) => {
                 let topic = *topic;
-                let rows = async move { Ok(Answer::Rows(topic.table(&gateway).await)) };
-                self.attend(ClientState::Active, rows).await
+                let rows = async move { Ok(Answer::Rows(topic.table(&Figures::of(&gateway)).await)) };
+                // Whoever looks has no server.
+                self.attend(ClientState::Idle, rows).await
             }
             Command::Help => Ok(Ok(Answer::Notice)),
             Command::Value { value, .. } => Ok(Ok(Answer::Rows(self.value(command, value)))),

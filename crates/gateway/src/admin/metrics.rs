@@ -11,7 +11,7 @@ use prost::Message as _;
 
 use self::family::{Family, Kind, Sample};
 use super::{
-    show::{Kin, Topic, alike},
+    show::{Crowd, Figures, Topic},
     table::{Table, Value},
 };
 use crate::{
@@ -209,16 +209,17 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
         &[],
         f64::from(setup.config.pool.max_per_user),
     );
-    let databases = Topic::Databases.table(gateway).await;
+    let figures = Figures::of(gateway);
+    let databases = Topic::Databases.table(&figures).await;
     let labels = ["name", "host", "port", "database", "force_user", "pool_mode"];
     page.table("", DATABASES, &databases, &labels);
-    page.table("", POOLS, &Topic::Pools.table(gateway).await, &["database", "user"]);
-    page.clients(alike(gateway).await);
-    let stats = Topic::StatsTotals.table(gateway).await;
+    page.table("", POOLS, &Topic::Pools.table(&figures).await, &["database", "user"]);
+    page.clients(figures.crowd().await);
+    let stats = Topic::StatsTotals.table(&figures).await;
     page.table("stats_totals_", STATS, &stats, &["database"]);
     // The name before exporter 0.8, which older dashboards ask for.
     page.table("stats_", STATS, &stats, &["database"]);
-    let lists = Topic::Lists.table(gateway).await;
+    let lists = Topic::Lists.table(&figures).await;
     for (list, name) in LISTS {
         let row = lists.rows.iter().find(|row| row.first().is_some_and(|value| shown(value) == *list));
         if let Some(count) = row.and_then(|row| number(row.get(1)?)) {
@@ -227,7 +228,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     }
     page.prefix = "tidegate";
     page.times(&gateway.spreads().await);
-    let streams = Topic::Streams.table(gateway).await;
+    let streams = Topic::Streams.table(&figures).await;
     if !streams.rows.is_empty() {
         page.states(&streams);
         page.table("", STREAMS, &streams, &["name"]);
@@ -254,17 +255,14 @@ impl Page {
     }
 
     /// How many clients are alike in who they are, what they call themselves, and what they do.
-    fn clients(&mut self, alike: BTreeMap<Kin, u64>) {
-        let mut told: BTreeMap<Kin, u64> = BTreeMap::new();
-        for (mut kin, count) in alike {
-            if told.len() >= CLIENT_SERIES_MAX {
-                OTHER_NAMES.clone_into(&mut kin.application_name);
-            }
-            *told.entry(kin).or_default() += count;
+    fn clients(&mut self, crowd: &Crowd) {
+        let mut told: BTreeMap<[&str; 4], usize> = BTreeMap::new();
+        for (kin, count) in &crowd.0 {
+            let name = if told.len() < CLIENT_SERIES_MAX { kin.application_name.as_str() } else { OTHER_NAMES };
+            *told.entry([name, &kin.key.database, kin.state, &kin.user]).or_default() += count;
         }
-        let sample = |(kin, count): (&Kin, &u64)| {
-            let name = ("application_name", kin.application_name.as_str());
-            let labels = [name, ("database", &kin.database), ("state", kin.state), ("user", &kin.user)];
+        let sample = |([name, database, state, user], count): (&[&str; 4], &usize)| {
+            let labels = [("application_name", *name), ("database", database), ("state", state), ("user", user)];
             Sample::number(Kind::Gauge, &labels, *count as f64)
         };
         let samples = told.iter().map(sample).collect();

@@ -153,6 +153,9 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
 fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, Fault> {
     let mut pools = gateway.pools();
     let Some(name) = database else { return Ok(pools) };
+    if Admin::DATABASES.contains(&name) {
+        return Err(not_now(format!("\"{name}\" is the console, and has no servers")));
+    }
     pools.retain(|shared| *shared.key.database == *name);
     if pools.is_empty() && gateway.setup().config.database(name).is_none() {
         let fault = Fault::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));

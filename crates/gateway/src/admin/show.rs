@@ -1,17 +1,14 @@
 //! The tables of the console. Names, order and types of columns are PgBouncer's where it has the table, with columns of
 //! our own behind them, because exporters and dashboards read them by name and sometimes by place.
 
-use std::{
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::table::{Column, Table};
-use crate::plane::Gateway;
 
 mod clients;
 mod config;
 mod databases;
+mod figures;
 mod hosts;
 mod journal;
 mod lists;
@@ -26,7 +23,7 @@ mod streams;
 mod tasks;
 mod users;
 
-pub(super) use clients::{Kin, alike};
+pub(super) use figures::{Crowd, Figures};
 
 /// What can be shown as a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,33 +120,34 @@ impl Topic {
         }
     }
 
-    /// The rows of this moment.
-    pub(super) async fn table(self, gateway: &Arc<Gateway>) -> Table {
+    /// The rows of the moment that the figures are of.
+    pub(super) async fn table(self, figures: &Figures) -> Table {
+        let gateway = figures.gateway();
         let rows = match self {
-            Self::ActiveSockets => sockets::active(gateway).await,
-            Self::Clients => clients::rows(gateway).await,
+            Self::ActiveSockets => sockets::active(figures).await,
+            Self::Clients => clients::rows(figures).await,
             Self::Config => config::rows(gateway),
-            Self::Databases => databases::rows(gateway).await,
+            Self::Databases => databases::rows(figures).await,
             Self::DnsHosts => others::names(gateway),
             // Names are looked up again, not the serials of zones; the sockets of clients are not handed over.
             Self::DnsZones | Self::Fds => Vec::new(),
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
             Self::Mem => others::memory(),
-            Self::Lists => lists::rows(gateway).await,
+            Self::Lists => lists::rows(figures).await,
             Self::PeerPools => peers::pools(gateway),
             Self::Peers => peers::rows(gateway),
-            Self::Pools => pools::rows(gateway).await,
-            Self::Servers => servers::rows(gateway).await,
-            Self::Sockets => sockets::rows(gateway).await,
+            Self::Pools => pools::rows(figures).await,
+            Self::Servers => servers::rows(figures).await,
+            Self::Sockets => sockets::rows(figures).await,
             Self::State => state::rows(gateway),
-            Self::Stats => stats::all(gateway).await,
-            Self::StatsAverages => stats::averages(gateway).await,
-            Self::StatsTotals => stats::totals(gateway).await,
+            Self::Stats => stats::all(figures).await,
+            Self::StatsAverages => stats::averages(figures).await,
+            Self::StatsTotals => stats::totals(figures).await,
             Self::Streams => streams::rows(gateway),
             Self::Tasks => tasks::rows(gateway),
-            Self::Totals => stats::sums(gateway).await,
-            Self::Users => users::rows(gateway).await,
+            Self::Totals => stats::sums(figures).await,
+            Self::Users => users::rows(figures).await,
             Self::Version => state::version(),
         };
         Table::new(self.columns(), rows)

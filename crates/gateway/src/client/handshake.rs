@@ -2,6 +2,7 @@
 
 use std::{future::Future, pin::Pin, rc::Rc, sync::Arc};
 
+use rustix::net::{UCred, sockopt::socket_peercred};
 use tidegate_link::{Accepted, Address, Link};
 use tidegate_wire::{DecodeError, sqlstate};
 
@@ -86,13 +87,13 @@ async fn arrive(
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
     let peer = accepted.peer;
-    let uid = uid_of(&accepted);
-    if uid.is_none() {
+    let process = process_of(&accepted);
+    if accepted.peer != Address::Unix {
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
     let link = Link::new(&worker.reactor, accepted.fd)?;
     let mut arriving =
-        Arriving { link, worker, id, peer, uid, end_point: None, bytes: Vec::new(), asked: None, quota: None };
+        Arriving { link, worker, id, peer, process, end_point: None, bytes: Vec::new(), asked: None, quota: None };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let outcome = within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout));
@@ -145,8 +146,8 @@ struct Arriving {
     id: u64,
     link: Link,
     peer: Address,
-    /// Whose process is at the other end of a unix socket.
-    uid: Option<u32>,
+    /// The process at the other end of a unix socket, and whose it is.
+    process: Option<UCred>,
     /// The hash of the certificate that it was shown, which its login can be bound to.
     end_point: Option<Arc<[u8]>>,
     /// Received and not yet looked at.
@@ -157,10 +158,12 @@ struct Arriving {
     quota: Option<Quota>,
 }
 
-/// Whose process has connected to the unix socket.
-fn uid_of(accepted: &Accepted) -> Option<u32> {
-    let credentials = rustix::net::sockopt::socket_peercred(&accepted.fd);
-    credentials.ok().filter(|_| accepted.peer == Address::Unix).map(|credentials| credentials.uid.as_raw())
+/// The process that has connected to the unix socket.
+fn process_of(accepted: &Accepted) -> Option<UCred> {
+    if accepted.peer != Address::Unix {
+        return None;
+    }
+    socket_peercred(&accepted.fd).ok()
 }
 
 impl Arriving {

@@ -31,7 +31,7 @@ pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Dura
 
 #[cfg(feature = "ldap")]
 mod directory {
-    use std::sync::Arc;
+    use std::{error::Error, sync::Arc};
 
     use ldap3::{LdapConnAsync, LdapConnSettings, ResultEntry};
 
@@ -68,7 +68,7 @@ mod directory {
             let (connection, ldap) = match LdapConnAsync::with_settings(settings.clone(), server).await {
                 Ok(both) => both,
                 Err(error) => {
-                    last = format!("{server}: {error}");
+                    last = format!("{server}: {}", reason(&error));
                     continue;
                 }
             };
@@ -81,6 +81,35 @@ mod directory {
             };
         }
         Err(last)
+    }
+
+    /// Why there is no conversation: what is wrong with a certificate is told in words.
+    fn reason(error: &ldap3::LdapError) -> String {
+        use rustls::CertificateError as Flaw;
+        match flaw(error) {
+            // The latter: another one has the same name.
+            Some(Flaw::UnknownIssuer | Flaw::BadSignature) => {
+                "its certificate is of no authority that this machine trusts; SSL_CERT_FILE can name another".to_owned()
+            }
+            Some(Flaw::NotValidForName | Flaw::NotValidForNameContext { .. }) => {
+                "its certificate is for another name".to_owned()
+            }
+            Some(flaw) => format!("its certificate is not valid: {flaw}"),
+            None if matches!(error, ldap3::LdapError::LdapResult { .. }) => format!("it refuses StartTLS: {error}"),
+            None => error.to_string(),
+        }
+    }
+
+    /// What rustls has found wrong with a certificate, in an error or in the `io::Error` that it was put into.
+    fn flaw<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::CertificateError> {
+        loop {
+            let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+            let found = error.downcast_ref().or_else(|| inner?.downcast_ref::<rustls::Error>());
+            if let Some(rustls::Error::InvalidCertificate(flaw)) = found {
+                return Some(flaw);
+            }
+            error = error.source()?;
+        }
     }
 
     async fn bind(mut ldap: ldap3::Ldap, entry: String, password: String) -> Result<(), String> {

@@ -334,6 +334,10 @@ section! {
         /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE keep the
         /// client on its server; false refuses them with SQLSTATE 0A000 and a hint.
         pin: bool = true => Live Pool;
+        /// Whether clients wait for a server that cannot be reached, as long as `timeouts.checkout` says; else they are told
+        /// at once. A login that the server refuses is told in any case, and where there are several servers
+        /// `failover_wait` holds.
+        wait_for_server: bool = false => Live Pool;
         /// Whether clients may use the simple protocol, in which a text can hold several statements.
         simple_query: bool = true => Live Pool;
         /// The longest message in bytes that a client may send, CopyData and FunctionCall aside; a longer one ends its

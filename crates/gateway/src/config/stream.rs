@@ -119,7 +119,7 @@ section! {
         dead_letter: Letters = Letters::None => Live Process;
         /// Records that were read and are not done, of all partitions together.
         records_max: u32 = 100_000, in 1..=100_000_000 => Live Process;
-        /// Their bytes, with what is read ahead.
+        /// Their bytes, with what is read ahead: from Kafka 8 MiB at most, and no more than half of this.
         bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Live Process;
         /// Records of one partition from the oldest that is not done to the newest that was read.
         span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Live Process;

@@ -46,6 +46,7 @@ use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
 
+pub use census::ConsoleCounts;
 pub use idle::Unused;
 pub use operator::ReloadReply;
 pub use peers::{OnTheWay, PeerCounts, PeerLine};
@@ -270,8 +271,8 @@ pub struct Gateway {
     /// When it was started.
     pub started_at: SystemTime,
     next_client: AtomicU64,
-    /// Clients of the console among [`Gateway::clients`].
-    pub consoles: AtomicUsize,
+    /// What the console counts of its own clients.
+    pub console: ConsoleCounts,
     orders: Mutex<Orders>,
     register: Mutex<Register>,
     history: Mutex<History>,
@@ -326,7 +327,7 @@ impl Gateway {
             streams: OnceLock::new(),
             started_at: SystemTime::now(),
             next_client: AtomicU64::new(1),
-            consoles: AtomicUsize::new(0),
+            console: ConsoleCounts::default(),
             orders: Mutex::default(),
             register: Mutex::default(),
             history: Mutex::new(History::new(Instant::now())),

@@ -3,6 +3,8 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    net::SocketAddr,
+    num::{NonZeroU16, NonZeroU32},
     rc::Rc,
     sync::Arc,
     task::Waker,
@@ -73,12 +75,16 @@ pub struct Card {
     pub user: Arc<str>,
     /// Where it comes from.
     pub peer: Address,
+    /// Which of the addresses of [`Roster::local_of`] it has come to.
+    local: Option<NonZeroU16>,
+    /// Its process, if it has come over the unix socket and the kernel has said which it is; else 0.
+    pub process: u32,
     /// Its TLS, as "TLSv1.3/...".
     pub tls: Option<Box<str>>,
     /// When it was let in.
     pub connected_at: SystemTime,
     /// The process id that it was told, if that is not its place.
-    pid: Option<u32>,
+    pid: Option<NonZeroU32>,
     /// What it has to name to cancel.
     secret: Box<[u8]>,
     /// What it is doing.
@@ -95,6 +101,10 @@ pub struct Card {
     signal: Cell<Option<Signal>>,
     task: Told<Option<Waker>>,
 }
+
+/// With the two counts of its `Rc` it fills a block of the allocator: one byte more would cost each client 64.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Card>() <= 240, "a card has grown out of its block");
 
 /// What is looked at for a moment at a time. A card is one of many thousands, and a `RefCell` would be larger.
 #[derive(Default)]
@@ -129,6 +139,10 @@ pub struct NewCard<'a> {
     pub user: &'a str,
     /// See [`Card::peer`].
     pub peer: Address,
+    /// The address of this machine that it has come to; none for the unix socket.
+    pub local: Option<SocketAddr>,
+    /// See [`Card::process`].
+    pub process: u32,
     /// See [`Card::tls`].
     pub tls: Option<Box<str>>,
     /// The process id that it is told, if that is not to be its place.
@@ -211,7 +225,12 @@ impl Card {
 #[derive(Debug, Default)]
 pub struct Roster {
     slots: RefCell<Slots>,
+    /// The addresses that clients have come to, each once, so that a card has but two bytes for its own.
+    locals: RefCell<Vec<SocketAddr>>,
 }
+
+/// A machine has few addresses; of clients that come to more than that it is not told which.
+const LOCALS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 struct Slots {
@@ -230,7 +249,7 @@ pub struct Entry {
 impl Roster {
     /// Puts a client on the roster.
     pub fn enter(&self, new: NewCard<'_>) -> Entry {
-        let NewCard { id, key, user, peer, tls, pid, secret } = new;
+        let NewCard { id, key, user, peer, local, process, tls, pid, secret } = new;
         // The same name takes no memory of this client's own.
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
         let card = Rc::new(Card {
@@ -238,8 +257,10 @@ impl Roster {
             key,
             user,
             peer,
+            local: local.and_then(|local| self.note_local(local)),
+            process,
             tls,
-            pid,
+            pid: pid.and_then(NonZeroU32::new),
             secret,
             connected_at: SystemTime::now(),
             state: Cell::new(ClientState::Idle),
@@ -261,6 +282,25 @@ impl Roster {
         };
         slots.cards[slot as usize] = Some(card.clone());
         Entry { card, slot }
+    }
+
+    fn note_local(&self, local: SocketAddr) -> Option<NonZeroU16> {
+        let mut locals = self.locals.borrow_mut();
+        let number = match locals.iter().position(|known| *known == local) {
+            Some(place) => place + 1,
+            None if locals.len() < LOCALS_MAX => {
+                locals.push(local);
+                locals.len()
+            }
+            None => return None,
+        };
+        NonZeroU16::new(u16::try_from(number).ok()?)
+    }
+
+    /// The address of this machine that a client of this roster has come to; none for the unix socket.
+    #[must_use]
+    pub fn local_of(&self, card: &Card) -> Option<SocketAddr> {
+        self.locals.borrow().get(usize::from(card.local?.get()) - 1).copied()
     }
 
     /// Takes a client off the roster.
@@ -295,7 +335,8 @@ impl Roster {
     #[must_use]
     pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
         let slots = self.slots.borrow();
-        let told = |card: &&Rc<Card>| card.pid == Some(pid) && bool::from(card.secret.ct_eq(secret));
+        let told =
+            |card: &&Rc<Card>| card.pid.map(NonZeroU32::get) == Some(pid) && bool::from(card.secret.ct_eq(secret));
         slots.cards.iter().flatten().find(told).cloned()
     }
 
@@ -312,7 +353,7 @@ impl Entry {
     /// The process id that the client is told: the thread's number and the slot, or what was said otherwise.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
-        self.card.pid.unwrap_or_else(|| pid_of(worker, self.slot))
+        self.card.pid.map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
     }
 }
 

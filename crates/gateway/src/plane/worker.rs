@@ -21,7 +21,7 @@ use tidegate_pool::{Courier, Fate, Lease, Local, Slot};
 use tidegate_supervise::{Ctx, Scope};
 
 use crate::{
-    config::PoolPlan,
+    config::{Dialect, PoolPlan},
     params::{Interned, Settings},
     plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
@@ -527,13 +527,35 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             worker.gateway.note_server(&pool.shared.key, &identity);
             tracing::debug!(database = %pool.shared.key.database, user = %pool.shared.key.user,
                 server = %identity.address.host, pid = identity.pid, "server connected");
+            if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
+                let from = identity.local.map_or_else(|| "unix".to_owned(), |local| local.to_string());
+                let key = &pool.shared.key;
+                tracing::info!(
+                    "S-{}: {}/{}@{} new connection to server (from {from})",
+                    identity.id,
+                    key.database,
+                    key.user,
+                    identity.address.host
+                );
+            }
             slot.fulfil(server, now);
         }
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
             tracing::warn!(database = %pool.shared.key.database, user = %pool.shared.key.user, %error,
                 "server connection failed");
-            slot.fail(error, now);
+            if setup.config.listen.dialect == Dialect::Pgbouncer {
+                let (key, id, host) = (&pool.shared.key, worker.gateway.connector.next_id(), &plan.hosts[0]);
+                let reason = error.log_words();
+                tracing::info!("S-{id}: {}/{}@{host} closing because: {reason} (age=0s)", key.database, key.user);
+            }
+            // Who waits for one of several servers goes on to the next.
+            let alone = pool.shared.key.host.is_none();
+            if plan.pool.wait_for_server && alone && error.may_pass() {
+                slot.retry(now);
+            } else {
+                slot.fail(error, now);
+            }
         }
     }
 }

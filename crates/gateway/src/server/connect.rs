@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustls::{ClientConfig, pki_types::ServerName};
-use socket2::SockAddr;
+use socket2::{SockAddr, SockRef};
 use tidegate_link::{Chunk, Link, Reactor, TlsSide};
 use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, startup};
 
@@ -75,6 +75,29 @@ impl ConnectError {
         }
     }
 
+    /// Whether it may pass by itself, as when Postgres is started again: not a login or a certificate that is wrong.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Resolve(..) | Self::Socket(..) | Self::Broken(..) | Self::Timeout(_) => true,
+            Self::Refused(_) => is_starting(self),
+            _ => false,
+        }
+    }
+
+    /// What PgBouncer's log would say of it, behind `closing because: `.
+    #[must_use]
+    pub fn log_words(&self) -> String {
+        match self {
+            Self::Resolve(..) => "server DNS lookup failed".to_owned(),
+            Self::Socket(..) => "connect failed".to_owned(),
+            Self::Timeout(_) => "connect timeout".to_owned(),
+            Self::Broken(..) => "server conn crashed?".to_owned(),
+            Self::Refused(body) => message_of(body),
+            other => other.to_string(),
+        }
+    }
+
     /// What a client that waits for the connection is told: the server's own words where there are any.
     #[must_use]
     pub fn client_view(&self) -> Vec<u8> {
@@ -125,8 +148,9 @@ pub struct Connector {
     pub looked_up: Mutex<std::collections::HashMap<String, UserSecret>>,
     /// Passwords that somebody else has found right, PAM for one, by user: those of servers, whatever is configured.
     pub vouched: Mutex<std::collections::HashMap<String, Secret>>,
-    /// Keys derived from configured passwords, so that each is derived once: by user and host.
-    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), SaltedKeys>>,
+    /// Keys derived from configured passwords, so that each is derived once: by user and host, with the password that
+    /// they were derived of.
+    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), (Secret, SaltedKeys)>>,
     ids: AtomicU64,
 }
 
@@ -280,12 +304,14 @@ impl Connector {
         if target.address.is_ipv4() || target.address.is_ipv6() {
             tcp::tune(&fd, &target.plan.tcp).map_err(socket_error)?;
         }
+        let local = SockRef::from(&fd).local_addr().ok().and_then(|address| address.as_socket());
         let mut link = Link::new(reactor, fd).map_err(socket_error)?;
         let tls = if with_tls { target.begin_tls(reactor, &mut link).await? } else { None };
         let login = login::login(self, &mut link, target).await?;
         let identity = Identity {
             id: self.next_id(),
             address: ServerAddress { host: target.host.clone(), address: target.address.clone(), tls },
+            local,
             pid: login.pid,
             cancel_key: login.cancel_key,
             connected_at: SystemTime::now(),

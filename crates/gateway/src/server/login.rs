@@ -187,7 +187,9 @@ impl Dialogue<'_> {
         let plan = self.target.plan;
         if let Some(UserSecret::Plain(password)) = &plan.secret {
             let derived = self.connector.derived_keys.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = derived.get(&(plan.user.clone(), self.target.host.clone())).cloned();
+            let known = derived.get(&(plan.user.clone(), self.target.host.clone()));
+            // Another database may have another password for the same user.
+            let known = known.filter(|(of, _)| of == password).map(|(_, keys)| keys.clone());
             return Ok(known.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
         }
         let keys = self.connector.client_keys.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,9 +215,13 @@ impl Dialogue<'_> {
         self.link.write(out);
         let signature = self.sasl_reply().await?;
         let keys = last.verify(&signature).map_err(|error| self.scram_error(&error))?;
-        if let Some(UserSecret::Plain(_)) = &self.target.plan.secret {
+        if let Some(UserSecret::Plain(password)) = &self.target.plan.secret {
             let key = (self.target.plan.user.clone(), self.target.host.clone());
-            self.connector.derived_keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key, keys);
+            self.connector
+                .derived_keys
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(key, (password.clone(), keys));
         }
         Ok(())
     }

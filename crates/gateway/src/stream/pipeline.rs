@@ -46,7 +46,7 @@ impl Run<'_> {
             opened = Sink::open(&self.plan.stream, places, &self.plan.doors) => Arc::new(opened?),
             () = self.status.told_to_end(self.turn) => return Ok(()),
         };
-        let builder = self.builder(source, &sink).interceptor(Ear(Arc::clone(self.status)));
+        let builder = self.builder(source, &sink).interceptor(Ear::new(self.status, keys));
         let builder = match letters::open(keys, places)? {
             Some(letters) => builder.dead_letter(letters),
             None => builder,

@@ -1,8 +1,10 @@
 //! The console: tables with PgBouncer's columns, commands, what exporters ask for.
 
+use std::collections::BTreeMap;
+
 use tidegate_testkit::{Message, Signal, eventually};
 
-use crate::bouncer::Bouncer;
+use crate::bouncer::{Bouncer, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
@@ -75,10 +77,13 @@ fn rows_say_what_those_of_pgbouncer_say() {
     let mut console = bouncer.console();
     let databases = console.show("DATABASES");
     let modes: Vec<_> = databases.iter().map(|row| (row["name"].as_str(), row["pool_mode"].as_str())).collect();
-    assert_eq!(modes, [("own", "session"), ("shop", "\\N")], "`*` is no database, and what is not set apart is empty");
+    let expected = [("own", "session"), ("pgbouncer", "statement"), ("shop", "\\N")];
+    assert_eq!(modes, expected, "`*` is no database, and what is not set apart is empty");
     assert!(databases.iter().all(|row| row["load_balance_hosts"] == "\\N"), "there is nothing to choose from");
     let clients = console.show("CLIENTS");
     assert_eq!(clients[0]["database"], "pgbouncer", "as the client said it");
+    let users = console.show("USERS");
+    assert!(users.iter().any(|row| row["name"] == "pgbouncer"), "{users:?}");
     let totals = console.show("TOTALS");
     assert!(totals.iter().any(|row| row["name"] == "total_ps_client_parse_count"), "{totals:?}");
     let port = bouncer.port().to_string();
@@ -94,6 +99,89 @@ fn rows_say_what_those_of_pgbouncer_say() {
         ("verbose", "1"),
     ] {
         assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");
+    }
+}
+
+/// Monitoring counts its own connections by it.
+#[test]
+fn the_console_has_a_row_of_its_own() {
+    let bouncer = Bouncer::start(&format!(
+        "{SHOP}[pgbouncer]\nmin_pool_size = 3\nreserve_pool_size = 5\nmax_db_connections = 70\n\
+         max_db_client_connections = 60\nserver_lifetime = 100\n"
+    ));
+    let port = bouncer.port().to_string();
+    let mut console = bouncer.console();
+    let _second = bouncer.client("tidegate");
+    let own = |row: &BTreeMap<String, String>| {
+        let name = row.get("name").or_else(|| row.get("database"));
+        name.is_some_and(|name| name == "pgbouncer")
+    };
+    let mut row = |table: &str| console.show(table).into_iter().find(own).expect("the console has a row");
+    for (table, expected) in [
+        (
+            "DATABASES",
+            "host=\\N port=$PORT database=pgbouncer force_user=pgbouncer pool_size=2 min_pool_size=0 reserve_pool_size=0 \
+             server_lifetime=100 pool_mode=statement load_balance_hosts=\\N max_connections=70 current_connections=0 \
+             max_client_connections=60 current_client_connections=2 paused=0 disabled=0",
+        ),
+        ("POOLS", "user=pgbouncer cl_active=2 cl_waiting=0 sv_active=0 sv_idle=0 maxwait=0 pool_mode=statement"),
+        ("STATS_TOTALS", "xact_count=3 query_count=3 bytes_received=0 query_time=0 client_login_count=2"),
+        ("STATS", "total_xact_count=4 total_query_count=4 total_sent=0 total_client_login_count=2"),
+    ] {
+        let row = row(table);
+        for pair in expected.replace("$PORT", &port).split_whitespace() {
+            let (column, value) = pair.split_once('=').expect("a column and its value");
+            assert_eq!(row[column], value, "{column} of {table}: {row:?}");
+        }
+    }
+    // Whatever is ordered of it is refused, and changes nothing.
+    for command in ["PAUSE pgbouncer", "DISABLE tidegate", "KILL pgbouncer", "RECONNECT pgbouncer"] {
+        assert_eq!(console.query(command).code(), "55000", "{command}");
+    }
+    console.ok("PAUSE");
+    console.ok("RESUME");
+    let lists = console.show("LISTS");
+    let items = |list: &str| lists.iter().find(|row| row["list"] == list).expect("it is listed")["items"].clone();
+    assert_eq!((items("databases").as_str(), items("pools").as_str(), items("used_clients").as_str()), ("2", "1", "2"));
+}
+
+#[test]
+fn both_ends_of_each_connection_are_shown() {
+    let folder = server().socket_dir().display().to_string();
+    let (ip, port) = (server().address().ip(), server().port());
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = $PG dbname=postgres\nnear = host={folder} port={port} dbname=postgres\n"
+    ));
+    let own_port = bouncer.port().to_string();
+    let mut far = bouncer.client("shop");
+    let mut near = bouncer.unix("postgres", "near").connect();
+    far.ok("begin");
+    near.ok("begin");
+    let ends = |row: &BTreeMap<String, String>| {
+        ["addr", "port", "local_addr", "local_port", "remote_pid"].map(|column| row[column].clone())
+    };
+    for table in ["CLIENTS", "SOCKETS", "ACTIVE_SOCKETS"] {
+        let rows = bouncer.show(table);
+        let client = |database: &str| rows.iter().find(|row| row["database"] == database && row["type"] == "C");
+        let [addr, peer, local, local_port, pid] = ends(client("shop").expect("it is listed"));
+        assert_eq!((addr.as_str(), local.as_str(), pid.as_str()), ("127.0.0.1", "127.0.0.1", "0"));
+        assert_eq!((peer == "0", &local_port), (false, &own_port), "{table}");
+        let pid = std::process::id().to_string();
+        assert_eq!(
+            ends(client("near").expect("it is listed")),
+            ["unix", &own_port, "unix", &own_port, &pid],
+            "{table}"
+        );
+    }
+    for table in ["SERVERS", "SOCKETS", "ACTIVE_SOCKETS"] {
+        let rows = bouncer.show(table);
+        let server = |database: &str| rows.iter().find(|row| row["database"] == database && row["type"] == "S");
+        let [addr, peer, local, local_port, _] = ends(server("shop").expect("it is listed"));
+        let known = far.value("select host(inet_client_addr()) || ' ' || inet_client_port()");
+        assert_eq!((addr, peer), (ip.to_string(), port.to_string()));
+        assert_eq!(format!("{local} {local_port}"), known, "what Postgres says of the other end");
+        let [addr, peer, local, local_port, _] = ends(server("near").expect("it is listed"));
+        assert_eq!([addr, peer, local, local_port], ["unix", &port.to_string(), "unix", &own_port], "{table}");
     }
 }
 
@@ -171,6 +259,18 @@ fn shutdown_waits_for_servers() {
     bouncer.console().ok("SHUTDOWN WAIT_FOR_SERVERS");
     assert_eq!(idle.expect_fatal("08P01").message, "server shutting down");
     client.ok("commit");
+    assert!(bouncer.wait().success());
+}
+
+#[test]
+fn shutdown_waits_for_clients() {
+    let mut bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    bouncer.console().ok("SHUTDOWN WAIT_FOR_CLIENTS");
+    eventually("nobody new is let in", || bouncer.startup("shop").try_connect().is_err());
+    client.ok("select 1");
+    assert!(bouncer.is_running());
+    drop(client);
     assert!(bouncer.wait().success());
 }
 

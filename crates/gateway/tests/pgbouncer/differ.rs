@@ -14,7 +14,7 @@ use std::{
 use rustix::process::geteuid;
 use tidegate_testkit::{Frames, Lost, Message, Process, RawClient, Startup, eventually};
 
-use crate::bouncer::{Bouncer, Setup, free_port, with_places};
+use crate::bouncer::{Bouncer, Setup, free_port, server, with_places};
 
 /// Names the program.
 const VARIABLE: &str = "TIDEGATE_PGBOUNCER";
@@ -30,7 +30,8 @@ const TOLD: &[&str] = &[
     // Types and columns of tables.
     "SHOW FDS",
     "SHOW MEM",
-    "users",
+    "size of a user's pools",
+    "databases while all are paused",
     "active sockets",
     // The tag is one that drivers can read.
     "SET conffile",
@@ -39,7 +40,6 @@ const TOLD: &[&str] = &[
     "wrong password",
     "no such user",
     "unknown parameter",
-    "server that is not there",
     // An operator sends clients away.
     "KILL",
     "SHUTDOWN WAIT_FOR_SERVERS",
@@ -84,6 +84,12 @@ const COMMANDS: &[&str] = &[
     "ENABLE nowhere",
     "RECONNECT nowhere",
     "WAIT_CLOSE nowhere",
+    "PAUSE pgbouncer",
+    "RESUME pgbouncer",
+    "KILL pgbouncer",
+    "DISABLE pgbouncer",
+    "RECONNECT pgbouncer",
+    "WAIT_CLOSE pgbouncer",
     "SET nonsense = 1",
     "SET pkt_buf = 1",
     "KILL_CLIENT 999999",
@@ -112,7 +118,9 @@ const FILES: &[(&str, &str)] = &[("users.txt", "\"app\" \"secret\"\n\"other\" \"
 /// Both with this file; PgBouncer first.
 fn both(program: &str, ini: &str) -> [Subject; 2] {
     let common = format!(
-        "[databases]\nshop = $PG dbname=postgres user=postgres\nclosed = host=127.0.0.1 port=1\n[pgbouncer]\n\
+        "[databases]\nshop = $PG dbname=postgres user=postgres\nclosed = host=127.0.0.1 port=1\n\
+         lost = $PG dbname=differ_lost user=postgres\nmistaken = $PG dbname=postgres user=differ_login password=wrong\n\
+         [users]\nother = pool_mode=session max_user_connections=7\n[pgbouncer]\n\
          auth_type = md5\nauth_file = $DIR/users.txt\nadmin_users = app\nserver_login_retry = 1\npool_mode = transaction\n{ini}"
     );
     let ours = Bouncer::with(&Setup { ini: &common, files: FILES, ..Setup::default() });
@@ -242,18 +250,48 @@ const ROWS: &[Row] = &[
     ("names of TOTALS", |subject| rows(subject, "TOTALS", &["name"], |_| true)),
     ("names of LISTS", |subject| rows(subject, "LISTS", &["list"], |_| true)),
     ("databases", |subject| {
-        let columns =
-            ["name", "database", "force_user", "pool_size", "pool_mode", "load_balance_hosts", "max_connections"];
-        rows(subject, "DATABASES", &columns, |row| row["name"] != "pgbouncer")
+        let columns = "name host database force_user pool_size min_pool_size reserve_pool_size server_lifetime pool_mode \
+                       load_balance_hosts max_connections current_connections max_client_connections \
+                       current_client_connections paused disabled";
+        rows(subject, "DATABASES", &words(columns), |_| true)
+    }),
+    ("the console's port", |subject| {
+        let shown = subject.console().show("DATABASES");
+        let port = shown.iter().find(|row| row["name"] == "pgbouncer").map(|row| row["port"].clone());
+        (port == Some(subject.address.port().to_string())).to_string()
     }),
     ("users", |subject| {
-        let columns = ["name", "pool_size", "pool_mode", "max_user_connections", "current_client_connections"];
-        rows(subject, "USERS", &columns, |row| row["name"] == "other")
+        let columns = "name pool_mode max_user_connections current_connections max_user_client_connections \
+                       current_client_connections";
+        rows(subject, "USERS", &words(columns), |_| true)
     }),
-    ("pool", |subject| {
-        let columns =
-            ["user", "cl_active", "cl_waiting", "sv_active", "sv_idle", "maxwait", "pool_mode", "load_balance_hosts"];
-        rows(subject, "POOLS", &columns, |row| row["database"] == "shop")
+    ("size of a user's pools", |subject| {
+        rows(subject, "USERS", &["name", "pool_size", "reserve_pool_size"], |row| row["name"] == "other")
+    }),
+    ("pools", |subject| {
+        let columns = "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req sv_active \
+                       sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login maxwait pool_mode \
+                       load_balance_hosts";
+        rows(subject, "POOLS", &words(columns), |_| true)
+    }),
+    ("what the console's clients did", |subject| {
+        let columns = "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time \
+                       query_time wait_time";
+        rows(subject, "STATS_TOTALS", &words(columns), |row| row["database"] == "pgbouncer")
+    }),
+    ("items of LISTS", |subject| {
+        let is_kept = |row: &BTreeMap<String, String>| !row["list"].starts_with("free_");
+        rows(subject, "LISTS", &["list", "items"], is_kept)
+    }),
+    ("this end of a client's connection", |subject| {
+        let shown = subject.console().show("CLIENTS");
+        let own = |row: &BTreeMap<String, String>| row["local_port"] == subject.address.port().to_string();
+        shown.iter().map(|row| format!("{} {}", row["local_addr"], own(row))).collect::<Vec<_>>().join(", ")
+    }),
+    ("this end of a server's connection", |subject| {
+        let shown = subject.console().show("SERVERS");
+        let known = |row: &BTreeMap<String, String>| row["local_port"].parse::<u16>().is_ok_and(|port| port > 0);
+        shown.iter().map(|row| format!("{} {}", row["local_addr"], known(row))).collect::<Vec<_>>().join(", ")
     }),
     ("client", |subject| {
         rows(subject, "CLIENTS", &["type", "user", "replication", "state", "addr"], |row| row["database"] == "shop")
@@ -285,6 +323,10 @@ fn rows(subject: &Subject, table: &str, columns: &[&str], is_wanted: fn(&BTreeMa
     texts.join(", ")
 }
 
+fn words(text: &'static str) -> Vec<&'static str> {
+    text.split_whitespace().collect()
+}
+
 /// Names and types of a table's columns.
 fn columns(subject: &Subject, table: &str) -> Vec<(String, u32)> {
     let mut console = subject.console();
@@ -299,6 +341,7 @@ fn nothing_differs_from_pgbouncer_but_what_is_told() {
     let mut findings = Findings::default();
     tables(&program, &mut findings);
     logins(&program, &mut findings);
+    absent(&program, &mut findings);
     strangers(&program, &mut findings);
     limits(&program, &mut findings);
     timeouts(&program, &mut findings);
@@ -346,13 +389,21 @@ fn logins(program: &str, findings: &mut Findings) {
     });
     findings
         .compare("unknown parameter", &subjects, |subject| login(&subject.login("shop").parameter("nonsense", "1")));
-    findings.compare("server that is not there", &subjects, |subject| login(&subject.login("closed")));
     findings.compare("a PAUSE and what it leaves", &subjects, |subject| {
         let mut console = subject.console();
         let said =
             ["PAUSE shop", "RESUME shop", "RECONNECT shop", "RELOAD", "DISABLE shop", "ENABLE shop", "WAIT_CLOSE shop"];
         said.map(|command| asked(&mut console, command)).join(", ")
     });
+    let paused = |command: &str, subject: &Subject| {
+        let mut console = subject.console();
+        console.ok(command);
+        let shown = rows(subject, "DATABASES", &["name", "paused", "disabled"], |_| true);
+        console.ok(&command.replace("PAUSE", "RESUME"));
+        shown
+    };
+    findings.compare("databases while one is paused", &subjects, |subject| paused("PAUSE shop", subject));
+    findings.compare("databases while all are paused", &subjects, |subject| paused("PAUSE", subject));
     findings.compare("disabled database", &subjects, |subject| {
         subject.console().ok("DISABLE shop");
         let refused = login(&subject.login("shop"));
@@ -375,6 +426,19 @@ fn logins(program: &str, findings: &mut Findings) {
         console.send(&Frames::new().query("SHUTDOWN WAIT_FOR_SERVERS"));
         answered(&mut client)
     });
+}
+
+/// Servers that do not let anybody in, or are not there.
+fn absent(program: &str, findings: &mut Findings) {
+    let server = server();
+    server.sql("create role differ_login login password 'right' in role scram_login");
+    let subjects = both(program, "query_wait_timeout = 3");
+    for database in ["closed", "lost", "mistaken"] {
+        for time in ["at first", "once more"] {
+            let case = format!("a login to {database}, {time}");
+            findings.compare(&case, &subjects, |subject| login(&subject.login(database)));
+        }
+    }
 }
 
 fn strangers(program: &str, findings: &mut Findings) {

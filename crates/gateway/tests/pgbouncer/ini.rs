@@ -50,10 +50,23 @@ fn an_unknown_key_is_told_with_file_line_and_neighbour() {
 
 #[test]
 fn a_key_without_effect_is_named_once() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\npkt_buf = 8192\nmax_client_conn = 50\n"));
+    let idle = [
+        "client_tls_dheparams = auto",
+        "conffile = /nowhere",
+        "job_name = x",
+        "pkt_buf = 8192",
+        "pool_idle_timeout = 5",
+        "sbuf_loopcnt = 3",
+        "service_name = x",
+        "tcp_defer_accept = 0",
+    ];
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\n{}\nmax_client_conn = 50\n", idle.join("\n")));
     bouncer.client("shop").ok("select 1");
     let log = bouncer.log();
-    assert_eq!(log.matches("`pkt_buf` has no effect").count(), 1, "{log}");
+    for line in idle {
+        let key = line.split(' ').next().unwrap_or_default();
+        assert_eq!(log.matches(&format!("`{key}` has no effect")).count(), 1, "{key}: {log}");
+    }
     assert!(!log.contains("`max_client_conn` has no effect"), "{log}");
     assert_eq!(bouncer.setting("max_client_conn"), "50");
 }
@@ -146,7 +159,7 @@ fn a_file_without_databases_or_users_is_a_beginning() {
 fn keys_of_a_connection_do_what_they_say() {
     let bouncer = Bouncer::start(
         "[databases]\nshop = $PG dbname=postgres pool_size=1 connect_query='set statement_timeout = 54321' \
-         application_name=gate timezone=Asia/Tokyo datestyle=German\n\
+         application_name=gate timezone=Asia/Tokyo datestyle=German client_encoding=LATIN1\n\
          [pgbouncer]\napplication_name_add_host = 1\nignore_startup_parameters = extra_float_digits, made_up\n\
          server_reset_query = select 1\n",
     );
@@ -154,6 +167,8 @@ fn keys_of_a_connection_do_what_they_say() {
     let mut client = startup.connect();
     assert_eq!(client.value("show statement_timeout"), "54321ms");
     assert_eq!(client.value("show timezone"), "Asia/Tokyo");
+    assert_eq!(client.value("show datestyle"), "German, DMY");
+    assert_eq!(client.value("show client_encoding"), "LATIN1");
     let name = client.value("show application_name");
     assert!(name.starts_with("psql - 127.0.0.1:"), "{name}");
 }

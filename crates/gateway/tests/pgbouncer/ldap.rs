@@ -3,11 +3,12 @@
 use std::{
     fs,
     net::TcpStream,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
 use tempfile::TempDir;
-use tidegate_testkit::eventually;
+use tidegate_testkit::{Authority, eventually};
 
 use crate::bouncer::{Bouncer, Setup, free_port_of, server};
 
@@ -33,10 +34,18 @@ o: example
 dc: example
 ";
 
+/// What a directory with a certificate adds: passwords are heard under TLS alone.
+const TLS_RULES: &str = "TLSCertificateFile $CERT
+TLSCertificateKeyFile $KEY
+security simple_bind=128
+";
+
 /// A directory, until it is dropped.
 struct Directory {
     slapd: Child,
     port: u16,
+    /// Where it speaks TLS from the first byte, if it has a certificate.
+    tls_port: u16,
     _folder: TempDir,
 }
 
@@ -50,6 +59,17 @@ impl Drop for Directory {
 impl Directory {
     /// With these users, each with `secret of NAME`. `None` where there is no slapd.
     fn with(users: &[&str]) -> Option<Self> {
+        Self::started(users, "")
+    }
+
+    /// The same with a certificate for `localhost`.
+    fn secured(users: &[&str], authority: &Authority) -> Option<Self> {
+        let own = authority.issue(&["localhost"]);
+        let rules = TLS_RULES.replace("$CERT", &own.cert.display().to_string());
+        Self::started(users, &rules.replace("$KEY", &own.key.display().to_string()))
+    }
+
+    fn started(users: &[&str], tls_rules: &str) -> Option<Self> {
         if fs::metadata(PROGRAM).is_err() {
             eprintln!("LDAP is not tested: there is no {PROGRAM} here");
             return None;
@@ -60,7 +80,9 @@ impl Directory {
             fs::write(&path, text).expect("the folder can be written");
             path
         };
-        let rules = file("slapd.conf", &RULES.replace("$DIR", &folder.path().display().to_string()));
+        // What holds for the whole directory stands before its database.
+        let rules = RULES.replace("database mdb", &format!("{tls_rules}database mdb"));
+        let rules = file("slapd.conf", &rules.replace("$DIR", &folder.path().display().to_string()));
         let entry = |user: &&str| {
             format!(
                 "\ndn: uid={user},dc=example,dc=net\nobjectClass: inetOrgPerson\nuid: {user}\ncn: {user}\nsn: twin\n\
@@ -70,12 +92,14 @@ impl Directory {
         let entries = file("entries", &(TOP.to_owned() + &users.iter().map(entry).collect::<String>()));
         let added = Command::new("/usr/sbin/slapadd").arg("-f").arg(&rules).arg("-l").arg(entries).output();
         assert!(added.as_ref().is_ok_and(|output| output.status.success()), "{added:?}");
-        let port = free_port_of(32_000..33_000);
+        let (port, tls_port) = (free_port_of(32_000..33_000), free_port_of(32_000..33_000));
+        let plain = format!("ldap://127.0.0.1:{port}/");
+        let places = if tls_rules.is_empty() { plain } else { format!("{plain} ldaps://127.0.0.1:{tls_port}/") };
         let mut slapd = Command::new(PROGRAM);
         // It stays in the foreground with a level of what it prints.
-        slapd.arg("-f").arg(rules).args(["-d", "0", "-h", &format!("ldap://127.0.0.1:{port}/")]);
+        slapd.arg("-f").arg(rules).args(["-d", "0", "-h", &places]);
         let slapd = slapd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let directory = Self { slapd: slapd.expect("it can be started"), port, _folder: folder };
+        let directory = Self { slapd: slapd.expect("it can be started"), port, tls_port, _folder: folder };
         eventually("the directory listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         Some(directory)
     }
@@ -166,4 +190,76 @@ fn options_that_cannot_be_are_told() {
     let mut bouncer = Bouncer::spawn(&setup, free_port_of(33_000..34_000));
     assert!(!bouncer.wait().success());
     assert!(bouncer.log().contains("ldap needs ldapbasedn, ldapprefix, or ldapsuffix"), "{}", bouncer.log());
+}
+
+/// A gateway that trusts the authority in this file, and no other.
+fn trusting(ca: &Path, options: &str) -> Bouncer {
+    let trusted = format!("SSL_CERT_FILE={}", ca.display());
+    Bouncer::with(&Setup {
+        ini: &format!("{SHOP}[pgbouncer]\nauth_type = ldap\nauth_ldap_options = {options}\n"),
+        starter: &["env", &trusted],
+        ..Setup::default()
+    })
+}
+
+const ENTRY: &str = "ldapprefix=\"uid=\" ldapsuffix=\",dc=example,dc=net\"";
+const SEARCH: &str = "ldapbinddn=\"cn=admin,dc=example,dc=net\" ldapbindpasswd=of-the-admin";
+
+#[test]
+fn a_directory_is_asked_under_tls() {
+    let authority = Authority::new();
+    let Some(directory) = Directory::secured(&["app"], &authority) else { return };
+    let (plain, tls) = (directory.port, directory.tls_port);
+    for options in [
+        format!("ldapserver=localhost ldapport={tls} ldapscheme=ldaps {ENTRY}"),
+        format!("ldapurl=\"ldaps://localhost:{tls}/dc=example,dc=net?uid?sub\" {SEARCH}"),
+        format!("ldapserver=localhost ldapport={plain} ldaptls=1 {ENTRY}"),
+        format!("ldapurl=\"ldap://localhost:{plain}/dc=example,dc=net?uid?sub\" ldaptls=1 {SEARCH}"),
+        // The first that can be reached: nobody listens there.
+        format!("ldapserver=\"127.0.0.2 localhost\" ldapport={tls} ldapscheme=ldaps {ENTRY}"),
+    ] {
+        let bouncer = trusting(&authority.ca(), &options);
+        bouncer.startup("shop").user("app").password("secret of app").connect().ok("select 1");
+        assert_refused(&bouncer, "app", "wrong");
+        let of_rule = Bouncer::with(&Setup {
+            ini: &format!("{SHOP}[pgbouncer]\nauth_type = hba\nauth_hba_file = $DIR/hba\n"),
+            files: &[("hba", &format!("host all all all ldap {options}\n"))],
+            starter: &["env", &format!("SSL_CERT_FILE={}", authority.ca().display())],
+            ..Setup::default()
+        });
+        of_rule.startup("shop").user("app").password("secret of app").connect().ok("select 1");
+    }
+    // In the clear this directory hears no passwords: it was TLS indeed.
+    let bouncer = trusting(&authority.ca(), &format!("ldapserver=localhost ldapport={plain} ldaptls=0 {ENTRY}"));
+    assert_refused(&bouncer, "app", "secret of app");
+    bouncer.wait_for_log("confidentiality required");
+}
+
+#[test]
+fn a_directory_that_cannot_prove_itself_is_told_no_password() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let Some(directory) = Directory::secured(&["app"], &authority) else { return };
+    let (plain, tls) = (directory.port, directory.tls_port);
+    let ways = |host: &str| {
+        [
+            format!("ldapserver={host} ldapport={tls} ldapscheme=ldaps {ENTRY}"),
+            format!("ldapserver={host} ldapport={plain} ldaptls=1 {ENTRY}"),
+        ]
+    };
+    for options in ways("localhost") {
+        let bouncer = trusting(&other.ca(), &options);
+        assert_refused(&bouncer, "app", "secret of app");
+        bouncer.wait_for_log("its certificate is of no authority that this machine trusts");
+    }
+    for options in ways("127.0.0.1") {
+        let bouncer = trusting(&authority.ca(), &options);
+        assert_refused(&bouncer, "app", "secret of app");
+        bouncer.wait_for_log("its certificate is for another name");
+    }
+    // One that has no TLS is not told either.
+    let Some(directory) = Directory::with(&["app"]) else { return };
+    let options = format!("ldapserver=localhost ldapport={} ldaptls=1 {ENTRY}", directory.port);
+    let bouncer = trusting(&authority.ca(), &options);
+    assert_refused(&bouncer, "app", "secret of app");
+    bouncer.wait_for_log("it refuses StartTLS");
 }

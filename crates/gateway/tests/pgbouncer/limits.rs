@@ -1,6 +1,6 @@
 //! Limits of clients and servers, per database and per user, and the words for who is one too many.
 
-use tidegate_testkit::{RawClient, eventually};
+use tidegate_testkit::{Frames, RawClient, eventually};
 
 use crate::bouncer::{Bouncer, server};
 
@@ -43,6 +43,37 @@ fn clients_of_a_database_and_of_a_user_have_limits() {
     assert_eq!(refused.code, "08P01");
     drop(shop);
     eventually("the free place can be taken", || bouncer.startup("other").try_connect().is_ok());
+}
+
+#[test]
+fn the_reserve_is_for_those_who_wait_long() {
+    for (databases, users, general) in [
+        ("", "", "reserve_pool_size = 1\n"),
+        ("reserve_pool_size=1", "", ""),
+        ("reserve_pool=1", "", ""),
+        ("", "[users]\npostgres = reserve_pool_size=1\n", ""),
+    ] {
+        let bouncer = Bouncer::start(&format!(
+            "[databases]\nshop = $PG dbname=postgres pool_size=1 {databases}\n{users}[pgbouncer]\n\
+             reserve_pool_timeout = 0.2\n{general}"
+        ));
+        let mut owner = bouncer.client("shop");
+        owner.ok("begin");
+        bouncer.client("shop").ok("select 'from the reserve'");
+        bouncer.wait_for_pool("shop", "sv_active", 1);
+    }
+}
+
+#[test]
+fn a_user_has_pools_of_a_size_of_its_own() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[users]\npostgres = pool_size=1\n");
+    let mut owner = bouncer.client("shop");
+    owner.ok("begin");
+    let mut waiting = bouncer.client("shop");
+    waiting.send(&Frames::new().query("select 'served'"));
+    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    owner.ok("commit");
+    assert_eq!(waiting.until_ready().value(), "served");
 }
 
 /// A pool that has all the connections of its database gives an idle one to a pool that needs one.

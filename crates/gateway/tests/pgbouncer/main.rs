@@ -1,5 +1,6 @@
 //! In place of PgBouncer: its files, its console, its limits and words, against a real Postgres.
 
+mod absent;
 mod auth;
 mod bouncer;
 mod console;
@@ -11,6 +12,7 @@ mod ldap;
 mod limits;
 mod log;
 mod metrics;
+mod options;
 #[cfg(feature = "pam")]
 mod pam;
 mod peers;

@@ -107,6 +107,20 @@ fn dashboards_find_their_figures() {
     ] {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
     }
+    // The console is a database like others, as the exporter tells it.
+    let console = format!(
+        "name=\"pgbouncer\",host=\"\",port=\"{}\",database=\"pgbouncer\",force_user=\"pgbouncer\",pool_mode=\"statement\"",
+        bouncer.port()
+    );
+    let _console = bouncer.console();
+    let with_console = get(port, "/metrics");
+    for line in [
+        &format!("pgbouncer_databases_pool_size{{{console}}} 2"),
+        "pgbouncer_pools_client_active_connections{database=\"pgbouncer\",user=\"pgbouncer\"} 1",
+        "pgbouncer_stats_totals_client_logins_total{database=\"pgbouncer\"} 1",
+    ] {
+        assert!(with_console.lines().any(|known| known == line), "{line} is not in\n{with_console}");
+    }
     for name in EXPORTED {
         let line = format!("# TYPE pgbouncer_{name} ");
         assert!(page.contains(&line), "{name} is not in\n{page}");

@@ -42,6 +42,65 @@ fn query_wait_timeout_of_a_user_goes_before_that_of_all() {
 }
 
 #[test]
+fn query_wait_timeout_of_a_database_goes_before_that_of_all() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1 query_wait_timeout=0.5\n[pgbouncer]\nquery_wait_timeout = 600\n",
+    );
+    let mut owner = bouncer.client("shop");
+    owner.ok("begin");
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().query("select 1"));
+    ends(&bouncer, &mut client, "query_wait_timeout");
+}
+
+#[test]
+fn timeouts_of_a_user_go_before_those_of_all() {
+    for (key, sql, words) in [
+        ("query_timeout", "select pg_sleep(600)", "query timeout"),
+        ("transaction_timeout", "begin; select pg_sleep(600)", "transaction timeout"),
+        ("idle_transaction_timeout", "begin", "idle transaction timeout"),
+        ("client_idle_timeout", "select 1", "client_idle_timeout"),
+    ] {
+        let bouncer = Bouncer::start(&format!("[users]\npostgres = {key}=1\n{SHOP}{key} = 600\n"));
+        let mut client = bouncer.client("shop");
+        client.send(&Frames::new().query(sql));
+        while client.recv().tag != b'E' {}
+        bouncer.wait_for_log(&format!("closing because: {words} (age="));
+    }
+}
+
+#[test]
+fn server_connect_timeout() {
+    // It accepts, by the kernel's hand, and says nothing.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host=127.0.0.1 port={port} dbname=postgres\n[pgbouncer]\nserver_connect_timeout = 0.3\n\
+         server_login_retry = 0.1\nquery_wait_timeout = 2\n"
+    ));
+    assert_eq!(bouncer.startup("shop").refused().message, "query_wait_timeout");
+    bouncer.wait_for_log("closing because: connect timeout (age=0s)");
+}
+
+#[test]
+fn server_lifetime_of_none_closes_a_server_after_its_first_use() {
+    for (database, general) in [("", "server_lifetime = 0\n"), ("server_lifetime=0", "")] {
+        let bouncer =
+            Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres {database}\n[pgbouncer]\n{general}"));
+        let mut client = bouncer.client("shop");
+        assert_ne!(client.backend(), client.backend(), "{database}{general}");
+    }
+}
+
+#[test]
+fn the_log_is_told_the_averages_of_each_period() {
+    let bouncer = with("stats_period = 1\n");
+    bouncer.client("shop").ok("select 1");
+    bouncer.wait_for_log("stats: ");
+    bouncer.wait_for_log(" client parses/s, ");
+}
+
+#[test]
 fn who_waits_is_told_so_by_a_notice() {
     let bouncer = with("query_wait_notify = 1\n");
     let mut owner = bouncer.client("shop");

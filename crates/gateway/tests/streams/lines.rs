@@ -17,6 +17,15 @@ fn a_file_comes_out_in_order_per_key() {
 }
 
 #[test]
+fn a_slip_in_the_pointer_to_the_key_is_said_once() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..20, 5));
+    let ended = Stream::run(["--from", &file, "--key", "/key", "--to", "-"]).expect(0);
+    assert_eq!(ended.lines.len(), 20);
+    assert_eq!(ended.errors.matches("nothing stands at the key /key here").count(), 1, "{}", ended.errors);
+}
+
+#[test]
 fn standard_input_is_a_source() {
     let mut stream = Stream::start(["--from", "-", "--key", "/k", "--to", "-", "-q"]);
     let mut input = stream.input.take().unwrap();

@@ -1,5 +1,6 @@
 //! What is run, by whom, and how good it must be.
 
+use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BASE, CORES, Figures, OURS, STREAM, THREADS};
 use tidegate_figures::Bar;
@@ -59,7 +60,7 @@ pub(crate) const CASES: [Case; 10] = [
             handler: Handler::Precise(10_000),
             in_flight: 20_000,
         },
-        subjects: &[OURS],
+        subjects: &[OURS, CORES, SLEEPERS, TOKIO_SLEEPERS],
         bars: &[(RATE, Bar::AtLeast(95_000.0))],
     },
     sleeps(

@@ -9,6 +9,8 @@
 //! the process had resident. The subjects get the same settings of the client.
 
 mod cases;
+#[path = "../throughput/floor.rs"]
+mod floor;
 #[path = "../throughput/load.rs"]
 mod load;
 #[path = "../throughput/precise.rs"]

@@ -11,6 +11,7 @@ use tidegate_lanes::source::kafka::Kafka;
 use tidegate_lanes::{Bounds, Epoch, Handle, Subscription, Threads};
 use tidegate_sandbox::kafka::Broker;
 
+use crate::floor::{SLEEPERS, TOKIO_SLEEPERS, sleep_all};
 use crate::load::{Check, Load, handle, handle_blocking};
 use crate::usage::{Usage, status};
 
@@ -99,6 +100,7 @@ impl Course {
 pub(crate) fn run(subject: &str, load: Load, brokers: &str, topic: &str) -> Figures {
     let course = Arc::new(Course::new(load.records));
     match subject {
+        SLEEPERS | TOKIO_SLEEPERS => return sleepers(subject, load),
         BASE => base(&course, brokers, topic),
         STREAM => on_workers(stream(Arc::clone(&course), brokers.to_owned(), topic.to_owned())),
         _ => {
@@ -110,6 +112,16 @@ pub(crate) fn run(subject: &str, load: Load, brokers: &str, topic: &str) -> Figu
             return course.figures(Some(&check));
         }
     }
+    course.figures(None)
+}
+
+/// Without a broker: what is left to be reached.
+fn sleepers(subject: &str, load: Load) -> Figures {
+    let course = Course::new(load.records);
+    *course.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Usage::now());
+    let subject = subject.to_owned();
+    on_workers(async move { sleep_all(&subject, load).await });
+    course.end();
     course.figures(None)
 }
 

@@ -1,5 +1,6 @@
 //! Which subjects run which loads, and what bars they are held to.
 
+use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BARE, BARE_CORES, BARE_THREADS, BUFFERED, HASHED, OURS, OURS_CORES, OURS_THREADS, TASK_PER_KEY};
 use tidegate_figures::Bar;
@@ -15,8 +16,9 @@ pub(crate) struct Case {
 /// Where order per key is asked for, and where it is not.
 const ALL: &[&str] = &[OURS, OURS_CORES, HASHED, TASK_PER_KEY, BARE, BARE_CORES, BUFFERED];
 // Without `buffer_unordered`, which with 100,000 sleepers polls them over and over: minutes for a tenth of the records.
-const SLEEPERS: &[&str] = &[OURS, OURS_CORES, BARE, BARE_CORES, TASK_PER_KEY];
+const SLEEPING: &[&str] = &[OURS, OURS_CORES, BARE, BARE_CORES, TASK_PER_KEY];
 const STEADILY: &[&str] = &[OURS, OURS_CORES, BARE];
+const IN_TURN: &[&str] = &[OURS, OURS_CORES, HASHED, TASK_PER_KEY, SLEEPERS, TOKIO_SLEEPERS];
 const ORDERED: &[&str] = &[OURS, HASHED, TASK_PER_KEY];
 
 const IN_FLIGHT: usize = 100_000;
@@ -47,14 +49,14 @@ pub(crate) fn cases(quick: bool) -> Vec<Case> {
         case("no-op, Zipf 1.1 over 100,000", million, Keys::Zipf(100_000), Handler::Nothing, ORDERED),
         Case {
             per_second: at_least(95_000.0),
-            ..case("10 ms, 1,000 keys in turn", 5 * some, Keys::InTurn(1000), Handler::Precise(10_000), ORDERED)
+            ..case("10 ms, 1,000 keys in turn", 5 * some, Keys::InTurn(1000), Handler::Precise(10_000), IN_TURN)
         },
         case("5 x 0 ms, unique keys", some, Keys::Unique, sleeps(0), STEADILY),
         case("5 x 2 ms, unique keys", million, Keys::Unique, sleeps(2), STEADILY),
         Case {
             per_second: at_least(350_000.0),
             cpu_us: Some(Bar::AtMost(5.0)),
-            ..case("5 x 4 ms, unique keys", million, Keys::Unique, sleeps(4), SLEEPERS)
+            ..case("5 x 4 ms, unique keys", million, Keys::Unique, sleeps(4), SLEEPING)
         },
         case("5 x 10 ms, unique keys", million, Keys::Unique, sleeps(10), STEADILY),
         case("5 x 20 ms, unique keys", million, Keys::Unique, sleeps(20), STEADILY),

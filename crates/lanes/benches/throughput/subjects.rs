@@ -8,6 +8,7 @@ use tidegate_lanes::source::Memory;
 use tidegate_lanes::{Bounds, Epoch, Lane, Record, Subscription, Threads};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::floor::{SLEEPERS, TOKIO_SLEEPERS, sleep_all};
 use crate::load::{Check, Load, handle, handle_blocking};
 use crate::usage::Usage;
 
@@ -65,6 +66,7 @@ pub(crate) async fn run(subject: &str, load: Load) -> Figures {
         (BARE, _) => bare(records, load, &check).await,
         (BARE_CORES, _) => bare_cores(records, load, &check),
         (BARE_THREADS, _) => bare_threads(records, load, &check),
+        (SLEEPERS | TOKIO_SLEEPERS, _) => sleep_all(subject, load).await,
         (BUFFERED, _) => buffered(records, load, &check).await,
         (HASHED, _) => hashed(records, load, &check).await,
         _ => task_per_key(records, load, &check).await,

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_lanes::{
-    BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Position, Record, Retry, RunError,
-    Subscription,
+    BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Overdue, Position, Record, Retry,
+    RunError, Subscription,
 };
 use tokio::time::Instant;
 
@@ -228,7 +228,8 @@ async fn la_18_one_blocked_record_pauses_its_lane_at_the_span_and_no_other() {
         Some(delivery)
     });
     let bounds = tidegate_lanes::Bounds { lane_span_max: 1000, ..Default::default() };
-    let subscription = Subscription::builder("test").source(source).bounds(bounds).handler(handler).unwrap();
+    let builder = Subscription::builder("test").source(source).bounds(bounds).deadline(3600 * SECOND, Overdue::Retry);
+    let subscription = builder.handler(handler).unwrap();
     let handle = subscription.handle();
     let running = tokio::spawn(subscription.run());
     until("the other lane is done", || feed.committed(Lane(1)) == Some(Position(4999))).await;
@@ -236,8 +237,8 @@ async fn la_18_one_blocked_record_pauses_its_lane_at_the_span_and_no_other() {
     assert!(status.is_paused && status.pending == 1, "{status:?}");
     assert!((1000..=2024).contains(&status.span), "a batch more than the bound: {status:?}");
     assert!(feed.queued() > 2000);
-    tokio::time::sleep(100 * SECOND).await;
-    assert!(handle.metrics().oldest_age.unwrap() > 99 * SECOND);
+    tokio::time::sleep(600 * SECOND).await;
+    assert!(handle.metrics().oldest_age.unwrap() > 599 * SECOND);
     let delivery = blocked.lock().unwrap().take().unwrap();
     checker.done(&delivery);
     delivery.finish();
@@ -269,6 +270,57 @@ async fn la_19_an_interceptor_that_panics_loses_no_record() {
     builder.handler(but(&checker, Some)).unwrap().run().await.unwrap();
     checker.assert_all_done(100);
     assert_eq!(told.load(SeqCst), 200);
+}
+
+/// Listens to spans, and is out of order in every third of its calls.
+#[cfg(feature = "tracing")]
+struct BrokenListener(Arc<AtomicU64>);
+
+#[cfg(feature = "tracing")]
+impl BrokenListener {
+    fn stumble(&self) -> u64 {
+        let call = self.0.fetch_add(1, SeqCst) + 1;
+        assert!(!call.is_multiple_of(3), "the listener is out of order");
+        call
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl tracing::Subscriber for BrokenListener {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_span()
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(self.stumble())
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {}
+
+    fn enter(&self, _: &tracing::span::Id) {
+        self.stumble();
+    }
+
+    fn exit(&self, _: &tracing::span::Id) {
+        self.stumble();
+    }
+}
+
+#[cfg(feature = "tracing")]
+#[tokio::test(start_paused = true)]
+async fn la_19_a_listener_to_spans_that_panics_loses_no_record() {
+    let calls = Arc::new(AtomicU64::new(0));
+    // Of this thread, which is the only one of the runtime.
+    let _listening = tracing::subscriber::set_default(BrokenListener(Arc::clone(&calls)));
+    let (source, _, checker) = whole(100, |at| at % 7);
+    let builder = Subscription::builder("test").source(source);
+    builder.handler(but(&checker, Some)).unwrap().run().await.unwrap();
+    checker.assert_all_done(100);
+    assert!(calls.load(SeqCst) > 200, "nobody listened");
 }
 
 /// Sees what became of each attempt.

@@ -231,6 +231,25 @@ fn a_failed_connect_with_a_live_connection_lets_waiters_wait() {
 }
 
 #[test]
+fn clients_wait_for_a_connect_that_is_retried_and_hear_of_no_older_error() {
+    let bench = Bench::new(1, limits(2));
+    let mut told = bench.waiter(0);
+    bench.failed(0, 1);
+    assert!(told.poll().is_some());
+    bench.advance_ms(200);
+    let mut first = bench.waiter(0);
+    bench.slot(0).retry(bench.now());
+    let mut second = bench.waiter(0);
+    assert!(first.poll().is_none() && second.poll().is_none());
+    assert_eq!(bench.slots(0), 0, "not before the pause is over");
+    bench.advance(limits(2).retry_max);
+    bench.sweep(0);
+    bench.connected(0);
+    first.lease().release(Fate::Reuse, bench.now());
+    assert_eq!(second.lease().id, 0);
+}
+
+#[test]
 fn a_dropped_slot_gives_its_permit_back_and_clients_keep_waiting() {
     let bench = Bench::new(1, limits(1));
     let mut waiter = bench.waiter(0);

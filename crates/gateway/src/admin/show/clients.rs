@@ -1,17 +1,16 @@
 //! SHOW CLIENTS: who is connected, and what they do.
 
 use std::{
-    collections::BTreeMap,
+    net::SocketAddr,
     rc::Rc,
     sync::Arc,
     time::{Instant, SystemTime},
 };
 
-use rustc_hash::FxHashMap;
 use tidegate_link::Address;
 
 use super::super::table::{Column, Value, int4, row, text};
-use super::{on_the_wall, timestamp, wait};
+use super::{Figures, on_the_wall, timestamp, wait};
 use crate::plane::{Card, ClientState, Gateway, PoolKey, Worker};
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -47,6 +46,8 @@ pub(super) struct Client {
     pub(super) user: Arc<str>,
     pub(super) state: ClientState,
     peer: Address,
+    local: Option<SocketAddr>,
+    process: u32,
     connected_at: SystemTime,
     pub(super) request_at: Option<Instant>,
     pub(super) server: Option<u64>,
@@ -64,16 +65,18 @@ pub(super) async fn all(gateway: &Gateway) -> Vec<Client> {
 }
 
 fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
-    worker.roster.cards().iter().map(|card| of_card(card)).collect()
+    worker.roster.cards().iter().map(|card| of_card(worker, card)).collect()
 }
 
-fn of_card(card: &Card) -> Client {
+fn of_card(worker: &Worker, card: &Card) -> Client {
     Client {
         id: card.id,
         key: card.key.clone(),
         user: card.user.clone(),
         state: card.state.get(),
         peer: card.peer,
+        local: worker.roster.local_of(card),
+        process: card.process,
         connected_at: card.connected_at,
         request_at: card.request_at.get(),
         server: card.linked().map(|linked| linked.identity.id),
@@ -84,50 +87,36 @@ fn of_card(card: &Card) -> Client {
     }
 }
 
-/// In what clients are alike for a scraper.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(in crate::admin) struct Kin {
-    pub(in crate::admin) application_name: String,
-    pub(in crate::admin) database: Arc<str>,
-    pub(in crate::admin) state: &'static str,
-    pub(in crate::admin) user: Arc<str>,
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let unix_port = figures.gateway().setup().config.listen.unix_port();
+    figures.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
 }
 
-/// How many clients are alike: counted on their threads, so that nothing is made of each of them.
-pub(in crate::admin) async fn alike(gateway: &Gateway) -> BTreeMap<Kin, u64> {
-    let mut all = BTreeMap::new();
-    for (kin, count) in gateway.ask_all(alike_of_thread).await.into_iter().flatten() {
-        *all.entry(kin).or_default() += count;
+/// An address and a port as PgBouncer shows them: whichever end of a unix socket it is, the port that clients name.
+pub(super) fn end(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) {
+    match address {
+        Some(address) => (address.ip().to_string(), address.port()),
+        None => ("unix".to_owned(), unix_port),
     }
-    all
 }
 
-fn alike_of_thread(worker: &Rc<Worker>) -> FxHashMap<Kin, u64> {
-    let mut alike = FxHashMap::default();
-    for card in worker.roster.cards() {
-        let kin = Kin {
-            application_name: card.application_name().unwrap_or_default(),
-            database: card.key.database.clone(),
-            state: card.state.get().as_str(),
-            user: card.user.clone(),
-        };
-        *alike.entry(kin).or_default() += 1;
-    }
-    alike
-}
-
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    all(gateway).await.into_iter().map(row_of).collect()
-}
-
-fn row_of(client: Client) -> Vec<Value> {
+fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
     let waiting = match client.state {
         ClientState::Waiting(since) => Some(since),
         ClientState::Idle | ClientState::Active => None,
     };
-    let (addr, port) = match client.peer {
-        Address::Tcp(address) => (address.ip().to_string(), address.port()),
-        Address::Unix => ("unix".to_owned(), 0),
+    let peer = match client.peer {
+        Address::Tcp(address) => Some(address),
+        Address::Unix => None,
+    };
+    let (addr, port) = end(peer, unix_port);
+    let (local_addr, local_port) = match (peer, client.local) {
+        // It came to one of very many addresses.
+        (Some(_), None) => (None, None),
+        (_, local) => {
+            let (addr, port) = end(local, unix_port);
+            (Some(addr), Some(port))
+        }
     };
     let (wait, wait_us) = wait(waiting);
     row![
@@ -138,9 +127,8 @@ fn row_of(client: Client) -> Vec<Value> {
         client.state.as_str(),
         addr,
         port,
-        // Nobody has asked the socket; the addresses that are listened on are in SHOW CONFIG.
-        None::<String>,
-        None::<u16>,
+        local_addr,
+        local_port,
         timestamp(client.connected_at),
         client.request_at.map(|at| timestamp(on_the_wall(at))),
         wait,
@@ -148,11 +136,11 @@ fn row_of(client: Client) -> Vec<Value> {
         0_u32,
         format!("c{}", client.id),
         client.server.map_or_else(String::new, |id| format!("s{id}")),
-        0_u32,
-        client.tls.unwrap_or_default(),
-        client.application_name.unwrap_or_default(),
+        client.process,
+        client.tls.clone().unwrap_or_default(),
+        client.application_name.clone().unwrap_or_default(),
         client.prepared,
         client.id,
-        client.pinned,
+        client.pinned.clone(),
     ]
 }

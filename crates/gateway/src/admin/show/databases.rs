@@ -6,9 +6,9 @@ use std::{
 };
 
 use super::super::table::{Column, Value, int4, row, text};
-use super::{clients, pools::load_balance};
+use super::{Figures, pools::load_balance};
 use crate::{
-    config::{Config, Host, Mode, PoolPlan},
+    config::{Admin, Config, Host, Mode, PoolPlan},
     plane::Gateway,
 };
 
@@ -32,28 +32,53 @@ pub(super) const COLUMNS: &[Column] = &[
     int4("disabled"),
 ];
 
-/// The databases of the configuration, and those that clients have found under `*`.
+/// The databases of the configuration, those that clients have found under `*`, and the console. What stands under `*` is
+/// no database.
 pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
     let setup = gateway.setup();
     let configured = setup.config.databases.keys().cloned();
     let found = gateway.pools().into_iter().map(|pool| pool.key.database.to_string());
-    configured.chain(found).collect()
+    let all = configured.chain(found).chain([Admin::SHOWN.to_owned()]);
+    all.filter(|name| name != "*").collect()
 }
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let mut connected: HashMap<Arc<str>, usize> = HashMap::new();
-    for client in clients::all(gateway).await {
-        *connected.entry(client.key.database).or_default() += 1;
-    }
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let gateway = figures.gateway();
+    let connected = figures.crowd().await.by(|kin| Some(kin.key.database.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools() {
         *open.entry(shared.key.database.clone()).or_default() += shared.pool.counts().open;
     }
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
     let setup = gateway.setup();
-    let row = |name: &String| row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name));
-    // What stands under `*` is no database: the names that clients found by it are.
-    names(gateway).iter().filter(|name| *name != "*").filter_map(row).collect()
+    let row = |name: &String| match name.as_str() {
+        Admin::SHOWN => Some(console(gateway, &setup.config)),
+        name => row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name)),
+    };
+    names(gateway).iter().filter_map(row).collect()
+}
+
+/// The console as PgBouncer shows its own: somewhere in this process, with limits that mean nothing to it.
+fn console(gateway: &Gateway, config: &Config) -> Vec<Value> {
+    row![
+        Admin::SHOWN,
+        None::<String>,
+        config.listen.unix_port(),
+        Admin::SHOWN,
+        Admin::SHOWN,
+        2_u32,
+        0_u32,
+        0_u32,
+        config.timeouts.server_lifetime.as_secs(),
+        Mode::Statement.as_str(),
+        None::<String>,
+        config.pool.max_per_database,
+        0_u32,
+        config.pool.max_clients_per_database,
+        gateway.console.clients(),
+        false,
+        false,
+    ]
 }
 
 fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Value>> {

@@ -1,22 +1,20 @@
 //! SHOW LISTS: how many there are of what.
 
-use std::sync::Arc;
-
 use super::super::table::{Column, Value, int4, row, text};
-use super::{clients, databases, users};
-use crate::plane::Gateway;
+use super::{Figures, databases, users};
 
 pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let clients = clients::all(gateway).await.len();
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let (gateway, clients) = (figures.gateway(), figures.crowd().await.len());
     let peers = gateway.setup().config.peers.len();
     let servers: usize = gateway.pools().iter().map(|shared| shared.pool.counts().open).sum();
     [
         ("databases", databases::names(gateway).len()),
         ("users", users::names(gateway).len()),
         ("peers", peers),
-        ("pools", gateway.pools().iter().filter(|pool| pool.key.host.is_none()).count()),
+        // The console has one too.
+        ("pools", gateway.pools().iter().filter(|pool| pool.key.host.is_none()).count() + 1),
         ("peer_pools", peers),
         // PgBouncer keeps the memory of those who left; here it is given back.
         ("free_clients", 0),

@@ -1,14 +1,14 @@
 //! SHOW POOLS: how many connections each database and user has, in what state.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use tidegate_pool::Counts;
 
 use super::super::table::{Column, Value, int4, row, text};
-use super::{clients, wait};
+use super::{Figures, wait};
 use crate::{
-    config::{Policy, PoolPlan},
-    plane::{ClientState, Gateway, PoolKey, SharedPool},
+    config::{Admin, Mode, Policy, PoolPlan},
+    plane::{PoolKey, SharedPool},
 };
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -38,19 +38,25 @@ pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
     (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
 }
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     // As in PgBouncer, a client that asks for nothing counts as active: it is served, and does not wait.
-    let mut served: HashMap<PoolKey, usize> = HashMap::new();
-    for client in clients::all(gateway).await {
-        if !matches!(client.state, ClientState::Waiting(_)) {
-            *served.entry(client.key).or_default() += 1;
-        }
-    }
+    let served = figures.crowd().await.by(|kin| (!kin.waits).then(|| kin.key.clone()));
     // The pools of the servers of one database and user stand next to each other, behind that of the clients.
-    let pools = gateway.pools();
+    let pools = figures.gateway().pools();
     let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
     let row = |group: &[Arc<SharedPool>]| row_of(group, served.get(&home(&group[0].key)).copied().unwrap_or_default());
-    groups.map(row).collect()
+    let mut rows: Vec<_> = groups.map(row).collect();
+    let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
+    rows.insert(at.min(rows.len()), console(figures.gateway().console.clients()));
+    rows
+}
+
+/// The console's own clients, who never wait for a server.
+fn console(clients: usize) -> Vec<Value> {
+    let mut row = row![Admin::SHOWN, Admin::SHOWN, clients];
+    row.resize(COLUMNS.len() - 2, Value::Number(0));
+    row.extend(row![Mode::Statement.as_str(), None::<String>]);
+    row
 }
 
 /// The key of the clients' pool.

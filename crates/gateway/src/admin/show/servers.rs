@@ -1,37 +1,35 @@
 //! SHOW SERVERS: the connections to Postgres, and who has them.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{HashMap, HashSet};
 
 use super::super::table::{Column, Value, row};
-use super::clients::{self, Client};
-use super::{on_the_wall, timestamp};
+use super::clients::{self, Client, end};
+use super::{Figures, on_the_wall, timestamp};
 use crate::{
     config::Host,
-    plane::{Gateway, ServerEntry, Worker},
+    plane::{ServerEntry, Worker},
     server::Identity,
 };
 
 /// Those of PgBouncer's SHOW CLIENTS, which has the same for servers.
 pub(super) const COLUMNS: &[Column] = clients::COLUMNS.split_at(clients::COLUMNS.len() - 1).0;
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let clients = clients::all(gateway).await;
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let (gateway, clients) = (figures.gateway(), figures.clients().await);
     let holders: HashMap<u64, &Client> = clients.iter().filter_map(|client| Some((client.server?, client))).collect();
     let cleaning: HashSet<u64> =
         gateway.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
+    let unix_port = gateway.setup().config.listen.unix_port();
     let mut servers = gateway.servers();
     servers.sort_by(|a, b| (&a.key, a.identity.id).cmp(&(&b.key, b.identity.id)));
     let row = |server: &ServerEntry| {
         let id = server.identity.id;
-        row_of(server, holders.get(&id).copied(), cleaning.contains(&id))
+        row_of(server, holders.get(&id).copied(), cleaning.contains(&id), unix_port)
     };
     servers.iter().map(row).collect()
 }
 
-fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool) -> Vec<Value> {
+fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool, unix_port: u16) -> Vec<Value> {
     let identity = &server.identity;
     let state = match holder {
         Some(_) => "active",
@@ -39,6 +37,7 @@ fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool) -> Vec<V
         None => "idle",
     };
     let (addr, port) = place(identity);
+    let (local_addr, local_port) = end(identity.local, unix_port);
     row![
         "S",
         &server.key.user,
@@ -47,9 +46,8 @@ fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool) -> Vec<V
         state,
         addr,
         port,
-        // Nobody has asked the socket.
-        None::<String>,
-        None::<u16>,
+        local_addr,
+        local_port,
         timestamp(identity.connected_at),
         holder.and_then(|client| client.request_at).map(|at| timestamp(on_the_wall(at))),
         0_u32,
@@ -67,8 +65,6 @@ fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool) -> Vec<V
 }
 
 fn place(identity: &Identity) -> (String, u16) {
-    match (identity.address.address.as_socket(), &identity.address.host) {
-        (Some(address), _) => (address.ip().to_string(), address.port()),
-        (None, Host::Unix { port, .. } | Host::Tcp { port, .. }) => ("unix".to_owned(), *port),
-    }
+    let (Host::Unix { port, .. } | Host::Tcp { port, .. }) = &identity.address.host;
+    end(identity.address.address.as_socket(), *port)
 }

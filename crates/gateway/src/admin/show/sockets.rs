@@ -1,10 +1,7 @@
 //! SHOW SOCKETS and SHOW ACTIVE_SOCKETS: clients and servers in one table, with what PgBouncer's buffers hold.
 
-use std::sync::Arc;
-
 use super::super::table::{Column, Value, int4};
-use super::{clients, servers};
-use crate::plane::Gateway;
+use super::{Figures, clients, servers};
 
 /// Those of SHOW SERVERS, and seven numbers of buffers. An idle connection owns no buffer here, so all of those are 0.
 pub(super) const COLUMNS: &[Column] = &with_buffers();
@@ -30,14 +27,14 @@ const STATE: usize = 4;
 /// The word for a connection that has somebody at the other end of the gateway.
 const ACTIVE: &str = "active";
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    of(gateway, |_| true).await
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    of(figures, |_| true).await
 }
 
 /// The rows of both tables whose state is wanted. PgBouncer says here which of the two a state is of: `cl_idle`, `sv_idle`.
-async fn of(gateway: &Arc<Gateway>, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<Value>> {
-    let clients = clients::rows(gateway).await.into_iter().map(|row| ("cl", row));
-    let servers = servers::rows(gateway).await.into_iter().map(|row| ("sv", row));
+async fn of(figures: &Figures, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<Value>> {
+    let clients = clients::rows(figures).await.into_iter().map(|row| ("cl", row));
+    let servers = servers::rows(figures).await.into_iter().map(|row| ("sv", row));
     let mut rows = Vec::new();
     for (side, mut row) in clients.chain(servers) {
         let Value::Text(state) = &row[STATE] else { continue };
@@ -52,6 +49,6 @@ async fn of(gateway: &Arc<Gateway>, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec
 }
 
 /// Those that have somebody at the other end of the gateway.
-pub(super) async fn active(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    of(gateway, |state| state == ACTIVE).await
+pub(super) async fn active(figures: &Figures) -> Vec<Vec<Value>> {
+    of(figures, |state| state == ACTIVE).await
 }

@@ -1,13 +1,10 @@
 //! SHOW STATS and its parts: what was done for each database. Times are in microseconds.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use super::super::table::{Column, Value, numeric, row, text};
-use super::databases;
-use crate::{
-    plane::Gateway,
-    stats::{self, PoolTotals, Sample, Totals},
-};
+use super::Figures;
+use crate::stats::{self, PoolTotals, Totals};
 
 pub(super) const ALL: &[Column] = &[
     text("database"),
@@ -108,15 +105,6 @@ const NAMES: [&str; 12] = [
     "client_login_count",
 ];
 
-/// The counters of this moment, with zeros for databases that nobody has used.
-async fn sample(gateway: &Gateway) -> Sample {
-    let mut totals = gateway.totals().await;
-    for name in databases::names(gateway).into_iter().filter(|name| name != "*") {
-        totals.entry(name.into()).or_default();
-    }
-    Sample { at: Instant::now(), totals }
-}
-
 /// A row for each database: its name, the values of `counted`, and what is behind them.
 fn by_database<const N: usize>(
     totals: &Totals,
@@ -129,9 +117,9 @@ fn by_database<const N: usize>(
     totals.iter().map(row).collect()
 }
 
-pub(super) async fn all(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let sample = sample(gateway).await;
-    let averages = gateway.averages(&sample);
+pub(super) async fn all(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let averages = figures.gateway().averages(sample);
     by_database(&sample.totals, |database, counted| {
         let average = averages.get(database).copied().unwrap_or_default();
         let mut values = [0; 25];
@@ -142,8 +130,8 @@ pub(super) async fn all(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     })
 }
 
-pub(super) async fn totals(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    by_database(&sample(gateway).await.totals, |_, counted| {
+pub(super) async fn totals(figures: &Figures) -> Vec<Vec<Value>> {
+    by_database(&figures.sample().await.totals, |_, counted| {
         let mut values = [0; 13];
         values[..12].copy_from_slice(&counters(counted));
         values[12] = counted.server_login_error_count;
@@ -151,15 +139,15 @@ pub(super) async fn totals(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     })
 }
 
-pub(super) async fn averages(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let sample = sample(gateway).await;
-    let averages = gateway.averages(&sample);
+pub(super) async fn averages(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let averages = figures.gateway().averages(sample);
     by_database(&sample.totals, |database, _| counters(&averages.get(database).copied().unwrap_or_default()))
 }
 
-pub(super) async fn sums(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let sample = sample(gateway).await;
-    let sums = [("total", stats::sum(&sample.totals)), ("avg", gateway.averages_of_all(&sample))];
+pub(super) async fn sums(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let sums = [("total", stats::sum(&sample.totals)), ("avg", figures.gateway().averages_of_all(sample))];
     let rows = |(prefix, counted): (&'static str, PoolTotals)| {
         let named = NAMES.iter().zip(counters(&counted));
         named.map(move |(name, value)| row![format!("{prefix}_{name}"), value])

@@ -6,8 +6,11 @@ use std::{
 };
 
 use super::super::table::{Column, Value, int4, row, text};
-use super::clients;
-use crate::plane::Gateway;
+use super::Figures;
+use crate::{
+    config::{Admin, Database},
+    plane::Gateway,
+};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
@@ -20,19 +23,20 @@ pub(super) const COLUMNS: &[Column] = &[
     int4("current_client_connections"),
 ];
 
-/// The users of the configuration, and those who came without being in it.
+/// The users of the configuration, those whose pool all clients of a database share, those who came without being in it,
+/// and the console's.
 pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
     let setup = gateway.setup();
     let configured = setup.config.users.keys().cloned();
     let seen = gateway.pools().into_iter().map(|pool| pool.key.user.to_string());
-    configured.chain(seen).collect()
+    let named = setup.config.databases.values().filter_map(Database::shared_user);
+    let named = named.map(str::to_owned).chain([Admin::SHOWN.to_owned()]);
+    configured.chain(named).chain(seen).collect()
 }
 
-pub(super) async fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let mut connected: HashMap<Arc<str>, usize> = HashMap::new();
-    for client in clients::all(gateway).await {
-        *connected.entry(client.user).or_default() += 1;
-    }
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let gateway = figures.gateway();
+    let connected = figures.crowd().await.by(|kin| Some(kin.user.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools() {
         *open.entry(shared.key.user.clone()).or_default() += shared.pool.counts().open;

@@ -16,7 +16,7 @@ impl Arriving {
     /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
     pub(super) fn is_own_process(&self, request: &Request) -> bool {
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
-        let own = self.uid == Some(rustix::process::geteuid().as_raw());
+        let own = self.process.is_some_and(|process| process.uid == rustix::process::geteuid());
         to_console && own && Admin::DATABASES.contains(&request.user.as_str())
     }
 
@@ -98,7 +98,7 @@ impl Arriving {
     }
 
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
-        let Some(uid) = self.uid else { return Err(self.cause(Cause::Peer)) };
+        let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.cause(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
         let resolver = &self.worker.gateway.connector.resolver;
         let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();

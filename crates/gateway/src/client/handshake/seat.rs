@@ -1,7 +1,9 @@
 //! A place for a client that is let in: its limits, its card, its greeting, its session.
 
-use std::{rc::Rc, sync::Arc};
+use std::{pin::pin, rc::Rc, sync::Arc, task::Poll};
 
+use socket2::SockRef;
+use tidegate_link::Link;
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
     sqlstate,
@@ -71,11 +73,14 @@ impl Arriving {
             }
         };
         let tls = self.link.tls_info().map(|info| tls::told(&info).into());
+        let local = SockRef::from(&self.link).local_addr().ok().and_then(|address| address.as_socket());
         let entry = self.worker.roster.enter(NewCard {
             id: self.id,
             key,
             user: &request.user,
             peer: self.peer,
+            local,
+            process: self.process.map_or(0, |process| process.pid.as_raw_nonzero().get().unsigned_abs()),
             tls,
             pid,
             secret,
@@ -184,24 +189,47 @@ impl Arriving {
         }
         let limit = pool.plan().timeouts.checkout;
         let route = asked.unwrap_or(pool.plan().route.route);
+        let worker = self.worker.clone();
         let found = async {
             match pool.fleet() {
                 None => {
-                    let checkout = pool.local.checkout(self.worker.reactor.now());
+                    let checkout = pool.local.checkout(worker.reactor.now());
                     checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
                 }
-                Some(_) => find_server(&self.worker, pool, route, None).await,
+                Some(_) => find_server(&worker, pool, route, None).await,
             }
         };
-        match within(&self.worker.reactor, limit, found).await {
-            Some(Ok((_, lease))) => {
-                lease.release(tidegate_pool::Fate::Reuse, self.worker.reactor.now());
+        let found = while_there(&mut self.link, &mut self.bytes, found);
+        match within(&worker.reactor, limit, found).await {
+            Some(None) => Err(LoginError::Gone),
+            Some(Some(Ok((_, lease)))) => {
+                lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
                 pool.shared.welcome().ok_or(LoginError::Gone)
             }
-            Some(Err(unserved)) => Err(LoginError::Server(unserved.words())),
+            Some(Some(Err(unserved))) => Err(LoginError::Server(unserved.words())),
             None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
         }
     }
+}
+
+/// What `work` comes to; `None` if the client leaves meanwhile. What it says before it is asked is kept.
+async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
+    let (mut work, mut hears) = (pin!(work), true);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(outcome) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(outcome));
+        }
+        if hears {
+            match std::task::ready!(link.poll_read(cx)) {
+                Ok(chunk) if !chunk.is_empty() => bytes.extend_from_slice(&chunk),
+                _ => return Poll::Ready(None),
+            }
+            // One chunk is enough; it is heard when there is somebody to answer.
+            hears = false;
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a

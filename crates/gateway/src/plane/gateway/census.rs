@@ -1,12 +1,64 @@
 //! Questions to all threads at once.
 
-use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use super::{Gateway, lock};
 use crate::{
+    config::Admin,
     plane::Worker,
     stats::{PoolTotals, Sample, Spread, Totals},
 };
+
+/// What the console counts of its own clients. They are few, so all threads count in one place.
+#[derive(Debug, Default)]
+pub struct ConsoleCounts {
+    clients: AtomicUsize,
+    logins: AtomicU64,
+    queries: AtomicU64,
+}
+
+impl ConsoleCounts {
+    /// A client has logged in.
+    pub fn enter(&self) {
+        self.clients.fetch_add(1, Ordering::Relaxed);
+        self.logins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A client has left.
+    pub fn leave(&self) {
+        self.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A client has asked for something, if only for what there is not.
+    pub fn note_query(&self) {
+        self.queries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Its clients, who count among [`Gateway::clients`].
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.clients.load(Ordering::Relaxed)
+    }
+
+    /// As in PgBouncer, each query is a transaction, and its bytes and its time are not counted.
+    fn totals(&self) -> PoolTotals {
+        let queries = self.queries.load(Ordering::Relaxed);
+        PoolTotals {
+            xact_count: queries,
+            query_count: queries,
+            client_login_count: self.logins.load(Ordering::Relaxed),
+            ..PoolTotals::default()
+        }
+    }
+}
 
 impl Gateway {
     /// Asks every thread the same question, between two of its tasks. Threads that have ended do not answer.
@@ -25,12 +77,13 @@ impl Gateway {
         answers
     }
 
-    /// What was counted since the start, by database.
+    /// What was counted since the start, by database; the console is one.
     pub async fn totals(&self) -> Totals {
         let mut totals = Totals::new();
         for (database, counted) in self.ask_all(Worker::totals).await.into_iter().flatten() {
             totals.entry(database).or_default().add(&counted);
         }
+        totals.insert(Admin::SHOWN.into(), self.console.totals());
         totals
     }
 

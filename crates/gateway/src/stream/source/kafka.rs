@@ -15,11 +15,9 @@ use crate::config::stream::{KeyOf, Start, StreamKeys, Topics};
 use crate::stream::error::StreamError;
 use crate::stream::place::Places;
 
-/// Of this, half is read ahead at most.
-const PREFETCH_BYTES_MAX: u64 = 16 << 20;
-
 pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamError> {
-    let prefetch = usize::try_from((keys.bytes_max / 2).min(PREFETCH_BYTES_MAX)).unwrap_or(usize::MAX);
+    // What is read ahead counts in the stream's bound; the other half is for what is under way.
+    let prefetch = usize::try_from(keys.bytes_max / 2).unwrap_or(usize::MAX);
     let settings = Kafka::builder(&topics.brokers, &group(keys))
         .start(match keys.start {
             Start::Earliest => LanesStart::Earliest,
@@ -27,7 +25,7 @@ pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamE
             Start::Fail => LanesStart::Fail,
         })
         .drain(keys.drain)
-        .prefetch_bytes(prefetch)
+        .prefetch_bytes_at_most(prefetch)
         .metadata(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
     let settings = topics.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
     let properties = keys.kafka_properties.0.iter();

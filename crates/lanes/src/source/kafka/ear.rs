@@ -12,6 +12,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Statistics, TopicPartitionList};
 
+use super::Error;
 use super::handover::Handover;
 use super::settings::RECORD_BYTES;
 use crate::sync::{Mutex, lock};
@@ -101,6 +102,9 @@ impl ClientContext for Ear {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        if let Some(failure) = Error::of_certificate(&error, reason) {
+            self.handover.fail(failure);
+        }
         self.complaints.error(&error, reason);
     }
 }

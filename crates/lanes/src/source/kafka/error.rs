@@ -29,8 +29,11 @@ pub enum Error {
         lane: String,
     },
     /// The broker does not let us.
-    #[error("Kafka refuses: {0}; see to the rights and the group of this client")]
+    #[error("Kafka refuses: {0}; see to the login, the rights and the group of this client")]
     Refused(RDKafkaErrorCode),
+    /// A broker's certificate is of no authority that we trust, or not its own.
+    #[error("a broker is not trusted: {0}; see to `ssl.ca.location`")]
+    Untrusted(String),
     /// A record's bytes are damaged, or compressed as this build cannot read.
     #[error("{lane}: a batch cannot be read: {code}")]
     Damaged {
@@ -54,6 +57,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a broker that is not the one that it should be. The client would ask it again and again, as one that is
+    /// away; it has no code of its own for it, so its words count, which are OpenSSL's.
+    pub(super) fn of_certificate(error: &KafkaError, reason: &str) -> Option<Self> {
+        let is_tls = error.rdkafka_error_code() == Some(RDKafkaErrorCode::SSL);
+        (is_tls && reason.contains("certificate verify failed")).then(|| Self::Untrusted(reason.to_owned()))
+    }
+
     /// The error that ends the source, or `None` for what passes.
     pub(super) fn of(error: &KafkaError, lane: impl FnOnce() -> String) -> Option<Self> {
         use RDKafkaErrorCode as Code;
@@ -95,5 +105,13 @@ mod tests {
         assert!(lost.is_some_and(|error| error.to_string().starts_with("t/0: ")));
         let fenced = of(&KafkaError::MessageConsumptionFatal(RDKafkaErrorCode::FencedInstanceId));
         assert!(matches!(fenced, Some(Error::Fatal(_))));
+    }
+
+    #[test]
+    fn a_broken_handshake_passes_and_a_wrong_certificate_does_not() {
+        let of = |code, reason| Error::of_certificate(&KafkaError::Global(code), reason);
+        assert!(of(RDKafkaErrorCode::SSL, "SSL handshake failed: Disconnected").is_none());
+        assert!(of(RDKafkaErrorCode::BrokerTransportFailure, "certificate verify failed").is_none());
+        assert!(of(RDKafkaErrorCode::SSL, "error:0A000086:SSL routines::certificate verify failed: why").is_some());
     }
 }

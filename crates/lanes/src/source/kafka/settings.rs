@@ -1,5 +1,6 @@
 //! What a Kafka source is told, and what it tells the client.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
@@ -22,7 +23,7 @@ pub enum Start {
 }
 
 /// Builds a [`Kafka`] source.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "settings do nothing until they are built"]
 pub struct Settings {
     pub(super) brokers: String,
@@ -49,6 +50,18 @@ const METADATA_LIMIT: Duration = Duration::from_secs(5);
 
 /// What the server takes at most is 4,096 (`offset.metadata.max.bytes`).
 const METADATA_BYTES_MAX: usize = 4_000;
+
+impl fmt::Debug for Settings {
+    /// Without the properties: passwords are among them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { brokers, group, topics, .. } = self;
+        f.debug_struct("Settings")
+            .field("brokers", brokers)
+            .field("group", group)
+            .field("topics", topics)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Settings {
     pub(super) fn new(brokers: &str, group: &str) -> Self {
@@ -94,6 +107,13 @@ impl Settings {
     /// are read more slowly. Each lane may hold one record or one batch of its producer more.
     pub fn prefetch_bytes(mut self, bytes: usize) -> Self {
         self.prefetch_bytes = bytes;
+        self
+    }
+
+    /// Lets the client read ahead no more than this, and leaves it as it is where that is less: for whoever has a bound of
+    /// bytes ([`Bounds::bytes_max`](crate::Bounds::bytes_max)), in which what was read ahead counts.
+    pub fn prefetch_bytes_at_most(mut self, bytes: usize) -> Self {
+        self.prefetch_bytes = self.prefetch_bytes.min(bytes);
         self
     }
 
@@ -145,9 +165,14 @@ impl Settings {
     /// What all clients have in common, which have nothing to do with the group.
     fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
+        self.add_common(&mut config);
+        config
+    }
+
+    /// To what is there already. (What is read back from a [`ClientConfig`] has a placeholder for passwords.)
+    fn add_common(&self, config: &mut ClientConfig) {
         config.set("bootstrap.servers", &self.brokers).set_log_level(RDKafkaLogLevel::Warning);
         config.extend(self.properties.iter().filter(|(name, _)| !is_of_the_group(name)).cloned());
-        config
     }
 
     /// For the client that reads; `lanes` is how many partitions it may get at most. The name of the group is for the
@@ -163,9 +188,8 @@ impl Settings {
             // How long a lane that holds enough is not looked at; the default of a second lets it run dry.
             .set("fetch.queue.backoff.ms", "5")
             .set("statistics.interval.ms", "1000");
-        config.extend(self.client().config_map().iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        self.add_common(&mut config);
         config
-            .set_log_level(RDKafkaLogLevel::Warning)
             .set("auto.offset.reset", self.start.name())
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
@@ -227,6 +251,20 @@ mod tests {
         let settings = Settings::new("localhost:1", "g").prefetch_bytes(8 << 20);
         assert_eq!(settings.reader(8).get("queued.max.messages.kbytes"), Some("1024"));
         assert_eq!(settings.reader(100_000).get("queued.max.messages.kbytes"), Some("64"));
+    }
+
+    #[test]
+    fn a_bound_lowers_the_prefetch_and_does_not_raise_it() {
+        let prefetch = |bytes| Settings::new("localhost:1", "g").prefetch_bytes_at_most(bytes).prefetch_bytes;
+        assert_eq!((prefetch(1 << 20), prefetch(1 << 30)), (1 << 20, 8 << 20));
+    }
+
+    #[test]
+    fn all_clients_log_in_with_the_same_password() {
+        let settings = Settings::new("localhost:1", "g").property("sasl.password", "secret");
+        for config in [settings.client(), settings.reader(1), settings.member()] {
+            assert_eq!(config.get("sasl.password"), Some("secret"));
+        }
     }
 
     #[test]
