@@ -108,7 +108,7 @@ impl Process {
         for number in numbers {
             match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map(Socket::from) {
                 Ok(socket) if socket.peer_addr().is_ok_and(|peer| peer.as_socket().is_some()) => {
-                    connections.push(socket)
+                    connections.push(socket);
                 }
                 // No socket, or none over TCP; or it was closed since.
                 Ok(_) | Err(Errno::BADF) => {}
