@@ -1,6 +1,7 @@
 //! A program that listens, as a child process with a folder and a log of its own.
 
 use std::fs::{self, File};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::path::Path;
@@ -8,7 +9,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getfd, pidfd_open};
 use socket2::{Domain, Socket, Type};
 
 use crate::PATIENCE;
@@ -89,6 +91,31 @@ impl Process {
     pub fn descriptors(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
         fs::read_dir(folder).expect("the process is a child that was not waited for").count()
+    }
+
+    /// Its connections over TCP, duplicated, so that the kernel can be asked how it has set them up.
+    ///
+    /// # Errors
+    /// When this machine does not let a process look into its child.
+    ///
+    /// # Panics
+    /// When the process has ended.
+    pub fn connections(&self) -> io::Result<Vec<Socket>> {
+        let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.child.id()))?;
+        let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let mut connections = Vec::new();
+        for number in numbers {
+            match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map(Socket::from) {
+                Ok(socket) if socket.peer_addr().is_ok_and(|peer| peer.as_socket().is_some()) => {
+                    connections.push(socket);
+                }
+                // No socket, or none over TCP; or it was closed since.
+                Ok(_) | Err(Errno::BADF) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(connections)
     }
 
     /// Whether it is still there.

@@ -1,6 +1,9 @@
 //! `cargo xtask ci`: everything a change must pass. All steps run, then one table says what failed.
 
+use std::thread::{self, JoinHandle};
+
 use anyhow::Result;
+use rustix::process::nice;
 
 use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
@@ -22,13 +25,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("clippy", clippy);
     steps.run("docs", docs);
     steps.run("postgres", fetch_postgres);
+    let ahead = build_ahead(&steps);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));
     steps.run("pam", tests_of_pam);
     steps.run("kafka-tls", tests_of_kafka_tls);
+    if let Some(ahead) = ahead {
+        // It does not panic; and its work would be done again.
+        drop(ahead.join());
+    }
     steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
     steps.finish()
+}
+
+/// Builds what later steps need beside the tests, which leave half of the processors idle; at the lowest priority, so that they
+/// hardly notice. What fails here is told by its step.
+fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
+    let (models, drivers) = (steps.wants("models"), steps.wants("drivers"));
+    let work = move || {
+        // That of this thread, and of whatever it starts.
+        if nice(19).is_err() {
+            return;
+        }
+        if models {
+            drop(models::build());
+        }
+        if drivers {
+            drivers::prepare();
+        }
+    };
+    (steps.wants("tests-io_uring") && (models || drivers)).then(|| thread::spawn(work))
 }
 
 /// The workspace, and the package that is none of its members.

@@ -78,6 +78,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
+/// Fetches and builds what the suites need, as far as it can be had.
+pub(crate) fn prepare() {
+    SUITES.iter().for_each(|suite| drop(suite.prepare()));
+}
+
 /// As a step of CI: both modes of the gateway.
 pub(crate) fn run_for_ci() -> Outcome {
     let way = vec![Way::Session, Way::Transaction];

@@ -39,9 +39,14 @@ impl Steps {
         Self { done: Vec::new(), only: names.to_vec() }
     }
 
+    /// Whether a step of this name runs.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
     /// Runs one step.
     pub(crate) fn run<T: Into<Outcome>>(&mut self, name: &'static str, step: impl FnOnce() -> T) {
-        if !self.only.is_empty() && !self.only.iter().any(|only| only == name) {
+        if !self.wants(name) {
             return;
         }
         eprintln!("\n=== {name}");

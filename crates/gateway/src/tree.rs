@@ -102,9 +102,12 @@ impl Observe for Chronicle {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use tidegate_supervise::{Class, Ctx, Tokio};
     use tokio::sync::mpsc;
+
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn what_is_kept_is_started_again_however_often_it_fails() {
@@ -112,13 +115,9 @@ mod tests {
         let root: Scope = Scope::root("tidegate");
         let scope = control(&root, "listen").build::<Ear>();
         let (started, mut starts) = mpsc::unbounded_channel();
-        let mut life = 0;
-        let lives = std::sync::Mutex::new(move || {
-            life += 1;
-            life
-        });
+        let lives = AtomicU32::new(0);
         let class = Class::new(kept(Restart::Transient), move |_: &Ear, ctx: Ctx| {
-            let life = lives.lock().unwrap()();
+            let life = lives.fetch_add(1, Ordering::Relaxed) + 1;
             started.send((life, tokio::time::Instant::now())).unwrap();
             async move {
                 assert!(life > FAILURES, "life {life} ends");

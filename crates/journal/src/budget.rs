@@ -65,6 +65,7 @@ impl Store {
 
     fn free(&mut self, buffer: Vec<u8>) {
         self.held -= buffer.capacity();
+        drop(buffer);
     }
 
     /// Frees spare ones until there is room for so much within the bound. `false`: there is not.

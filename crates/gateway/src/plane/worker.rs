@@ -23,7 +23,7 @@ use tidegate_supervise::{Ctx, Scope};
 use crate::{
     config::{Dialect, PoolPlan},
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, Setup, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -525,30 +525,12 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             pool.shared.set_welcome(&server.settings);
             let identity = server.identity.clone();
             worker.gateway.note_server(&pool.shared.key, &identity);
-            tracing::debug!(database = %pool.shared.key.database, user = %pool.shared.key.user,
-                server = %identity.address.host, pid = identity.pid, "server connected");
-            if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
-                let from = identity.local.map_or_else(|| "unix".to_owned(), |local| local.to_string());
-                let key = &pool.shared.key;
-                tracing::info!(
-                    "S-{}: {}/{}@{} new connection to server (from {from})",
-                    identity.id,
-                    key.database,
-                    key.user,
-                    identity.address.host
-                );
-            }
+            log_opened(&setup, &pool.shared.key, &identity);
             slot.fulfil(server, now);
         }
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
-            tracing::warn!(database = %pool.shared.key.database, user = %pool.shared.key.user, %error,
-                "server connection failed");
-            if setup.config.listen.dialect == Dialect::Pgbouncer {
-                let (key, id, host) = (&pool.shared.key, worker.gateway.connector.next_id(), &plan.hosts[0]);
-                let reason = error.log_words();
-                tracing::info!("S-{id}: {}/{}@{host} closing because: {reason} (age=0s)", key.database, key.user);
-            }
+            log_failed(&worker, &setup, &pool.shared.key, &plan, &error);
             // Who waits for one of several servers goes on to the next.
             let alone = pool.shared.key.host.is_none();
             if plan.pool.wait_for_server && alone && error.may_pass() {
@@ -557,6 +539,26 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
                 slot.fail(error, now);
             }
         }
+    }
+}
+
+/// Tells the log of a new connection, for those who come from PgBouncer in its words too.
+fn log_opened(setup: &Setup, key: &PoolKey, identity: &Identity) {
+    let (host, PoolKey { database, user, .. }) = (&identity.address.host, key);
+    tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
+    if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
+        let from = identity.local.map_or_else(|| "unix".to_owned(), |local| local.to_string());
+        tracing::info!("S-{}: {database}/{user}@{host} new connection to server (from {from})", identity.id);
+    }
+}
+
+/// Tells the log of a connect that failed, likewise.
+fn log_failed(worker: &Worker, setup: &Setup, key: &PoolKey, plan: &PoolPlan, error: &ConnectError) {
+    let PoolKey { database, user, .. } = key;
+    tracing::warn!(%database, %user, %error, "server connection failed");
+    if setup.config.listen.dialect == Dialect::Pgbouncer {
+        let (id, host, reason) = (worker.gateway.connector.next_id(), &plan.hosts[0], error.log_words());
+        tracing::info!("S-{id}: {database}/{user}@{host} closing because: {reason} (age=0s)");
     }
 }
 

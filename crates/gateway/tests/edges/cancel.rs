@@ -1,7 +1,7 @@
 //! Cancel requests: whom they hit, and whom they must not.
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 
 use crate::gateway_before;
 use tidegate_testkit::{
@@ -228,26 +228,34 @@ fn edge_38_cancel_during_the_parameter_sync_does_not_wedge_the_pool() {
     next.ok("select 2");
 }
 
+/// Until then the server goes to nobody else, lest the cancel hit them.
 #[test]
 fn edge_39_a_cancel_that_the_server_never_takes_is_given_up() {
     let (running, is_running) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel();
+    let may_go_on = Mutex::new(may_go_on);
     let server = FaultyServer::start(move |connection| {
         connection.log_in()?;
         loop {
             let message = connection.read()?;
             if message.text().contains("until cancelled") {
                 running.send(()).map_err(io::Error::other)?;
-                return connection.stay_silent();
+                let may_go_on = may_go_on.lock().map_err(|_| io::ErrorKind::Other)?;
+                may_go_on.recv().map_err(io::Error::other)?;
             }
             connection.answer(&message)?;
         }
     });
     server.mute_cancels();
-    let gateway = gateway_before(&server, "size = 2\n[timeouts]\ncancel = \"200ms\"\n");
+    let gateway = gateway_before(&server, "size = 1\n[timeouts]\ncancel = \"200ms\"\n");
     let mut client = gateway.client("postgres");
     client.send(&Frames::new().query("until cancelled"));
     is_running.recv().expect("the query reaches the server");
     client.cancel();
+    eventually("the cancel reaches the server", || server.cancels().len() == 1);
+    go_on.send(()).expect("the server waits for it");
+    client.until_ready();
     let mut other = gateway.client("postgres");
     other.ok("select 1");
+    assert_eq!(server.connections(), 1);
 }

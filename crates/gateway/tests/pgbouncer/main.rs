@@ -19,5 +19,6 @@ mod peers;
 mod process;
 mod restart;
 mod servers;
+mod sockets;
 mod timeouts;
 mod tls;

@@ -1,6 +1,8 @@
 //! Timeouts: the client gets PgBouncer's words, and the log the reason.
 
-use tidegate_testkit::{Frames, RawClient};
+use std::{io, sync::mpsc};
+
+use tidegate_testkit::{FaultyServer, Frames, RawClient};
 
 use crate::bouncer::Bouncer;
 
@@ -156,4 +158,30 @@ fn a_client_that_leaves_is_logged_as_pgbouncer_does() {
     bouncer.wait_for_log("login attempt: db=shop user=postgres tls=no");
     client.send(&Frames::new().terminate());
     bouncer.wait_for_log("closing because: client close request (age=");
+}
+
+#[test]
+fn cancel_wait_timeout() {
+    let (running, is_running) = mpsc::channel();
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text().contains("until cancelled") {
+                running.send(()).map_err(io::Error::other)?;
+                return connection.stay_silent();
+            }
+            connection.answer(&message)?;
+        }
+    });
+    server.mute_cancels();
+    let (host, port) = (server.address().ip(), server.address().port());
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host={host} port={port} dbname=postgres\n[pgbouncer]\ncancel_wait_timeout = 1\n"
+    ));
+    let mut client = bouncer.client("shop");
+    client.send(&Frames::new().query("until cancelled"));
+    is_running.recv().expect("the query reaches the server");
+    client.cancel();
+    bouncer.wait_for_log("cancel request not delivered in time");
 }

@@ -1,0 +1,50 @@
+//! What the kernel is told of connections.
+
+use std::{io, time::Duration};
+
+use socket2::Socket;
+
+use crate::bouncer::Bouncer;
+
+/// A client and a server connection of a gateway with these lines, as the kernel has them.
+fn connections(lines: &str) -> Option<Vec<Socket>> {
+    let ini = format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\n{lines}");
+    let bouncer = Bouncer::start(&ini);
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    match bouncer.connections() {
+        Ok(connections) => {
+            // Postgres is reached over TCP or over a unix socket.
+            assert!(!connections.is_empty(), "the client at least");
+            Some(connections)
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            eprintln!("tcp_* is not tested: this machine lets nobody look into a child: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn tcp_keys_are_in_force_on_both_sides() {
+    let lines = "tcp_keepalive = 1\ntcp_keepidle = 50\ntcp_keepintvl = 7\ntcp_keepcnt = 3\ntcp_user_timeout = 1500\n\
+                 tcp_socket_buffer = 65536\n";
+    for socket in connections(lines).into_iter().flatten() {
+        assert!(socket.keepalive().expect("it can be asked"), "{socket:?}");
+        assert_eq!(socket.tcp_keepalive_time().expect("it can be asked"), Duration::from_secs(50));
+        assert_eq!(socket.tcp_keepalive_interval().expect("it can be asked"), Duration::from_secs(7));
+        assert_eq!(socket.tcp_keepalive_retries().expect("it can be asked"), 3);
+        assert_eq!(socket.tcp_user_timeout().expect("it can be asked"), Some(Duration::from_millis(1500)));
+        // Linux doubles what it is asked for.
+        assert_eq!(socket.recv_buffer_size().expect("it can be asked"), 131_072);
+        assert_eq!(socket.send_buffer_size().expect("it can be asked"), 131_072);
+    }
+}
+
+#[test]
+fn tcp_keepalive_can_be_off() {
+    for socket in connections("tcp_keepalive = 0\n").into_iter().flatten() {
+        assert!(!socket.keepalive().expect("it can be asked"), "{socket:?}");
+    }
+}
