@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     task::{Context, Poll},
     time::Duration,
@@ -107,8 +108,14 @@ impl Socket {
 }
 
 /// Small messages leave at once, and a peer that is gone is noticed. Connections take this over from their listener.
-pub(crate) fn tune(socket: &socket2::Socket) -> io::Result<()> {
+/// `address` is that of the other end, or the one that is listened on.
+pub(crate) fn tune(socket: &socket2::Socket, address: Option<SocketAddr>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    if address.is_some_and(|address| address.ip().is_loopback()) {
+        // Nothing is congested within a machine. Of all controls this one does the least, and every kernel has it; the
+        // system's own may be BBR, which measures and paces what it sends.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
     let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
     socket.set_tcp_keepalive(&keepalive)
 }
