@@ -8,8 +8,8 @@
 use tidegate_link::Chunk;
 use tidegate_wire::{
     backend::{self, TxStatus},
-    frame::{HEADER, Header},
-    frontend::{self, Parse},
+    frame::{HEADER, Header, Walk},
+    frontend::{self, Bind, Parse},
 };
 
 use super::{
@@ -61,13 +61,24 @@ fn parse_of(flight: &[u8]) -> Option<&[u8]> {
     (rest.get(size_of::<u32>()..)? == SYNC).then_some(parse)
 }
 
-/// How the transaction stands after a reply that is the usual one and nothing else.
-fn status_after(reply: &[u8], to: Usual) -> Option<TxStatus> {
+/// A reply that is the usual one and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reply<'a> {
+    /// How the transaction stands after it.
+    status: TxStatus,
+    /// The body of its last CommandComplete.
+    tag: &'a [u8],
+    /// So many commands were done.
+    commands: usize,
+}
+
+fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
     // Rows that end elsewhere are not looked at twice.
     if !reply.split_last()?.1.ends_with(READY) {
         return None;
     }
-    let mut rest = match to {
+    let mut commands = 0;
+    let mut rest = match asked {
         Usual::Query => reply,
         Usual::Unnamed => {
             let rest = reply.strip_prefix(PARSE_AND_BIND_COMPLETE)?;
@@ -80,12 +91,16 @@ fn status_after(reply: &[u8], to: Usual) -> Option<TxStatus> {
     loop {
         let header = Header::peek(rest).ok()??;
         let (message, behind) = rest.split_at_checked(header.total())?;
-        match (header.tag, to) {
+        match (header.tag, asked) {
             (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, Usual::Query) => {}
             // DISCARD ALL and DEALLOCATE ALL, ROLLBACK: what goes with them is noted in the general way.
             (backend::COMMAND_COMPLETE, _) if matches!(message.get(HEADER), Some(b'D' | b'R')) => return None,
-            (backend::COMMAND_COMPLETE, Usual::Query) if behind.first() != Some(&backend::READY_FOR_QUERY) => {}
-            (backend::COMMAND_COMPLETE, _) => return ready(behind),
+            (backend::COMMAND_COMPLETE, _) => {
+                commands += 1;
+                if asked == Usual::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
+                    return Some(Reply { status: ready(behind)?, tag: &message[HEADER..], commands });
+                }
+            }
             _ => return None,
         }
         rest = behind;
@@ -101,8 +116,7 @@ fn ready(bytes: &[u8]) -> Option<TxStatus> {
 impl Exchange<'_> {
     /// Notes the usual flight, if `chunk` is one and may be sent as it is.
     pub(super) fn forward_usual(&mut self, chunk: &Chunk) -> bool {
-        let may = self.ledger.is_none()
-            && self.scanner.is_between_messages()
+        let may = self.scanner.is_between_messages()
             && self.flight.is_quiet()
             && self.flight.status != TxStatus::Failed
             && chunk.len() <= self.plan.pool.message_max as usize;
@@ -119,8 +133,32 @@ impl Exchange<'_> {
             counter.add(1);
         }
         self.stats.query_count.add(1);
+        self.record_usual(chunk);
         self.flight.push(Asked::Usual, For::Client);
         true
+    }
+
+    /// Tells the journal what it would hear of the messages one by one.
+    fn record_usual(&mut self, flight: &[u8]) {
+        let Some(ledger) = &mut self.ledger else { return };
+        ledger.hear(flight.len() - SYNC.len());
+        for frame in Walk::new(flight).flatten() {
+            match frame.tag {
+                frontend::PARSE => {
+                    if let Ok(parse) = Parse::decode(frame.body()) {
+                        ledger.parse(&parse, false);
+                    }
+                }
+                frontend::BIND => {
+                    if let Ok(bind) = Bind::decode(frame.body()) {
+                        ledger.bind(&bind, None, None);
+                    }
+                }
+                frontend::EXECUTE => ledger.execute(b""),
+                _ => {}
+            }
+        }
+        ledger.hear(SYNC.len());
     }
 
     /// Makes `message` the client's unnamed statement, unless there is more to it.
@@ -143,15 +181,22 @@ impl Exchange<'_> {
 
     /// Notes the usual reply, if `chunk` is one and may be sent as it is.
     pub(super) fn reply_usual(&mut self, chunk: &Chunk) -> bool {
-        let may = self.ledger.is_none()
-            && !self.adopting
+        let may = !self.adopting
             && self.adoption_error.is_none()
             && self.pending.is_empty()
             && self.server.scanner.is_between_messages();
         let Some(usual) = self.flight.usual().filter(|_| may) else { return false };
-        let Some(status) = status_after(chunk, usual) else { return false };
+        let Some(Reply { status, tag, commands }) = reply_to(usual, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {
             return false;
+        }
+        if let Some(ledger) = &mut self.ledger {
+            if commands > 1 {
+                return false;
+            }
+            ledger.advance(chunk.len());
+            ledger.tag(tag);
+            ledger.ready(status, 0);
         }
         self.flight.ready(status);
         self.rolled_back &= status != TxStatus::Idle;
@@ -214,6 +259,10 @@ mod tests {
     const COLUMNS: &[u8] = b"T\0\0\0\x06\0\0";
     const ROW: &[u8] = b"D\0\0\0\x06\0\0";
 
+    fn status_after(reply: &[u8], to: Usual) -> Option<TxStatus> {
+        reply_to(to, reply).map(|reply| reply.status)
+    }
+
     #[test]
     fn replies_are_the_usual_ones_or_they_are_not() {
         let (done, idle) = (complete(b"SELECT 2"), ready_for_query(TxStatus::Idle));
@@ -223,8 +272,10 @@ mod tests {
         assert_eq!(status_after(&simple, Usual::Query), Some(TxStatus::Idle));
         assert_eq!(status_after(&unnamed, Usual::Unnamed), Some(TxStatus::Idle));
         assert_eq!(status_after(&nothing, Usual::Unnamed), Some(TxStatus::InTransaction));
-        let several = [COLUMNS, ROW, &done, &done, COLUMNS, &done, &idle].concat();
-        assert_eq!(status_after(&several, Usual::Query), Some(TxStatus::Idle));
+        let (first, last) = (complete(b"INSERT 0 1"), b"SELECT 2\0");
+        let several = [COLUMNS, ROW, &done, &first, COLUMNS, &done, &idle].concat();
+        let reply = Reply { status: TxStatus::Idle, tag: last, commands: 3 };
+        assert_eq!(reply_to(Usual::Query, &several), Some(reply));
         for (reply, to) in [(&simple, Usual::Query), (&unnamed, Usual::Unnamed), (&nothing, Usual::Unnamed)] {
             for len in 0..reply.len() {
                 assert_eq!(status_after(&reply[..len], to), None, "cut at {len}");
