@@ -3,22 +3,19 @@
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
-    future::poll_fn,
     ops::ControlFlow,
-    pin::pin,
     rc::{Rc, Weak},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
 use tidegate_pool::{Courier, Fate, Lease, Local, Slot};
-use tidegate_supervise::{Ctx, Scope};
+use tidegate_supervise::Scope;
 
 use crate::{
     config::{Dialect, PoolPlan},
@@ -227,7 +224,10 @@ impl Worker {
     /// When the event loop fails.
     pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
         let worker = self.clone();
-        let timer = self.gateway.sweep_scope.wrap_as(self.index, |ctx| async move { worker.keep_time(&ctx).await });
+        let timer = self.gateway.sweep_scope.wrap_as(self.index, |ctx| async move {
+            // The timer only ends the wait; the sweep itself happens in `turn`.
+            while within(&worker.reactor, SWEEP_EVERY, ctx.cancelled()).await.is_none() {}
+        });
         if let Ok(timer) = timer {
             self.reactor.spawn(timer);
         }
@@ -244,36 +244,7 @@ impl Worker {
         });
         self.mailbox.close();
         self.pools.borrow_mut().clear();
-        self.recorder.iter().for_each(|recorder| recorder.flush());
         ran
-    }
-
-    /// The timers of the thread. That of the sweep only ends the wait; the sweep itself happens in `turn`.
-    async fn keep_time(&self, ctx: &Ctx) {
-        let mut cancelled = pin!(ctx.cancelled());
-        if let Some(recorder) = &self.recorder {
-            recorder.set_gathering(true);
-        }
-        loop {
-            let next = poll_fn(|cx| match cancelled.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(None),
-                Poll::Pending => match &self.recorder {
-                    Some(recorder) => recorder.poll_gathered(cx).map(|()| Some(recorder)),
-                    None => Poll::Pending,
-                },
-            });
-            match within(&self.reactor, SWEEP_EVERY, next).await {
-                None => {}
-                Some(None) => break,
-                Some(Some(recorder)) => {
-                    self.reactor.sleep(Recorder::GATHERED_FOR).await;
-                    recorder.flush();
-                }
-            }
-        }
-        if let Some(recorder) = &self.recorder {
-            recorder.set_gathering(false);
-        }
     }
 
     fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, Accepted)) {

@@ -151,8 +151,6 @@ fn config(settings: &config::Journal) -> Config {
         segment_age: some(settings.segment_age),
         space: Space::Segments { retention, pack },
         classes: vec![class("queries", settings.queries_overload), class("connections", settings.connections_overload)],
-        // With what recorders gather first, a record is with the system within 20 ms.
-        linger: Duration::from_millis(15),
         ..Config::new(&settings.folder)
     }
 }
@@ -283,47 +281,6 @@ mod tests {
         let report = archive.close(Duration::from_secs(60)).unwrap();
         assert!(report.is_complete(), "{report:?}");
         assert_eq!(books(&settings.folder), (ASKED - lost, lost));
-    }
-
-    #[test]
-    fn queries_are_gathered_until_they_are_many_or_time_is_up_or_somebody_leaves() {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = config::Journal { folder: folder.path().join("journal"), ..config::Journal::default() };
-        let archive = Archive::open(&settings).unwrap().unwrap();
-        let now = Instant::now();
-        let recorder = Recorder::new(&archive, 0, &settings, now).unwrap();
-        let witness = Witness::new(&recorder, Stranger::default(), 1, None, now);
-        let client = std::rc::Rc::new(crate::params::Settings::default());
-        let ask = |reason: &str| {
-            let mut ledger = Ledger::open(&witness, &client, None, now);
-            ledger.query(b"select 1");
-            if reason.is_empty() {
-                ledger.settle(0);
-            }
-            ledger.close(reason, now);
-        };
-        let offered = || archive.stats().unwrap().classes[0].offered();
-        ask("");
-        assert_eq!(offered(), 1, "nobody would write what is gathered");
-        recorder.set_gathering(true);
-        let poll = || recorder.poll_gathered(&std::task::Context::from_waker(std::task::Waker::noop()));
-        assert!(poll().is_pending());
-        ask("");
-        assert_eq!((offered(), poll().is_ready()), (1, true));
-        recorder.flush();
-        assert_eq!((offered(), poll().is_ready()), (2, false), "the time is up");
-        (0..32).for_each(|_| ask(""));
-        assert_eq!(offered(), 34, "they are many");
-        ask("");
-        ask("the server is gone");
-        assert_eq!(offered(), 36, "that one does not wait, and overtakes nobody");
-        ask("");
-        witness.leave("client is gone", now);
-        assert_eq!(offered(), 37);
-        ask("");
-        recorder.set_gathering(false);
-        assert!(archive.close(Duration::from_secs(60)).unwrap().is_complete());
-        assert_eq!(books(&settings.folder), (38, 0));
     }
 
     #[test]

@@ -194,11 +194,6 @@ impl Item {
         self.said.whole_text()
     }
 
-    /// Of what it holds for itself alone.
-    pub(super) fn own_bytes(&self) -> usize {
-        self.said.text.len() + self.said.parameters.len() + self.said.redacted.len()
-    }
-
     pub(super) fn is_cut(&self) -> bool {
         self.said.is_cut
     }
@@ -237,12 +232,14 @@ impl Item {
     }
 
     /// A command of the query is done.
-    pub(super) fn note_tag(&mut self, body: &[u8]) {
+    pub(super) fn note_tag(&mut self, body: &[u8], asks_works: bool) {
         let Ok(complete) = CommandComplete::decode(body) else { return };
         if let Some(rows) = complete.rows() {
             *self.rows.get_or_insert(0) += rows;
         }
-        self.works = self.works.with(work_of(complete.tag));
+        if asks_works {
+            self.works = self.works.with(work_of(complete.tag));
+        }
         join(&mut self.tag, complete.tag, TAG_BYTES_MAX);
     }
 

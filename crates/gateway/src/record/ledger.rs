@@ -186,7 +186,11 @@ impl Ledger {
     pub fn execute(&mut self, name: &[u8]) {
         self.ask(|said, portals| {
             said.clear();
-            if let Some((_, bound)) = portals.iter().find(|(known, _)| known == name) {
+            let bound = match name {
+                b"" => portals.first(),
+                _ => portals.iter().find(|(known, _)| known == name),
+            };
+            if let Some((_, bound)) = bound {
                 said.copy_from(bound);
             }
         });
@@ -196,7 +200,9 @@ impl Ledger {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         say(&mut item.said, &book.portals);
-        item.works = item.works.with(work_of(item.text()));
+        if self.terms.asks_works {
+            item.works = item.works.with(work_of(item.text()));
+        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         book.under_way.push_back(item);
@@ -206,7 +212,7 @@ impl Ledger {
     #[inline]
     pub fn tag(&mut self, body: &[u8]) {
         if let Some(item) = self.book.under_way.front_mut() {
-            item.note_tag(body);
+            item.note_tag(body, self.terms.asks_works);
         }
     }
 
@@ -247,7 +253,9 @@ impl Ledger {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         item.said.copy_from(&book.latest);
-        item.works = item.works.with(work_of(item.text()));
+        if self.terms.asks_works {
+            item.works = item.works.with(work_of(item.text()));
+        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         item.bytes_out = std::mem::take(&mut book.outgoing);
@@ -294,15 +302,9 @@ impl Ledger {
         }
         let facts = self.facts(&item, item.wait_us + item.server_us());
         let Some(parameters) = decide(journal, &facts) else { return recorder.put_item_back(item) };
-        let over = Over {
-            item,
-            parameters,
-            who: self.witness.who(),
-            server: self.book.server.clone(),
-            transaction: self.transaction(),
-            terms: self.terms.clone(),
-        };
-        recorder.query(over, reason);
+        let who = self.witness.who();
+        let (server, transaction) = (self.book.server.as_deref(), self.transaction());
+        recorder.query(Over { item, who: &who, server, transaction, terms: &self.terms, parameters, reason });
     }
 
     fn transaction(&self) -> u64 {
@@ -414,6 +416,9 @@ impl Ledger {
 fn portal(portals: &mut Vec<(Vec<u8>, Said)>, name: &[u8]) -> usize {
     if portals.is_empty() {
         portals.push(Default::default());
+    }
+    if name.is_empty() {
+        return 0;
     }
     if let Some(at) = portals.iter().position(|(known, _)| known == name) {
         return at;

@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
-    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
@@ -19,7 +18,7 @@ use super::{
     ledger::{Book, Upstream},
     shape::{Found, Shapes},
 };
-use crate::config::{self, JournalAck, ParameterForm, StatementForm};
+use crate::config::{self, ParameterForm, StatementForm};
 
 /// One thread's way into the journal. It never waits: what finds no room is lost, counted, and told by the journal itself.
 pub struct Recorder {
@@ -36,28 +35,17 @@ pub struct Recorder {
     items: RefCell<Vec<Box<Item>>>,
     /// What records say of servers, by the numbers of these.
     servers: RefCell<FxHashMap<u64, Rc<[u8]>>>,
-    /// Queries that are over and not written yet: what many of them need is at hand when they are written one after the
-    /// other, and gone from the caches when each is written after its own reply.
-    gathered: RefCell<Vec<Over>>,
-    gathers: Cell<bool>,
-    gatherer: Cell<Option<Waker>>,
 }
 
 /// A query that is over, and what else its record says.
-pub(super) struct Over {
+pub(super) struct Over<'a> {
     pub(super) item: Box<Item>,
-    pub(super) who: Rc<[u8]>,
-    pub(super) server: Option<Rc<[u8]>>,
+    pub(super) who: &'a [u8],
+    pub(super) server: Option<&'a [u8]>,
     pub(super) transaction: u64,
-    pub(super) terms: Rc<Terms>,
+    pub(super) terms: &'a Terms,
     pub(super) parameters: ParameterForm,
-}
-
-impl Over {
-    /// It need not be safe at once, and takes little memory.
-    fn may_wait(&self) -> bool {
-        self.terms.journal.ack == JournalAck::Accepted && self.item.own_bytes() <= GATHERED_BYTES_MAX
-    }
+    pub(super) reason: &'a str,
 }
 
 /// Settings, and what follows from them.
@@ -66,6 +54,8 @@ pub(super) struct Terms {
     pub(super) journal: config::Journal,
     pub(super) wants: Wants,
     pub(super) hides: Hides,
+    /// Some rule asks what a statement does.
+    pub(super) asks_works: bool,
 }
 
 impl Terms {
@@ -75,7 +65,8 @@ impl Terms {
             literals: journal.statement != StatementForm::Text,
             parameters: journal.parameters != ParameterForm::On,
         };
-        Rc::new(Self { journal: journal.clone(), wants: Wants { values, redacted }, hides })
+        let asks_works = journal.rules.0.iter().any(|rule| !rule.statements.is_empty());
+        Rc::new(Self { journal: journal.clone(), wants: Wants { values, redacted }, hides, asks_works })
     }
 }
 
@@ -93,17 +84,10 @@ const BOOKS_MAX: usize = 256;
 const ITEMS_MAX: usize = 256;
 /// More servers than a thread has at a time; those that are gone go with the rest, and what is said of others is made again.
 const SERVERS_MAX: usize = 1024;
-/// So many queries are written at a time.
-const GATHERED_MAX: usize = 32;
-/// A query with more text and parameters waits for none.
-const GATHERED_BYTES_MAX: usize = 4 << 10;
 /// A buffer that has grown larger is given back.
 const OUT_BYTES_KEPT: usize = 256 << 10;
 
 impl Recorder {
-    /// No query that is over waits longer for others.
-    pub const GATHERED_FOR: Duration = Duration::from_millis(5);
-
     /// For the thread of that number; `None` if the journal is closed already.
     #[must_use]
     pub fn new(archive: &Archive, core: usize, settings: &config::Journal, now: Instant) -> Option<Rc<Self>> {
@@ -115,9 +99,6 @@ impl Recorder {
             books: RefCell::default(),
             items: RefCell::default(),
             servers: RefCell::default(),
-            gathered: RefCell::default(),
-            gathers: Cell::new(false),
-            gatherer: Cell::default(),
         };
         Some(Rc::new(recorder))
     }
@@ -176,60 +157,14 @@ impl Recorder {
 
     /// A login or the like.
     pub(super) fn connection(&self, mut draft: Draft<'_>, now: Instant) {
-        self.flush();
         if self.terms.borrow().journal.connections {
             self.hand_in(&mut self.desk.borrow_mut(), CONNECTIONS, &mut draft, now);
         }
     }
 
-    /// A query, the statement as it was said. One that ended well may be written with others that come soon.
-    pub(super) fn query(&self, over: Over, reason: &str) {
-        let may_wait = self.gathers.get() && reason.is_empty() && over.may_wait();
-        if !may_wait {
-            self.flush();
-            return self.write(over, reason);
-        }
-        let mut gathered = self.gathered.borrow_mut();
-        gathered.push(over);
-        let count = gathered.len();
-        drop(gathered);
-        if count == GATHERED_MAX {
-            self.flush();
-        } else if count == 1
-            && let Some(waker) = self.gatherer.take()
-        {
-            waker.wake();
-        }
-    }
-
-    /// Writes what was gathered.
-    pub fn flush(&self) {
-        let mut gathered = self.gathered.take();
-        for over in gathered.drain(..) {
-            self.write(over, "");
-        }
-        self.gathered.replace(gathered);
-    }
-
-    /// Whether queries may be gathered: somebody asks [`poll_gathered`](Self::poll_gathered), and flushes soon after.
-    pub fn set_gathering(&self, gathers: bool) {
-        self.gathers.set(gathers);
-        if !gathers {
-            self.flush();
-        }
-    }
-
-    /// Ready as soon as something is gathered. One task of the thread asks.
-    pub fn poll_gathered(&self, cx: &Context<'_>) -> Poll<()> {
-        if !self.gathered.borrow().is_empty() {
-            return Poll::Ready(());
-        }
-        self.gatherer.set(Some(cx.waker().clone()));
-        Poll::Pending
-    }
-
-    fn write(&self, over: Over, reason: &str) {
-        let Over { item, who, server, transaction, terms, parameters } = over;
+    /// A query, the statement as it was said.
+    pub(super) fn query(&self, over: Over<'_>) {
+        let Over { item, who, server, transaction, terms, parameters, reason } = over;
         let (journal, desk) = (&terms.journal, &mut *self.desk.borrow_mut());
         let mut shapes = std::mem::take(&mut desk.shapes);
         let form = journal.statement;
@@ -239,9 +174,9 @@ impl Recorder {
             (StatementForm::Normalised, Some(found)) => found.text(),
             _ => &[],
         };
-        let mut draft = item.draft(server.as_deref());
+        let mut draft = item.draft(server);
         draft.kind = Some(Kind::Query);
-        draft.who = &who;
+        draft.who = who;
         draft.transaction = Some(transaction);
         draft.statement = &statement[..statement.len().min(journal.statement_bytes as usize)];
         draft.is_cut = !statement.is_empty() && item.is_cut();

@@ -24,7 +24,13 @@ pub(crate) const PAYLOAD: [u8; 100] = [b'x'; 100];
 /// Producers that each have one durable append outstanding, so many of them in each task. Returns records per second, seconds
 /// per sync of a batch as large as theirs, measured before and after on the same file system, and how many records shared a
 /// sync.
-pub(crate) fn durable(folder: &Path, stripes: usize, producers: usize, per_task: usize, each: usize) -> (f64, f64, f64) {
+pub(crate) fn durable(
+    folder: &Path,
+    stripes: usize,
+    producers: usize,
+    per_task: usize,
+    each: usize,
+) -> (f64, f64, f64) {
     let before = sync_seconds(folder, producers);
     let (journal, _) =
         Journal::open(Config { stripes, segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
