@@ -128,3 +128,35 @@ impl AsFd for Socket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, SockRef, Type};
+
+    use super::*;
+
+    fn congestion(socket: &impl AsFd) -> Vec<u8> {
+        let name = SockRef::from(socket).tcp_congestion().expect("it can be asked");
+        name.into_iter().take_while(|byte| *byte != 0).collect()
+    }
+
+    #[test]
+    fn within_a_machine_nothing_is_measured_or_paced() {
+        let usual = congestion(&socket2::Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket"));
+        for (address, wanted) in [("127.0.0.1:1", &b"reno"[..]), ("192.0.2.1:1", &usual)] {
+            let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            tune(&socket, Some(address.parse().expect("an address"))).expect("it can be set");
+            assert_eq!(congestion(&socket), wanted, "{address}");
+        }
+    }
+
+    #[test]
+    fn those_who_connect_take_over_what_the_listener_has() {
+        let listener = crate::Listener::tcp("127.0.0.1:0".parse().expect("an address"), 1).expect("it listens");
+        let address = listener.local_addr().expect("an address");
+        let client = std::net::TcpStream::connect(address).expect("it connects");
+        let accepted = SockRef::from(&listener).accept().expect("it was accepted").0;
+        assert_eq!(congestion(&accepted), b"reno");
+        drop(client);
+    }
+}
