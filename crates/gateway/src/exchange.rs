@@ -27,6 +27,7 @@ mod flight;
 mod forward;
 mod reply;
 mod splice;
+mod usual;
 
 use flight::Flight;
 pub use forward::Unnamed;

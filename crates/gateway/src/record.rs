@@ -13,6 +13,7 @@ mod ledger;
 mod recorder;
 pub mod shape;
 mod sum;
+mod template;
 mod witness;
 
 pub use archive::{Archive, ArchiveError};

@@ -175,7 +175,7 @@ fn text(row: &Message) -> String {
 fn kill_servers(fixture: &Fixture, role: &str, stop: &AtomicBool) {
     let mut client = fixture.server.client();
     let kill = format!(
-        "select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}' order by random() limit 1"
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = '{role}' order by random() limit 1"
     );
     while !stop.load(Ordering::Relaxed) {
         client.ok(&kill);

@@ -175,7 +175,7 @@ impl Reactor {
     pub async fn connect(&self, address: SockAddr) -> io::Result<OwnedFd> {
         let socket = socket2::Socket::new(address.domain(), socket2::Type::STREAM, None)?;
         if address.is_ipv4() || address.is_ipv6() {
-            tune(&socket)?;
+            tune(&socket, address.as_socket())?;
         }
         match &self.0.io {
             Io::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     task::{Context, Poll},
     time::Duration,
@@ -107,8 +108,14 @@ impl Socket {
 }
 
 /// Small messages leave at once, and a peer that is gone is noticed. Connections take this over from their listener.
-pub(crate) fn tune(socket: &socket2::Socket) -> io::Result<()> {
+/// `address` is that of the other end, or the one that is listened on.
+pub(crate) fn tune(socket: &socket2::Socket, address: Option<SocketAddr>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    if address.is_some_and(|address| address.ip().is_loopback()) {
+        // Nothing is congested within a machine. Of all controls this one does the least, and every kernel has it; the
+        // system's own may be BBR, which measures and paces what it sends.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
     let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
     socket.set_tcp_keepalive(&keepalive)
 }
@@ -119,5 +126,37 @@ impl AsFd for Socket {
             Kind::Ring(socket) => socket.fd().as_fd(),
             Kind::Polled(socket) => socket.fd().as_fd(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, SockRef, Type};
+
+    use super::*;
+
+    fn congestion(socket: &impl AsFd) -> Vec<u8> {
+        let name = SockRef::from(socket).tcp_congestion().expect("it can be asked");
+        name.into_iter().take_while(|byte| *byte != 0).collect()
+    }
+
+    #[test]
+    fn within_a_machine_nothing_is_measured_or_paced() {
+        let usual = congestion(&socket2::Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket"));
+        for (address, wanted) in [("127.0.0.1:1", &b"reno"[..]), ("192.0.2.1:1", &usual)] {
+            let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            tune(&socket, Some(address.parse().expect("an address"))).expect("it can be set");
+            assert_eq!(congestion(&socket), wanted, "{address}");
+        }
+    }
+
+    #[test]
+    fn those_who_connect_take_over_what_the_listener_has() {
+        let listener = crate::Listener::tcp("127.0.0.1:0".parse().expect("an address"), 1).expect("it listens");
+        let address = listener.local_addr().expect("an address");
+        let client = std::net::TcpStream::connect(address).expect("it connects");
+        let accepted = SockRef::from(&listener).accept().expect("it was accepted").0;
+        assert_eq!(congestion(&accepted), b"reno");
+        drop(client);
     }
 }

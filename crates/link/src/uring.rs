@@ -18,6 +18,7 @@ use crate::{chunk::Chunk, listener::Accepted};
 
 #[allow(unsafe_code)]
 mod buffers;
+mod files;
 mod once;
 mod port;
 #[allow(unsafe_code)]
@@ -94,6 +95,7 @@ impl RingSocket {
             return self.arm_bulk();
         }
         if self.calm >= CALM_MIN {
+            self.ring.acquaint(&self.port);
             return self.ring.stream(&self.port);
         }
         // A peer that was just connected has often spoken already; later, nothing has come by the time we listen.
@@ -266,7 +268,11 @@ pub(crate) async fn connect(ring: Rc<Ring>, fd: OwnedFd, address: SockAddr) -> i
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, os::unix::net::UnixStream, task::Waker};
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixStream,
+        task::Waker,
+    };
 
     use super::*;
     use crate::reactor::Settings;
@@ -307,6 +313,37 @@ mod tests {
                 Poll::Pending => ring.turn(None).expect("an event"),
             }
         }
+    }
+
+    #[test]
+    fn a_connection_that_stays_is_known_by_a_number_and_ends_with_its_socket() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let mut numbers = Vec::new();
+        for _ in 0..2 {
+            let (near, mut far) = UnixStream::pair().expect("a pair");
+            let mut socket = RingSocket::new(ring.clone(), near.into());
+            for _ in 0..CALM_MIN {
+                assert_eq!(socket.port.number(), None);
+                far.write_all(b"x").expect("a link that reads");
+                receive(&ring, &mut socket).expect("a byte");
+            }
+            assert!(socket.poll_recv(&cx).is_pending());
+            numbers.push(socket.port.number());
+            socket.start_send(b"yz".to_vec().into()).expect("it begins");
+            while !socket.is_sent() {
+                ring.turn(None).expect("the end of the send");
+            }
+            drop(socket);
+            while !ring.is_vacant() {
+                ring.turn(None).expect("the end of the receive");
+            }
+            let mut sent = Vec::new();
+            far.read_to_end(&mut sent).expect("the descriptor is closed");
+            assert_eq!(sent, b"yz");
+        }
+        assert!(numbers[0].is_none() || numbers[0] == numbers[1], "it goes to the next one: {numbers:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, rc::Rc};
 
 use tidegate_wire::backend::TxStatus;
 
-use super::forward::Unnamed;
+use super::{forward::Unnamed, usual::Usual};
 use crate::{
     classify::Change,
     statements::{ClientStatements, Digest, Known, Statement},
@@ -34,6 +34,9 @@ pub(crate) enum Asked {
     Query(Option<Box<Change>>, Undo),
     FunctionCall,
     Sync,
+    /// Parse, Bind, Describe, Execute and Sync without names, of a statement that leaves nothing behind: as one entry, which
+    /// is the only one. It becomes five as soon as anything else is sent, or any reply is not the usual one.
+    Usual,
     /// The statement, and the client's name for it, which is taken back if the Parse fails.
     Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
     /// The client's unnamed statement before this one, which is put back if the Parse is skipped.
@@ -88,7 +91,8 @@ pub(crate) struct Owed {
 
 impl Owed {
     fn is_query(&self) -> bool {
-        self.to == For::Client && matches!(self.asked, Asked::Query(..) | Asked::Execute(..) | Asked::FunctionCall)
+        self.to == For::Client
+            && matches!(self.asked, Asked::Query(..) | Asked::Execute(..) | Asked::FunctionCall | Asked::Usual)
     }
 }
 
@@ -300,6 +304,37 @@ impl Flight {
         }
     }
 
+    /// What is owed, if that is one thing of which the usual reply may come.
+    #[inline]
+    pub(crate) fn usual(&self) -> Option<Usual> {
+        if self.owed.len() != 1 || self.query_failed || self.copied || self.copy_in {
+            return None;
+        }
+        match self.owed.front()? {
+            Owed { asked: Asked::Usual, .. } => Some(Usual::Unnamed),
+            Owed { asked: Asked::Query(None, None), to: For::Client } => Some(Usual::Query),
+            _ => None,
+        }
+    }
+
+    /// Puts the messages of the usual flight in the place of its one entry.
+    #[inline]
+    pub(crate) fn unfold(&mut self) {
+        if matches!(self.owed.front(), Some(Owed { asked: Asked::Usual, .. })) {
+            self.unfold_usual();
+        }
+    }
+
+    #[cold]
+    fn unfold_usual(&mut self) {
+        self.dequeue();
+        // Nothing before it may fail, so it is never skipped, and nothing has to be put back.
+        let parse = Asked::ParseUnnamed(None);
+        for asked in [parse, Asked::Bind(None), Asked::Describe(None), Asked::Execute(None, None), Asked::Sync] {
+            self.push(asked, For::Client);
+        }
+    }
+
     /// Notes what was sent. Returns whether an answered entry is due at once.
     #[inline]
     pub(crate) fn push(&mut self, asked: Asked, to: For) -> bool {
@@ -309,7 +344,7 @@ impl Flight {
                 // What comes behind it is heard again.
                 self.skipping = false;
             }
-            Asked::Query(..) | Asked::FunctionCall => self.unsynced = false,
+            Asked::Query(..) | Asked::FunctionCall | Asked::Usual => self.unsynced = false,
             Asked::CopyData | Asked::CopyEnd => {}
             _ => self.unsynced |= to != For::Answered,
         }
@@ -419,7 +454,7 @@ impl Flight {
         self.copy_in = false;
         let failed = std::mem::take(&mut self.query_failed);
         while let Some(owed) = self.dequeue() {
-            if matches!(owed.asked, Asked::Query(..) | Asked::Sync | Asked::FunctionCall) {
+            if matches!(owed.asked, Asked::Query(..) | Asked::Sync | Asked::FunctionCall | Asked::Usual) {
                 self.end_copy(matches!(owed.asked, Asked::Query(..)) && !failed);
                 return Some(owed);
             }

@@ -28,10 +28,17 @@ use crate::{
 #[derive(Debug)]
 pub struct Unnamed {
     /// The Parse message.
-    message: Box<[u8]>,
-    traits: Traits,
+    pub(super) message: Box<[u8]>,
+    pub(super) traits: Traits,
     /// Tells this statement from the client's earlier ones.
-    stamp: u64,
+    pub(super) stamp: u64,
+}
+
+impl Unnamed {
+    /// It was prepared by that message, and leaves nothing behind.
+    pub(super) fn is(&self, message: &[u8]) -> bool {
+        *self.message == *message && self.traits.is_plain()
+    }
 }
 
 /// Which messages of a client have to be seen whole.
@@ -64,6 +71,11 @@ impl Exchange<'_> {
 
     /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
     pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, Trouble> {
+        if self.forward_usual(&chunk) {
+            self.server.link().write(chunk);
+            return Ok(true);
+        }
+        self.flight.unfold();
         let mut splice = Splice::default();
         let mut at = 0;
         let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));

@@ -47,6 +47,11 @@ enum Fate {
 impl Exchange<'_> {
     /// Takes a chunk of the server's replies.
     pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), Trouble> {
+        if self.reply_usual(&chunk) {
+            self.front.link.write(chunk);
+            return Ok(());
+        }
+        self.flight.unfold();
         let mut splice = Splice::default();
         let mut at = 0;
         loop {

@@ -136,6 +136,8 @@ fn date_of(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
+/// What a record takes besides who and what, mostly.
+const LENGTH_USUAL: usize = 384;
 const LENGTH: usize = "2026-03-01T12:00:00.000042Z".len();
 
 /// Writes times, and keeps the text of the second that it wrote last.
@@ -277,10 +279,8 @@ pub struct Draft<'a> {
     pub prepared: &'a [u8],
     /// A JSON array, or nothing.
     pub parameters: &'a [u8],
-    /// See [`Entry::server`].
+    /// What [`write_server`] made of the server.
     pub server: &'a [u8],
-    /// See [`Entry::server_pid`].
-    pub server_pid: Option<u64>,
     /// See [`Entry::wait_us`].
     pub wait_us: Option<u64>,
     /// See [`Entry::server_us`].
@@ -308,6 +308,7 @@ pub struct Draft<'a> {
 impl Draft<'_> {
     /// Appends the record, without a line break.
     pub fn write(&self, calendar: &mut Calendar, out: &mut Vec<u8>) {
+        out.reserve(LENGTH_USUAL + self.who.len() + self.statement.len());
         out.extend_from_slice(b"{\"time\":\"");
         calendar.write(out, self.time);
         out.extend_from_slice(b"\",\"kind\":\"");
@@ -316,8 +317,7 @@ impl Draft<'_> {
         out.extend_from_slice(self.who);
         number(out, b",\"transaction\":", self.transaction);
         self.write_statement(out);
-        text(out, b",\"server\":", self.server);
-        number(out, b",\"server_pid\":", self.server_pid);
+        out.extend_from_slice(self.server);
         number(out, b",\"wait_us\":", self.wait_us);
         number(out, b",\"server_us\":", self.server_us);
         number(out, b",\"total_us\":", self.total_us);
@@ -374,6 +374,12 @@ pub fn write_who(who: &Who<'_>, out: &mut Vec<u8>) {
     number(out, b",\"session\":", who.session);
 }
 
+/// Appends what all records of a server have in common, for [`Draft::server`].
+pub fn write_server(address: &[u8], pid: u64, out: &mut Vec<u8>) {
+    text(out, b",\"server\":", address);
+    number(out, b",\"server_pid\":", Some(pid));
+}
+
 /// What a client has bound to one place of a statement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parameter<'a> {
@@ -401,6 +407,7 @@ pub fn write_parameter(parameter: Parameter<'_>, out: &mut Vec<u8>) {
     }
 }
 
+#[inline]
 fn number(out: &mut Vec<u8>, key: &[u8], number: Option<u64>) {
     if let Some(number) = number {
         out.extend_from_slice(key);
@@ -408,6 +415,7 @@ fn number(out: &mut Vec<u8>, key: &[u8], number: Option<u64>) {
     }
 }
 
+#[inline]
 fn text(out: &mut Vec<u8>, key: &[u8], text: &[u8]) {
     if !text.is_empty() {
         out.extend_from_slice(key);
@@ -433,6 +441,8 @@ mod tests {
         let session =
             Who { client: b"10.1.2.3:4567", user: b"ann", database: b"shop", application: b"psql", session: Some(7) };
         write_who(&session, &mut who);
+        let mut server = Vec::new();
+        write_server(b"db:5432", 99, &mut server);
         let draft = Draft {
             time: Moment::parse("2026-03-01T12:00:00.000042Z").unwrap(),
             kind: Some(Kind::Query),
@@ -441,8 +451,7 @@ mod tests {
             statement: b"select \"a\"\nfrom b",
             fingerprint: Some(0xfeed),
             parameters: br#"["1",null]"#,
-            server: b"db:5432",
-            server_pid: Some(99),
+            server: &server,
             total_us: Some(12),
             rows: Some(1),
             tag: b"SELECT 1",

@@ -9,7 +9,7 @@ use tidegate_wire::{
 
 use super::{
     decision::work_of,
-    entry::{Parameter, write_parameter},
+    entry::{Draft, Parameter, write_parameter},
 };
 use crate::{config::Works, statements::Statement};
 
@@ -214,13 +214,32 @@ impl Item {
         u64::try_from((self.ended - self.began).as_micros()).unwrap_or(u64::MAX)
     }
 
+    /// What a record says of it itself. `server` is what records say of where it was run.
+    pub(super) fn draft<'a>(&'a self, server: Option<&'a [u8]>) -> Draft<'a> {
+        Draft {
+            server: server.unwrap_or_default(),
+            wait_us: Some(self.wait_us),
+            server_us: server.map(|_| self.server_us()),
+            total_us: Some(self.wait_us + self.server_us()),
+            rows: self.rows,
+            bytes_in: Some(self.bytes_in),
+            bytes_out: Some(self.bytes_out),
+            tag: &self.tag,
+            sqlstate: &self.sqlstate,
+            message: &self.message,
+            ..Draft::default()
+        }
+    }
+
     /// A command of the query is done.
-    pub(super) fn note_tag(&mut self, body: &[u8]) {
+    pub(super) fn note_tag(&mut self, body: &[u8], asks_works: bool) {
         let Ok(complete) = CommandComplete::decode(body) else { return };
         if let Some(rows) = complete.rows() {
             *self.rows.get_or_insert(0) += rows;
         }
-        self.works = self.works.with(work_of(complete.tag));
+        if asks_works {
+            self.works = self.works.with(work_of(complete.tag));
+        }
         join(&mut self.tag, complete.tag, TAG_BYTES_MAX);
     }
 

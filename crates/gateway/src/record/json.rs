@@ -40,7 +40,28 @@ pub(super) fn string(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// [`string`] without the quotes.
+#[inline]
 pub(super) fn inside(out: &mut Vec<u8>, bytes: &[u8]) {
+    if is_plain(bytes) { out.extend_from_slice(bytes) } else { inside_slowly(out, bytes) }
+}
+
+/// ASCII without anything to escape, as almost all texts are; eight bytes at a time.
+#[inline]
+fn is_plain(bytes: &[u8]) -> bool {
+    let is_odd = |eight: &[u8; 8]| {
+        let word = u64::from_le_bytes(*eight);
+        is_below_space(word) | has(word, b'"') | has(word, b'\\') | (word & HIGH)
+    };
+    let (words, rest) = bytes.as_chunks::<8>();
+    // The last eight once more, rather than the rest one by one.
+    let last = bytes.last_chunk::<8>().filter(|_| !rest.is_empty()).map_or(0, is_odd);
+    let is_short = words.is_empty();
+    words.iter().fold(last, |odd, word| odd | is_odd(word)) == 0
+        && (!is_short || rest.iter().all(|byte| !is_special(*byte) && byte.is_ascii()))
+}
+
+#[cold]
+fn inside_slowly(out: &mut Vec<u8>, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
         escaped(out, chunk.valid().as_bytes());
         if !chunk.invalid().is_empty() {

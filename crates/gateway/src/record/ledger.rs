@@ -15,32 +15,27 @@ use tidegate_wire::{
 
 use super::{
     Witness,
-    decision::{Facts, decide, wants, work_of},
+    decision::{Facts, decide, work_of},
     entry::{Draft, Kind},
-    item::{Failure, Hides, Item, Said, Wants, cut},
+    item::{Failure, Item, Said, cut},
+    recorder::{Over, Terms},
     sum::Sum,
 };
-use crate::{
-    config::{self, ParameterForm, Per, StatementForm},
-    params::Settings,
-    statements::Statement,
-};
+use crate::{config::Per, params::Settings, statements::Statement};
 
 /// What a ledger is kept in; used again by the next exchange.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    under_way: VecDeque<Item>,
-    over: Option<Item>,
-    spare: Vec<Item>,
+    under_way: VecDeque<Box<Item>>,
+    over: Option<Box<Item>>,
     /// The statement that was prepared last.
     parsed: Said,
     /// What was said last, prepared or bound: an error before any execution is about it.
     latest: Said,
     portals: Vec<(Vec<u8>, Said)>,
     sum: Sum,
-    server: Vec<u8>,
-    server_id: Option<u64>,
-    server_pid: u64,
+    /// Nothing if there is none.
+    server: Option<Rc<[u8]>>,
     incoming: u64,
     outgoing: u64,
     /// How far the chunk at hand is counted.
@@ -52,8 +47,6 @@ pub(super) struct Book {
 const PORTALS_MAX: usize = 64;
 /// Postgres looks at 63 bytes of an identifier; names of statements may be longer.
 const NAME_BYTES_MAX: usize = 256;
-/// Buffers for queries that are kept for the next.
-const SPARE_MAX: usize = 32;
 
 /// Which server a query goes to.
 #[derive(Clone, Copy)]
@@ -80,9 +73,7 @@ pub enum Front {
 /// The queries of one exchange, each of which it writes down once, when it is over.
 pub struct Ledger {
     witness: Rc<Witness>,
-    settings: Rc<config::Journal>,
-    wants: Wants,
-    hides: Hides,
+    terms: Rc<Terms>,
     book: Box<Book>,
     now: Instant,
 }
@@ -100,44 +91,18 @@ impl Ledger {
         witness.note_settings(client);
         let mut book = witness.recorder.take_book();
         book.wait_us = asked.map_or(0, |asked| micros(asked, now));
-        let mut ledger = Self {
-            witness: witness.clone(),
-            settings: witness.recorder.settings(),
-            wants: Wants::default(),
-            hides: Hides::default(),
-            book,
-            now,
-        };
-        ledger.take_settings();
-        ledger
-    }
-
-    fn take_settings(&mut self) {
-        let settings = &self.settings;
-        self.wants =
-            Wants { values: wants(settings, ParameterForm::On), redacted: wants(settings, ParameterForm::Redacted) };
-        self.hides = Hides {
-            literals: settings.statement != StatementForm::Text,
-            parameters: settings.parameters != ParameterForm::On,
-        };
+        Self { witness: witness.clone(), terms: witness.recorder.terms(), book, now }
     }
 
     /// Names the server.
     #[must_use]
     pub fn with(mut self, upstream: Upstream<'_>) -> Self {
-        use std::io::Write as _;
-        let book = &mut self.book;
-        if book.server_id != Some(upstream.id) {
-            book.server.clear();
-            // Writing to a vector cannot fail.
-            let _ = write!(book.server, "{}", upstream.address);
-            (book.server_id, book.server_pid) = (Some(upstream.id), u64::from(upstream.pid));
-        }
+        self.book.server = Some(self.witness.recorder.server(&upstream));
         self
     }
 
     fn bytes_max(&self) -> usize {
-        self.settings.statement_bytes as usize
+        self.terms.journal.statement_bytes as usize
     }
 
     /// A chunk is at hand, of the client or of the server.
@@ -194,7 +159,7 @@ impl Ledger {
     /// A statement is bound. `statement` is what the gateway knows by that name, `text` what it knows of an unnamed one.
     pub fn bind(&mut self, bind: &Bind<'_>, statement: Option<&Rc<Statement>>, text: Option<&[u8]>) {
         let bytes_max = self.bytes_max();
-        let wants = self.wants;
+        let wants = self.terms.wants;
         let book = &mut *self.book;
         match (statement, text) {
             (Some(statement), _) => book.latest.set_statement(statement, bytes_max),
@@ -221,37 +186,33 @@ impl Ledger {
     pub fn execute(&mut self, name: &[u8]) {
         self.ask(|said, portals| {
             said.clear();
-            if let Some((_, bound)) = portals.iter().find(|(known, _)| known == name) {
+            let bound = match name {
+                b"" => portals.first(),
+                _ => portals.iter().find(|(known, _)| known == name),
+            };
+            if let Some((_, bound)) = bound {
                 said.copy_from(bound);
             }
         });
     }
 
     fn ask(&mut self, say: impl FnOnce(&mut Said, &[(Vec<u8>, Said)])) {
-        let mut item = self.take_item();
+        let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         say(&mut item.said, &book.portals);
-        item.works = item.works.with(work_of(item.text()));
+        if self.terms.asks_works {
+            item.works = item.works.with(work_of(item.text()));
+        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         book.under_way.push_back(item);
-    }
-
-    fn take_item(&mut self) -> Item {
-        match self.book.spare.pop() {
-            Some(mut item) => {
-                item.reset(self.now);
-                item
-            }
-            None => Item::new(self.now),
-        }
     }
 
     /// A command of the query at the front is done.
     #[inline]
     pub fn tag(&mut self, body: &[u8]) {
         if let Some(item) = self.book.under_way.front_mut() {
-            item.note_tag(body);
+            item.note_tag(body, self.terms.asks_works);
         }
     }
 
@@ -269,7 +230,7 @@ impl Ledger {
 
     /// The server has refused what stood at the front, and owes replies to so many queries now.
     pub fn fail(&mut self, fields: &ErrorFields<'_>, front: Front, owed: usize) {
-        let (failure, hides) = (Failure::of(fields), self.hides);
+        let (failure, hides) = (Failure::of(fields), self.terms.hides);
         let book = &mut *self.book;
         let skipped = book.under_way.len().saturating_sub(owed);
         let about = match front {
@@ -282,21 +243,23 @@ impl Ledger {
         // Of a flight that fails only what failed was carried out; the rest is skipped and never was.
         for _ in 1..skipped {
             let rest = self.book.under_way.remove(1);
-            rest.into_iter().for_each(|item| self.spare(item));
+            rest.into_iter().for_each(|item| self.witness.recorder.put_item_back(item));
         }
         self.settle(owed);
     }
 
     /// A Parse, Bind or Describe that was sent without an Execute.
     fn refused_before_execution(&mut self, failure: &Failure<'_>) {
-        let mut item = self.take_item();
+        let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         item.said.copy_from(&book.latest);
-        item.works = item.works.with(work_of(item.text()));
+        if self.terms.asks_works {
+            item.works = item.works.with(work_of(item.text()));
+        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         item.bytes_out = std::mem::take(&mut book.outgoing);
-        item.note_error(failure, self.hides);
+        item.note_error(failure, self.terms.hides);
         self.write_over();
         self.book.over = Some(item);
     }
@@ -322,54 +285,46 @@ impl Ledger {
         self.write_sum(reason);
         self.witness.transactions.set(self.witness.transactions.get() + 1);
         self.book.portals.truncate(1);
-        self.settings = self.witness.recorder.settings();
-        self.take_settings();
+        self.witness.recorder.renew(&mut self.terms);
     }
 
     fn write_over(&mut self) {
         if let Some(item) = self.book.over.take() {
-            self.write(&item, "");
-            self.spare(item);
+            self.write(item, "");
         }
     }
 
-    fn spare(&mut self, item: Item) {
-        if self.book.spare.len() < SPARE_MAX {
-            self.book.spare.push(item);
+    fn write(&mut self, item: Box<Item>, reason: &str) {
+        let (recorder, journal) = (&self.witness.recorder, &self.terms.journal);
+        if journal.per == Per::Transaction {
+            self.book.sum.add(&item, &mut recorder.desk().borrow_mut().shapes, journal);
+            return recorder.put_item_back(item);
         }
+        let facts = self.facts(&item, item.wait_us + item.server_us());
+        let Some(parameters) = decide(journal, &facts) else { return recorder.put_item_back(item) };
+        let who = self.witness.who();
+        let (server, transaction) = (self.book.server.as_deref(), self.transaction());
+        recorder.query(Over { item, who: &who, server, transaction, terms: &self.terms, parameters, reason });
     }
 
-    fn write(&mut self, item: &Item, reason: &str) {
-        if self.settings.per == Per::Transaction {
-            let desk = &mut *self.witness.recorder.desk().borrow_mut();
-            return self.book.sum.add(item, &mut desk.shapes, &self.settings);
-        }
-        let facts = self.facts(item, item.wait_us + item.server_us());
-        let Some(parameters) = decide(&self.settings, &facts) else { return };
-        let parameters = match parameters {
-            ParameterForm::On => &item.said.parameters[..],
-            ParameterForm::Redacted => &item.said.redacted,
-            ParameterForm::Off => &[],
-        };
-        let who = self.witness.who.borrow();
-        let draft = self.draft(item, Kind::Query, &who, reason);
-        self.witness.recorder.query(
-            self.settings.statement,
-            item,
-            Draft { parameters, prepared: &item.said.prepared, ..draft },
-        );
+    fn transaction(&self) -> u64 {
+        self.witness.transactions.get() + 1
     }
 
     fn write_sum(&mut self, reason: &str) {
         let Some(item) = self.book.sum.take() else { return };
         let facts = self.facts(&item.total, item.total.wait_us + item.total.server_us());
-        if decide(&self.settings, &facts).is_some() {
-            let who = self.witness.who.borrow();
+        if decide(&self.terms.journal, &facts).is_some() {
+            let who = self.witness.who();
             let draft = Draft {
+                kind: Some(Kind::Transaction),
+                who: &who,
+                transaction: Some(self.transaction()),
                 statement: &item.total.said.text,
                 fingerprint: item.fingerprint,
                 queries: Some(item.queries),
-                ..self.draft(&item.total, Kind::Transaction, &who, reason)
+                reason: reason.as_bytes(),
+                ..item.total.draft(self.book.server.as_deref())
             };
             self.witness.recorder.transaction(draft, item.total.ended());
         }
@@ -386,28 +341,6 @@ impl Ledger {
         }
     }
 
-    fn draft<'a>(&'a self, item: &'a Item, kind: Kind, who: &'a [u8], reason: &'a str) -> Draft<'a> {
-        let has_server = !self.book.server.is_empty();
-        Draft {
-            kind: Some(kind),
-            who,
-            transaction: Some(self.witness.transactions.get() + 1),
-            server: &self.book.server,
-            server_pid: has_server.then_some(self.book.server_pid),
-            wait_us: Some(item.wait_us),
-            server_us: has_server.then(|| item.server_us()),
-            total_us: Some(item.wait_us + item.server_us()),
-            rows: item.rows,
-            bytes_in: Some(item.bytes_in),
-            bytes_out: Some(item.bytes_out),
-            tag: &item.tag,
-            sqlstate: &item.sqlstate,
-            message: &item.message,
-            reason: reason.as_bytes(),
-            ..Draft::default()
-        }
-    }
-
     /// The exchange is over. What is under way still has no end, for this reason.
     pub fn close(mut self, reason: &str, now: Instant) {
         self.now = now;
@@ -415,19 +348,17 @@ impl Ledger {
         while let Some(mut item) = self.book.under_way.pop_front() {
             item.end(now);
             item.bytes_out = std::mem::take(&mut self.book.outgoing);
-            self.write(&item, reason);
-            self.spare(item);
+            self.write(item, reason);
         }
         if !self.book.sum.is_empty() {
             self.end_transaction(reason);
         }
-        let Book { incoming, outgoing, wait_us, .. } = &mut *self.book;
-        (*incoming, *outgoing, *wait_us) = (0, 0, 0);
+        let Book { incoming, outgoing, wait_us, server, .. } = &mut *self.book;
+        (*incoming, *outgoing, *wait_us, *server) = (0, 0, 0, None);
         self.book.portals.clear();
         self.book.parsed.clear();
         self.book.latest.clear();
-        let recorder = self.witness.recorder.clone();
-        recorder.put_book_back(self.book);
+        self.witness.recorder.put_book_back(self.book);
     }
 
     /// The queries in what a client sent that got no server: written down with the error that it was told, or with the
@@ -439,8 +370,7 @@ impl Ledger {
         (sqlstate, reason): (&[u8], &str),
         now: Instant,
     ) {
-        (self.book.server_id, self.book.wait_us) = (None, 0);
-        self.book.server.clear();
+        (self.book.server, self.book.wait_us) = (None, 0);
         for (tag, message) in Frames(messages) {
             let body = &message[HEADER..];
             self.hear(message.len());
@@ -452,7 +382,7 @@ impl Ledger {
         }
         let any = !self.book.under_way.is_empty();
         let witness = self.witness.clone();
-        let per = self.settings.per;
+        let per = self.terms.journal.per;
         self.close(reason, now);
         if any && per == Per::Query {
             witness.transactions.set(witness.transactions.get() + 1);
@@ -486,6 +416,9 @@ impl Ledger {
 fn portal(portals: &mut Vec<(Vec<u8>, Said)>, name: &[u8]) -> usize {
     if portals.is_empty() {
         portals.push(Default::default());
+    }
+    if name.is_empty() {
+        return 0;
     }
     if let Some(at) = portals.iter().position(|(known, _)| known == name) {
         return at;

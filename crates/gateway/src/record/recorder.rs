@@ -6,28 +6,68 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustc_hash::FxHashMap;
 use tidegate_journal::{Class, Note, Producer, Time};
 
 use super::{
     Archive, Stranger,
     archive::{CONNECTIONS, QUERIES},
-    entry::{Calendar, Draft, Kind, Moment, Who, write_who},
-    item::Item,
-    ledger::Book,
+    decision::wants,
+    entry::{Calendar, Draft, Kind, Moment, Who, write_server, write_who},
+    item::{Hides, Item, Wants},
+    ledger::{Book, Upstream},
     shape::{Found, Shapes},
 };
-use crate::config::{self, StatementForm};
+use crate::config::{self, ParameterForm, StatementForm};
 
 /// One thread's way into the journal. It never waits: what finds no room is lost, counted, and told by the journal itself.
 pub struct Recorder {
     producer: Producer,
-    settings: RefCell<Rc<config::Journal>>,
+    terms: RefCell<Rc<Terms>>,
     /// A moment of the thread's clock, and the same on the wall's.
     anchor: Cell<(Instant, Time)>,
     desk: RefCell<Desk>,
     /// Boxes, as they move between here and ledgers.
     #[allow(clippy::vec_box, reason = "a ledger holds the box itself")]
     books: RefCell<Vec<Box<Book>>>,
+    /// Queries that are over, for the next ones.
+    #[allow(clippy::vec_box, reason = "an item moves from hand to hand")]
+    items: RefCell<Vec<Box<Item>>>,
+    /// What records say of servers, by the numbers of these.
+    servers: RefCell<FxHashMap<u64, Rc<[u8]>>>,
+}
+
+/// A query that is over, and what else its record says.
+pub(super) struct Over<'a> {
+    pub(super) item: Box<Item>,
+    pub(super) who: &'a [u8],
+    pub(super) server: Option<&'a [u8]>,
+    pub(super) transaction: u64,
+    pub(super) terms: &'a Terms,
+    pub(super) parameters: ParameterForm,
+    pub(super) reason: &'a str,
+}
+
+/// Settings, and what follows from them.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) journal: config::Journal,
+    pub(super) wants: Wants,
+    pub(super) hides: Hides,
+    /// Some rule asks what a statement does.
+    pub(super) asks_works: bool,
+}
+
+impl Terms {
+    fn new(journal: &config::Journal) -> Rc<Self> {
+        let (values, redacted) = (wants(journal, ParameterForm::On), wants(journal, ParameterForm::Redacted));
+        let hides = Hides {
+            literals: journal.statement != StatementForm::Text,
+            parameters: journal.parameters != ParameterForm::On,
+        };
+        let asks_works = journal.rules.0.iter().any(|rule| !rule.statements.is_empty());
+        Rc::new(Self { journal: journal.clone(), wants: Wants { values, redacted }, hides, asks_works })
+    }
 }
 
 /// What is used again for each record.
@@ -40,6 +80,10 @@ pub(super) struct Desk {
 
 /// Books that are kept for the next exchange: as many as a thread has under way at a time, mostly.
 const BOOKS_MAX: usize = 256;
+/// The same of queries.
+const ITEMS_MAX: usize = 256;
+/// More servers than a thread has at a time; those that are gone go with the rest, and what is said of others is made again.
+const SERVERS_MAX: usize = 1024;
 /// A buffer that has grown larger is given back.
 const OUT_BYTES_KEPT: usize = 256 << 10;
 
@@ -49,17 +93,19 @@ impl Recorder {
     pub fn new(archive: &Archive, core: usize, settings: &config::Journal, now: Instant) -> Option<Rc<Self>> {
         let recorder = Self {
             producer: archive.producer(core)?,
-            settings: RefCell::new(Rc::new(settings.clone())),
+            terms: RefCell::new(Terms::new(settings)),
             anchor: Cell::new((now, Time::now())),
             desk: RefCell::default(),
             books: RefCell::default(),
+            items: RefCell::default(),
+            servers: RefCell::default(),
         };
         Some(Rc::new(recorder))
     }
 
     /// Takes the settings of a reload over; transactions under way end under the old ones.
     pub fn adopt(&self, settings: &config::Journal) {
-        *self.settings.borrow_mut() = Rc::new(settings.clone());
+        *self.terms.borrow_mut() = Terms::new(settings);
     }
 
     /// Sets the clock by the wall's. Called about once a second, as that one may be put right at any time.
@@ -74,14 +120,35 @@ impl Recorder {
         let known =
             Who { client: client.as_bytes(), user: user.as_bytes(), database: database.as_bytes(), ..Who::default() };
         write_who(&known, &mut who);
-        self.connection(
-            &Draft { kind: Some(Kind::LoginFailed), who: &who, sqlstate, message, ..Draft::default() },
-            now,
-        );
+        self.connection(Draft { kind: Some(Kind::LoginFailed), who: &who, sqlstate, message, ..Draft::default() }, now);
     }
 
-    pub(super) fn settings(&self) -> Rc<config::Journal> {
-        self.settings.borrow().clone()
+    pub(super) fn terms(&self) -> Rc<Terms> {
+        self.terms.borrow().clone()
+    }
+
+    /// Takes over what holds now.
+    pub(super) fn renew(&self, terms: &mut Rc<Terms>) {
+        let now = self.terms.borrow();
+        if !Rc::ptr_eq(terms, &now) {
+            *terms = now.clone();
+        }
+    }
+
+    /// What records say of a server.
+    pub(super) fn server(&self, upstream: &Upstream<'_>) -> Rc<[u8]> {
+        if let Some(known) = self.servers.borrow().get(&upstream.id) {
+            return known.clone();
+        }
+        let (address, mut out) = (upstream.address.to_string(), Vec::new());
+        write_server(address.as_bytes(), u64::from(upstream.pid), &mut out);
+        let made = Rc::<[u8]>::from(out);
+        let mut servers = self.servers.borrow_mut();
+        if servers.len() >= SERVERS_MAX {
+            servers.clear();
+        }
+        servers.insert(upstream.id, made.clone());
+        made
     }
 
     pub(super) fn desk(&self) -> &RefCell<Desk> {
@@ -89,38 +156,52 @@ impl Recorder {
     }
 
     /// A login or the like.
-    pub(super) fn connection(&self, draft: &Draft<'_>, now: Instant) {
-        if self.settings.borrow().connections {
-            self.hand_in(&mut self.desk.borrow_mut(), CONNECTIONS, *draft, now);
+    pub(super) fn connection(&self, mut draft: Draft<'_>, now: Instant) {
+        if self.terms.borrow().journal.connections {
+            self.hand_in(&mut self.desk.borrow_mut(), CONNECTIONS, &mut draft, now);
         }
     }
 
-    /// A query or a transaction, the statement as it was said.
-    pub(super) fn query(&self, form: StatementForm, item: &Item, draft: Draft<'_>) {
-        let desk = &mut *self.desk.borrow_mut();
+    /// A query, the statement as it was said.
+    pub(super) fn query(&self, over: Over<'_>) {
+        let Over { item, who, server, transaction, terms, parameters, reason } = over;
+        let (journal, desk) = (&terms.journal, &mut *self.desk.borrow_mut());
         let mut shapes = std::mem::take(&mut desk.shapes);
-        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, item));
+        let form = journal.statement;
+        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, &item));
         let statement = match (form, &found) {
             (StatementForm::Text, _) => item.text(),
             (StatementForm::Normalised, Some(found)) => found.text(),
             _ => &[],
         };
-        let statement = &statement[..statement.len().min(self.settings.borrow().statement_bytes as usize)];
-        let is_cut = !statement.is_empty() && item.is_cut();
-        let fingerprint = found.as_ref().map(Found::fingerprint);
-        self.hand_in(desk, QUERIES, Draft { statement, is_cut, fingerprint, ..draft }, item.ended());
+        let mut draft = item.draft(server);
+        draft.kind = Some(Kind::Query);
+        draft.who = who;
+        draft.transaction = Some(transaction);
+        draft.statement = &statement[..statement.len().min(journal.statement_bytes as usize)];
+        draft.is_cut = !statement.is_empty() && item.is_cut();
+        draft.fingerprint = found.as_ref().map(Found::fingerprint);
+        draft.prepared = &item.said.prepared;
+        draft.parameters = match parameters {
+            ParameterForm::On => &item.said.parameters[..],
+            ParameterForm::Redacted => &item.said.redacted,
+            ParameterForm::Off => &[],
+        };
+        draft.reason = reason.as_bytes();
+        self.hand_in(desk, QUERIES, &mut draft, item.ended());
         drop(found);
         desk.shapes = shapes;
+        self.put_item_back(item);
     }
 
     /// A transaction, whose statements were brought into form one by one.
-    pub(super) fn transaction(&self, draft: Draft<'_>, ended: Instant) {
-        self.hand_in(&mut self.desk.borrow_mut(), QUERIES, draft, ended);
+    pub(super) fn transaction(&self, mut draft: Draft<'_>, ended: Instant) {
+        self.hand_in(&mut self.desk.borrow_mut(), QUERIES, &mut draft, ended);
     }
 
-    fn hand_in(&self, desk: &mut Desk, class: Class, draft: Draft<'_>, ended: Instant) {
+    fn hand_in(&self, desk: &mut Desk, class: Class, draft: &mut Draft<'_>, ended: Instant) {
         let time = self.time(ended);
-        let draft = Draft { time: Moment::from_micros(time.unix_nanos() / 1000), ..draft };
+        draft.time = Moment::from_micros(time.unix_nanos() / 1000);
         desk.out.clear();
         draft.write(&mut desk.calendar, &mut desk.out);
         // A loss is counted by the journal, and told by a record as soon as there is room.
@@ -146,6 +227,24 @@ impl Recorder {
         let mut books = self.books.borrow_mut();
         if books.len() < BOOKS_MAX {
             books.push(book);
+        }
+    }
+
+    /// A query that begins.
+    pub(super) fn take_item(&self, now: Instant) -> Box<Item> {
+        match self.items.borrow_mut().pop() {
+            Some(mut item) => {
+                item.reset(now);
+                item
+            }
+            None => Box::new(Item::new(now)),
+        }
+    }
+
+    pub(super) fn put_item_back(&self, item: Box<Item>) {
+        let mut items = self.items.borrow_mut();
+        if items.len() < ITEMS_MAX {
+            items.push(item);
         }
     }
 }

@@ -4,10 +4,11 @@
 //! whatever Postgres accepts. Literals and parameters become `?`, and a list of them becomes one, so that
 //! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. Words are lower-cased; quoted identifiers stay as they are.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use rustc_hash::FxHashMap;
 
+use super::template::Template;
 use crate::statements::Digest;
 
 /// The shape of a statement.
@@ -17,6 +18,16 @@ pub struct Shape {
     pub text: Box<[u8]>,
     /// A hash of that text, the same in every process and version of the gateway. Not for security.
     pub fingerprint: u64,
+}
+
+impl Shape {
+    /// Of a statement.
+    #[must_use]
+    pub fn of(text: &[u8]) -> Self {
+        let mut out = Vec::new();
+        reduce(text, &mut out);
+        Self { fingerprint: fingerprint(&out), text: out.into() }
+    }
 }
 
 /// Writes the shape of a statement to an empty buffer.
@@ -146,9 +157,15 @@ impl<'a> Tokens<'a> {
         from + rest.iter().position(|byte| !is(*byte)).unwrap_or(rest.len())
     }
 
+    /// [`run`](Self::run) of bytes of these sorts.
+    #[inline]
+    fn run_of(&self, from: usize, sorts: u8) -> usize {
+        self.run(from, |byte| SORTS[usize::from(byte)] & sorts != 0)
+    }
+
     fn skip_blanks(&mut self) {
         loop {
-            self.at = self.run(self.at, |byte| byte.is_ascii_whitespace() || byte == 0x0b);
+            self.at = self.run_of(self.at, BLANK);
             match (self.peek(0), self.peek(1)) {
                 (Some(b'-'), Some(b'-')) => self.at = self.run(self.at, |byte| byte != b'\n' && byte != b'\r'),
                 (Some(b'/'), Some(b'*')) => self.skip_comment(),
@@ -195,7 +212,7 @@ impl<'a> Tokens<'a> {
     }
 
     fn number(&mut self) -> Token<'a> {
-        let mut end = self.run(self.at, |byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_');
+        let mut end = self.run_of(self.at, NUMERIC);
         let has_exponent = matches!(self.text[end - 1], b'e' | b'E') && !self.text[self.at..].starts_with(b"0x");
         if has_exponent && matches!(self.text.get(end), Some(b'+' | b'-')) {
             end = self.run(end + 1, |byte| byte.is_ascii_digit());
@@ -224,7 +241,7 @@ impl<'a> Tokens<'a> {
 
     fn word(&mut self) -> Token<'a> {
         let from = self.at;
-        self.at = self.run(from, |byte| is_word(byte) || byte.is_ascii_digit() || byte == b'$');
+        self.at = self.run_of(from, IN_WORD);
         let word = &self.text[from..self.at];
         match (word, self.peek(0), self.peek(1)) {
             ([b'e' | b'E'], Some(b'\''), _) => self.string(true),
@@ -251,35 +268,86 @@ impl<'a> Tokens<'a> {
     }
 }
 
+/// What a byte may be a part of.
+const BLANK: u8 = 1;
+const WORD: u8 = 2;
+/// As the second byte of a word or a later one.
+const IN_WORD: u8 = 4;
+const OPERATOR: u8 = 8;
+/// Of a number, as its second byte or a later one.
+const NUMERIC: u8 = 16;
+
+const SORTS: [u8; 256] = {
+    let mut sorts = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        let byte = at as u8;
+        let is_word = byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80;
+        if byte.is_ascii_whitespace() || byte == 0x0b {
+            sorts[at] |= BLANK;
+        }
+        if is_word {
+            sorts[at] |= WORD;
+        }
+        if is_word || byte.is_ascii_digit() || byte == b'$' {
+            sorts[at] |= IN_WORD;
+        }
+        if byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_' {
+            sorts[at] |= NUMERIC;
+        }
+        at += 1;
+    }
+    let operators = b"+-*/<>=~!@#%^&|`?:";
+    let mut at = 0;
+    while at < operators.len() {
+        sorts[operators[at] as usize] |= OPERATOR;
+        at += 1;
+    }
+    sorts
+};
+
+#[inline]
 fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80
+    SORTS[usize::from(byte)] & WORD != 0
 }
 
+#[inline]
 fn is_operator(byte: u8) -> bool {
-    b"+-*/<>=~!@#%^&|`?:".contains(&byte)
+    SORTS[usize::from(byte)] & OPERATOR != 0
+}
+
+/// Where the literals of a text stand.
+pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    let mut tokens = Tokens { text, at: 0 };
+    std::iter::from_fn(move || {
+        loop {
+            tokens.skip_blanks();
+            let from = tokens.at;
+            if matches!(tokens.next()?, Token::Literal) {
+                return Some(from..tokens.at.min(text.len()));
+            }
+        }
+    })
 }
 
 /// Shapes that were worked out before, so that a hot statement costs a look-up.
 #[derive(Default)]
 pub(super) struct Shapes {
     prepared: FxHashMap<Digest, Rc<Shape>>,
-    simple: Vec<Slot>,
+    /// Those that fit oftenest are in front, more or less.
+    templates: Vec<Template>,
+    /// Which shapes came last, and how often.
+    seen: Vec<(u64, u32)>,
     scratch: Vec<u8>,
-}
-
-/// A place of the cache for simple statements. A text is kept only when it comes a second time: statements with literals
-/// in them rarely do, and would cost an allocation each.
-#[derive(Clone, Default)]
-struct Slot {
-    hash: u64,
-    kept: Option<(Box<[u8]>, Rc<Shape>)>,
 }
 
 /// More prepared statements than a thread has hot; beyond it the cache begins anew.
 const PREPARED_MAX: usize = 4096;
-const SIMPLE_SLOTS: usize = 256;
+/// To find out that a text is none of these takes a few nanoseconds each.
+const TEMPLATES_MAX: usize = 32;
+const SEEN: usize = 256;
 /// Texts longer than this are reduced each time.
-const SIMPLE_BYTES_MAX: usize = 2048;
+const TEMPLATE_BYTES_MAX: usize = 2048;
 
 /// A shape that is kept, or one that lies in the scratch buffer until the next.
 pub(super) enum Found<'a> {
@@ -319,26 +387,36 @@ impl Shapes {
 
     /// The shape of a text.
     pub(super) fn of_text(&mut self, text: &[u8]) -> Found<'_> {
-        if text.len() > SIMPLE_BYTES_MAX {
+        if text.len() > TEMPLATE_BYTES_MAX {
             return self.fresh(text);
         }
-        if self.simple.is_empty() {
-            self.simple.resize(SIMPLE_SLOTS, Slot::default());
+        if let Some(at) = self.templates.iter().position(|template| template.fits(text)) {
+            let to = at.saturating_sub(1);
+            self.templates.swap(at, to);
+            return Found::Kept(self.templates[to].shape().clone());
         }
-        let hash = fingerprint(text);
-        let at = hash as usize % SIMPLE_SLOTS;
-        let slot = &mut self.simple[at];
-        match &slot.kept {
-            Some((known, shape)) if slot.hash == hash && **known == *text => return Found::Kept(shape.clone()),
-            _ => {}
+        let fingerprint = self.fresh(text).fingerprint();
+        if !self.comes_again(fingerprint) {
+            return Found::Fresh(&self.scratch, fingerprint);
         }
-        if slot.hash != hash {
-            *slot = Slot { hash, kept: None };
-            return self.fresh(text);
-        }
-        let shape = self.reduced(text);
-        self.simple[at].kept = Some((text.into(), shape.clone()));
+        let shape = Rc::new(Shape { text: self.scratch.as_slice().into(), fingerprint });
+        self.templates.truncate(TEMPLATES_MAX - 1);
+        self.templates.push(Template::new(text, shape.clone()));
         Found::Kept(shape)
+    }
+
+    /// Whether a template of that shape would be worth its allocations: when it comes for the second time, and ever more
+    /// rarely if the texts of that shape go on to fit none.
+    fn comes_again(&mut self, fingerprint: u64) -> bool {
+        if self.seen.is_empty() {
+            self.seen.resize(SEEN, (0, 0));
+        }
+        let (known, times) = &mut self.seen[fingerprint as usize % SEEN];
+        if *known != fingerprint {
+            (*known, *times) = (fingerprint, 0);
+        }
+        *times = times.saturating_add(1);
+        *times > 1 && times.is_power_of_two()
     }
 
     fn fresh(&mut self, text: &[u8]) -> Found<'_> {
@@ -402,8 +480,10 @@ mod tests {
     #[test]
     fn a_cache_gives_what_it_would_have_worked_out() {
         let mut shapes = Shapes::default();
-        for round in 0..4 {
-            for text in ["select 1", "select 'b' from c", &"x, ".repeat(2000)] {
+        for round in 0..40 {
+            let (number, long) = (format!("select {round} -- {round}"), "x, ".repeat(2000));
+            let string = format!("select 'b{}' from c where d = {round}", "''".repeat(round % 3));
+            for text in ["select 1", &number, &string, &format!("select a{round}"), &long] {
                 let found = shapes.of_text(text.as_bytes());
                 assert_eq!(found.text(), shape(text).as_bytes(), "round {round}");
                 assert_eq!(found.fingerprint(), fingerprint(shape(text).as_bytes()));

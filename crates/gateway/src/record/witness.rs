@@ -32,7 +32,7 @@ pub struct Witness {
     session: u64,
     since: Instant,
     /// What all its records begin with.
-    pub(super) who: RefCell<Vec<u8>>,
+    who: RefCell<Rc<[u8]>>,
     /// The settings that the application's name was taken from.
     settings: RefCell<Option<Rc<Settings>>>,
     /// Transactions that have ended.
@@ -62,27 +62,33 @@ impl Witness {
             stranger,
             session,
             since: now,
-            who: RefCell::default(),
+            who: RefCell::new(Rc::from([])),
             settings: RefCell::default(),
             transactions: Cell::new(0),
             prepared: RefCell::default(),
         });
         witness.introduce(settings);
-        recorder.connection(&Draft { kind: Some(Kind::Login), who: &witness.who.borrow(), ..Draft::default() }, now);
+        recorder.connection(Draft { kind: Some(Kind::Login), who: &witness.who(), ..Draft::default() }, now);
         witness
     }
 
     /// The client is gone.
     pub fn leave(&self, reason: &str, now: Instant) {
         let lasted = u64::try_from((now - self.since).as_micros()).unwrap_or(u64::MAX);
+        let who = self.who();
         let draft = Draft {
             kind: Some(Kind::Disconnect),
-            who: &self.who.borrow(),
+            who: &who,
             total_us: Some(lasted),
             reason: reason.as_bytes(),
             ..Draft::default()
         };
-        self.recorder.connection(&draft, now);
+        self.recorder.connection(draft, now);
+    }
+
+    /// What all its records begin with, for now.
+    pub(super) fn who(&self) -> Rc<[u8]> {
+        self.who.borrow().clone()
     }
 
     /// Takes the application's name from the settings, if they have changed.
@@ -103,9 +109,9 @@ impl Witness {
             application,
             session: Some(self.session),
         };
-        let mut out = self.who.borrow_mut();
-        out.clear();
+        let mut out = Vec::new();
         write_who(&who, &mut out);
+        *self.who.borrow_mut() = out.into();
         *self.settings.borrow_mut() = settings.cloned();
     }
 

@@ -71,7 +71,8 @@ fn one(subject: &str, bytes: usize, tasks: bool) {
 fn special(what: &str, stripes: usize) {
     let folder = folder();
     let numbers = match what {
-        "durable" => <[f64; 3]>::from(special::durable(folder.path(), stripes, 1000, 200)),
+        "durable" => <[f64; 3]>::from(special::durable(folder.path(), stripes, 1000, 1, 200)),
+        "gathered" => special::durable(folder.path(), stripes, 1000, 250, 200).into(),
         "floor" => floor::durable(folder.path(), true, 1000, 200).into(),
         "wakes" => floor::durable(folder.path(), false, 1000, 200).into(),
         "unblocked" => latency(&special::unblocked(folder.path(), 400_000)),

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_journal::{Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, SegmentFile, Storage};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tidegate_journal::{
+    Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, Producer, SegmentFile, Storage,
+};
 
 use tidegate_figures::median;
 
@@ -18,9 +21,16 @@ use crate::{load::nanos, process};
 
 pub(crate) const PAYLOAD: [u8; 100] = [b'x'; 100];
 
-/// Producers that each have one durable append outstanding. Returns records per second, seconds per sync of a batch as
-/// large as theirs, measured before and after on the same file system, and how many records shared a sync.
-pub(crate) fn durable(folder: &Path, stripes: usize, producers: usize, each: usize) -> (f64, f64, f64) {
+/// Producers that each have one durable append outstanding, so many of them in each task. Returns records per second, seconds
+/// per sync of a batch as large as theirs, measured before and after on the same file system, and how many records shared a
+/// sync.
+pub(crate) fn durable(
+    folder: &Path,
+    stripes: usize,
+    producers: usize,
+    per_task: usize,
+    each: usize,
+) -> (f64, f64, f64) {
     let before = sync_seconds(folder, producers);
     let (journal, _) =
         Journal::open(Config { stripes, segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
@@ -28,14 +38,9 @@ pub(crate) fn durable(folder: &Path, stripes: usize, producers: usize, each: usi
     let begun = Instant::now();
     runtime.block_on(async {
         let mut tasks = Vec::new();
-        for _ in 0..producers {
-            let producer = journal.producer();
-            tasks.push(tokio::spawn(async move {
-                for _ in 0..each {
-                    let note = Note::new(Class::new(0), &PAYLOAD).ack(Ack::Durable);
-                    producer.commit(note).await.expect("it is durable");
-                }
-            }));
+        for _ in 0..producers / per_task {
+            let mut commits: FuturesUnordered<_> = (0..per_task).map(|_| commit(journal.producer(), each)).collect();
+            tasks.push(tokio::spawn(async move { while commits.next().await.is_some() {} }));
         }
         for task in tasks {
             task.await.expect("it does not panic");
@@ -45,6 +50,13 @@ pub(crate) fn durable(folder: &Path, stripes: usize, producers: usize, each: usi
     let shared = (producers * each) as f64 / journal.stats().syncs as f64;
     drop(journal);
     (rate, f64::midpoint(before, sync_seconds(folder, producers)), shared)
+}
+
+async fn commit(producer: Producer, records: usize) {
+    for _ in 0..records {
+        let note = Note::new(Class::new(0), &PAYLOAD).ack(Ack::Durable);
+        producer.commit(note).await.expect("it is durable");
+    }
 }
 
 /// How long it takes to make a batch of a record from each producer durable, with nothing else to do.

@@ -11,7 +11,7 @@ use std::{
     task::{Context, Waker},
 };
 
-use super::{buffers::Loan, was_stopped};
+use super::{buffers::Loan, files::FileNumber, was_stopped};
 use crate::chunk::Chunk;
 
 /// A descriptor, and the operations under way on it: one receive (or one that goes on from receive to receive) and one send
@@ -20,6 +20,8 @@ pub(super) struct Port {
     fd: OwnedFd,
     /// Its place in the ring.
     slot: Cell<u32>,
+    /// By which the kernel knows the descriptor, if it does.
+    number: Cell<Option<FileNumber>>,
     receiving: Cell<Receiving>,
     /// Where a bulk receive writes.
     room: Cell<Option<Box<Room>>>,
@@ -73,6 +75,7 @@ impl Port {
         Self {
             fd,
             slot: Cell::new(u32::MAX),
+            number: Cell::default(),
             receiving: Cell::new(Receiving::Nothing),
             room: Cell::default(),
             arrived: Cell::default(),
@@ -101,6 +104,15 @@ impl Port {
 
     pub(super) fn settle(&self, slot: u32) {
         self.slot.set(slot);
+    }
+
+    #[inline]
+    pub(super) fn number(&self) -> Option<FileNumber> {
+        self.number.get()
+    }
+
+    pub(super) fn set_number(&self, number: Option<FileNumber>) {
+        self.number.set(number);
     }
 
     /// Takes what was received.

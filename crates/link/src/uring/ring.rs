@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     rc::Rc,
     sync::Arc,
     time::Duration,
@@ -16,7 +16,7 @@ use std::{
 use io_uring::{
     EnterFlags, IoUring, cqueue, opcode,
     squeue::{Entry, Flags},
-    types::{Fd, SubmitArgs, Timespec},
+    types::{Fd, Fixed, SubmitArgs, Timespec},
 };
 use rustix::{
     io::Errno,
@@ -25,6 +25,7 @@ use rustix::{
 
 use super::{
     buffers::{Buffers, GROUP},
+    files::Files,
     once::{Deed, Once},
     port::{Port, Receiving},
 };
@@ -39,6 +40,7 @@ pub(crate) struct Ring {
     alarm: Arc<Alarm>,
     alarm_is_watched: Cell<bool>,
     buffers: Rc<Buffers>,
+    files: Files,
     bulk_len: usize,
     wait_flags: EnterFlags,
 }
@@ -100,6 +102,7 @@ impl Ring {
             .dontfork()
             .build(entries)?;
         let buffers = Buffers::register(&kernel.submitter(), settings.buffers, settings.buffer_len)?;
+        let files = Files::register(&kernel.submitter());
         let mut wait_flags = EnterFlags::GETEVENTS;
         if kernel.params().is_feature_no_iowait() {
             // A thread that waits for clients does not wait for a disk.
@@ -112,6 +115,7 @@ impl Ring {
             alarm: Alarm::new()?,
             alarm_is_watched: Cell::new(false),
             buffers,
+            files,
             bulk_len: settings.bulk_len,
             wait_flags,
         };
@@ -257,7 +261,20 @@ impl Ring {
     /// Takes a slot back on which nothing is under way.
     pub(super) fn vacate(&self, slot: u32) {
         let owner = self.slots.borrow_mut().vacate(slot);
+        if let Slot::Port(port) = &owner
+            && let Some(number) = port.number()
+        {
+            port.set_number(None);
+            self.files.remove(&self.kernel.borrow().submitter(), number);
+        }
         drop(owner);
+    }
+
+    /// A connection that stays: the kernel gets a number for it, if there is one left.
+    pub(super) fn acquaint(&self, port: &Port) {
+        if port.number().is_none() {
+            port.set_number(self.files.add(&self.kernel.borrow().submitter(), port.as_fd()));
+        }
     }
 
     /// Begins a receive into a buffer of the ring. With `now` it looks at once; else it waits first.
@@ -300,9 +317,13 @@ impl Ring {
     pub(super) fn send(&self, port: &Port, chunk: Chunk) -> io::Result<()> {
         let (start, len) = port.load(chunk);
         // A chunk is shorter than 4 GiB.
-        let send = opcode::Send::new(Fd(port.fd().as_raw_fd()), start, len as u32).flags(SEND_FLAGS);
+        let send = match port.number() {
+            Some(number) => opcode::Send::new(Fixed(number.place()), start, len as u32),
+            None => opcode::Send::new(Fd(port.fd().as_raw_fd()), start, len as u32),
+        };
+        let entry = send.flags(SEND_FLAGS).build().user_data(token(port.slot(), Kind::Send));
         // SAFETY: the port keeps the chunk until the completion, and the bytes of a chunk do not move with it.
-        let pushed = unsafe { self.push(&send.build().user_data(token(port.slot(), Kind::Send))) };
+        let pushed = unsafe { self.push(&entry) };
         pushed.inspect_err(|_| drop(port.sent(Ok(0))))
     }
 
