@@ -49,6 +49,16 @@ pub struct Identity {
     pub tls: Option<String>,
 }
 
+/// What a client's card says of the server that the client has. One for each server, as it changes hands with every
+/// transaction.
+#[derive(Debug)]
+pub struct Linked {
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// Keeps it from going to another client while a cancel request is under way.
+    pub gate: CancelGate,
+}
+
 /// One connection to Postgres.
 pub struct Server {
     place: Place,
@@ -76,6 +86,8 @@ pub struct Server {
     pub cancels: CancelGate,
     /// Who it is.
     pub identity: Arc<Identity>,
+    /// The same, for the card of its client.
+    pub linked: Rc<Linked>,
     /// The transaction, as far as a cleaning has seen it.
     pub status: TxStatus,
     /// What is to be done before its next client, should it be released for cleaning.
@@ -112,6 +124,8 @@ impl Server {
 
     /// A server at rest: nothing is under way on it.
     fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<Identity>) -> Self {
+        let cancels = CancelGate::default();
+        let linked = Rc::new(Linked { identity: Arc::clone(&identity), gate: cancels.clone() });
         Self {
             place,
             scanner: Scanner::new(MESSAGE_MAX),
@@ -124,8 +138,9 @@ impl Server {
             confused: false,
             suspect: false,
             write_failed: false,
-            cancels: CancelGate::default(),
+            cancels,
             identity,
+            linked,
             status: TxStatus::Idle,
             cleaning: Cleaning::default(),
             quota: None,

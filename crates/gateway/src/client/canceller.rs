@@ -35,7 +35,7 @@ fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>) {
         ClientState::Waiting(_) => card.signal(Signal::CancelWait),
         ClientState::Active => {
             if let Some(linked) = card.linked() {
-                owner.cancel(linked.identity, linked.gate.begin());
+                owner.cancel(linked.identity.clone(), linked.gate.begin());
             }
         }
         // The query has ended already.

@@ -23,7 +23,7 @@ use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
     error::{Cause, Refusal, pgbouncer_reason},
     exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
-    plane::{ClientState, Entry, Fleet, Gateway, Linked, Phase, Placed, Quota, Signal, Worker, WorkerPool},
+    plane::{ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
 };
@@ -304,7 +304,7 @@ impl Session {
         }
         let card = self.entry.card.clone();
         card.state.set(ClientState::Active);
-        card.link(Some(Linked { identity: lease.identity.clone(), gate: lease.cancels.clone() }));
+        card.link(Some(lease.linked.clone()));
         self.pool.stats.server_assignment_count.add(1);
         let around = Surroundings {
             catalog: &self.worker.catalog,

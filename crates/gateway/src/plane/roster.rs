@@ -14,12 +14,7 @@ use std::{
 use subtle::ConstantTimeEq;
 use tidegate_link::Address;
 
-use crate::{
-    classify::Pins,
-    params::Settings,
-    plane::PoolKey,
-    server::{CancelGate, Identity},
-};
+use crate::{classify::Pins, params::Settings, plane::PoolKey, server::Linked};
 
 /// What a client is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +50,6 @@ pub enum Signal {
     Deposed,
 }
 
-/// The server that a client has.
-#[derive(Clone, Debug)]
-pub struct Linked {
-    /// Who it is.
-    pub identity: Arc<Identity>,
-    /// Keeps it from going to another client while a cancel request is under way.
-    pub gate: CancelGate,
-}
-
 /// One client, as others see it.
 #[derive(Debug)]
 pub struct Card {
@@ -97,7 +83,7 @@ pub struct Card {
     settings: Told<Option<Rc<Settings>>>,
     /// The statements it has prepared.
     pub prepared: Cell<u32>,
-    linked: Told<Option<Linked>>,
+    linked: Told<Option<Rc<Linked>>>,
     signal: Cell<Option<Signal>>,
     task: Told<Option<Waker>>,
 }
@@ -183,7 +169,7 @@ impl Card {
     }
 
     /// The client has got a server, or has given it back.
-    pub fn link(&self, linked: Option<Linked>) {
+    pub fn link(&self, linked: Option<Rc<Linked>>) {
         if linked.is_none() && self.signal.get() == Some(Signal::Deposed) {
             // Of a server that it no longer has.
             self.signal.set(None);
@@ -216,7 +202,7 @@ impl Card {
 
     /// The server that the client has.
     #[must_use]
-    pub fn linked(&self) -> Option<Linked> {
+    pub fn linked(&self) -> Option<Rc<Linked>> {
         self.linked.with(Option::clone)
     }
 }
