@@ -408,7 +408,7 @@ impl Exchange<'_> {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
             self.front.portal_change = None;
-            return Words::Same;
+            return self.behind_no_unnamed(message);
         };
         if !traits.pins.is_empty() && self.plan.pool.pin && self.keeps_state_apart() {
             self.front.pins.add(traits.pins);
@@ -421,6 +421,20 @@ impl Exchange<'_> {
                 Words::Other(out)
             }
         }
+    }
+
+    /// The client has no unnamed statement, but the server may have another client's, or one of ours: it is closed, so that the
+    /// server refuses the message in its own words.
+    fn behind_no_unnamed(&mut self, message: &[u8]) -> Words {
+        if !self.keeps_state_apart() {
+            return Words::Same;
+        }
+        let mut out = Vec::with_capacity(message.len() + HEADER + 2);
+        frontend::close(Kind::Statement, b"", &mut out);
+        self.flight.push(Asked::Close(None), For::Gateway);
+        self.server.unnamed = None;
+        out.extend_from_slice(message);
+        Words::Other(out)
     }
 
     fn prepare_unnamed_again(&mut self, stamp: u64) -> Option<Vec<u8>> {
@@ -440,8 +454,12 @@ impl Exchange<'_> {
             return Ok(Words::Same);
         }
         if target.name.is_empty() {
-            let again = self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp);
-            let prepared = again.and_then(|stamp| self.prepare_unnamed_again(stamp));
+            let Some(stamp) = self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp) else {
+                let words = self.behind_no_unnamed(message);
+                self.owe(Asked::Describe(None));
+                return Ok(words);
+            };
+            let prepared = self.prepare_unnamed_again(stamp);
             self.owe(Asked::Describe(None));
             return Ok(prepared.map_or(Words::Same, |mut out| {
                 out.extend_from_slice(message);

@@ -135,6 +135,31 @@ on_each_postgres! {
         });
     }
 
+    fn edge_15_who_has_no_unnamed_statement_gets_nobody_elses(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let leave_one = |other: &mut RawClient| {
+            other.send(&Frames::new().parse("", "select 'other'").bind("", &[]).describe_portal("").execute().sync());
+            other.expect("1 2 T D:other C:SELECT_1 Z:I");
+        };
+        let without = |client: &mut RawClient, other: &mut RawClient| {
+            for frames in [Frames::new().run(""), Frames::new().describe_statement("")] {
+                leave_one(other);
+                client.send(&frames.sync());
+                client.expect("E:26000 Z:I");
+            }
+        };
+        without(&mut client, &mut other);
+        client.send(&Frames::new().parse("", "selct").sync());
+        client.expect("E:42601 Z:I");
+        without(&mut client, &mut other);
+        client.send(&Frames::new().parse("", "select 'own'").sync().query("select 1"));
+        client.expect("1 Z:I T D:1 C:SELECT_1 Z:I");
+        without(&mut client, &mut other);
+        other.send(&Frames::new().run("").sync());
+        other.expect("2 D:other C:SELECT_1 Z:I");
+    }
+
     /// The first client's Parse fails on the server; the second must not be told that the text is known.
     fn edge_15_a_failed_parse_is_not_shared(fixture) {
         let missing = fixture.name("missing");

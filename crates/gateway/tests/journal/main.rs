@@ -30,3 +30,4 @@ mod forms;
 mod kept;
 mod privacy;
 mod rules;
+mod shapes;
