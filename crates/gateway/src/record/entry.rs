@@ -136,8 +136,6 @@ fn date_of(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
-/// What a record takes besides who and what, mostly.
-const LENGTH_USUAL: usize = 384;
 const LENGTH: usize = "2026-03-01T12:00:00.000042Z".len();
 
 /// Writes times, and keeps the text of the second that it wrote last.
@@ -304,6 +302,9 @@ pub struct Draft<'a> {
     /// See [`Entry::reason`].
     pub reason: &'a [u8],
 }
+
+/// What a record takes besides who and what, mostly.
+const LENGTH_USUAL: usize = 384;
 
 impl Draft<'_> {
     /// Appends the record, without a line break.

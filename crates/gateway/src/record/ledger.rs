@@ -200,9 +200,6 @@ impl Ledger {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         say(&mut item.said, &book.portals);
-        if self.terms.asks_works {
-            item.works = item.works.with(work_of(item.text()));
-        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         book.under_way.push_back(item);
@@ -253,9 +250,6 @@ impl Ledger {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
         item.said.copy_from(&book.latest);
-        if self.terms.asks_works {
-            item.works = item.works.with(work_of(item.text()));
-        }
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         item.bytes_out = std::mem::take(&mut book.outgoing);
@@ -294,7 +288,10 @@ impl Ledger {
         }
     }
 
-    fn write(&mut self, item: Box<Item>, reason: &str) {
+    fn write(&mut self, mut item: Box<Item>, reason: &str) {
+        if self.terms.asks_works {
+            item.works = item.works.with(work_of(item.text()));
+        }
         let (recorder, journal) = (&self.witness.recorder, &self.terms.journal);
         if journal.per == Per::Transaction {
             self.book.sum.add(&item, &mut recorder.desk().borrow_mut().shapes, journal);

@@ -20,16 +20,6 @@ pub struct Shape {
     pub fingerprint: u64,
 }
 
-impl Shape {
-    /// Of a statement.
-    #[must_use]
-    pub fn of(text: &[u8]) -> Self {
-        let mut out = Vec::new();
-        reduce(text, &mut out);
-        Self { fingerprint: fingerprint(&out), text: out.into() }
-    }
-}
-
 /// Writes the shape of a statement to an empty buffer.
 pub fn reduce(text: &[u8], out: &mut Vec<u8>) {
     let mut last = None;

@@ -1,7 +1,7 @@
 //! Whose records they are: a session, or somebody who did not get as far as one.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, Ref, RefCell},
     rc::Rc,
     time::Instant,
 };
@@ -32,7 +32,7 @@ pub struct Witness {
     session: u64,
     since: Instant,
     /// What all its records begin with.
-    who: RefCell<Rc<[u8]>>,
+    who: RefCell<Vec<u8>>,
     /// The settings that the application's name was taken from.
     settings: RefCell<Option<Rc<Settings>>>,
     /// Transactions that have ended.
@@ -62,7 +62,7 @@ impl Witness {
             stranger,
             session,
             since: now,
-            who: RefCell::new(Rc::from([])),
+            who: RefCell::default(),
             settings: RefCell::default(),
             transactions: Cell::new(0),
             prepared: RefCell::default(),
@@ -87,8 +87,8 @@ impl Witness {
     }
 
     /// What all its records begin with, for now.
-    pub(super) fn who(&self) -> Rc<[u8]> {
-        self.who.borrow().clone()
+    pub(super) fn who(&self) -> Ref<'_, Vec<u8>> {
+        self.who.borrow()
     }
 
     /// Takes the application's name from the settings, if they have changed.
@@ -109,9 +109,9 @@ impl Witness {
             application,
             session: Some(self.session),
         };
-        let mut out = Vec::new();
+        let mut out = self.who.borrow_mut();
+        out.clear();
         write_who(&who, &mut out);
-        *self.who.borrow_mut() = out.into();
         *self.settings.borrow_mut() = settings.cloned();
     }
 
