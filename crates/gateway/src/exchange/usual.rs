@@ -121,12 +121,13 @@ impl Exchange<'_> {
             && self.flight.status != TxStatus::Failed
             && chunk.len() <= self.plan.pool.message_max as usize;
         let Some(parse) = parse_of(chunk).filter(|_| may) else { return false };
-        if self.keeps_state_apart() {
-            if !self.prepares_unnamed(parse) {
-                return false;
-            }
-        } else if !Parse::decode(&parse[HEADER..]).is_ok_and(|parse| classify(parse.query).is_plain()) {
+        let known = self.front.unnamed.as_ref().is_some_and(|unnamed| unnamed.is(parse));
+        let is_plain = || Parse::decode(&parse[HEADER..]).is_ok_and(|parse| classify(parse.query).is_plain());
+        if !known && !is_plain() {
             return false;
+        }
+        if self.keeps_state_apart() {
+            self.prepare_unnamed(parse, known);
         }
         self.front.portal_change = None;
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
@@ -161,22 +162,14 @@ impl Exchange<'_> {
         ledger.hear(SYNC.len());
     }
 
-    /// Makes `message` the client's unnamed statement, unless there is more to it.
-    fn prepares_unnamed(&mut self, message: &[u8]) -> bool {
-        let known = self.front.unnamed.as_ref().is_some_and(|unnamed| unnamed.is(message));
-        if !known {
-            match Parse::decode(&message[HEADER..]) {
-                Ok(parse) if classify(parse.query).is_plain() => {}
-                _ => return false,
-            }
-        }
+    /// Makes `message` the client's unnamed statement; if it is `known`, it is the one before it once more.
+    fn prepare_unnamed(&mut self, message: &[u8], known: bool) {
         let stamp = self.front.next_stamp();
         match &mut self.front.unnamed {
             Some(unnamed) if known => unnamed.stamp = stamp,
             unnamed => *unnamed = Some(Box::new(Unnamed { message: message.into(), traits: Traits::default(), stamp })),
         }
         self.server.unnamed = Some((self.front.id, stamp));
-        true
     }
 
     /// Notes the usual reply, if `chunk` is one and may be sent as it is.
