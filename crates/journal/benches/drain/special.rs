@@ -39,6 +39,10 @@ pub(crate) fn durable(
     runtime.block_on(async {
         let mut tasks = Vec::new();
         for _ in 0..producers / per_task {
+            if per_task == 1 {
+                tasks.push(tokio::spawn(commit(journal.producer(), each)));
+                continue;
+            }
             let mut commits: FuturesUnordered<_> = (0..per_task).map(|_| commit(journal.producer(), each)).collect();
             tasks.push(tokio::spawn(async move { while commits.next().await.is_some() {} }));
         }
