@@ -107,8 +107,8 @@ pub struct FileAccess {
 
 impl Listener {
     /// Listens on a TCP address. Its connections send small messages at once (`TCP_NODELAY`) and notice a peer that is
-    /// gone (keep-alive after a minute, every 15 s). On a loopback address they
-    /// have the plainest congestion control.
+    /// gone (keep-alive after a minute, every 15 s). On a loopback address they have the plainest
+    /// congestion control.
     ///
     /// # Errors
     /// Those of `bind` and `listen`: most often that the address is in use.

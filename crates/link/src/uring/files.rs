@@ -21,7 +21,7 @@ impl FileNumber {
 }
 
 /// The table of one ring: which numbers are free.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Files(RefCell<Numbers>);
 
 #[derive(Debug, Default)]
