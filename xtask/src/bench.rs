@@ -9,6 +9,7 @@ pub(crate) mod load;
 mod logins;
 pub(crate) mod process;
 mod report;
+mod rounds;
 mod sample;
 pub(crate) mod subject;
 

@@ -1,6 +1,7 @@
 //! What the libraries' benchmarks have in common: figures as a table for people and as JSON lines for machines, with the
 //! bars that they are held to.
 
+mod stolen;
 mod table;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
 
 use serde_json::json;
 
+pub use stolen::Stolen;
 pub use table::align;
 
 /// One figure, and the bar for it if there is one.
@@ -56,10 +58,10 @@ impl Bar {
 }
 
 impl Figure {
-    /// Whether its bar holds, if there is one.
+    /// Whether its bar holds, if there is one, for what that was measured.
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.bar.is_none_or(|bar| bar.holds(self.value))
+        self.bar.is_none_or(|bar| self.value.is_finite() && bar.holds(self.value))
     }
 
     fn json(&self, bench: &str) -> String {
@@ -80,7 +82,12 @@ impl Figure {
     fn row(&self) -> Vec<String> {
         let value =
             if self.value.is_finite() { format!("{:.2} {}", self.value, self.unit) } else { "missing".to_owned() };
-        let verdict = self.bar.map_or("", |_| if self.is_ok() { "met" } else { "MISSED" });
+        let verdict = match self.bar {
+            None => "",
+            Some(_) if !self.value.is_finite() => "unknown",
+            Some(_) if self.is_ok() => "met",
+            Some(_) => "MISSED",
+        };
         let limit = self.bar.map(Bar::limit).unwrap_or_default();
         vec![self.case.clone(), self.subject.clone(), self.metric.clone(), limit, verdict.to_owned(), value]
     }
@@ -90,6 +97,7 @@ impl Figure {
 #[derive(Clone, Debug)]
 pub struct Options {
     arguments: Vec<String>,
+    stolen: Stolen,
 }
 
 impl Options {
@@ -97,7 +105,8 @@ impl Options {
     #[must_use]
     pub fn read() -> Self {
         // `cargo bench` adds one of its own.
-        Self { arguments: std::env::args().skip(1).filter(|argument| argument != "--bench").collect() }
+        let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+        Self { arguments, stolen: Stolen::begin() }
     }
 
     /// All of them, for a benchmark that runs itself again with orders of its own.
@@ -132,6 +141,7 @@ impl Options {
     #[must_use]
     pub fn finish(&self, bench: &str, figures: &[Figure]) -> ExitCode {
         let rows: Vec<Vec<String>> = figures.iter().map(Figure::row).collect();
+        println!("# {}\n", self.stolen.note());
         println!("{}", align(&["case", "subject", "figure", "bar", "", "value"], &rows, 5));
         if let Some(path) = self.value("--json") {
             let lines: String = figures.iter().map(|figure| figure.json(bench) + "\n").collect();

@@ -81,6 +81,8 @@ pub enum Change {
     DiscardAll,
     /// `DEALLOCATE ALL`, which leaves the settings alone.
     DeallocateAll,
+    /// `DEALLOCATE name`, which does so too: the name as Postgres reads it.
+    Deallocate(String),
 }
 
 impl Change {
@@ -170,15 +172,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
             None => {}
         },
         Some("discard") if words.next().as_deref() == Some("all") => change(Change::DiscardAll, single, traits),
-        Some("deallocate") => {
-            let all = match words.next().as_deref() {
-                Some("prepare") => words.next().as_deref() == Some("all"),
-                word => word == Some("all"),
-            };
-            if all {
-                change(Change::DeallocateAll, single, traits);
-            }
-        }
+        Some("deallocate") => look_at_deallocate(&mut words, single, traits),
         Some("listen") => traits.pins.add(Pins::LISTEN),
         Some("load") => traits.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
@@ -198,10 +192,25 @@ fn change(change: Change, single: bool, traits: &mut Traits) {
     if single {
         traits.change = Some(Box::new(change));
     } else {
-        // What DEALLOCATE does is seen from its reply.
-        if change != Change::DeallocateAll {
+        // What DEALLOCATE ALL does is seen from its reply, and a name among other statements is one prepared in SQL.
+        if !matches!(change, Change::DeallocateAll | Change::Deallocate(_)) {
             traits.pins.add(Pins::SETTING);
         }
+    }
+}
+
+fn look_at_deallocate(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
+    let mut name = words.name();
+    if name == Some(Name::Word("prepare".to_owned())) {
+        // Which may be the name itself.
+        name = words.name().or(name);
+    }
+    match name {
+        Some(Name::Word(all)) if all == "all" => change(Change::DeallocateAll, single, traits),
+        Some(Name::Word(name) | Name::Quoted(name)) if words.next_or_symbol().is_none() => {
+            change(Change::Deallocate(name), single, traits);
+        }
+        _ => {}
     }
 }
 
@@ -328,6 +337,15 @@ fn skip_dollar(text: &[u8], at: usize) -> usize {
     memchr::memmem::find(&text[end + 1..], tag).map_or(text.len(), |close| end + 1 + close + tag.len())
 }
 
+/// A name in a statement, as Postgres reads it.
+#[derive(Debug, PartialEq, Eq)]
+enum Name {
+    /// In lower case; it may be a keyword.
+    Word(String),
+    /// As it was written.
+    Quoted(String),
+}
+
 /// The words of one statement in lower case; quotes around a name are taken off, comments are left out.
 struct Words<'a> {
     text: &'a [u8],
@@ -381,6 +399,20 @@ impl<'a> Words<'a> {
         let symbol = *self.text.get(self.at)?;
         self.at = skip_token(self.text, self.at);
         Some(char::from(symbol).to_string())
+    }
+
+    /// The name of something, if one stands here.
+    fn name(&mut self) -> Option<Name> {
+        self.skip_blank();
+        let start = self.at;
+        let is_quoted = self.text.get(start) == Some(&b'"');
+        let name = self.next()?;
+        if is_quoted {
+            let is_closed = self.at >= start + 2 && self.text[self.at - 1] == b'"';
+            return (is_closed && !name.is_empty()).then_some(Name::Quoted(name));
+        }
+        let is_one = !name.contains('.') && !name.starts_with(|first: char| first.is_ascii_digit());
+        is_one.then_some(Name::Word(name))
     }
 
     fn rest(&mut self) -> String {
@@ -486,8 +518,41 @@ mod tests {
         assert_eq!(classify(b"reset all").change, Some(Box::new(Change::ResetAll)));
         assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));
         assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
-        assert!(classify(b"deallocate p").is_plain());
         assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
+    }
+
+    #[test]
+    fn a_name_that_is_given_up_is_read_as_postgres_reads_it() {
+        let name = |sql: &str| match *classify(sql.as_bytes()).change? {
+            Change::Deallocate(name) => Some(name),
+            Change::DeallocateAll => Some("all of them".to_owned()),
+            _ => None,
+        };
+        for (sql, expected) in [
+            ("deallocate pdo_stmt_00000001", "pdo_stmt_00000001"),
+            ("DEALLOCATE PREPARE A1;", "a1"),
+            ("deallocate /* which? */ \"S_1\" -- this\n;", "S_1"),
+            ("deallocate prepare", "prepare"),
+            ("deallocate all", "all of them"),
+            ("deallocate \"all\"", "all"),
+            ("deallocate prepare \"prepare\"", "prepare"),
+        ] {
+            assert_eq!(name(sql).as_deref(), Some(expected), "{sql}");
+        }
+        for sql in [
+            "deallocate",
+            "deallocate a b",
+            "deallocate a.b",
+            "deallocate 1a",
+            "deallocate \"a",
+            "deallocate \"",
+            "deallocate \"\"",
+            "deallocate \"a\"\"b\"",
+            "deallocate a; select 1",
+            "select 1; deallocate a",
+        ] {
+            assert!(classify(sql.as_bytes()).is_plain(), "{sql}");
+        }
     }
 
     proptest::proptest! {

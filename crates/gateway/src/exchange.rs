@@ -168,6 +168,8 @@ pub struct Exchange<'a> {
     rolled_back: bool,
     /// The message now streamed from the server goes to the client.
     streams_for_client: bool,
+    /// The client has been answered in the server's place, and the server may not have been asked anything.
+    answered: bool,
     /// Follows the queries for the journal, if there is one.
     ledger: Option<Ledger>,
 }
@@ -209,6 +211,7 @@ impl<'a> Exchange<'a> {
             pending: Vec::new(),
             rolled_back: false,
             streams_for_client: false,
+            answered: false,
             ledger: None,
         }
     }
@@ -254,6 +257,9 @@ impl<'a> Exchange<'a> {
         if owed_nothing && !self.flight.owes_nothing() {
             self.clock.query = Some(now);
         }
+        if self.answered {
+            self.note_rest(now);
+        }
         Ok(())
     }
 
@@ -263,21 +269,28 @@ impl<'a> Exchange<'a> {
             ledger.turn(now);
         }
         self.reply(chunk)?;
-        if self.flight.owes_nothing() {
-            if let Some(began) = self.clock.query.take() {
-                self.stats.query_time.add_time(now - began);
-                self.stats.durations.query.record(now - began);
-                self.clock.quiet = now;
-            }
-            if self.flight.is_over()
-                && let Some(began) = self.clock.transaction.take()
-            {
-                self.stats.xact_count.add(1);
-                self.stats.xact_time.add_time(now - began);
-                self.stats.durations.transaction.record(now - began);
-            }
-        }
+        self.note_rest(now);
         Ok(())
+    }
+
+    /// The query is over if nothing is owed any more, and so may the transaction be.
+    #[inline]
+    fn note_rest(&mut self, now: Instant) {
+        if !self.flight.owes_nothing() {
+            return;
+        }
+        if let Some(began) = self.clock.query.take() {
+            self.stats.query_time.add_time(now - began);
+            self.stats.durations.query.record(now - began);
+            self.clock.quiet = now;
+        }
+        if self.flight.is_over()
+            && let Some(began) = self.clock.transaction.take()
+        {
+            self.stats.xact_count.add(1);
+            self.stats.xact_time.add_time(now - began);
+            self.stats.durations.transaction.record(now - began);
+        }
     }
 
     /// Moves bytes both ways until the exchange ends.
@@ -291,7 +304,8 @@ impl<'a> Exchange<'a> {
             if let Poll::Ready(Err(trouble)) = from_server {
                 return Poll::Ready(End::Trouble(trouble));
             }
-            if self.flight.is_over() && from_server.is_ready() && self.may_part() {
+            let answered = std::mem::take(&mut self.answered);
+            if self.flight.is_over() && (from_server.is_ready() || answered) && self.may_part() {
                 return Poll::Ready(End::Over(self.take_beginning()));
             }
             if from_client.is_pending() && from_server.is_pending() {

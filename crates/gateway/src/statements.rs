@@ -343,6 +343,24 @@ impl ServerStatements {
         }
     }
 
+    /// Forgets the statement that the server knows by that name. A scan, for those who use names that are not theirs.
+    pub fn remove_by_name(&mut self, name: &[u8]) -> Option<Digest> {
+        let digest = self.by_name(name)?;
+        self.taught.remove(&digest);
+        Some(digest)
+    }
+
+    /// The server may have lost the statement of that name.
+    pub fn mark_stale_by_name(&mut self, name: &[u8]) {
+        if let Some(digest) = self.by_name(name) {
+            self.mark_stale(digest);
+        }
+    }
+
+    fn by_name(&self, name: &[u8]) -> Option<Digest> {
+        self.taught.iter().find(|(_, taught)| *taught.name == *name).map(|(digest, _)| *digest)
+    }
+
     /// The server knows none (DEALLOCATE ALL, DISCARD ALL).
     pub fn clear(&mut self) {
         self.taught.clear();

@@ -12,6 +12,7 @@ use super::load::{self, Load, Yield};
 use super::logins;
 use super::process::resident_kib;
 use super::report::{Limit, Metric, Report};
+use super::rounds::{self, in_turn};
 use super::sample::{median, paired_ratio};
 use super::subject::{Options, Role, Stage, Subject, fill};
 use crate::tests::Io;
@@ -64,6 +65,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
         "load: pgbench -S, scale 10, {} clients, pools of {}, {rounds} rounds of {seconds} s; medians; ratios by round",
         arguments.clients, arguments.subjects.pool_size,
     ));
+    report.note(rounds::NOTE);
     let bench = Bench { stage: &stage, pgbench: &pgbench, seconds, rounds };
     bench.queries(arguments, &mut report)?;
     if arguments.wants("large") {
@@ -107,25 +109,18 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs `load` against all subjects in turn, each round beginning with another one.
+    /// Runs `load` against all subjects in turn.
     fn rounds(&self, load: &Load, subjects: Vec<&'a Subject>) -> Result<Vec<Series<'a>>> {
-        let mut series: Vec<Series<'a>> =
-            subjects.into_iter().map(|subject| Series { subject, rounds: Vec::new() }).collect();
         // Caches of Postgres and pools of the proxies are filled before anything counts.
-        for one in &series {
-            load::run(self.pgbench, one.subject, &Load { seconds: 1, ..load.clone() })?;
+        for subject in &subjects {
+            load::run(self.pgbench, subject, &Load { seconds: 1, ..load.clone() })?;
         }
-        for round in 0..self.rounds {
-            let first = round as usize % series.len();
-            series.rotate_left(first);
-            for one in &mut series {
-                let got = load::run(self.pgbench, one.subject, load)?;
-                eprintln!("round {}: {} {}: {:.0} tps", round + 1, load.protocol, one.subject.name, got.tps);
-                one.rounds.push(got);
-            }
-            series.rotate_right(first);
-        }
-        Ok(series)
+        let yields = in_turn(&subjects, self.rounds, |round, subject| {
+            let got = load::run(self.pgbench, subject, load)?;
+            eprintln!("round {round}: {} {}: {:.0} tps", load.protocol, subject.name, got.tps);
+            Ok(got)
+        })?;
+        Ok(subjects.into_iter().zip(yields).map(|(subject, rounds)| Series { subject, rounds }).collect())
     }
 
     fn large_results(&self, report: &mut Report) -> Result<()> {
@@ -142,12 +137,10 @@ impl<'a> Bench<'a> {
 
     fn logins(&self, report: &mut Report) -> Result<()> {
         let case = "logins, one by one";
-        let mut rates: Vec<(&Subject, Vec<f64>)> = self.stage.subjects.iter().map(|one| (one, Vec::new())).collect();
-        for _ in 0..self.rounds {
-            for (subject, rates) in &mut rates {
-                rates.push(logins::rate(subject.port, Duration::from_secs(u64::from(self.seconds.div_ceil(3))))?);
-            }
-        }
+        let subjects: Vec<&Subject> = self.stage.subjects.iter().collect();
+        let time = Duration::from_secs(u64::from(self.seconds.div_ceil(3)));
+        let rates = in_turn(&subjects, self.rounds, |_, subject| logins::rate(subject.port, time))?;
+        let rates: Vec<(&Subject, Vec<f64>)> = subjects.into_iter().zip(rates).collect();
         let measure = rates.iter().find(|(subject, _)| subject.role == Role::Measure).map(|(_, rates)| rates.clone());
         for (subject, rates) in &rates {
             report.add(subject.name, case, LOGINS, median(rates), None);

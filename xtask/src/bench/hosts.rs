@@ -12,6 +12,7 @@ use tidegate_sandbox::{Cluster, Major, Postgres};
 use super::Pace;
 use super::load::{self, Load, Yield};
 use super::report::{Limit, Metric, Report};
+use super::rounds::{self, in_turn};
 use super::sample::{median, paired_ratio};
 use super::subject::{Role, Subject, USER, fill, major_or_newest};
 use crate::gateway::{Profile, Running, build, free_port};
@@ -89,6 +90,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
          ratios by round",
         arguments.clients, arguments.pool_size,
     ));
+    report.note(rounds::NOTE);
     for protocol in ["simple", "prepared"] {
         let load = Load { protocol, clients: arguments.clients, seconds, script: None, logged_share: 0.01 };
         measure(&subjects, &pgbench, &load, rounds, &mut report)?;
@@ -97,18 +99,15 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
 }
 
 fn measure(subjects: &[Subject], pgbench: &Path, load: &Load, rounds: u32, report: &mut Report) -> Result<()> {
-    let mut yields: Vec<Vec<Yield>> = vec![Vec::new(); subjects.len()];
     for subject in subjects {
         load::run(pgbench, subject, &Load { seconds: 1, ..load.clone() })?;
     }
-    for round in 0..rounds as usize {
-        for turn in 0..subjects.len() {
-            let index = (round + turn) % subjects.len();
-            let got = load::run(pgbench, &subjects[index], load)?;
-            eprintln!("round {}: {} {}: {:.0} tps", round + 1, load.protocol, subjects[index].name, got.tps);
-            yields[index].push(got);
-        }
-    }
+    let all: Vec<&Subject> = subjects.iter().collect();
+    let yields = in_turn(&all, rounds, |round, subject| {
+        let got = load::run(pgbench, subject, load)?;
+        eprintln!("round {round}: {} {}: {:.0} tps", load.protocol, subject.name, got.tps);
+        Ok(got)
+    })?;
     let of = |index: usize, quantity: fn(&Yield) -> f64| yields[index].iter().map(quantity).collect::<Vec<_>>();
     for (index, subject) in subjects.iter().enumerate() {
         report.add(subject.name, load.protocol, TPS, median(&of(index, |got| got.tps)), None);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tidegate_figures::align;
+use tidegate_figures::{Stolen, align};
 
 use crate::machine;
 
@@ -52,6 +52,7 @@ pub(crate) struct Report {
     bench: &'static str,
     /// Machine, versions, commit, load.
     notes: Vec<String>,
+    stolen: Stolen,
     figures: Vec<Figure>,
 }
 
@@ -61,7 +62,7 @@ impl Report {
             format!("machine: {}; load average before the run {}", machine::describe(), machine::load_average()),
             format!("commit: {}", crate::repository::commit()),
         ];
-        Self { bench, notes, figures: Vec::new() }
+        Self { bench, notes, stolen: Stolen::begin(), figures: Vec::new() }
     }
 
     /// A line above the tables.
@@ -129,6 +130,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.notes.iter().try_for_each(|note| writeln!(f, "# {note}"))?;
+        writeln!(f, "# {}", self.stolen.note())?;
         writeln!(f, "\n{}", self.table_of_figures())?;
         if self.bars().next().is_some() {
             write!(f, "\n{}", self.table_of_bars())?;

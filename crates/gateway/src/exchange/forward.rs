@@ -21,7 +21,7 @@ use super::{
 use crate::{
     classify::{Change, Pins, Traits, classify},
     record::Ledger,
-    statements::{Digest, Known, Moment, Statement, Teach},
+    statements::{Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
 };
 
 /// A client's unnamed statement, which outlives the flight that prepared it.
@@ -150,6 +150,12 @@ impl Exchange<'_> {
             frontend::BIND => Bind::decode(body).is_ok_and(|bind| self.is_undecided(bind.statement)),
             frontend::DESCRIBE | frontend::CLOSE => Target::decode(body)
                 .is_ok_and(|target| target.kind == Kind::Statement && self.is_undecided(target.name)),
+            frontend::QUERY if self.front.statements.is_some() || self.flight.is_naming() => {
+                Query::decode(body).is_ok_and(|query| {
+                    let change = classify(query.text).change;
+                    self.gives_up_known(change.as_deref()) || self.forgets_undecided(change.as_deref())
+                })
+            }
             _ if !self.flight.is_naming() => false,
             frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
                 let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
@@ -157,11 +163,14 @@ impl Exchange<'_> {
                 !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
             }),
             frontend::EXECUTE => self.forgets_undecided(self.front.portal_change.as_deref()),
-            frontend::QUERY => {
-                Query::decode(body).is_ok_and(|query| self.forgets_undecided(classify(query.text).change.as_deref()))
-            }
             _ => false,
         }
+    }
+
+    /// Whether the gateway is to answer, which it can when nothing else is owed.
+    fn gives_up_known(&self, change: Option<&Change>) -> bool {
+        let Some(Change::Deallocate(name)) = change else { return false };
+        self.known(name.as_bytes()).is_some() || self.is_undecided(name.as_bytes())
     }
 
     fn forgets_undecided(&self, change: Option<&Change>) -> bool {
@@ -221,6 +230,11 @@ impl Exchange<'_> {
         let unnamed = self.front.unnamed.take();
         self.server.unnamed = None;
         self.stats.query_count.add(1);
+        if let Some(Change::Deallocate(name)) = traits.change.as_deref()
+            && self.deallocate(name.as_bytes())
+        {
+            return Ok(Words::Other(Vec::new()));
+        }
         let undo = self.forget_for(traits.change.as_deref(), unnamed);
         if let Some(refusal) = self.pin(&traits) {
             self.owe(Asked::Query(None, undo));
@@ -230,6 +244,34 @@ impl Exchange<'_> {
         }
         self.owe(Asked::Query(traits.change, undo));
         Ok(Words::Same)
+    }
+
+    /// Answers the `DEALLOCATE` of a statement that the client prepared by the protocol, as PHP and Rails do: the server knows
+    /// it by another name and keeps it for other clients. In a failed transaction the server is to refuse it.
+    fn deallocate(&mut self, name: &[u8]) -> bool {
+        if !self.tracks_statements() {
+            return false;
+        }
+        if name.starts_with(NAME_PREFIX.as_bytes()) {
+            // What a client calls by a name that is ours may be gone then.
+            self.server.statements.mark_stale_by_name(name);
+        }
+        let may = self.flight.is_quiet() && self.flight.status != TxStatus::Failed;
+        let statements = self.front.statements.as_mut().filter(|_| may);
+        if statements.and_then(|statements| statements.remove(name)).is_none() {
+            return false;
+        }
+        let mut out = Vec::with_capacity(24);
+        backend::command_complete(b"DEALLOCATE", &mut out);
+        backend::ready_for_query(self.flight.status, &mut out);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.advance(out.len());
+            ledger.tag(b"DEALLOCATE\0");
+            ledger.ready(self.flight.status, 0);
+        }
+        self.front.link.write(out);
+        self.answered = true;
+        true
     }
 
     /// Forgets the client's statements if the statement that is now sent makes the server forget them: what the client
@@ -361,8 +403,9 @@ impl Exchange<'_> {
         let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
         let Some((known, since)) = known else {
             self.front.portal_change = None;
+            let words = self.behind_no_other(bind.statement, message);
             self.owe(Asked::Bind(None));
-            return Ok(Words::Same);
+            return Ok(words);
         };
         if since != self.catalog.changes().now() && self.learns_of_change(&known, since) {
             self.owe(Asked::BindChanged);
@@ -437,6 +480,20 @@ impl Exchange<'_> {
         Words::Other(out)
     }
 
+    /// The client has no statement of this name. If the server has one that the gateway has taught it, that is closed, so that
+    /// the server refuses the message in its own words.
+    fn behind_no_other(&mut self, name: &[u8], message: &[u8]) -> Words {
+        if !name.starts_with(NAME_PREFIX.as_bytes()) || !self.tracks_statements() {
+            return Words::Same;
+        }
+        let Some(digest) = self.server.statements.remove_by_name(name) else { return Words::Same };
+        let mut out = Vec::with_capacity(message.len() + HEADER + name.len() + 2);
+        frontend::close(Kind::Statement, name, &mut out);
+        self.flight.push(Asked::Evict(digest, name.into()), For::Gateway);
+        out.extend_from_slice(message);
+        Words::Other(out)
+    }
+
     fn prepare_unnamed_again(&mut self, stamp: u64) -> Option<Vec<u8>> {
         if self.server.unnamed == Some((self.front.id, stamp)) {
             return None;
@@ -467,8 +524,9 @@ impl Exchange<'_> {
             }));
         }
         let Some(known) = self.known(target.name) else {
+            let words = self.behind_no_other(target.name, message);
             self.owe(Asked::Describe(None));
-            return Ok(Words::Same);
+            return Ok(words);
         };
         let statement = known.statement.clone();
         let now = self.catalog.changes().now();

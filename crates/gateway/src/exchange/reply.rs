@@ -370,7 +370,7 @@ impl Exchange<'_> {
                 let original = front.startup_settings.get(&name).cloned();
                 front.settings = self.interned.with(&front.settings, &name, original);
             }
-            Change::DeallocateAll => {}
+            Change::DeallocateAll | Change::Deallocate(_) => {}
             Change::ResetAll | Change::DiscardAll => {
                 server.settings.silent = crate::params::Settings::default();
                 front.settings = front.startup_settings.clone();

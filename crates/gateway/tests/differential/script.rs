@@ -155,7 +155,7 @@ impl Script {
 }
 
 fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
-    match rng.u8(..16) {
+    match rng.u8(..17) {
         0..4 => ops.push(Op::Query(one_of(rng, SQL).to_owned())),
         4 => ops.push(Op::Query(one_of(rng, SEVERAL).to_owned())),
         5..8 => once(rng, ops),
@@ -164,6 +164,11 @@ fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
         12 => simple_copy_in(rng, ops),
         13 => extended_copy_in(rng, ops),
         14 => ops.push(if rng.bool() { Op::Sync } else { Op::Flush }),
+        15 => {
+            // In the middle of a flight the gateway cannot answer for the server.
+            ops.push(Op::Sync);
+            ops.push(Op::Query(format!("deallocate {}", one_of(rng, &STATEMENTS[1..]))));
+        }
         _ => stray(rng, ops),
     }
 }

@@ -404,6 +404,101 @@ on_each_postgres! {
         });
     }
 
+    /// As PHP and Rails give up what they have prepared by the protocol: by its name, in SQL.
+    fn edge_22_deallocate_gives_up_a_statement_of_the_protocol(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for (name, deallocate) in [
+                ("pdo_stmt_00000001", "DEALLOCATE pdo_stmt_00000001"),
+                ("a1", "deallocate prepare A1;"),
+                ("S_1", "deallocate \"S_1\""),
+            ] {
+                prepare(&mut client, name, "select 1");
+                assert_eq!(run(&mut client, name), ["1"]);
+                client.send(&Frames::new().query(deallocate));
+                client.expect("C:DEALLOCATE Z:I");
+                client.send(&Frames::new().run(name).sync());
+                client.expect("E:26000 Z:I");
+                assert_eq!(client.query(deallocate).code(), "26000");
+                prepare(&mut client, name, "select 2");
+                assert_eq!(run(&mut client, name), ["2"]);
+            }
+        });
+    }
+
+    fn edge_22_deallocate_of_a_name_in_a_transaction(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "within", "select 'within'");
+            prepare(&mut client, "failed", "select 'failed'");
+            client.ok("begin");
+            client.send(&Frames::new().query("deallocate within"));
+            client.expect("C:DEALLOCATE Z:T");
+            assert_eq!(client.value("select 'still open'"), "still open");
+            client.query("select 1 / 0");
+            client.send(&Frames::new().query("deallocate failed"));
+            client.expect("E:25P02 Z:E");
+            client.ok("rollback");
+            // What DEALLOCATE does no rollback undoes.
+            client.send(&Frames::new().run("within").sync());
+            client.expect("E:26000 Z:I");
+            assert_eq!(run(&mut client, "failed"), ["failed"]);
+        });
+    }
+
+    fn edge_22_deallocate_of_a_name_in_a_pipeline(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let frames = Frames::new().parse("p", "select 1").sync().query("deallocate p").query("select 2");
+            client.send(&frames.query("deallocate p").parse("p", "select 3").run("p").sync());
+            client.expect("1 Z:I C:DEALLOCATE Z:I T D:2 C Z:I E:26000 Z:I 1 2 D:3 C Z:I");
+            // The first has failed by then, and the second has not.
+            client.send(&Frames::new().parse("q", "selec").sync().query("deallocate q").query("deallocate p"));
+            client.expect("E:42601 Z:I E:26000 Z:I C:DEALLOCATE Z:I");
+            prepare(&mut client, "r", "select 4");
+            client.send(&Frames::new().query("select 5").query("deallocate r").query("deallocate r"));
+            client.expect("T D:5 C Z:I C:DEALLOCATE Z:I E:26000 Z:I");
+        });
+    }
+
+    /// Nor does it cost a server: the other client has the only one in between.
+    fn edge_22_deallocate_of_a_name_does_not_hurt_another_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        for client in &mut clients {
+            prepare(client, "shared", "select 2222");
+        }
+        for _ in 0..3 {
+            clients[0].ok("deallocate shared");
+            assert_eq!(run(&mut clients[1], "shared"), ["2222"]);
+            prepare(&mut clients[0], "shared", "select 2222");
+        }
+        assert_eq!(statements_on_server(&mut clients[0], "select 2222"), "1");
+        let stats = gateway.show("STATS").into_iter().find(|row| row["database"] == "postgres").expect("a row");
+        assert_eq!(stats["total_server_parse_count"], "1");
+        clients[0].ok("prepare own as select 1");
+        assert_eq!(clients[0].query("deallocate own; select 1").value(), "1");
+        assert_eq!(clients[0].query("deallocate own").code(), "26000");
+    }
+
+    /// By the name that servers know it by, which `pg_prepared_statements` shows.
+    fn edge_13_nobody_runs_what_another_client_has_prepared(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        prepare(&mut clients[0], "secret", "select 1313");
+        for _ in 0..2 {
+            assert_eq!(run(&mut clients[0], "secret"), ["1313"]);
+            let name = clients[1].value("select name from pg_prepared_statements where statement = 'select 1313'");
+            clients[1].send(&Frames::new().run(&name).sync());
+            assert_eq!(clients[1].until_ready().code(), "26000");
+            assert_eq!(run(&mut clients[0], "secret"), ["1313"]);
+            clients[1].send(&Frames::new().describe_statement(&name).sync());
+            assert_eq!(clients[1].until_ready().code(), "26000");
+            assert_eq!(run(&mut clients[0], "secret"), ["1313"]);
+            clients[1].ok(&format!("deallocate {name}"));
+        }
+    }
+
     fn edge_16_a_second_parse_with_an_error_of_its_own_says_so(fixture) {
         fixture.at_both_doors(|door| {
             let mut client = door.client();

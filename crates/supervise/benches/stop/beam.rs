@@ -18,6 +18,9 @@ pub(crate) fn run(children: &[u64]) -> Option<Vec<Run>> {
     let mut command = Command::new("elixir");
     command.args(["--erl", &format!("+P 5000000 +S {cores}:{cores}")]).arg(script);
     let output = command.args(children.iter().map(u64::to_string)).output().ok()?;
+    if !output.status.success() {
+        println!("missing: the BEAM ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Some(text.lines().filter_map(parse).collect())
 }
