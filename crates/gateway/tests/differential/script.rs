@@ -134,7 +134,8 @@ const WITH_PARAMETERS: &[(&str, usize)] = &[
     ("select n from generate_series(1, $1::int) n", 1),
     ("select $1::text || $2::text", 2),
     ("select n from TABLE where n = $1 or n = $2", 2),
-    ("select 10 / $1::int", 1),
+    // Not `10 / $1`, which fails when it is planned, but only until a server has planned it five times.
+    ("select 10 / ($1::int + (random() * 0)::int)", 1),
 ];
 
 const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
