@@ -1,4 +1,4 @@
-//! `cargo xtask drivers`: eight real drivers do the same things directly and through the gateway, and one table says
+//! `cargo xtask drivers`: nine real drivers do the same things directly and through the gateway, and one table says
 //! which of them fail where. What fails directly too is the script's fault, not the gateway's.
 
 mod suite;

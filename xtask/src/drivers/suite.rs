@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::repository::{cargo, output_of, root, target_dir};
 
@@ -54,6 +54,7 @@ pub(super) const SUITES: &[Suite] = &[
     Suite { name: "postgres.js", prepare: |places| node(places, "postgres_js.mjs") },
     Suite { name: "pgx", prepare: go },
     Suite { name: "pgjdbc", prepare: java },
+    Suite { name: "PDO", prepare: php },
     Suite { name: "sqlx", prepare: |places| rust(places, "sqlx") },
     Suite { name: "tokio-postgres", prepare: |places| rust(places, "tokio_postgres") },
 ];
@@ -93,6 +94,12 @@ fn java(places: &Places) -> Result<Vec<String>> {
     }
     let path = format!("{jars}/*");
     Ok(vec!["java".to_owned(), "-cp".to_owned(), path, places.script("pgjdbc/Check.java")])
+}
+
+fn php(places: &Places) -> Result<Vec<String>> {
+    let extensions = output_of(Command::new("php").arg("-m"))?;
+    ensure!(extensions.lines().any(|line| line == "pdo_pgsql"), "php has no pdo_pgsql (Debian: php-pgsql)");
+    Ok(vec!["php".to_owned(), places.script("php/check_pdo.php")])
 }
 
 fn rust(places: &Places, name: &str) -> Result<Vec<String>> {
