@@ -88,7 +88,7 @@ fn load_command(pgbench: &Path, port: u16, arguments: &Arguments, dir: &Path) ->
         script: None,
         logged_share: 0.01,
     };
-    load::command(pgbench, port, &load, dir)
+    load::command(pgbench, (port, USER), &load, dir)
 }
 
 fn record(perf: &Path, pid: u32, seconds: u32, dir: &Path) -> Result<PathBuf> {

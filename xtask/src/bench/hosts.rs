@@ -1,6 +1,7 @@
 //! `bench hosts`: what a choice of servers costs the gateway. The same binary before the same primary and two replicas:
-//! with one host, with three of which any may serve, and with three of which the primary does; and with three addresses
-//! of that one host, where nothing differs but the choice.
+//! with one host, with three of which any may serve, and with three of which the primary does; with three addresses of that
+//! one host, where nothing differs but the choice; and with each of the three as a database of its own, to which a third of
+//! the clients connects: there is no choice, and what it costs more than one host is what three servers cost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use super::load::{self, Load, Yield};
 use super::report::{Limit, Metric, Report};
 use super::rounds::{self, in_turn};
 use super::sample::{median, paired_ratio};
-use super::subject::{Role, Subject, USER, fill, major_or_newest};
+use super::subject::{Subject, USER, fill, major_or_newest};
 use crate::gateway::{Profile, Running, build, free_port};
 use crate::machine::{allows_io_uring, version_of};
 use crate::tests::Io;
@@ -46,6 +47,11 @@ const ANY_ADDRESS: &str = "3 addresses of it, any";
 const FIRST_ADDRESS: &str = "3 addresses of it, primary";
 const ANY: &str = "3 hosts, any";
 const PRIMARY: &str = "3 hosts, primary";
+const APART: &str = "3 databases, a host each";
+
+/// Clients are in three parts everywhere, as they have to be where there are three databases.
+const TOGETHER: &[&str] = &[USER; 3];
+const EACH: &[&str] = &["first", "second", "third"];
 
 /// Every server listens to all of them.
 const ADDRESSES: [&str; 3] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"];
@@ -65,18 +71,23 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
     // Inside the sandbox: whose configuration lies there may be adopted by it.
     let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
-    let start = |name, list: &str| start_gateway(&binary, dir.path(), name, list, arguments.pool_size);
     let third = arguments.pool_size.div_ceil(3);
-    let one = |list: &str| format!("hosts = [{list}]\nsize = {}\n", arguments.pool_size);
-    let any = |list: &str| format!("hosts = [{list}]\nsize = {third}\nroute = \"any\"\n");
+    let start = |name, databases, tables: String| {
+        Ok::<_, anyhow::Error>(Subject::gateway(name, databases, start_gateway(&binary, dir.path(), name, &tables)?))
+    };
+    let one = |list: &str| table(USER, list, arguments.pool_size);
+    let any = |list: &str| format!("{}route = \"any\"\n", table(USER, list, third));
     let primary = |list: &str| format!("{}route = \"primary\"\n", one(list));
-    let (addresses, hosts) = (addresses(&cluster), list(&cluster, 3));
+    let (servers, addresses) = (servers(&cluster), addresses(&cluster));
+    let hosts = servers.join(", ");
+    let apart = EACH.iter().zip(&servers).map(|(name, server)| table(name, server, third)).collect();
     let subjects = [
-        start(ONE, &one(&list(&cluster, 1)))?,
-        start(ANY_ADDRESS, &any(&addresses))?,
-        start(FIRST_ADDRESS, &primary(&addresses))?,
-        start(ANY, &any(&hosts))?,
-        start(PRIMARY, &primary(&hosts))?,
+        start(ONE, TOGETHER, one(&servers[0]))?,
+        start(ANY_ADDRESS, TOGETHER, any(&addresses))?,
+        start(FIRST_ADDRESS, TOGETHER, primary(&addresses))?,
+        start(ANY, TOGETHER, any(&hosts))?,
+        start(PRIMARY, TOGETHER, primary(&hosts))?,
+        start(APART, EACH, apart)?,
     ];
     subjects.iter().filter_map(Subject::pid).try_for_each(|pid| cluster.primary().adopt(pid))?;
     let (seconds, rounds) = match pace {
@@ -116,7 +127,8 @@ fn measure(subjects: &[Subject], pgbench: &Path, load: &Load, rounds: u32, repor
     for (index, subject) in subjects.iter().enumerate().skip(1) {
         let cpu = |index| of(index, Yield::cpu_us_per_transaction);
         let ratio = paired_ratio(&cpu(index), &cpu(0));
-        report.add(subject.name, load.protocol, RATIO, ratio, Some(Limit::AtMost(AT_MOST)));
+        let bar = (subject.name != APART).then_some(Limit::AtMost(AT_MOST));
+        report.add(subject.name, load.protocol, RATIO, ratio, bar);
     }
     Ok(())
 }
@@ -140,23 +152,25 @@ fn addresses(cluster: &Cluster) -> String {
     ADDRESSES.map(|address| format!("\"{address}:{}\"", cluster.primary().port())).join(", ")
 }
 
-/// The first so many servers, as a list of the configuration.
-fn list(cluster: &Cluster, count: usize) -> String {
-    let hosts = cluster.servers().take(count).map(|server| format!("\"127.0.0.1:{}\"", server.port()));
-    hosts.collect::<Vec<_>>().join(", ")
+/// All servers, the primary first, as the configuration writes them.
+fn servers(cluster: &Cluster) -> Vec<String> {
+    cluster.servers().map(|server| format!("\"127.0.0.1:{}\"", server.port())).collect()
 }
 
-fn start_gateway(binary: &Path, dir: &Path, name: &'static str, keys: &str, pool_size: u32) -> Result<Subject> {
+/// A database of the configuration, without its route.
+fn table(name: &str, list: &str, size: u32) -> String {
+    format!("[databases.{name}]\ndbname = \"{USER}\"\nsslmode = \"disable\"\nhosts = [{list}]\nsize = {size}\n")
+}
+
+fn start_gateway(binary: &Path, dir: &Path, name: &str, tables: &str) -> Result<Running> {
     let port = free_port()?;
     let io = if allows_io_uring() { Io::Uring } else { Io::Epoll }.name();
     let config = format!(
-        "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[auth]\nmethod = \"trust\"\n[pool]\nsize = {pool_size}\n\
-         [databases.{USER}]\nsslmode = \"disable\"\n{keys}[users.{USER}]\npassword = \"{USER}\"\n\
-         [log]\nconnections = false\n[runtime]\nio = \"{io}\"\n"
+        "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[auth]\nmethod = \"trust\"\n{tables}[users.{USER}]\n\
+         password = \"{USER}\"\n[log]\nconnections = false\n[runtime]\nio = \"{io}\"\n"
     );
     let stem = name.replace([' ', ','], "-");
     let file = dir.join(format!("{stem}.toml"));
     fs::write(&file, config).with_context(|| format!("write {}", file.display()))?;
-    let process = Running::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, &stem, port)?;
-    Ok(Subject::gateway(name, Role::Ours(Io::Uring), process))
+    Running::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, &stem, port)
 }

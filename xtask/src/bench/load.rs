@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::process::cpu_time;
 use super::sample::percentile;
 use super::subject::{Subject, USER};
 use crate::machine::find_program;
-use crate::repository::output_of;
 
 /// What pgbench shall do.
 #[derive(Clone, Debug)]
@@ -47,18 +46,32 @@ pub(crate) fn pgbench() -> Result<PathBuf> {
     find_program("pgbench").context("pgbench is not here; install Debian's package postgresql-contrib")
 }
 
-/// Runs `load` against `subject`.
+/// Runs `load` against `subject`, a pgbench for each of its databases.
 pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<Yield> {
     let logs = tempfile::tempdir().context("create a folder")?;
     let cpu = |pid: Option<u32>| pid.map_or(Ok(f64::NAN), |pid| Ok::<_, anyhow::Error>(cpu_time(pid)?.as_secs_f64()));
+    let count = subject.databases.len().max(1);
+    let share = Load { clients: load.clients.div_ceil(u32::try_from(count)?), ..load.clone() };
+    let against = || format!("pgbench, {} protocol, against {}", load.protocol, subject.name);
     let before = cpu(subject.pid())?;
-    let said = output_of(&mut command(pgbench, subject.port, load, logs.path()))
-        .with_context(|| format!("pgbench, {} protocol, against {}", load.protocol, subject.name))?;
+    let running: Vec<Child> = (subject.databases.iter())
+        .map(|database| {
+            let mut command = command(pgbench, (subject.port, database), &share, logs.path());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(against)
+        })
+        .collect::<Result<_>>()?;
+    // Each says little, and waits for nobody to read it.
+    let said = running.into_iter().map(|child| said_by(child).with_context(against)).collect::<Result<Vec<_>>>()?;
     let cpu_seconds = cpu(subject.pid())? - before;
     let latencies = latencies(logs.path())?;
     // Without a single transaction there is no tps.
     let number = |label| {
-        number_after(&said, label).with_context(|| format!("{} served nobody; pgbench says:\n{said}", subject.name))
+        said.iter().try_fold(0.0, |sum, said| {
+            let one = number_after(said, label);
+            Ok::<_, anyhow::Error>(
+                sum + one.with_context(|| format!("{} served nobody; pgbench says:\n{said}", subject.name))?,
+            )
+        })
     };
     let ms = |share| percentile(&latencies, share) as f64 / 1e3;
     Ok(Yield {
@@ -70,8 +83,14 @@ pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<Yiel
     })
 }
 
+fn said_by(child: Child) -> Result<String> {
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// The command alone, for who measures otherwise.
-pub(crate) fn command(pgbench: &Path, port: u16, load: &Load, dir: &Path) -> Command {
+pub(crate) fn command(pgbench: &Path, (port, database): (u16, &str), load: &Load, dir: &Path) -> Command {
     let mut command = Command::new(pgbench);
     command.current_dir(dir).env("PGPASSWORD", USER);
     command.args(["-n", "-h", "127.0.0.1", "-U", USER, "-p", &port.to_string(), "-M", load.protocol]);
@@ -81,7 +100,7 @@ pub(crate) fn command(pgbench: &Path, port: u16, load: &Load, dir: &Path) -> Com
         Some(script) => command.arg("-f").arg(script),
         None => command.arg("-S"),
     };
-    command.arg(USER);
+    command.arg(database);
     command
 }
 

@@ -70,15 +70,22 @@ pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) role: Role,
     pub(crate) port: u16,
+    /// What clients connect to, in equal shares.
+    pub(crate) databases: &'static [&'static str],
     /// It can keep named prepared statements of its clients in transaction mode.
     pub(crate) prepares: bool,
     process: Option<Running>,
 }
 
 impl Subject {
+    fn new(name: &'static str, role: Role, port: u16, prepares: bool, process: Option<Running>) -> Self {
+        Self { name, role, port, databases: &[USER], prepares, process }
+    }
+
     /// A gateway that was started elsewhere.
-    pub(crate) fn gateway(name: &'static str, role: Role, process: Running) -> Self {
-        Self { name, role, port: process.port, prepares: true, process: Some(process) }
+    pub(crate) fn gateway(name: &'static str, databases: &'static [&'static str], process: Running) -> Self {
+        let port = process.port;
+        Self { databases, ..Self::new(name, Role::Ours(Io::Uring), port, true, Some(process)) }
     }
 
     /// The proxy's process; none when it is Postgres itself.
@@ -146,7 +153,7 @@ const ALL: [(&str, Add); 7] = [
 
 fn add_direct(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()> {
     let port = stage.postgres.port();
-    stage.subjects.push(Subject { name, role: Role::Direct, port, prepares: true, process: None });
+    stage.subjects.push(Subject::new(name, Role::Direct, port, true, None));
     Ok(())
 }
 
@@ -168,7 +175,7 @@ fn add_pgbouncer(stage: &mut Stage, name: &'static str, options: &Options) -> Re
         command.args(["--user", "nobody"]);
     }
     let process = Running::start(&mut command, stage.dir.path(), name, port)?;
-    stage.subjects.push(Subject { name, role: Role::Measure, port, prepares, process: Some(process) });
+    stage.subjects.push(Subject::new(name, Role::Measure, port, prepares, Some(process)));
     Ok(())
 }
 
@@ -214,7 +221,7 @@ fn add_haproxy(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()>
     let file = stage.dir.path().join("haproxy.cfg");
     fs::write(&file, config).context("write the configuration of HAProxy")?;
     let process = Running::start(Command::new(program).arg("-db").arg("-f").arg(file), stage.dir.path(), name, port)?;
-    stage.subjects.push(Subject { name, role: Role::Peer, port, prepares: true, process: Some(process) });
+    stage.subjects.push(Subject::new(name, Role::Peer, port, true, Some(process)));
     Ok(())
 }
 
@@ -265,7 +272,7 @@ fn add_tidegate(
     let process = Running::gateway(binary, stage.dir.path(), name, &config)?;
     stage.notes.push(format!("{name}: {}, io = {}", version_of(binary, "--version"), io.name()));
     let port = process.port;
-    stage.subjects.push(Subject { name, role, port, prepares: true, process: Some(process) });
+    stage.subjects.push(Subject::new(name, role, port, true, Some(process)));
     Ok(())
 }
 

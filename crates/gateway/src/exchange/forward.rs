@@ -150,12 +150,11 @@ impl Exchange<'_> {
             frontend::BIND => Bind::decode(body).is_ok_and(|bind| self.is_undecided(bind.statement)),
             frontend::DESCRIBE | frontend::CLOSE => Target::decode(body)
                 .is_ok_and(|target| target.kind == Kind::Statement && self.is_undecided(target.name)),
-            frontend::QUERY if self.front.statements.is_some() || self.flight.is_naming() => {
-                Query::decode(body).is_ok_and(|query| {
+            frontend::QUERY if self.front.statements.is_some() || self.flight.is_naming() => Query::decode(body)
+                .is_ok_and(|query| {
                     let change = classify(query.text).change;
                     self.gives_up_known(change.as_deref()) || self.forgets_undecided(change.as_deref())
-                })
-            }
+                }),
             _ if !self.flight.is_naming() => false,
             frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
                 let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
