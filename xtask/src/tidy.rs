@@ -2,6 +2,7 @@
 
 mod crates;
 mod rooms;
+mod shared;
 mod source;
 mod text;
 
@@ -45,6 +46,7 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = crates::check(&repository::metadata()?)?;
     findings.extend(text::check_manifest()?);
     findings.extend(text::check_presence());
+    findings.extend(shared::check()?);
     for file in &files {
         findings.extend(text::check(file));
         findings.extend(source::check(file));
