@@ -264,9 +264,7 @@ impl Exchange<'_> {
         backend::command_complete(b"DEALLOCATE", &mut out);
         backend::ready_for_query(self.flight.status, &mut out);
         if let Some(ledger) = &mut self.ledger {
-            ledger.advance(out.len());
-            ledger.tag(b"DEALLOCATE\0");
-            ledger.ready(self.flight.status, 0);
+            ledger.answered(out.len(), b"DEALLOCATE\0", self.flight.status);
         }
         self.front.link.write(out);
         self.answered = true;

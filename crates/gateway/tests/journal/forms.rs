@@ -76,23 +76,25 @@ on_each_postgres! {
         ]));
     }
 
-    /// The gateway answers it itself, and writes it down all the same.
-    fn a_statement_that_is_given_up_by_its_name(fixture) {
+    /// The gateway answers it itself, and writes it down all the same: each of several that come at once.
+    fn statements_that_are_given_up_by_their_names(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "");
         let mut client = kept.gateway.client("postgres");
-        client.send(&Frames::new().parse("given_up", "select 1").sync());
-        client.expect("1 Z:I");
-        client.ok("deallocate given_up");
-        assert_eq!(client.query("deallocate given_up").code(), "26000");
+        client.send(&Frames::new().parse("a", "select 1").parse("b", "select 2").sync());
+        client.expect("1 1 Z:I");
+        client.send(&Frames::new().query("deallocate a").query("deallocate b").query("deallocate b"));
+        client.expect("C:DEALLOCATE Z:I C:DEALLOCATE Z:I E:26000 Z:I");
         drop(client);
         let entries = kept.end();
         assert_eq!(outcomes(&entries), expected(&[
-            ("deallocate given_up", "DEALLOCATE", None, ""),
-            ("deallocate given_up", "", None, "26000"),
+            ("deallocate a", "DEALLOCATE", None, ""),
+            ("deallocate b", "DEALLOCATE", None, ""),
+            ("deallocate b", "", None, "26000"),
         ]));
-        let first = queries(&entries)[0];
-        // CommandComplete with the tag, and ReadyForQuery.
-        assert_eq!((first.bytes_in, first.bytes_out), (Some(5 + 19 + 1), Some(5 + 10 + 1 + 6)));
+        for entry in &queries(&entries)[..2] {
+            // A Query message; CommandComplete with the tag, and ReadyForQuery.
+            assert_eq!((entry.bytes_in, entry.bytes_out), (Some(5 + 12 + 1), Some(5 + 10 + 1 + 6)));
+        }
     }
 
     fn portals_that_are_executed_out_of_turn_and_in_parts(fixture) {
