@@ -391,13 +391,14 @@ impl Exchange<'_> {
     fn bind(&mut self, message: &[u8]) -> Result<Words, Trouble> {
         self.stats.bind_count.add(1);
         let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
-        self.record_bind(&bind);
         if bind.statement.is_empty() {
+            self.record_bind(&bind, None);
             let out = self.bind_unnamed(message);
             self.owe(Asked::Bind(None));
             return Ok(out);
         }
         let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
+        self.record_bind(&bind, known.as_ref().map(|(known, _)| &known.statement));
         let Some((known, since)) = known else {
             self.front.portal_change = None;
             let words = self.behind_no_other(bind.statement, message);
@@ -557,12 +558,11 @@ impl Exchange<'_> {
         Ok(Words::Other(Vec::new()))
     }
 
-    fn record_bind(&mut self, bind: &Bind<'_>) {
+    fn record_bind(&mut self, bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
         let Some(ledger) = &mut self.ledger else { return };
-        let known = self.front.statements.as_ref().and_then(|statements| statements.get(bind.statement));
         let unnamed = self.front.unnamed.as_ref().filter(|_| bind.statement.is_empty());
         let text = unnamed.and_then(|unnamed| Parse::decode(&unnamed.message[HEADER..]).ok());
-        ledger.bind(bind, known.as_ref().map(|known| &known.statement), text.as_ref().map(|parse| parse.query));
+        ledger.bind(bind, known, text.as_ref().map(|parse| parse.query));
     }
 
     #[inline]

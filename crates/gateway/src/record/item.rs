@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{config::Works, statements::Statement};
 
-/// What a client has said: a statement, perhaps under a name, perhaps with parameters.
+/// What a client has said: a statement, perhaps under a name, perhaps with parameters. The book, a portal and the queries
+/// under way share it.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     /// Cut to `statement_bytes`; empty if the statement is shared.
@@ -56,6 +57,7 @@ impl Said {
         self.statement = Some(statement.clone());
     }
 
+    /// Takes what was prepared over, and leaves it there for the next Bind.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.clear();
         self.statement.clone_from(&other.statement);
@@ -104,6 +106,14 @@ impl Said {
     }
 }
 
+/// What is said next, in the space of what was said before if nobody reads that any more.
+pub(super) fn anew(said: &mut Rc<Said>) -> &mut Said {
+    if Rc::get_mut(said).is_none() {
+        *said = Rc::default();
+    }
+    Rc::get_mut(said).expect("nobody else has it, or it was made just now")
+}
+
 /// Appends an element of an array that is not closed yet; beyond the bound there is one that says so, then none.
 fn add_parameter(out: &mut Vec<u8>, parameter: Parameter<'_>, bytes_max: usize) {
     if out.len() > bytes_max {
@@ -144,7 +154,8 @@ fn clear(buffer: &mut Vec<u8>) {
 /// One query under way.
 #[derive(Debug)]
 pub(super) struct Item {
-    pub(super) said: Said,
+    /// Nothing while no query is under way.
+    pub(super) said: Option<Rc<Said>>,
     /// A call by FunctionCall, which has no text.
     pub(super) works: Works,
     pub(super) began: Instant,
@@ -166,7 +177,7 @@ const MESSAGE_BYTES_MAX: usize = 1024;
 impl Item {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            said: Said::default(),
+            said: None,
             works: Works::default(),
             began: now,
             ended: now,
@@ -181,7 +192,7 @@ impl Item {
     }
 
     pub(super) fn reset(&mut self, now: Instant) {
-        self.said.clear();
+        self.said = None;
         self.works = Works::default();
         (self.began, self.ended) = (now, now);
         (self.wait_us, self.bytes_in, self.bytes_out, self.rows) = (0, 0, 0, None);
@@ -191,11 +202,11 @@ impl Item {
     }
 
     pub(super) fn text(&self) -> &[u8] {
-        self.said.whole_text()
+        self.said.as_ref().map_or(&[], |said| said.whole_text())
     }
 
     pub(super) fn is_cut(&self) -> bool {
-        self.said.is_cut
+        self.said.as_ref().is_some_and(|said| said.is_cut)
     }
 
     pub(super) fn ended(&self) -> Instant {
@@ -250,7 +261,8 @@ impl Item {
         }
         self.sqlstate.extend_from_slice(error.sqlstate);
         let message = cut(error.message, MESSAGE_BYTES_MAX).0;
-        if hides.literals || (hides.parameters && self.said.has_parameters) {
+        let has_parameters = self.said.as_ref().is_some_and(|said| said.has_parameters);
+        if hides.literals || (hides.parameters && has_parameters) {
             hide_values(error.sqlstate, message, &mut self.message);
         } else {
             self.message.extend_from_slice(message);

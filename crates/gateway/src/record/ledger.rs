@@ -17,7 +17,7 @@ use super::{
     Witness,
     decision::{Facts, decide, work_of},
     entry::{Draft, Kind},
-    item::{Failure, Item, Said, cut},
+    item::{Failure, Item, Said, anew, cut},
     recorder::{Over, Terms},
     sum::Sum,
 };
@@ -28,11 +28,15 @@ use crate::{config::Per, params::Settings, statements::Statement};
 pub(super) struct Book {
     under_way: VecDeque<Box<Item>>,
     over: Option<Box<Item>>,
-    /// The statement that was prepared last.
+    /// The unnamed statement.
     parsed: Said,
-    /// What was said last, prepared or bound: an error before any execution is about it.
-    latest: Said,
-    portals: Vec<(Vec<u8>, Said)>,
+    /// What was prepared under a name, or bound, last.
+    latest: Rc<Said>,
+    /// The unnamed statement was said after that: an error before any execution is about it.
+    parsed_is_latest: bool,
+    /// The last simple query.
+    simple: Rc<Said>,
+    portals: Portals,
     sum: Sum,
     /// Nothing if there is none.
     server: Option<Rc<[u8]>>,
@@ -42,6 +46,9 @@ pub(super) struct Book {
     mark: usize,
     wait_us: u64,
 }
+
+/// By their names, the unnamed one first.
+type Portals = Vec<(Vec<u8>, Option<Rc<Said>>)>;
 
 /// More portals than a client has open at a time; of more, the oldest lose their texts.
 const PORTALS_MAX: usize = 64;
@@ -133,12 +140,14 @@ impl Ledger {
     /// A simple query.
     pub fn query(&mut self, text: &[u8]) {
         let bytes_max = self.bytes_max();
-        self.ask(|said, _| said.set_text(text, bytes_max));
+        anew(&mut self.book.simple).set_text(text, bytes_max);
+        let said = self.book.simple.clone();
+        self.ask(Some(said));
     }
 
     /// A call by FunctionCall.
     pub fn call(&mut self) {
-        self.ask(|said, _| said.clear());
+        self.ask(None);
     }
 
     /// A statement is prepared; `is_kept` if the server alone knows it from here on.
@@ -148,12 +157,10 @@ impl Ledger {
             self.witness.keep_prepared(parse.name, parse.query);
         }
         let book = &mut *self.book;
-        let said = if parse.name.is_empty() { &mut book.parsed } else { &mut book.latest };
+        book.parsed_is_latest = parse.name.is_empty();
+        let said = if book.parsed_is_latest { &mut book.parsed } else { anew(&mut book.latest) };
         said.set_text(parse.query, bytes_max);
         said.prepared.extend_from_slice(cut(parse.name, NAME_BYTES_MAX).0);
-        if parse.name.is_empty() {
-            book.latest.copy_from(&book.parsed);
-        }
     }
 
     /// A statement is bound. `statement` is what the gateway knows by that name, `text` what it knows of an unnamed one.
@@ -161,20 +168,24 @@ impl Ledger {
         let bytes_max = self.bytes_max();
         let wants = self.terms.wants;
         let book = &mut *self.book;
+        let at = portal(&mut book.portals, bind.portal);
+        // What it said before may be the space for what it says now.
+        book.portals[at].1 = None;
+        let said = anew(&mut book.latest);
         match (statement, text) {
-            (Some(statement), _) => book.latest.set_statement(statement, bytes_max),
-            (None, Some(text)) if book.parsed.text.is_empty() => book.latest.set_text(text, bytes_max),
-            (None, _) if bind.statement.is_empty() => book.latest.copy_from(&book.parsed),
+            (Some(statement), _) => said.set_statement(statement, bytes_max),
+            (None, Some(text)) if book.parsed.text.is_empty() => said.set_text(text, bytes_max),
+            (None, _) if bind.statement.is_empty() => said.copy_from(&book.parsed),
             (None, _) => match self.witness.prepared.borrow().get(bind.statement) {
-                Some(text) => book.latest.set_text(text, bytes_max),
-                None => book.latest.clear(),
+                Some(text) => said.set_text(text, bytes_max),
+                None => said.clear(),
             },
         }
-        book.latest.prepared.clear();
-        book.latest.prepared.extend_from_slice(cut(bind.statement, NAME_BYTES_MAX).0);
-        book.latest.set_parameters(bind, wants, bytes_max);
-        let at = portal(&mut book.portals, bind.portal);
-        book.portals[at].1.copy_from(&book.latest);
+        said.prepared.clear();
+        said.prepared.extend_from_slice(cut(bind.statement, NAME_BYTES_MAX).0);
+        said.set_parameters(bind, wants, bytes_max);
+        book.parsed_is_latest = false;
+        book.portals[at].1 = Some(book.latest.clone());
     }
 
     /// A name is given up.
@@ -184,22 +195,18 @@ impl Ledger {
 
     /// A portal is executed.
     pub fn execute(&mut self, name: &[u8]) {
-        self.ask(|said, portals| {
-            said.clear();
-            let bound = match name {
-                b"" => portals.first(),
-                _ => portals.iter().find(|(known, _)| known == name),
-            };
-            if let Some((_, bound)) = bound {
-                said.copy_from(bound);
-            }
-        });
+        let portals = &self.book.portals;
+        let bound = match name {
+            b"" => portals.first(),
+            _ => portals.iter().find(|(known, _)| known == name),
+        };
+        self.ask(bound.and_then(|(_, said)| said.clone()));
     }
 
-    fn ask(&mut self, say: impl FnOnce(&mut Said, &[(Vec<u8>, Said)])) {
+    fn ask(&mut self, said: Option<Rc<Said>>) {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
-        say(&mut item.said, &book.portals);
+        item.said = said;
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         book.under_way.push_back(item);
@@ -256,7 +263,13 @@ impl Ledger {
     fn refused_before_execution(&mut self, failure: &Failure<'_>) {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = &mut *self.book;
-        item.said.copy_from(&book.latest);
+        item.said = Some(if book.parsed_is_latest {
+            let mut said = Rc::<Said>::default();
+            anew(&mut said).copy_from(&book.parsed);
+            said
+        } else {
+            book.latest.clone()
+        });
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         item.bytes_out = std::mem::take(&mut book.outgoing);
@@ -324,7 +337,7 @@ impl Ledger {
                 kind: Some(Kind::Transaction),
                 who: &who,
                 transaction: Some(self.transaction()),
-                statement: &item.total.said.text,
+                statement: &item.text,
                 fingerprint: item.fingerprint,
                 queries: Some(item.queries),
                 reason: reason.as_bytes(),
@@ -332,7 +345,7 @@ impl Ledger {
             };
             self.witness.recorder.transaction(draft, item.total.ended());
         }
-        self.book.sum.put_back(item.total);
+        self.book.sum.put_back(item);
     }
 
     fn facts(&self, item: &Item, total_us: u64) -> Facts<'_> {
@@ -361,7 +374,9 @@ impl Ledger {
         (*incoming, *outgoing, *wait_us, *server) = (0, 0, 0, None);
         self.book.portals.clear();
         self.book.parsed.clear();
-        self.book.latest.clear();
+        anew(&mut self.book.latest).clear();
+        anew(&mut self.book.simple).clear();
+        self.book.parsed_is_latest = false;
         self.witness.recorder.put_book_back(self.book);
     }
 
@@ -417,7 +432,7 @@ impl Ledger {
 }
 
 /// The place of a portal's text; the unnamed one is the first.
-fn portal(portals: &mut Vec<(Vec<u8>, Said)>, name: &[u8]) -> usize {
+fn portal(portals: &mut Portals, name: &[u8]) -> usize {
     if portals.is_empty() {
         portals.push(Default::default());
     }
@@ -430,7 +445,7 @@ fn portal(portals: &mut Vec<(Vec<u8>, Said)>, name: &[u8]) -> usize {
     if portals.len() >= PORTALS_MAX {
         portals.remove(1);
     }
-    portals.push((name.to_vec(), Said::default()));
+    portals.push((name.to_vec(), None));
     portals.len() - 1
 }
 

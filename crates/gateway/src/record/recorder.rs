@@ -181,12 +181,14 @@ impl Recorder {
         draft.statement = &statement[..statement.len().min(journal.statement_bytes as usize)];
         draft.is_cut = !statement.is_empty() && item.is_cut();
         draft.fingerprint = found.as_ref().map(Found::fingerprint);
-        draft.prepared = &item.said.prepared;
-        draft.parameters = match parameters {
-            ParameterForm::On => &item.said.parameters[..],
-            ParameterForm::Redacted => &item.said.redacted,
-            ParameterForm::Off => &[],
-        };
+        if let Some(said) = &item.said {
+            draft.prepared = &said.prepared;
+            draft.parameters = match parameters {
+                ParameterForm::On => &said.parameters,
+                ParameterForm::Redacted => &said.redacted,
+                ParameterForm::Off => &[],
+            };
+        }
         draft.reason = reason.as_bytes();
         self.hand_in(desk, QUERIES, &mut draft, item.ended());
         drop(found);
@@ -241,7 +243,8 @@ impl Recorder {
         }
     }
 
-    pub(super) fn put_item_back(&self, item: Box<Item>) {
+    pub(super) fn put_item_back(&self, mut item: Box<Item>) {
+        item.said = None;
         let mut items = self.items.borrow_mut();
         if items.len() < ITEMS_MAX {
             items.push(item);
@@ -251,8 +254,8 @@ impl Recorder {
 
 /// The shape of what was said.
 pub(super) fn shape_of<'a>(shapes: &'a mut Shapes, item: &Item) -> Found<'a> {
-    match &item.said.statement {
+    match item.said.as_ref().and_then(|said| said.statement.as_ref()) {
         Some(statement) => shapes.of_prepared(statement.digest(), statement.text()),
-        None => shapes.of_text(&item.said.text),
+        None => shapes.of_text(item.text()),
     }
 }

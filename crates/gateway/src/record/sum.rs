@@ -14,6 +14,8 @@ pub(super) struct Sum {
     spare: Option<Item>,
     queries: u64,
     fingerprint: Option<u64>,
+    /// Their statements, as far as they are written down.
+    text: Vec<u8>,
 }
 
 /// All of them.
@@ -22,6 +24,7 @@ pub(super) struct Total {
     pub(super) total: Item,
     pub(super) queries: u64,
     pub(super) fingerprint: Option<u64>,
+    pub(super) text: Vec<u8>,
 }
 
 const TAG_BYTES_MAX: usize = 256;
@@ -68,16 +71,18 @@ impl Sum {
             StatementForm::Normalised => found.text(),
             _ => return,
         };
-        join(&mut total.said.text, text, settings.statement_bytes as usize);
+        join(&mut self.text, text, settings.statement_bytes as usize);
     }
 
     pub(super) fn take(&mut self) -> Option<Total> {
         let total = self.total.take()?;
-        Some(Total { total, queries: std::mem::take(&mut self.queries), fingerprint: self.fingerprint.take() })
+        let (queries, text) = (std::mem::take(&mut self.queries), std::mem::take(&mut self.text));
+        Some(Total { total, queries, fingerprint: self.fingerprint.take(), text })
     }
 
     /// The buffers are used again.
-    pub(super) fn put_back(&mut self, total: Item) {
-        self.spare = Some(total);
+    pub(super) fn put_back(&mut self, Total { total, mut text, .. }: Total) {
+        text.clear();
+        (self.spare, self.text) = (Some(total), text);
     }
 }
