@@ -6,7 +6,7 @@ mod table;
 
 use std::{
     fs::OpenOptions,
-    io::Write as _,
+    io::{IsTerminal as _, Write as _},
     process::{Command, ExitCode},
 };
 
@@ -101,31 +101,67 @@ pub struct Options {
 }
 
 impl Options {
-    /// Those of this process.
-    #[must_use]
-    pub fn read() -> Self {
-        // `cargo bench` adds one of its own.
-        let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-        Self { arguments, stolen: Stolen::begin() }
+    /// Those of this process. `about` says what is measured; `has_cases` if one may say which cases, and how often.
+    ///
+    /// # Errors
+    /// What to exit with: help was asked for, or something is not understood. The terminal has been told.
+    pub fn read(about: &str, has_cases: bool) -> Result<Self, ExitCode> {
+        Self::from_words(words(), has_cases).map_err(|trouble| match trouble {
+            None => {
+                println!("{about}\n\n{}", help(has_cases));
+                ExitCode::SUCCESS
+            }
+            Some(trouble) => {
+                eprintln!("error: {trouble}\n\n{}", help(has_cases));
+                ExitCode::from(2)
+            }
+        })
     }
 
-    /// All of them, for a benchmark that runs itself again with orders of its own.
-    #[must_use]
-    pub fn words(&self) -> Vec<&str> {
-        self.arguments.iter().map(String::as_str).collect()
+    /// Or what is wrong with them; nothing is if they ask for help.
+    fn from_words(arguments: Vec<String>, has_cases: bool) -> Result<Self, Option<String>> {
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "-h" | "--help" => return Err(None),
+                "--quick" | "--check" => {}
+                "--json" if words.next().is_none() => return Err(Some("--json lacks its FILE".to_owned())),
+                "--json" => {}
+                "--case" if has_cases && words.next().is_none() => {
+                    return Err(Some("--case lacks its PART".to_owned()));
+                }
+                "--case" if has_cases => {}
+                "--rounds" if has_cases => {
+                    let rounds = words.next().and_then(|rounds| rounds.parse().ok());
+                    if rounds.is_none_or(|rounds: usize| rounds == 0) {
+                        return Err(Some("--rounds lacks a number of at least 1".to_owned()));
+                    }
+                }
+                other => return Err(Some(format!("there is no option {other}"))),
+            }
+        }
+        Ok(Self { arguments, stolen: Stolen::begin() })
     }
 
-    /// Whether a flag was given.
-    #[must_use]
-    pub fn has(&self, flag: &str) -> bool {
+    fn has(&self, flag: &str) -> bool {
         self.arguments.iter().any(|argument| argument == flag)
     }
 
-    /// What follows a flag.
-    #[must_use]
-    pub fn value(&self, flag: &str) -> Option<&str> {
+    fn value(&self, flag: &str) -> Option<&str> {
         let at = self.arguments.iter().position(|argument| argument == flag)?;
         self.arguments.get(at + 1).map(String::as_str)
+    }
+
+    /// Whether a case of that name is wanted.
+    #[must_use]
+    pub fn wants(&self, case: &str) -> bool {
+        self.value("--case").is_none_or(|part| case.contains(part))
+    }
+
+    /// How often each is measured, if it was said.
+    #[must_use]
+    pub fn rounds(&self) -> Option<usize> {
+        self.value("--rounds")?.parse().ok()
     }
 
     /// A tenth of the time.
@@ -153,6 +189,26 @@ impl Options {
     }
 }
 
+fn help(has_cases: bool) -> String {
+    let cases = "
+  --case PART    Only cases whose name has this in it
+  --rounds N     So many rounds";
+    format!(
+        "Options (behind `--`):
+  --quick        A tenth of the time
+  --json FILE    Append the figures to FILE, a line of JSON each
+  --check        Exit with 1 when a bar is missed{}
+  -h, --help     Print this",
+        if has_cases { cases } else { "" }
+    )
+}
+
+/// The command line's words, without the one that `cargo bench` adds.
+#[must_use]
+pub fn words() -> Vec<String> {
+    std::env::args().skip(1).filter(|argument| argument != "--bench").collect()
+}
+
 /// Runs this program again with `arguments`, as a process of its own, and returns what it prints.
 ///
 /// # Panics
@@ -160,6 +216,9 @@ impl Options {
 #[must_use]
 pub fn again(arguments: &[&str]) -> String {
     let program = std::env::current_exe().expect("this program has a path");
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{}\r", arguments.join(" "));
+    }
     let output = Command::new(program).args(arguments).output().expect("this program runs again");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -177,4 +236,21 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let read = |line: &str| Options::from_words(line.split_whitespace().map(str::to_owned).collect(), true).err();
+        assert_eq!(read("--quick --json figures --case no-op --rounds 2 --check"), None);
+        assert_eq!(read("--quick --help"), Some(None));
+        for wrong in ["--fast", "--json", "--case", "--rounds", "--rounds none", "--rounds 0", "no-op"] {
+            assert!(matches!(read(wrong), Some(Some(_))), "{wrong}");
+        }
+        let cases = ["--case", "no-op"].map(str::to_owned).to_vec();
+        assert!(Options::from_words(cases, false).is_err(), "where there are none");
+    }
 }

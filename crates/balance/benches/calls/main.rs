@@ -41,7 +41,11 @@ fn main() -> ExitCode {
         server::serve();
         return ExitCode::SUCCESS;
     }
-    let options = Options::read();
+    let options =
+        match Options::read("Calls while servers come, go and hang, beside tonic's own balance_channel.", false) {
+            Ok(options) => options,
+            Err(code) => return code,
+        };
     let (rounds, time) = if options.is_quick() { (1, Duration::from_millis(600)) } else { (5, Duration::from_secs(2)) };
     let mut figures = Vec::new();
     for (event, case) in EVENTS {

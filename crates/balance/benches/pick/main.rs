@@ -22,7 +22,10 @@ const OURS: &str = "tidegate-balance";
 type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<f64>>;
 
 fn main() -> ExitCode {
-    let options = Options::read();
+    let options = match Options::read("What a pick costs, beside other ways to choose a backend.", false) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
     let (rounds, millis) = if options.is_quick() { (3, 20) } else { (7, 100) };
     let time = Duration::from_millis(millis);
     let mut runs = Runs::new();

@@ -23,7 +23,7 @@ use std::{
 
 use load::{Figures, Load};
 use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
-use tidegate_figures::{Bar, Figure, Options, best, median};
+use tidegate_figures::{Bar, Figure, Options, best, median, words};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -47,12 +47,12 @@ impl Case {
 }
 
 fn main() -> ExitCode {
-    let options = Options::read();
-    match options.words()[..] {
+    let words = words();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--one", subject, bytes, from] => one(subject, bytes.parse().expect("a number of bytes"), from == "tasks"),
         ["--special", what] => special(what, 1),
         ["--special", what, stripes] => special(what, stripes.parse().expect("a number of stripes")),
-        _ => return compare(&options),
+        _ => return compare(),
     }
     ExitCode::SUCCESS
 }
@@ -95,16 +95,20 @@ fn again(args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-fn compare(options: &Options) -> ExitCode {
+fn compare() -> ExitCode {
+    let options =
+        match Options::read("How long it takes to write down what many producers say, and what that costs them.", true)
+        {
+            Ok(options) => options,
+            Err(code) => return code,
+        };
     let tasks = Case { bytes: 100, tasks: true };
     let cases =
         [tasks, Case { tasks: false, ..tasks }, Case { bytes: 1024, ..tasks }, Case { bytes: 1024, tasks: false }];
     let (cases, rounds) = if options.is_quick() { (&cases[..1], 3) } else { (&cases[..], 5) };
-    let rounds = options.value("--rounds").map_or(rounds, |rounds| rounds.parse().expect("a number of rounds"));
-    // Part of a name; `special` is one too.
-    let chosen = options.value("--case").unwrap_or_default();
+    let rounds = options.rounds().unwrap_or(rounds);
     let mut figures = Vec::new();
-    for case in cases.iter().filter(|case| case.name().contains(chosen)) {
+    for case in cases.iter().filter(|case| options.wants(&case.name())) {
         let mut runs = Runs::default();
         for _ in 0..rounds {
             runs.round(*case);
@@ -114,7 +118,7 @@ fn compare(options: &Options) -> ExitCode {
     for name in ["quill", "spdlog"] {
         println!("missing: {name} is not at hand, so it was not measured");
     }
-    if "special".contains(chosen) {
+    if options.wants("special") {
         figures.extend(special_figures(rounds));
     }
     options.finish("journal", &figures)

@@ -26,29 +26,32 @@ use std::process::ExitCode;
 use cases::{CASES, Case, METRICS};
 use load::Load;
 use subjects::Figures;
-use tidegate_figures::{Figure, Options, again, best};
+use tidegate_figures::{Figure, Options, again, best, words};
 use tidegate_sandbox::kafka::Broker;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let options = Options::read();
-    match options.words()[..] {
+    let words = words();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--one", subject, load, brokers, topic] => {
             let load = Load::from_word(load).expect("a load");
             println!("{}", subjects::run(subject, load, brokers, topic).to_line());
             ExitCode::SUCCESS
         }
-        _ => compare(&options),
+        _ => compare(),
     }
 }
 
-fn compare(options: &Options) -> ExitCode {
+fn compare() -> ExitCode {
+    let options = match Options::read("Records from Kafka through lanes, and through the client alone.", true) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
     let is_quick = options.is_quick();
-    let chosen = |case: &&Case| options.value("--case").is_none_or(|part| case.name.contains(part));
-    let rounds =
-        if is_quick { 1 } else { options.value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number")) };
+    let chosen = |case: &&Case| options.wants(case.name);
+    let rounds = if is_quick { 1 } else { options.rounds().unwrap_or(3) };
     let broker = Broker::builder().long_lived().start().expect("a broker");
     let mut figures = Vec::new();
     for case in CASES.iter().filter(chosen) {

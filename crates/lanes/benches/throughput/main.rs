@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 use cases::{Case, STEADY, STEADY_AGAINST, cases};
 use load::{Keys, Load};
 use subjects::{Figures, OURS};
-use tidegate_figures::{Bar, Figure, Options, again};
+use tidegate_figures::{Bar, Figure, Options, again, words};
 
 const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
 
@@ -31,12 +31,12 @@ const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let options = Options::read();
-    match options.words()[..] {
+    let words = words();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--one", subject, load] => one(subject, Load::from_word(load).expect("a load")),
         ["--dispatch", keys, seconds] => dispatch_of(keys, seconds.parse().expect("seconds")),
         ["--memory"] => println!("{}", on_workers(dispatch::bytes_per_key())),
-        _ => return compare(&options),
+        _ => return compare(),
     }
     ExitCode::SUCCESS
 }
@@ -58,17 +58,21 @@ fn dispatch_of(keys: &str, seconds: u32) {
     println!("{}", on_workers(dispatch::cold_p99_ms(keys, seconds)));
 }
 
-fn compare(options: &Options) -> ExitCode {
-    let rounds = options.value("--rounds").map_or(3, |rounds| rounds.parse().expect("a number of rounds"));
+fn compare() -> ExitCode {
+    let options =
+        match Options::read("Records a second through lanes, and what one costs, beside other ways to do so.", true) {
+            Ok(options) => options,
+            Err(code) => return code,
+        };
+    let rounds = options.rounds().unwrap_or(3);
     let cases = cases(options.is_quick());
-    let is_chosen = |name: &str| options.value("--case").is_none_or(|part| name.contains(part));
     let mut figures = Vec::new();
     let mut rates = BTreeMap::new();
-    for case in cases.iter().filter(|case| is_chosen(case.name)) {
+    for case in cases.iter().filter(|case| options.wants(case.name)) {
         figures.extend(measure(case, rounds, &mut rates));
     }
     figures.extend(steadiness(&rates));
-    if is_chosen(DISPATCH) {
+    if options.wants(DISPATCH) {
         figures.extend(dispatch_figures(options.is_quick(), rounds));
     }
     options.finish("lanes", &figures)

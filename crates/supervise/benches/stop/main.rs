@@ -15,7 +15,7 @@ use std::future::Future;
 use std::process::ExitCode;
 
 use subjects::Figures;
-use tidegate_figures::{Bar, Figure, Options, again, best, median};
+use tidegate_figures::{Bar, Figure, Options, again, best, median, words};
 
 #[cfg(not(feature = "bench-system-allocator"))]
 #[global_allocator]
@@ -29,11 +29,11 @@ const LATE_P99_MAX_US: f64 = 10_000.0;
 const TOKENS: &str = "TaskTracker + child tokens";
 
 fn main() -> ExitCode {
-    let options = Options::read();
-    match options.words()[..] {
+    let words = words();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--one", design, children] => one(design, children.parse().expect("a number of children")),
         ["--steady", design] => println!("{}", on_workers(steady_of(design.to_owned()))),
-        _ => return compare(&options),
+        _ => return compare(),
     }
     ExitCode::SUCCESS
 }
@@ -55,7 +55,12 @@ fn one(design: &str, children: u64) {
     println!("{}", figures.to_line());
 }
 
-fn compare(options: &Options) -> ExitCode {
+fn compare() -> ExitCode {
+    let options = match Options::read("What it takes to start and to stop many children, beside other designs.", false)
+    {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
     let sizes: &[u64] = if options.is_quick() { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
     let rounds = if options.is_quick() { 3 } else { 5 };
     let mut figures = Vec::new();
