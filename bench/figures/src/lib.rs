@@ -118,7 +118,7 @@ impl Options {
         })
     }
 
-    /// Or what is wrong with them; nothing is if they ask for help.
+    /// Refuses what is not understood, with the reason; without one if the words ask for help.
     fn from_words(arguments: Vec<String>, has_cases: bool) -> Result<Self, Option<String>> {
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
@@ -217,9 +217,12 @@ pub fn words() -> Vec<String> {
 pub fn again(arguments: &[&str]) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K{}\r", arguments.join(" "));
+        eprint!("\r\x1b[K{}", arguments.join(" "));
     }
     let output = Command::new(program).args(arguments).output().expect("this program runs again");
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
