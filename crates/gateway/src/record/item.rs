@@ -154,9 +154,9 @@ fn clear(buffer: &mut Vec<u8>) {
 /// One query under way.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// Nothing while no query is under way.
+    /// Nothing of a call by FunctionCall, which has no text, and while no query is under way.
     pub(super) said: Option<Rc<Said>>,
-    /// A call by FunctionCall, which has no text.
+    /// What its statements do, as far as a rule asks.
     pub(super) works: Works,
     pub(super) began: Instant,
     ended: Instant,
