@@ -360,10 +360,28 @@ impl<K> Page<K> {
 struct Estate<K> {
     key: Option<K>,
     pages: Vec<Page<K>>,
-    exit_watchers: Vec<Arc<ExitWatch>>,
-    stop_watchers: Vec<Waker>,
+    /// Few children have any.
+    watchers: Option<Watchers>,
     task: Option<Waker>,
     emptied: bool,
+}
+
+/// Who wants to know of a child's stop, and of its end.
+struct Watchers {
+    stop: Vec<Waker>,
+    exit: Vec<Arc<ExitWatch>>,
+}
+
+impl Watchers {
+    #[cold]
+    fn tell(self, exit: Exit) {
+        for waker in self.stop {
+            waker.wake();
+        }
+        for watch in self.exit {
+            watch.tell(exit);
+        }
+    }
 }
 
 impl<K: Eq + Hash> Books<K> {
@@ -371,8 +389,7 @@ impl<K: Eq + Hash> Books<K> {
         let at = join(chunk, tag.place());
         self.live -= 1;
         self.exits[exit] += 1;
-        let exit_watchers = self.exit_watchers.remove(&at).unwrap_or_default();
-        let stop_watchers = self.take_stop_watchers(at);
+        let watchers = self.take_watchers(at);
         // After `close` the books know no pages; the chunk lives on in its children alone.
         let listed = (self.pages.get(chunk.page as usize)).is_some_and(|page| std::ptr::eq(&*page.chunk, chunk));
         let slot = &chunk.slots[tag.place()];
@@ -384,7 +401,7 @@ impl<K: Eq + Hash> Books<K> {
             self.free = at;
         }
         let pages = if self.live == 0 { self.shrink() } else { Vec::new() };
-        Estate { key, pages, exit_watchers, stop_watchers, task, emptied: self.live == 0 && self.mode != Mode::Open }
+        Estate { key, pages, watchers, task, emptied: self.live == 0 && self.mode != Mode::Open }
     }
 
     fn forget<S: BuildHasher>(&mut self, at: u32, hasher: &S) -> Option<K> {
@@ -420,11 +437,8 @@ where
 
     fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit) {
         let estate = lock(&self.books).remove(chunk, tag, exit, &self.hasher);
-        for waker in estate.stop_watchers {
-            waker.wake();
-        }
-        for watch in estate.exit_watchers {
-            watch.tell(exit);
+        if let Some(watchers) = estate.watchers {
+            watchers.tell(exit);
         }
         if let Some(limit) = &self.hub.limit {
             limit.give_back();
@@ -477,6 +491,14 @@ where
 }
 
 impl<K> Books<K> {
+    fn take_watchers(&mut self, at: u32) -> Option<Watchers> {
+        if self.stop_watchers.is_empty() && self.exit_watchers.is_empty() {
+            return None;
+        }
+        let exit = self.exit_watchers.remove(&at).unwrap_or_default();
+        Some(Watchers { stop: self.take_stop_watchers(at), exit })
+    }
+
     fn take_stop_watchers(&mut self, at: u32) -> Vec<Waker> {
         if self.stop_watchers.is_empty() {
             return Vec::new();

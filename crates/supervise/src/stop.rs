@@ -22,8 +22,9 @@ use crate::shard::{Chunk, Counts, Mode, sweep};
 use crate::slot::{CHUNK_SLOTS, Signal};
 use crate::{Exit, Exits};
 
-/// Half of a tokio worker's local queue, so that a turn never spills into the shared one.
-const WAKES_PER_TURN: usize = 128;
+/// A quarter of a tokio worker's local queue, so that it does not spill into the shared one when children of two turns
+/// are in it: some for the first time, some again after an await of their clean-up.
+const WAKES_PER_TURN: usize = 64;
 
 /// A report names at most so many stuck children.
 const STUCK_LISTED_MAX: usize = 1000;
