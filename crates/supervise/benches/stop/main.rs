@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p tidegate-supervise --features tokio --bench stop -- [--quick] [--json FILE] [--check]`
 //!
-//! Every run is a process of its own, and rounds interleave the designs. A figure is the best of its rounds, for all
-//! designs alike: what else the machine does can only add to it. A ratio is the median of the rounds' ratios.
+//! Every run is a process of its own, and rounds interleave sizes and designs. A figure is the best of its rounds, for
+//! all designs alike: what else the machine does can only add to it. A ratio is the median of the rounds' ratios.
 //! Allocator: mimalloc; with the feature `bench-system-allocator` the system's.
 
 mod beam;
@@ -62,15 +62,17 @@ fn compare() -> ExitCode {
         Err(code) => return code,
     };
     let sizes: &[u64] = if options.is_quick() { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
-    let rounds = if options.is_quick() { 3 } else { 5 };
+    let (rounds, turns) = if options.is_quick() { (3, 7) } else { (9, 11) };
     let mut figures = Vec::new();
     let mut runs = Runs::default();
+    for _ in 0..rounds {
+        runs.measure(sizes);
+    }
     for &size in sizes {
-        runs.measure(size, rounds);
         figures.extend(runs.figures(size));
     }
     figures.extend(runs.flatness(sizes));
-    figures.extend(steady_figures(2 * rounds + 1));
+    figures.extend(steady_figures(turns));
     figures.extend(beam_figures(&runs, &sizes[1..]));
     options.finish("supervise", &figures)
 }
@@ -80,8 +82,9 @@ fn compare() -> ExitCode {
 struct Runs(BTreeMap<(u64, &'static str), Vec<Figures>>);
 
 impl Runs {
-    fn measure(&mut self, size: u64, rounds: usize) {
-        for _ in 0..rounds {
+    /// One round.
+    fn measure(&mut self, sizes: &[u64]) {
+        for &size in sizes {
             for design in subjects::DESIGNS {
                 let line = again(&["--one", design, &size.to_string()]);
                 let figures = Figures::from_line(&line).expect("a line of figures");
@@ -94,9 +97,14 @@ impl Runs {
         best(self.0[&(size, design)].iter().map(what))
     }
 
+    /// Of ours over another design, at one size.
     fn ratio(&self, size: u64, other: &'static str, what: fn(&Figures) -> f64) -> f64 {
-        let pairs = self.0[&(size, OURS)].iter().zip(&self.0[&(size, other)]);
-        median(pairs.map(|(ours, theirs)| what(ours) / what(theirs)).collect())
+        self.ratio_of((size, OURS), (size, other), what)
+    }
+
+    fn ratio_of(&self, run: (u64, &'static str), over: (u64, &'static str), what: fn(&Figures) -> f64) -> f64 {
+        let pairs = self.0[&run].iter().zip(&self.0[&over]);
+        median(pairs.map(|(run, over)| what(run) / what(over)).collect())
     }
 
     fn figures(&self, size: u64) -> Vec<Figure> {
@@ -114,26 +122,29 @@ impl Runs {
             let bar = (design == OURS).then_some(Bar::AtMost(LATE_P99_MAX_US));
             add("p99 lateness during stop", "us", bar, |run| run.late_p99_us);
         }
-        let large = size > 10_000;
-        let mut ratio = |metric, other, limit, what: fn(&Figures) -> f64| {
-            let bar = large.then_some(Bar::AtMost(limit));
+        // The bars are set for large numbers; the start's against child tokens for a million alone.
+        let bar = |limit, from| (size >= from).then_some(Bar::AtMost(limit));
+        let mut ratio = |metric, other, bar, what: fn(&Figures) -> f64| {
             figures.push(figure(OURS, size, metric, self.ratio(size, other, what), "x", bar));
         };
-        ratio("stop / bare spawn", FLOOR, 1.2, |run| run.stop_ms);
-        ratio("stop / child tokens", TOKENS, 1.15, |run| run.stop_ms);
-        ratio("start / bare spawn", FLOOR, 1.5, |run| run.start_ms);
-        ratio("start / child tokens", TOKENS, 0.5, |run| run.start_ms);
+        ratio("stop / bare spawn", FLOOR, bar(1.2, 200_000), |run| run.stop_ms);
+        ratio("stop / child tokens", TOKENS, bar(1.15, 200_000), |run| run.stop_ms);
+        ratio("start / bare spawn", FLOOR, bar(1.5, 200_000), |run| run.start_ms);
+        ratio("start / child tokens", TOKENS, bar(0.5, 1_000_000), |run| run.start_ms);
         let more = self.of(size, OURS, |run| run.bytes_per_child) - self.of(size, FLOOR, |run| run.bytes_per_child);
-        let bar = large.then_some(Bar::AtMost(128.0));
-        figures.push(figure(OURS, size, "memory over bare spawn", more, "B", bar));
+        figures.push(figure(OURS, size, "memory over bare spawn", more, "B", bar(128.0, 200_000)));
         figures
     }
 
     /// Processor time per child at the largest number of children over that at the smallest.
-    fn flatness(&self, sizes: &[u64]) -> Option<Figure> {
-        let (&small, &large) = (sizes.first()?, sizes.last()?);
-        let cpu = |size| self.of(size, OURS, |run| run.stop_cpu_ns);
-        Some(figure(OURS, large, "stop CPU / that of 10k", cpu(large) / cpu(small), "x", Some(Bar::AtMost(1.2))))
+    fn flatness(&self, sizes: &[u64]) -> Vec<Figure> {
+        let (Some(&small), Some(&large)) = (sizes.first(), sizes.last()) else { return Vec::new() };
+        let ratio = |design| self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
+        let flat = |design| {
+            let bar = (design == OURS).then_some(Bar::AtMost(1.2));
+            figure(design, large, "stop CPU / that of 10k", ratio(design), "x", bar)
+        };
+        subjects::DESIGNS.map(flat).into()
     }
 }
 
