@@ -4,7 +4,7 @@
 //!
 //! Every run is a process of its own, and rounds interleave sizes and designs. A figure is the best of its rounds, for
 //! all designs alike: what else the machine does can only add to it. A ratio is the median of the rounds' ratios.
-//! Allocator: mimalloc; with the feature `bench-system-allocator` the system's.
+//! Allocator: mimalloc, for which the bars were set; with the feature `bench-system-allocator` the system's, without bars.
 
 mod beam;
 mod steady;
@@ -21,7 +21,8 @@ use tidegate_figures::{Bar, Figure, Options, again, best, median, words};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const ALLOCATOR_NAME: &str = if cfg!(feature = "bench-system-allocator") { "system" } else { "mimalloc" };
+const HAS_BARS: bool = !cfg!(feature = "bench-system-allocator");
+const ALLOCATOR_NAME: &str = if HAS_BARS { "mimalloc" } else { "system" };
 const OURS: &str = "supervise";
 const FLOOR: &str = "bare spawn";
 /// What an unrelated task may be late by while children stop.
@@ -150,12 +151,12 @@ impl Runs {
 
 fn stop_bar(size: u64) -> Option<Bar> {
     let limits = [(200_000, 45.0), (500_000, 110.0), (1_000_000, 220.0)];
-    let limit = limits.iter().find(|(at, _)| *at == size && ALLOCATOR_NAME == "mimalloc")?.1;
+    let limit = limits.iter().find(|(at, _)| *at == size)?.1;
     Some(Bar::AtMost(limit))
 }
 
 fn figure(design: &str, size: u64, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    let case = format!("{}k {ALLOCATOR_NAME}", size / 1000);
+    let (case, bar) = (format!("{}k {ALLOCATOR_NAME}", size / 1000), bar.filter(|_| HAS_BARS));
     Figure { subject: design.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
 }
 
@@ -169,8 +170,8 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
     }
     let turn = |design: &str| best(turns[design].iter().copied());
     let over = |design: &str| turn(design) - turn("no check");
-    let steady = |subject: &str, metric: &str, value, unit, bar| {
-        let case = format!("4096 x select {ALLOCATOR_NAME}");
+    let steady = |subject: &str, metric: &str, value, unit, bar: Option<Bar>| {
+        let (case, bar) = (format!("4096 x select {ALLOCATOR_NAME}"), bar.filter(|_| HAS_BARS));
         Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
     };
     let mut figures = Vec::new();
