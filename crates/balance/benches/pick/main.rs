@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use subjects::{ARC_SWAP, BY_THREAD, Cell, FLOOR, PICK_WITH, SUBJECTS, on_tasks};
+use subjects::{ARC_SWAP, BY_THREAD, Cell, FLOOR, Measured, PICK_WITH, SUBJECTS, on_tasks};
 use tidegate_figures::{Bar, Figure, Options, median};
 
 const BACKENDS: [usize; 5] = [1, 3, 10, 100, 1000];
 const OURS: &str = "tidegate-balance";
 
-/// Nanoseconds by subject, backends and threads, round by round.
-type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<f64>>;
+/// By subject, backends and threads, round by round.
+type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<Measured>>;
 
 fn main() -> ExitCode {
     let options = match Options::read("What a pick costs, beside other ways to choose a backend.", false) {
@@ -47,8 +47,8 @@ fn main() -> ExitCode {
 fn measure(runs: &mut Runs, cells: &[Cell]) {
     for subject in &SUBJECTS {
         for &cell in cells {
-            let ns = (subject.measure)(cell);
-            runs.entry((subject.name, cell.backends, cell.threads, cell.updated)).or_default().push(ns);
+            let measured = (subject.measure)(cell);
+            runs.entry((subject.name, cell.backends, cell.threads, cell.updated)).or_default().push(measured);
         }
     }
 }
@@ -57,12 +57,16 @@ fn figure(subject: &str, case: String, metric: &str, value: f64, unit: &'static 
     Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
 }
 
+fn ns(runs: &[Measured]) -> Vec<f64> {
+    runs.iter().map(|run| run.ns).collect()
+}
+
 fn plain(runs: &Runs) -> Vec<Figure> {
-    let of = |(&(name, backends, threads, updated), ns): (&(&'static str, usize, usize, bool), &Vec<f64>)| {
+    let of = |(&(name, backends, threads, updated), runs): (&(&'static str, usize, usize, bool), &Vec<Measured>)| {
         let suffix = if updated { ", replaced every 1 ms" } else { "" };
         let case = format!("{backends} backends, {threads} thr{suffix}");
         let bar = (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated).then_some(Bar::AtMost(8.0));
-        figure(name, case, "pick", median(ns.clone()), "ns", bar)
+        figure(name, case, "pick", median(ns(runs)), "ns", bar)
     };
     let mut figures: Vec<_> = runs.iter().map(of).collect();
     figures.sort_by_key(|figure| figure.case.len());
@@ -74,7 +78,13 @@ fn plain(runs: &Runs) -> Vec<Figure> {
 /// which the threads did not meet has no figure for one of the two.
 fn ratio(runs: &Runs, top: (&'static str, usize, usize), bottom: (&'static str, usize, usize)) -> f64 {
     let of = |(name, backends, threads)| &runs[&(name, backends, threads, false)];
-    median(of(top).iter().zip(of(bottom)).map(|(top, bottom)| top / bottom).collect())
+    median(of(top).iter().zip(of(bottom)).map(|(top, bottom)| top.ns / bottom.ns).collect())
+}
+
+/// What two threads do together, in what one of them does alone.
+fn scale(runs: &Runs, subject: &'static str, backends: usize) -> f64 {
+    let runs = &runs[&(subject, backends, 2, false)];
+    median(runs.iter().map(|run| 2.0 * run.alone_ns / run.ns).collect())
 }
 
 fn ratios(runs: &Runs) -> Vec<Figure> {
@@ -83,9 +93,8 @@ fn ratios(runs: &Runs) -> Vec<Figure> {
         vec![figure(OURS, "1000 / 3 backends".to_owned(), "pick_with", flat, "x", Some(Bar::AtMost(1.2)))];
     for backends in BACKENDS {
         let case = format!("{backends} backends");
-        let scale = 2.0 * ratio(runs, (PICK_WITH, backends, 1), (PICK_WITH, backends, 2));
-        figures.push(figure(OURS, case.clone(), "2 threads / 1", scale, "x", Some(Bar::AtLeast(1.9))));
-        let machine = 2.0 * ratio(runs, (FLOOR, backends, 1), (FLOOR, backends, 2));
+        let (ours, machine) = (scale(runs, PICK_WITH, backends), scale(runs, FLOOR, backends));
+        figures.push(figure(OURS, case.clone(), "2 threads / 1", ours, "x", Some(Bar::AtLeast(1.9))));
         figures.push(figure(FLOOR, case.clone(), "2 threads / 1", machine, "x", None));
         let faster = ratio(runs, (ARC_SWAP, backends, 2), (PICK_WITH, backends, 2));
         figures.push(figure(OURS, case, "faster than ArcSwap, 2 thr", faster, "x", Some(Bar::AtLeast(3.0))));
@@ -120,7 +129,7 @@ fn beam_figures(runs: &Runs) -> Vec<Figure> {
         // not slow each other down, which is to its favour.
         let theirs =
             measured.iter().filter(|run| run.backends == backends).map(|run| run.ns).fold(f64::INFINITY, f64::min);
-        let ours = median(runs[&(PICK_WITH, backends, 2, false)].clone());
+        let ours = median(ns(&runs[&(PICK_WITH, backends, 2, false)]));
         let bar = (backends != 10).then_some(Bar::AtLeast(least));
         let case = format!("{backends} backends");
         figures.push(figure(OURS, case, "faster than the BEAM, in all", theirs / ours, "x", bar));

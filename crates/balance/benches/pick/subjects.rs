@@ -37,7 +37,16 @@ pub(crate) struct Cell {
 
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
-    pub(crate) measure: fn(Cell) -> f64,
+    pub(crate) measure: fn(Cell) -> Measured,
+}
+
+/// Nanoseconds per pick of one thread, the mean of what the threads measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Measured {
+    /// No number if the threads did not run at the same time.
+    pub(crate) ns: f64,
+    /// The same pickers, while the other threads rested.
+    pub(crate) alone_ns: f64,
 }
 
 pub(crate) const PICK_WITH: &str = "pick_with, own picker";
@@ -67,9 +76,11 @@ pub(crate) const SUBJECTS: [Subject; 13] = [
 #[derive(Debug)]
 struct Backend(usize);
 
-/// Runs `work` on so many threads at once, beside an updater if the cell wants one; the mean of what they measured, no
-/// number if they did not run at the same time.
-fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: impl Fn(u64) -> W + Sync) -> f64 {
+/// Runs `work` on so many threads, first in turn and then at once, beside an updater if the cell wants one.
+///
+/// The same pickers in both: a pick reads a cursor that the pick before has written, and how fast a processor passes that
+/// on (here in 1.6 or in 3.1 ns, without another thread) differs from one picker to the next and not from time to time.
+fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: impl Fn(u64) -> W + Sync) -> Measured {
     let (start, stop) = (Barrier::new(cell.threads), AtomicBool::new(false));
     let progress: Vec<Progress> = (0..cell.threads).map(|_| Progress::default()).collect();
     thread::scope(|scope| {
@@ -88,17 +99,32 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
                 if cell.threads > 1 {
                     stay_on(thread);
                 }
-                let work = make(thread as u64);
+                let mut work = make(thread as u64);
+                let alone = in_turn(cell, thread, start, &mut work);
                 start.wait();
-                timed(cell.time, thread, progress, work)
+                let together = timed(cell.time, thread, progress, &mut work);
+                (if cell.threads > 1 { alone } else { together }, together)
             })
         };
         let running: Vec<_> = (0..cell.threads).map(run).collect();
         let measured = running.into_iter().map(|thread| thread.join().expect("a bench thread does not panic"));
-        let sum: f64 = measured.sum();
+        let (alone, together): (Vec<f64>, Vec<f64>) = measured.unzip();
         stop.store(true, Ordering::Relaxed);
-        sum / cell.threads as f64
+        let mean = |ns: Vec<f64>| ns.iter().sum::<f64>() / cell.threads as f64;
+        Measured { ns: mean(together), alone_ns: mean(alone) }
     })
+}
+
+/// One thread after the other; nothing if there is but one.
+fn in_turn(cell: Cell, thread: usize, start: &Barrier, pick: &mut impl FnMut() -> usize) -> f64 {
+    let mut ns = f64::NAN;
+    for turn in (0..cell.threads).filter(|_| cell.threads > 1) {
+        start.wait();
+        if turn == thread {
+            ns = timed(cell.time, 0, &[Progress::default()], pick);
+        }
+    }
+    ns
 }
 
 /// Each on a processor of its own: two threads on one take turns, and the system leaves them there for as long as
@@ -131,7 +157,7 @@ const PATIENCE: u32 = 10;
 /// With several threads only those batches count during which every other thread went on as well. On a machine that is
 /// busy with other work two threads mostly take turns on one core; then nothing is contended, any design seems to scale,
 /// and twice the speed of one thread is an invention.
-fn timed(time: Duration, own: usize, progress: &[Progress], mut pick: impl FnMut() -> usize) -> f64 {
+fn timed(time: Duration, own: usize, progress: &[Progress], pick: &mut impl FnMut() -> usize) -> f64 {
     let done = |thread: usize| progress[thread].0.load(Ordering::Relaxed);
     let others: Vec<usize> = (0..progress.len()).filter(|&thread| thread != own).collect();
     let (begun, mut batches) = (Instant::now(), Vec::new());
@@ -183,7 +209,7 @@ fn replace(balancer: &Balancer<Handle>, backends: usize, turn: &AtomicUsize) {
     balancer.departed();
 }
 
-fn picker(cell: Cell, policy: Arc<dyn Policy>) -> f64 {
+fn picker(cell: Cell, policy: Arc<dyn Policy>) -> Measured {
     let (balancer, turn) = (balancer(cell.backends, policy), AtomicUsize::new(0));
     on_threads(
         cell,
@@ -196,7 +222,7 @@ fn picker(cell: Cell, policy: Arc<dyn Policy>) -> f64 {
     )
 }
 
-fn by_thread(cell: Cell) -> f64 {
+fn by_thread(cell: Cell) -> Measured {
     let (balancer, turn) = (balancer(cell.backends, Arc::new(RoundRobin)), AtomicUsize::new(0));
     on_threads(
         cell,
@@ -208,7 +234,7 @@ fn by_thread(cell: Cell) -> f64 {
     )
 }
 
-fn lease(cell: Cell) -> f64 {
+fn lease(cell: Cell) -> Measured {
     let (balancer, turn) = (balancer(cell.backends, Arc::new(RoundRobin)), AtomicUsize::new(0));
     on_threads(
         cell,
@@ -225,7 +251,7 @@ fn list(backends: usize) -> Vec<Arc<Backend>> {
     (0..backends).map(|number| Arc::new(Backend(number))).collect()
 }
 
-fn floor(cell: Cell) -> f64 {
+fn floor(cell: Cell) -> Measured {
     let set = list(cell.backends);
     on_threads(
         cell,
@@ -241,7 +267,7 @@ fn floor(cell: Cell) -> f64 {
     )
 }
 
-fn arc_swap(cell: Cell) -> f64 {
+fn arc_swap(cell: Cell) -> Measured {
     let (set, cursor) = (ArcSwap::from_pointee(list(cell.backends)), AtomicUsize::new(0));
     on_threads(
         cell,
@@ -255,7 +281,7 @@ fn arc_swap(cell: Cell) -> f64 {
     )
 }
 
-fn arc_swap_owned(cell: Cell) -> f64 {
+fn arc_swap_owned(cell: Cell) -> Measured {
     let (set, cursor) = (ArcSwap::from_pointee(list(cell.backends)), AtomicUsize::new(0));
     on_threads(
         cell,
@@ -270,7 +296,7 @@ fn arc_swap_owned(cell: Cell) -> f64 {
     )
 }
 
-fn rw_lock(cell: Cell) -> f64 {
+fn rw_lock(cell: Cell) -> Measured {
     let (set, cursor) = (RwLock::new(list(cell.backends)), AtomicUsize::new(0));
     let update = || *set.write().expect("not poisoned") = list(cell.backends);
     on_threads(cell, update, |_| {
@@ -306,7 +332,7 @@ fn services(backends: usize) -> ServiceList<Vec<Loaded>> {
     ServiceList::new((0..backends).map(load).collect::<Vec<_>>())
 }
 
-fn tower_per_thread(cell: Cell) -> f64 {
+fn tower_per_thread(cell: Cell) -> Measured {
     on_threads(
         cell,
         || (),
