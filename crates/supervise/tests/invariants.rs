@@ -121,7 +121,7 @@ fn sv_42_an_unrelated_task_gets_its_turn_between_small_batches() {
     });
     let polled = queue.run(|_| !scope.is_empty());
     let longest = polled.split('u').map(str::len).max();
-    assert!(longest <= Some(128 + 2), "{longest:?} polls between two turns of an unrelated task");
+    assert!(longest <= Some(64 + 2), "{longest:?} polls between two turns of an unrelated task");
 }
 
 /// Notes on which thread each child was woken.
