@@ -78,8 +78,7 @@ struct Backend(usize);
 
 /// Runs `work` on so many threads, first in turn and then at once, beside an updater if the cell wants one.
 ///
-/// The same pickers in both: a pick reads a cursor that the pick before has written, and how fast a processor passes that
-/// on (here in 1.6 or in 3.1 ns, without another thread) differs from one picker to the next and not from time to time.
+/// The same pickers in both: one may be twice as fast as the next while no other thread picks, and remains so.
 fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: impl Fn(u64) -> W + Sync) -> Measured {
     let (start, stop) = (Barrier::new(cell.threads), AtomicBool::new(false));
     let progress: Vec<Progress> = (0..cell.threads).map(|_| Progress::default()).collect();
@@ -100,10 +99,10 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
                     stay_on(thread);
                 }
                 let mut work = make(thread as u64);
-                let alone = in_turn(cell, thread, start, &mut work);
+                let alone = (cell.threads > 1).then(|| in_turn(cell, thread, start, &mut work));
                 start.wait();
                 let together = timed(cell.time, thread, progress, &mut work);
-                (if cell.threads > 1 { alone } else { together }, together)
+                (alone.unwrap_or(together), together)
             })
         };
         let running: Vec<_> = (0..cell.threads).map(run).collect();
@@ -115,10 +114,10 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
     })
 }
 
-/// One thread after the other; nothing if there is but one.
+/// One thread after the other.
 fn in_turn(cell: Cell, thread: usize, start: &Barrier, pick: &mut impl FnMut() -> usize) -> f64 {
     let mut ns = f64::NAN;
-    for turn in (0..cell.threads).filter(|_| cell.threads > 1) {
+    for turn in 0..cell.threads {
         start.wait();
         if turn == thread {
             ns = timed(cell.time, 0, &[Progress::default()], pick);

@@ -314,8 +314,8 @@ impl tracing::Subscriber for BrokenListener {
 #[tokio::test(start_paused = true)]
 async fn la_19_a_listener_to_spans_that_panics_loses_no_record() {
     let calls = Arc::new(AtomicU64::new(0));
-    // With one listener in the process, whether anybody listens to a place is decided for good by the thread that comes by
-    // it first, which may be that of another test. With two, all are asked.
+    // With one listener in the process, the thread that comes by a place first decides whether anybody listens there, and it
+    // may be that of another test. With two, all are asked.
     let _another = tracing::Dispatch::new(BrokenListener(Arc::default()));
     // Of this thread, which is the only one of the runtime.
     let _listening = tracing::subscriber::set_default(BrokenListener(Arc::clone(&calls)));

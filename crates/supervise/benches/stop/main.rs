@@ -138,14 +138,13 @@ impl Runs {
     }
 
     /// Processor time per child at the largest number of children over that at the smallest.
-    fn flatness(&self, sizes: &[u64]) -> Vec<Figure> {
-        let (Some(&small), Some(&large)) = (sizes.first(), sizes.last()) else { return Vec::new() };
-        let ratio = |design| self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
-        let flat = |design| {
+    fn flatness(&self, sizes: &[u64]) -> [Figure; subjects::DESIGNS.len()] {
+        let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
+        subjects::DESIGNS.map(|design| {
+            let ratio = self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
             let bar = (design == OURS).then_some(Bar::AtMost(1.2));
-            figure(design, large, "stop CPU / that of 10k", ratio(design), "x", bar)
-        };
-        subjects::DESIGNS.map(flat).into()
+            figure(design, large, "stop CPU / that of 10k", ratio, "x", bar)
+        })
     }
 }
 
@@ -156,8 +155,12 @@ fn stop_bar(size: u64) -> Option<Bar> {
 }
 
 fn figure(design: &str, size: u64, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    let (case, bar) = (format!("{}k {ALLOCATOR_NAME}", size / 1000), bar.filter(|_| HAS_BARS));
-    Figure { subject: design.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
+    figure_of(&format!("{}k", size / 1000), design, metric, value, unit, bar)
+}
+
+fn figure_of(case: &str, subject: &str, metric: &str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
+    let (case, bar) = (format!("{case} {ALLOCATOR_NAME}"), bar.filter(|_| HAS_BARS));
+    Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
 }
 
 fn steady_figures(rounds: usize) -> Vec<Figure> {
@@ -170,10 +173,8 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
     }
     let turn = |design: &str| best(turns[design].iter().copied());
     let over = |design: &str| turn(design) - turn("no check");
-    let steady = |subject: &str, metric: &str, value, unit, bar: Option<Bar>| {
-        let (case, bar) = (format!("4096 x select {ALLOCATOR_NAME}"), bar.filter(|_| HAS_BARS));
-        Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
-    };
+    let steady =
+        |subject: &str, metric: &str, value, unit, bar| figure_of("4096 x select", subject, metric, value, unit, bar);
     let mut figures = Vec::new();
     for design in steady::DESIGNS {
         figures.push(steady(design, "turn", turn(design), "ns", None));
