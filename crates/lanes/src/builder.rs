@@ -11,7 +11,7 @@ use tokio::runtime::Handle as Tokio;
 
 use crate::bounds::Bounds;
 use crate::clock::Clock;
-use crate::crew::{Pool, Work};
+use crate::crew::{self, Pool, Work};
 use crate::dead_letter::DeadLetter;
 use crate::delivery::{Batch, Delivery};
 use crate::error::BuildError;
@@ -235,12 +235,14 @@ impl<S, R> Builder<S, R> {
         numbers.iter().find(|(_, number)| *number == 0).map_or(Ok(()), |(name, _)| Err(BuildError::Zero(name)))
     }
 
-    fn shared(&mut self, concurrency: usize) -> Result<Shared, BuildError> {
+    fn shared(&mut self, threads: Option<usize>) -> Result<Shared, BuildError> {
         self.check()?;
+        let permits = crew::permits(self.concurrency, threads);
         let tokio = Tokio::try_current().map_err(|_| BuildError::NoRuntime)?;
         Ok(Shared {
             policy: Arc::new(self.policy.clone()),
-            gate: Gate::new(concurrency, self.rate),
+            gate: Gate::new(permits, self.rate),
+            threads,
             pace: Pace::new(self.settings.bounds.ready_max, self.shards, self.policy.wants_pace()),
             shards: (0..self.shards).map(|_| Mailbox::new()).collect(),
             intake: Mailbox::new(),
@@ -315,7 +317,7 @@ impl<S: Source> Builder<S, Tasks> {
         H: Fn(Work) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let mut shared = self.shared(self.concurrency)?;
+        let mut shared = self.shared(None)?;
         let homes = self.homes()?;
         shared.homes = homes.iter().map(Home::tokio).collect();
         Ok(Subscription::of_tasks(self.source, &self.settings, shared, homes, handler))
@@ -354,19 +356,12 @@ impl<S: Source> Builder<S, Threads> {
         if threads == 0 {
             return Err(BuildError::Zero("threads"));
         }
-        let shared = self.shared(self.concurrency.min(threads + ahead(threads)))?;
+        let shared = self.shared(Some(threads))?;
         let pool =
             Pool::start(&self.policy.subscription, threads, handler).map_err(|_| BuildError::NoThreads(threads))?;
         Ok(Subscription::of_threads(self.source, &self.settings, shared, pool))
     }
 }
-
-/// How many records wait in the queue of so many threads, so that one that comes free need not sleep and be woken.
-fn ahead(threads: usize) -> usize {
-    (threads / 8).min(AHEAD_MAX)
-}
-
-const AHEAD_MAX: usize = 128;
 
 impl<S, R: fmt::Debug> fmt::Debug for Builder<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,6 +5,7 @@ mod tasks;
 mod threads;
 
 use std::fmt;
+use std::task::Waker;
 
 use crate::completion::Completion;
 use crate::delivery::{Batch, Delivery};
@@ -13,7 +14,7 @@ use crate::span::AttemptSpan;
 
 pub(crate) use guarded::Guarded;
 pub(crate) use tasks::{Task, TaskCrew};
-pub(crate) use threads::{Pool, ThreadCrew};
+pub(crate) use threads::{Pool, ThreadCrew, permits};
 
 /// Records, and the promise to finish them, on their way to a handler.
 #[derive(Debug)]
@@ -54,4 +55,12 @@ pub(crate) trait Crew: Send + 'static {
 
     /// Starts the handler. Nothing, if it has already returned.
     fn run(&mut self, work: Work) -> Option<Self::Running>;
+
+    /// Some were started, and for now no more.
+    fn hand_over(&mut self) {}
+
+    /// Whether what it was given will keep it busy for a while. If so, it wakes `waker` when it is not so any more.
+    fn has_enough(&self, _waker: &Waker) -> bool {
+        false
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bounds::Bounds;
+use crate::crew;
 use crate::intake::Request;
 use crate::observe::Metrics;
 use crate::shard::Order;
@@ -41,7 +42,8 @@ impl Handle {
 
     /// Changes how many handlers may be under way. Handlers on threads have their threads for a limit besides.
     pub fn set_concurrency(&self, concurrency: usize) {
-        self.shared.gate.set_limit(concurrency, |shard| self.shared.nudge(shard));
+        let permits = crew::permits(concurrency, self.shared.threads);
+        self.shared.gate.set_limit(permits, |shard| self.shared.nudge(shard));
     }
 
     /// Changes how many records may start in a second: none with 0, which is a pause; any number with `None`.

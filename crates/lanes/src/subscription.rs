@@ -54,7 +54,7 @@ impl Subscription {
 
     pub(crate) fn of_threads<S: Source>(source: S, settings: &IntakeSettings, shared: Shared, pool: Pool) -> Self {
         let crew: ThreadCrew = pool.crew();
-        Self::new(source, settings, shared, Some(pool), |_| crew.clone())
+        Self::new(source, settings, shared, Some(pool), |_| crew.another())
     }
 
     fn new<S: Source, C: Crew>(

@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::Sleep;
@@ -29,6 +30,8 @@ use crate::span::AttemptSpan;
 pub(crate) struct Shared {
     pub(crate) policy: Arc<Policy>,
     pub(crate) gate: Gate,
+    /// On which handlers run, if they block.
+    pub(crate) threads: Option<usize>,
     pub(crate) pace: Pace,
     pub(crate) shards: Vec<Mailbox<ShardMail>>,
     pub(crate) intake: Mailbox<IntakeMail>,
@@ -58,6 +61,8 @@ impl Shared {
 const TURN_STARTS: usize = 256;
 /// Permits asked for at once.
 const GRANT: usize = 64;
+/// How long it rests at most while its crew has enough to do.
+const REST: Duration = Duration::from_millis(1);
 /// How often what it knows of hot keys is written down.
 const HOT_TURNS: u32 = 64;
 
@@ -72,6 +77,8 @@ pub(crate) struct Worker<C: Crew> {
     reports: Vec<Report>,
     sleep: Pin<Box<Sleep>>,
     sleeps_until: Moment,
+    /// Before that it lets completions gather, if its crew has enough to do.
+    rests_until: Moment,
     /// What the intake was told.
     told: Standing,
     waits_at_gate: bool,
@@ -111,6 +118,7 @@ impl<C: Crew> Worker<C> {
             reports: Vec::new(),
             sleep,
             sleeps_until: Moment(u64::MAX),
+            rests_until: Moment::default(),
             told: Standing::default(),
             waits_at_gate: false,
             is_over: false,
@@ -133,9 +141,11 @@ impl<C: Crew> Worker<C> {
         }
     }
 
-    /// Ready when there is mail, or something is due.
+    /// Ready when there is mail, or something is due. While it may rest, mail does not wake it.
     fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.shared.shards[self.number].poll_take(cx, &mut self.mail).is_ready() {
+        if self.crew.has_enough(cx.waker()) && self.shared.clock.now() < self.rests_until {
+            self.arm(Some(self.rests_until));
+        } else if self.shared.shards[self.number].poll_take(cx, &mut self.mail).is_ready() {
             return Poll::Ready(());
         }
         if self.sleeps_until < Moment(u64::MAX) && self.sleep.as_mut().poll(cx).is_ready() {
@@ -149,6 +159,7 @@ impl<C: Crew> Worker<C> {
         let mut starts = 0;
         loop {
             let now = self.shared.clock.now();
+            self.rests_until = now.after(REST);
             self.read_mail(now);
             self.shard.wake(now);
             self.end_overdue(now);
@@ -249,6 +260,7 @@ impl<C: Crew> Worker<C> {
         }
         self.waits_at_gate = want > 0 && grant.count == 0;
         let started = (0..grant.count).map_while(|_| self.start_one(now)).count();
+        self.crew.hand_over();
         if started < grant.count {
             self.shared.gate.give_unused(grant.count - started, |shard| self.shared.nudge(shard));
         }

@@ -140,10 +140,7 @@ fn source(brokers: &str, topic: &str) -> Kafka {
 }
 
 async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Check>, subject: String) {
-    // As much waits as runs, so that a permit that comes free finds a record.
-    let most = 2 * load.in_flight;
-    let bounds = Bounds { records_max: most, lane_records_max: most, ..Bounds::default() };
-    let builder = Subscription::builder("bench").source(source).bounds(bounds).concurrency(load.in_flight);
+    let builder = Subscription::builder("bench").source(source);
     let stop: Arc<Mutex<Option<Handle>>> = Arc::default();
     let stopping = Arc::clone(&stop);
     let count = move |course: &Course| {
@@ -160,6 +157,10 @@ async fn subscribe(source: Kafka, load: Load, course: Arc<Course>, check: Arc<Ch
         })
     } else {
         let builder = if subject == CORES { builder.own_threads() } else { builder };
+        // As much waits as runs, so that a permit that comes free finds a record.
+        let most = 2 * load.in_flight;
+        let bounds = Bounds { records_max: most, lane_records_max: most, ..Bounds::default() };
+        let builder = builder.bounds(bounds).concurrency(load.in_flight);
         builder.handler(move |delivery| {
             let (check, course, count) = (Arc::clone(&check), Arc::clone(&course), count.clone());
             async move {

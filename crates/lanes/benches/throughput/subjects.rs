@@ -108,7 +108,7 @@ fn subscription(source: Memory, load: Load, check: &Arc<Check>, has_own_threads:
 
 fn threaded(source: Memory, load: Load, check: &Arc<Check>) -> Subscription {
     let check = Arc::clone(check);
-    let builder = Subscription::builder("bench").source(source).runtime(Threads(load.in_flight)).bounds(bounds(load));
+    let builder = Subscription::builder("bench").source(source).runtime(Threads(load.in_flight));
     let handler = move |delivery: tidegate_lanes::Delivery| {
         handle_blocking(load.handler, &check, &delivery.record);
         delivery.finish();

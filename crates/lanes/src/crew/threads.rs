@@ -1,12 +1,15 @@
 //! Handlers that block, on a fixed number of threads of their own.
 //!
 //! The shards decide what is next, so the threads share one plain queue, and it is never longer than what the shards were
-//! permitted to start.
+//! permitted to start. That is a little more than there are threads, so that one that comes free finds its next work there;
+//! and until half of that is used up, nobody need look after it.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::Waker;
 use std::thread::JoinHandle;
 
 use super::{Crew, Running, Work};
@@ -21,14 +24,45 @@ struct Job {
 struct Queue {
     jobs: VecDeque<Job>,
     idle: usize,
+    /// One of them was woken, and will wake another if there is more to do.
+    is_waking: bool,
     closed: bool,
+    /// Of shards that rest until few jobs are left.
+    resting: Vec<Waker>,
 }
 
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     work: Condvar,
+    /// Few jobs.
+    low: usize,
 }
+
+impl Queue {
+    /// Whether a thread is to be woken now. One after the other: whoever gives out work is not held up by those who take it.
+    fn must_wake(&mut self) -> bool {
+        let must_wake = !self.jobs.is_empty() && self.idle > 0 && !self.is_waking;
+        self.is_waking |= must_wake;
+        must_wake
+    }
+}
+
+/// How many records may be under way, if so many handlers may: as many, or on threads as there are threads, and a few more,
+/// which wait in their queue.
+pub(crate) fn permits(concurrency: usize, threads: Option<usize>) -> usize {
+    match threads {
+        Some(threads) if threads <= concurrency => threads + ahead(threads),
+        _ => concurrency,
+    }
+}
+
+/// How many records wait in the queue of so many threads, so that one that comes free need not sleep and be woken.
+fn ahead(threads: usize) -> usize {
+    (threads / 8).min(AHEAD_MAX)
+}
+
+const AHEAD_MAX: usize = 128;
 
 /// The threads. Dropped, they end after what they are doing; what they had not begun is dropped.
 pub(crate) struct Pool {
@@ -43,7 +77,8 @@ impl Pool {
     where
         H: Fn(Work) + Send + Sync + 'static,
     {
-        let mut pool = Self { shared: Arc::new(Shared::default()), threads: Vec::new() };
+        let shared = Arc::new(Shared { low: ahead(threads) / 2, ..Shared::default() });
+        let mut pool = Self { shared, threads: Vec::new() };
         let handler = Arc::new(handler);
         for number in 0..threads {
             let (shared, handler) = (Arc::clone(&pool.shared), Arc::clone(&handler));
@@ -54,7 +89,7 @@ impl Pool {
     }
 
     pub(crate) fn crew(&self) -> ThreadCrew {
-        ThreadCrew(Arc::clone(&self.shared))
+        ThreadCrew { shared: Arc::clone(&self.shared), jobs: Vec::new() }
     }
 
     /// Ends the threads, and waits for them if they are idle. One that still runs a handler ends after it.
@@ -72,7 +107,7 @@ impl Pool {
     fn close(&self) {
         let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.closed = true;
-        let unbegun = std::mem::take(&mut queue.jobs);
+        let unbegun = mem::take(&mut queue.jobs);
         drop(queue);
         drop(unbegun);
         self.shared.work.notify_all();
@@ -98,6 +133,11 @@ impl Shared {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(job) = queue.jobs.pop_front() {
+                let must_wake = queue.must_wake();
+                let roused = if queue.jobs.len() > self.low { Vec::new() } else { mem::take(&mut queue.resting) };
+                drop(queue);
+                self.wake(must_wake);
+                roused.into_iter().for_each(Waker::wake);
                 return Some(job);
             }
             if queue.closed {
@@ -106,23 +146,47 @@ impl Shared {
             queue.idle += 1;
             queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
             queue.idle -= 1;
+            queue.is_waking = false;
         }
     }
 
-    fn push(&self, job: Job) {
+    fn append(&self, jobs: &mut Vec<Job>) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.jobs.push_back(job);
-        let is_somebody_idle = queue.idle > 0;
+        queue.jobs.extend(jobs.drain(..));
+        let must_wake = queue.must_wake();
         drop(queue);
-        if is_somebody_idle {
+        self.wake(must_wake);
+    }
+
+    fn wake(&self, must_wake: bool) {
+        if must_wake {
             self.work.notify_one();
         }
+    }
+
+    fn has_enough(&self, waker: &Waker) -> bool {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_enough = queue.jobs.len() > self.low;
+        if has_enough && !queue.resting.iter().any(|known| known.will_wake(waker)) {
+            queue.resting.push(waker.clone());
+        }
+        has_enough
     }
 }
 
 /// What hands a shard's work to the threads.
-#[derive(Clone)]
-pub(crate) struct ThreadCrew(Arc<Shared>);
+pub(crate) struct ThreadCrew {
+    shared: Arc<Shared>,
+    /// Not handed over yet.
+    jobs: Vec<Job>,
+}
+
+impl ThreadCrew {
+    /// For another shard.
+    pub(crate) fn another(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), jobs: Vec::new() }
+    }
+}
 
 /// Whether a handler on a thread has returned.
 #[derive(Clone, Debug, Default)]
@@ -139,13 +203,109 @@ impl Crew for ThreadCrew {
 
     fn run(&mut self, work: Work) -> Option<Returned> {
         let returned = Returned::default();
-        self.0.push(Job { work, returned: returned.clone() });
+        self.jobs.push(Job { work, returned: returned.clone() });
         Some(returned)
+    }
+
+    fn hand_over(&mut self) {
+        self.shared.append(&mut self.jobs);
+    }
+
+    fn has_enough(&self, waker: &Waker) -> bool {
+        self.shared.has_enough(waker)
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("threads", &self.threads.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+    use std::task::Wake;
+
+    use super::*;
+    use crate::completion::{Completion, Ticket};
+    use crate::mailbox::Mailbox;
+    use crate::record::{Epoch, Lane, Position, Record};
+    use crate::shard::Records;
+    use crate::span::AttemptSpan;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn work(at: u32) -> Work {
+        let record = Record::new(Lane(0), Epoch(1), Position(at.into()), None, None);
+        let span = AttemptSpan::open("test", &record, 1);
+        let completion = Completion::new(Mailbox::new(), Ticket { flight: at, start: 1 });
+        Work { records: Records::One(record), completion, attempt: 1, span }
+    }
+
+    /// Threads that say what they have begun, and end it when they are told.
+    fn gated(threads: usize) -> (Pool, mpsc::Receiver<u64>, mpsc::Sender<()>) {
+        let (begun, begins) = mpsc::channel();
+        let (go, gate) = mpsc::channel();
+        let gate = Mutex::new(gate);
+        let handler = move |work: Work| {
+            begun.send(work.records.first().position().0).unwrap();
+            gate.lock().unwrap().recv().unwrap();
+            work.completion.finish();
+        };
+        (Pool::start("test", threads, handler).unwrap(), begins, go)
+    }
+
+    #[test]
+    fn what_is_handed_over_at_once_gets_a_thread_each() {
+        let (pool, begins, go) = gated(24);
+        let mut crew = pool.crew();
+        for round in 0..20 {
+            (0..24).for_each(|at| assert!(crew.run(work(24 * round + at)).is_some()));
+            crew.hand_over();
+            let mut begun: Vec<u64> = begins.iter().take(24).collect();
+            begun.sort_unstable();
+            assert_eq!(begun, Vec::from_iter(u64::from(24 * round)..u64::from(24 * round + 24)));
+            (0..24).for_each(|_| go.send(()).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_shard_may_rest_until_half_of_what_waits_has_begun() {
+        let (pool, begins, go) = gated(32);
+        let mut crew = pool.crew();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(!crew.has_enough(&waker), "there is nothing to do");
+        (0..36).for_each(|at| assert!(crew.run(work(at)).is_some()));
+        crew.hand_over();
+        assert_eq!(begins.iter().take(32).count(), 32);
+        assert!(crew.has_enough(&waker) && crew.has_enough(&waker), "four wait");
+        go.send(()).unwrap();
+        assert_eq!(begins.recv(), Ok(32));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "three wait");
+        go.send(()).unwrap();
+        assert_eq!(begins.recv(), Ok(33));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1, "once, though it was said twice");
+        assert!(!crew.has_enough(&waker), "two wait");
+        (0..34).for_each(|_| go.send(()).unwrap());
+        assert_eq!(begins.iter().take(2).collect::<Vec<_>>(), [34, 35]);
+    }
+
+    #[test]
+    fn more_is_permitted_than_threads_can_do_only_if_all_of_them_may() {
+        assert_eq!(permits(10_000, None), 10_000);
+        assert_eq!(permits(31, Some(32)), 31);
+        assert_eq!(permits(32, Some(32)), 36);
+        assert_eq!(permits(10_000, Some(32)), 36);
+        assert_eq!(permits(10_000, Some(4000)), 4128);
     }
 }

@@ -9,7 +9,7 @@ use tidegate_lanes::{Batch, Bounds, Delivery, Lane, Position, Record, Subscripti
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::checker::{LANE, MS, SECOND, key_number, record, records, until, watched};
+use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
 use crate::stage::{filled, gated, whole, working};
 
 #[tokio::test]
@@ -123,6 +123,18 @@ impl Door {
     }
 }
 
+/// A handler that blocks its thread until the door is open, and counts those that came to it.
+fn blocked_by(door: &Arc<Door>, checker: &Checker, came: &Arc<AtomicUsize>) -> impl Fn(Delivery) + use<> {
+    let (door, checker, came) = (Arc::clone(door), checker.clone(), Arc::clone(came));
+    move |delivery| {
+        checker.begin(&delivery);
+        came.fetch_add(1, SeqCst);
+        door.pass();
+        checker.done(&delivery);
+        delivery.finish();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn la_24_two_hundred_blocked_handlers_do_not_stall_the_others() {
     let (source, feed, checker) = watched();
@@ -130,15 +142,8 @@ async fn la_24_two_hundred_blocked_handlers_do_not_stall_the_others() {
     feed.extend(records(LANE, epoch, 1000, |at| at % 400));
     feed.end();
     let door = Arc::new(Door::default());
-    let (watch, closed, blocked) = (checker.clone(), Arc::clone(&door), Arc::new(AtomicUsize::new(0)));
-    let inside = Arc::clone(&blocked);
-    let handler = move |delivery: Delivery| {
-        watch.begin(&delivery);
-        inside.fetch_add(1, SeqCst);
-        closed.pass();
-        watch.done(&delivery);
-        delivery.finish();
-    };
+    let blocked = Arc::new(AtomicUsize::new(0));
+    let handler = blocked_by(&door, &checker, &blocked);
     let builder = Subscription::builder("blocking").source(source).runtime(Threads(200));
     let running = tokio::spawn(builder.handler(handler).unwrap().run());
     until("all threads are blocked", || blocked.load(SeqCst) == 200).await;
@@ -207,6 +212,27 @@ async fn la_26_concurrency_and_bounds_change_while_it_runs() {
     gate.add_permits(10_000);
     running.await.unwrap().unwrap();
     checker.assert_all_done(10_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_handlers_run_on_threads_than_may_and_than_there_are_threads() {
+    let (source, _, checker) = whole(1000, |at| at);
+    let door = Arc::new(Door::default());
+    let inside = Arc::new(AtomicUsize::new(0));
+    let handler = blocked_by(&door, &checker, &inside);
+    let builder = Subscription::builder("test").source(source).concurrency(5).shards(1).runtime(Threads(16));
+    let subscription = builder.handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("five run", || inside.load(SeqCst) == 5).await;
+    until("the shard has counted", || handle.metrics().tally.running > 0).await;
+    assert_eq!(handle.metrics().tally.running, 5, "and nothing waits for a thread");
+    handle.set_concurrency(10_000);
+    until("all threads are blocked", || inside.load(SeqCst) == 16).await;
+    until("an eighth more is begun", || handle.metrics().tally.running == 18).await;
+    door.open();
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(1000);
 }
 
 #[tokio::test(start_paused = true)]
