@@ -5,13 +5,15 @@
 //! and does not move either.
 //!
 //! Bytes that are promised to those who wait count as used from the promise on ([`Credit`]), so nobody takes them meanwhile.
-//! An eighth of the bound is never promised: with it, whoever comes first of those in their turn gets a whole chunk, and
-//! the others find room in it. When that eighth is taken too, each still gets what it was promised, in a chunk of its own.
+//! An eighth of the bound is never promised, and newcomers that can wait leave it alone as long as somebody holds a promise:
+//! with it, whoever comes first of those in their turn gets a whole chunk, and the others find room in it. When that eighth
+//! is taken too, each still gets what it was promised, in a chunk of its own.
 //!
 //! The system gives memory a page at a time when it is first touched, which takes longer than many appends. So while more
 //! and more is used, another thread touches the next buffer before it is needed.
 
 use std::{
+    mem,
     sync::OnceLock,
     sync::atomic::AtomicBool,
     task::Waker,
@@ -30,6 +32,8 @@ pub(crate) struct Budget {
     chunk_bytes: usize,
     used: AtomicUsize,
     used_max: AtomicUsize,
+    /// Bytes of `used` that are promised.
+    promised: AtomicUsize,
     /// The lock is taken once per chunk.
     store: Mutex<Store>,
     /// There should be one more of these, and who makes it.
@@ -83,6 +87,12 @@ impl Store {
 #[must_use]
 pub(crate) struct Credit(usize);
 
+impl Credit {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+}
+
 impl Budget {
     /// No single need is larger than a quarter of `max`.
     pub(crate) fn new(max: usize, chunk_bytes: usize) -> Self {
@@ -91,6 +101,7 @@ impl Budget {
             chunk_bytes,
             used: AtomicUsize::new(0),
             used_max: AtomicUsize::new(0),
+            promised: AtomicUsize::new(0),
             store: Mutex::new(Store::default()),
             wished: AtomicBool::new(true),
             maker: OnceLock::new(),
@@ -103,7 +114,8 @@ impl Budget {
     /// enough there always is a chunk, though it may be a small one.
     pub(crate) fn take(&self, bytes: usize, credit: &mut Credit) -> Option<Chunk> {
         let wished = bytes.max(self.chunk_bytes);
-        let least = if credit.0 == 0 { wished } else { bytes };
+        let is_promised = !credit.is_empty();
+        let least = if is_promised { bytes } else { wished };
         let mut used = self.used.load(Ordering::SeqCst);
         let (charge, now) = loop {
             let others = used - credit.0;
@@ -116,17 +128,16 @@ impl Budget {
                 Err(now) => used = now,
             }
         };
-        let is_promised = credit.0 > 0;
-        credit.0 = 0;
+        self.promised.fetch_sub(mem::take(&mut credit.0), Ordering::Relaxed);
         let Some(buffer) = self.buffer(charge, is_promised.then_some(bytes)) else {
-            self.refund(Credit(charge));
+            self.free_up(charge);
             return None;
         };
         self.used_max.fetch_max(now, Ordering::Relaxed);
         let kept = charge.min(buffer.capacity());
         if kept < charge {
             // More was not to be had.
-            self.refund(Credit(charge - kept));
+            self.free_up(charge - kept);
         }
         self.wish(now);
         Some(Chunk::new(buffer, kept))
@@ -229,9 +240,24 @@ impl Budget {
 
     /// Counts bytes as used for one that waits, if that leaves enough for chunks.
     fn set_aside(&self, need: usize) -> bool {
-        let most = self.max - self.max / 8;
+        let most = self.max - self.reserve();
         let more = |used: usize| Some(used + need).filter(|used| *used <= most);
-        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        let is_there = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok();
+        if is_there {
+            self.promised.fetch_add(need, Ordering::Relaxed);
+        }
+        is_there
+    }
+
+    /// What is never promised.
+    fn reserve(&self) -> usize {
+        self.max / 8
+    }
+
+    /// Whether a newcomer's chunk would be of those that are never promised, while somebody who holds a promise needs one.
+    pub(crate) fn is_reserved(&self, bytes: usize) -> bool {
+        let used = self.used.load(Ordering::Relaxed) + bytes.max(self.chunk_bytes);
+        self.promised.load(Ordering::Relaxed) > 0 && used > self.max - self.reserve()
     }
 
     fn free(&self) -> usize {
@@ -271,6 +297,11 @@ impl Budget {
 
     /// What was promised and not taken goes to the next.
     pub(crate) fn refund(&self, Credit(bytes): Credit) {
+        self.promised.fetch_sub(bytes, Ordering::Relaxed);
+        self.free_up(bytes);
+    }
+
+    fn free_up(&self, bytes: usize) {
         if bytes > 0 {
             self.used.fetch_sub(bytes, Ordering::SeqCst);
             total_order();
@@ -353,6 +384,22 @@ mod tests {
         budget.give(small);
         rest.into_iter().for_each(|chunk| budget.give(chunk));
         assert_eq!((lock(&budget.store).spare.len(), budget.used()), (4, 0), "none was freed, none was made");
+    }
+
+    #[test]
+    fn newcomers_leave_an_eighth_to_those_who_hold_a_promise() {
+        let budget = Budget::new(16 * CHUNK, CHUNK);
+        let take = || budget.take(CHUNK, &mut Credit::default()).expect("there is room");
+        let mut chunks: Vec<Chunk> = (0..12).map(|_| take()).collect();
+        let mut credit = budget.leave(budget.join(100, Waker::noop(), None).0);
+        assert!(!credit.is_empty() && !budget.is_reserved(100));
+        chunks.push(take());
+        assert!(budget.is_reserved(100), "thirteen, what was promised, and one more");
+        let whole = budget.take(100, &mut credit).expect("it was promised");
+        assert_eq!(whole.charge(), CHUNK);
+        assert!(!budget.is_reserved(100), "nothing is promised");
+        chunks.extend([whole, take(), take()]);
+        assert_eq!(budget.used(), 16 * CHUNK);
     }
 
     #[test]

@@ -200,6 +200,10 @@ impl Staging {
     /// Puts the current chunk to the full ones and begins another.
     fn turn_over(&mut self, bytes: usize, class: usize, room: Room<'_>) -> Result<(), Outside> {
         let Room { classes, budget, credit } = room;
+        let can_wait = matches!(classes[class].overload, Overload::Block { .. });
+        if can_wait && credit.is_empty() && budget.is_reserved(bytes) {
+            return Err(Outside::Full);
+        }
         let fresh = match budget.take(bytes, credit) {
             Some(chunk) => chunk,
             None if classes[class].overload == Overload::DropOldest && self.drop_oldest(classes, budget) => {

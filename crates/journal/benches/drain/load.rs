@@ -62,16 +62,15 @@ pub(crate) struct Load<'a> {
 pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
     let subject = Subject::open(load.subject, folder);
     let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
-    let mut payload = vec![b'x'; load.bytes];
-    payload[load.bytes - 1] = b'\n';
-    let times = Mutex::new(Vec::with_capacity(load.records / TIMED + load.producers));
+    let hands: Vec<Hand> = (0..load.producers).map(|_| Hand::new(load)).collect();
+    let times = Mutex::new(touched(load.records / TIMED + load.producers));
     let idle = process::resident_kib();
     process::forget_peak();
     let (begun, cpu) = (Instant::now(), process::cpu());
     if load.tasks {
-        runtime.block_on(tasks(load, &subject, &payload, &times));
+        runtime.block_on(tasks(load, &subject, hands, &times));
     } else {
-        threads(load, &subject, &payload, &times);
+        threads(load, &subject, hands, &times);
     }
     let journal = subject.drain();
     let least = (load.records * load.bytes) as u64;
@@ -98,13 +97,33 @@ pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
     }
 }
 
-async fn tasks(load: &Load<'_>, subject: &Subject, payload: &[u8], times: &Mutex<Vec<u32>>) {
+/// What a producer has of its own, which is not the way's memory.
+struct Hand {
+    payload: Vec<u8>,
+    timed: Vec<u32>,
+}
+
+impl Hand {
+    fn new(load: &Load<'_>) -> Self {
+        let mut payload = vec![b'x'; load.bytes];
+        payload[load.bytes - 1] = b'\n';
+        Self { payload, timed: touched(load.records / load.producers / TIMED + 1) }
+    }
+}
+
+/// Room for so many, which is resident from the beginning.
+fn touched(times: usize) -> Vec<u32> {
+    let mut room = vec![u32::MAX; times];
+    room.clear();
+    room
+}
+
+async fn tasks(load: &Load<'_>, subject: &Subject, hands: Vec<Hand>, times: &Mutex<Vec<u32>>) {
     let each = load.records / load.producers;
     let mut tasks = Vec::with_capacity(load.producers);
-    for _ in 0..load.producers {
-        let (mut way, payload) = (subject.way(), payload.to_vec());
+    for Hand { payload, mut timed } in hands {
+        let mut way = subject.way();
         tasks.push(tokio::spawn(async move {
-            let mut timed = Vec::with_capacity(each / TIMED + 1);
             for number in 0..each {
                 if number % TIMED == 0 {
                     let begun = Instant::now();
@@ -123,16 +142,15 @@ async fn tasks(load: &Load<'_>, subject: &Subject, payload: &[u8], times: &Mutex
     }
 }
 
-fn threads(load: &Load<'_>, subject: &Subject, payload: &[u8], times: &Mutex<Vec<u32>>) {
+fn threads(load: &Load<'_>, subject: &Subject, hands: Vec<Hand>, times: &Mutex<Vec<u32>>) {
     let each = load.records / load.producers;
     thread::scope(|scope| {
-        for _ in 0..load.producers {
+        for Hand { payload, mut timed } in hands {
             let mut way: Way = subject.way();
             scope.spawn(move || {
-                let mut timed = Vec::with_capacity(each / TIMED + 1);
                 for number in 0..each {
                     let begun = (number % TIMED == 0).then(Instant::now);
-                    way.append_blocking(payload);
+                    way.append_blocking(&payload);
                     timed.extend(begun.map(nanos));
                 }
                 times.lock().expect("nobody panics").extend(timed);
