@@ -194,16 +194,20 @@ impl Budget {
         if !self.wished.swap(false, Ordering::AcqRel) {
             return;
         }
+        let mut store = lock(&self.store);
+        let is_wanted = store.spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max;
+        if !is_wanted || store.held + self.chunk_bytes > self.max {
+            return;
+        }
+        // Held before it is there, so that nobody makes another one meanwhile.
+        store.held += self.chunk_bytes;
+        drop(store);
         let mut buffer = Vec::with_capacity(self.chunk_bytes);
         // Not with zeros: memory that is asked for zeroed comes untouched.
         buffer.resize(self.chunk_bytes, u8::MAX);
         let mut store = lock(&self.store);
-        let bytes = buffer.capacity();
-        let is_wanted = store.spare.is_empty() && self.used.load(Ordering::SeqCst) + self.chunk_bytes <= self.max;
-        if is_wanted && store.held + bytes <= self.max {
-            store.held += bytes;
-            store.spare.push(buffer);
-        }
+        store.held += buffer.capacity() - self.chunk_bytes;
+        store.spare.push(buffer);
     }
 
     /// A chunk comes back. Whoever waits longest gets the room.
