@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_link::{Listener, Mode, Reactor, Settings};
-use tidegate_supervise::Tokio;
+use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
@@ -50,6 +50,8 @@ pub struct Running {
     /// The command line, for reading the configuration again.
     source: cli::Run,
     log: log::Handle,
+    /// What had ended when the shutdown began.
+    exits_before: Option<Exits>,
     _pid_file: Option<PidFile>,
 }
 
@@ -164,7 +166,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
         pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
     }
     process::announce_ready();
-    Ok(Running { gateway, threads, listeners, streams, source, log, _pid_file: pid_file })
+    Ok(Running { gateway, threads, listeners, streams, source, log, exits_before: None, _pid_file: pid_file })
 }
 
 /// Starts the threads of the data plane, and waits until all have their event loop.
@@ -309,6 +311,7 @@ impl Running {
 
     /// From here on the kernel refuses connections, so that clients turn to another gateway at once.
     async fn close_listeners(&mut self) {
+        self.exits_before.get_or_insert_with(|| ending::exits(&self.gateway));
         self.streams.board().stop();
         if self.listeners.is_empty() {
             return;
@@ -352,7 +355,9 @@ impl Running {
         // What has not ended by now has no time left; what it did not commit comes again.
         self.streams.abort(STOP_ABORT).await;
         let names = Names::gather(&self.gateway);
-        let report = self.gateway.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        let mut report = self.gateway.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        // Listeners, clients and streams may have been stopped before, each in its turn.
+        report.exits = ending::exits(&self.gateway) - self.exits_before.take().unwrap_or_default();
         names.log(&report);
         drop(self.streams);
         for worker in self.gateway.workers() {

@@ -322,6 +322,11 @@ impl Ctx {
         self.hub().observe(|observer, scope| observer.started(scope));
     }
 
+    /// Counts this child as a restart of one that ended.
+    pub(crate) fn replaces(&self) {
+        self.chunk.home.replaced();
+    }
+
     fn standing(&self) -> Standing {
         self.chunk.slots[self.tag.place()].standing(self.tag)
     }

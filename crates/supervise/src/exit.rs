@@ -82,7 +82,8 @@ impl Exits {
         Exit::ALL.into_iter().map(|exit| (exit, self[exit]))
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the counts of others.
+    pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             *mine += theirs;
         }

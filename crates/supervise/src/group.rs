@@ -2,10 +2,13 @@
 //!
 //! The members of a group are listed once, in the order in which they start; later members depend on earlier ones. When
 //! one ends and is to be started again, its [`Strategy`] says who goes down with it. They go down last to first, each
-//! waited for, and come up first to last.
+//! waited for, and come up first to last. A member that comes up again is a restart of its scope: counted, told to the
+//! observer, and held against the scope's own budget. One that panics before it has a future has ended by that panic.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
@@ -131,8 +134,9 @@ impl<B> Group<B> {
     {
         let running = self.members.iter().map(|_| None).collect();
         let bucket = self.budget.bucket();
-        let mut keeper = Keeper { bucket, attempt: 0, running, group: &self, scope, runtime, ctx };
-        keeper.start(|_| true);
+        let unborn = VecDeque::new();
+        let mut keeper = Keeper { bucket, attempt: 0, running, unborn, group: &self, scope, runtime, ctx };
+        keeper.start(|_| true, |_| {});
         keeper.keep().await
     }
 
@@ -151,6 +155,8 @@ struct Keeper<'a, B, R> {
     runtime: R,
     ctx: Ctx,
     running: Vec<Option<Running>>,
+    /// Members whose factory has panicked.
+    unborn: VecDeque<usize>,
     bucket: Bucket,
     attempt: u32,
 }
@@ -171,17 +177,21 @@ where
             if self.group.backoff.is_recovered(now.saturating_duration_since(began)) {
                 self.attempt = 0;
             }
-            let allowed = self.bucket.try_take(now).is_ok();
-            let falls = |other| if allowed { self.group.falls_with(fallen, other) } else { true };
+            let turn = self.bucket.try_take(now).ok().and_then(|()| self.scope.hub().restart_turn(now));
+            let falls = |other| if turn.is_some() { self.group.falls_with(fallen, other) } else { true };
             self.take_down(falls).await?;
-            if !allowed {
+            let Some(turn) = turn else {
+                self.scope.hub().observe(|observer, scope| observer.gave_up(scope, &member.name, exit));
                 return Err(GroupEnd::GaveUp { member: member.name, exit });
-            }
-            let wait = self.group.backoff.delay(self.attempt, fastrand::f64());
+            };
+            let wait = self.group.backoff.delay(self.attempt, fastrand::f64()).max(turn);
             self.attempt = self.attempt.saturating_add(1);
+            self.scope.hub().observe(|observer, scope| observer.restarting(scope, &member.name, exit, None, wait));
             self.pause(wait).await;
             let group = self.group;
-            self.start(|other| group.falls_with(fallen, other) && group.members[other].restart != Restart::Temporary);
+            let rises =
+                |other: usize| group.falls_with(fallen, other) && group.members[other].restart != Restart::Temporary;
+            self.start(rises, Ctx::replaces);
             began = self.runtime.now();
         }
         Ok(())
@@ -189,6 +199,9 @@ where
 
     /// The next member to end; `None` when none is up. A scope that stops ends all of them.
     async fn next_end(&mut self) -> Option<(usize, Exit)> {
+        if let Some(index) = self.unborn.pop_front() {
+            return Some((index, Exit::Panicked));
+        }
         poll_fn(|cx| {
             let mut up = 0;
             for (index, place) in self.running.iter_mut().enumerate() {
@@ -216,13 +229,21 @@ where
         .await;
     }
 
-    fn start(&mut self, comes_up: impl Fn(usize) -> bool) {
+    fn start(&mut self, comes_up: impl Fn(usize) -> bool, note: impl Fn(&Ctx)) {
         for (index, member) in self.group.members.iter().enumerate() {
             if self.running[index].is_some() || !comes_up(index) {
                 continue;
             }
+            let make = |ctx: Ctx| {
+                note(&ctx);
+                (member.make)(ctx)
+            };
+            let Ok(wrapped) = catch_unwind(AssertUnwindSafe(|| self.scope.wrap_as(member.name, make))) else {
+                self.unborn.push_back(index);
+                continue;
+            };
             // A scope that stops refuses; then nobody comes up, and the keeper ends.
-            let Ok(supervised) = self.scope.wrap_as(member.name, |ctx| (member.make)(ctx)) else { return };
+            let Ok(supervised) = wrapped else { return };
             let child = supervised.child();
             self.running[index] = Some(Running { ended: child.ended(), child });
             self.runtime.spawn(supervised);

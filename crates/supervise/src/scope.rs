@@ -341,6 +341,9 @@ impl<K: Key> Scope<K> {
     /// Stops the tree: tells all children, level by level, and waits `grace`; then aborts what is left, and waits
     /// `abort`; then reports. Returns as soon as all are gone. The scopes refuse new children from the call on.
     ///
+    /// Levels that were not told within `grace`, because one below them did not end, are told from then on, and aborted
+    /// after `grace` or half of `abort`, whichever is shorter.
+    ///
     /// A child that calls this waits for its own end, which is its abort after `grace`.
     ///
     /// # Cancel safety
@@ -352,7 +355,7 @@ impl<K: Key> Scope<K> {
         abort: Duration,
     ) -> impl Future<Output = Report> + use<T, K> {
         self.close();
-        stop::stop(Arc::clone(&self.0.node), timer, grace, abort)
+        stop::stop(&self.0.node, timer, grace, abort)
     }
 
     /// Refuses new children from the call on, and waits until all are gone or `deadline` is over. Tells nobody to stop.
@@ -361,7 +364,7 @@ impl<K: Key> Scope<K> {
     /// Dropped, the scopes go on refusing children.
     pub fn drain<T: Timer>(&self, timer: T, deadline: Duration) -> impl Future<Output = Report> + use<T, K> {
         self.0.node.advance(Mode::Draining);
-        stop::drain(Arc::clone(&self.0.node), timer, deadline)
+        stop::drain(&self.0.node, timer, deadline)
     }
 }
 
@@ -379,6 +382,10 @@ impl<K> Scope<K> {
     /// Whether no child of this very scope lives.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    pub(crate) fn hub(&self) -> &Hub {
+        &self.0.node.hub
     }
 
     /// Counts of this very scope.

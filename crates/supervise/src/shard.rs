@@ -51,6 +51,8 @@ pub(crate) trait Home: Send + Sync {
     fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit);
     /// A restart: one more exit and one more start in the same place.
     fn again(&self, exit: Exit);
+    /// A child was started in place of one that ended.
+    fn replaced(&self);
     /// Keeps `waker` under `id` (0 asks for a new one) until the child is told to stop or ends; `None` if it is.
     fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32>;
     fn unwatch(&self, chunk: &Chunk, tag: Tag, id: u32);
@@ -63,6 +65,8 @@ struct Page<K> {
     chunk: Arc<Chunk>,
     /// The name of the child in each slot. Without keys this takes no memory at all.
     keys: Box<[Option<K>]>,
+    /// A slot of it has used up its generations.
+    has_retired: bool,
 }
 
 #[repr(align(128))]
@@ -187,7 +191,7 @@ where
         let at = books.take_free(self);
         let born = Born { site: books.site(birth.spawned_at), at_ms: started_ms, number: birth.number };
         let (page, place) = split(at);
-        let Page { chunk, keys } = &mut books.pages[page];
+        let Page { chunk, keys, .. } = &mut books.pages[page];
         if birth.key.is_some() {
             keys[place] = birth.key;
         }
@@ -209,7 +213,7 @@ where
     pub(crate) fn list(&self, page: usize, into: &mut Vec<ChildInfo<K>>) -> bool {
         let now = clock::coarse().saturating_sub(self.born);
         let books = lock(&self.books);
-        let Some(Page { chunk, keys }) = books.pages.get(page) else { return false };
+        let Some(Page { chunk, keys, .. }) = books.pages.get(page) else { return false };
         let living = chunk.slots.iter().zip(keys).filter(|(slot, _)| slot.is_live());
         into.extend(living.map(|(slot, key)| {
             let Born { site, at_ms, number } = slot.born();
@@ -352,7 +356,8 @@ impl<K> Page<K> {
     fn new(home: Arc<dyn Home>, page: usize) -> Self {
         let page = u32::try_from(page).expect("fewer than 2^27 pages fit the memory of a machine");
         let chunk = Arc::new(Chunk { home, page, slots: std::array::from_fn(|_| Slot::new()) });
-        Self { chunk, keys: std::iter::repeat_with(|| None).take(CHUNK_SLOTS).collect() }
+        let keys = std::iter::repeat_with(|| None).take(CHUNK_SLOTS).collect();
+        Self { chunk, keys, has_retired: false }
     }
 }
 
@@ -399,6 +404,8 @@ impl<K: Eq + Hash> Books<K> {
         if listed && reusable {
             slot.link_free(self.free);
             self.free = at;
+        } else if listed {
+            self.pages[chunk.page as usize].has_retired = true;
         }
         let pages = if self.live == 0 { self.shrink() } else { Vec::new() };
         Estate { key, pages, watchers, task, emptied: self.live == 0 && self.mode != Mode::Open }
@@ -415,12 +422,17 @@ impl<K: Eq + Hash> Books<K> {
 
     /// Nobody is left: keep one page for the next child and hand out the rest to be freed.
     fn shrink(&mut self) -> Vec<Page<K>> {
-        if self.pages.len() <= 1 {
+        let has_retired = self.pages.first().is_some_and(|page| page.has_retired);
+        if self.pages.len() <= 1 && !has_retired {
             return Vec::new();
         }
         self.free = NO_SLOT;
         self.fresh = 0;
         self.names = HashTable::new();
+        if has_retired {
+            // A slot that has used up its generations may not be handed out again, so this page goes as well.
+            return std::mem::take(&mut self.pages);
+        }
         let first = self.pages.swap_remove(0);
         std::mem::replace(&mut self.pages, vec![first])
     }
@@ -454,6 +466,10 @@ where
         books.exits[exit] += 1;
         books.started += 1;
         books.restarts += 1;
+    }
+
+    fn replaced(&self) {
+        lock(&self.books).restarts += 1;
     }
 
     fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32> {
@@ -519,6 +535,32 @@ fn split(at: u32) -> (usize, usize) {
 
 fn join(chunk: &Chunk, place: usize) -> u32 {
     chunk.page * CHUNK_SLOTS as u32 + place as u32
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::hash::RandomState;
+
+    use super::*;
+    use crate::child::Seat;
+
+    #[test]
+    fn sv_06_a_slot_that_has_retired_is_not_handed_out_again() {
+        let hub = Arc::new(Hub::new("root".into(), None));
+        let shard = Arc::new(Shard::new(hub, RandomState::new(), Duration::ZERO));
+        let live_and_end = || {
+            let birth = Birth { key: Some(1), number: 0, spawned_at: Location::caller() };
+            let member = shard.admit(birth).ok().expect("open");
+            let chunk = Arc::clone(&lock(&shard.books).pages[0].chunk);
+            drop(Seat::new::<u32>(member, None));
+            chunk
+        };
+        let chunk = live_and_end();
+        assert!(Arc::ptr_eq(&chunk, &live_and_end()), "an empty shard keeps a page");
+        chunk.slots[0].age();
+        assert!(Arc::ptr_eq(&chunk, &live_and_end()), "its last use");
+        assert!(!Arc::ptr_eq(&chunk, &live_and_end()));
+    }
 }
 
 #[cfg(all(test, loom))]

@@ -237,6 +237,14 @@ fn vtable(waker: &Waker) -> *mut () {
 }
 
 #[cfg(all(test, not(loom)))]
+impl Slot {
+    /// Leaves an empty slot one use.
+    pub(crate) fn age(&self) {
+        self.state.store(GENERATION_MAX << GENERATION_SHIFT, Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -264,7 +272,7 @@ mod tests {
     #[test]
     fn sv_06_a_slot_retires_before_its_generations_repeat() {
         let slot = Slot::new();
-        slot.state.store(GENERATION_MAX << GENERATION_SHIFT, Relaxed);
+        slot.age();
         let last = slot.occupy(1, false, Born::default());
         assert!(!slot.vacate().reusable);
         assert_eq!(slot.standing(last), Standing::Gone);

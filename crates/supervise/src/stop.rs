@@ -5,7 +5,8 @@
 //! queue never overflows. Sweeps share one cursor over all shards: as many as there are workers go at once.
 //!
 //! The tree stops in *waves*: first the scopes without scopes below them, phase by phase, then their parents. There is
-//! one sleep for the grace and one for the abort, whatever the number of children.
+//! one sleep for the grace and one for the abort, whatever the number of children. Waves that were not reached within the
+//! grace are told to stop when the others are aborted, and have the same grace, but no more than half of the time that is left.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -217,33 +218,58 @@ async fn emptied<S: Future<Output = ()>>(nodes: &[Arc<Node>], mut deadline: Pin<
 }
 
 /// Stops the tree. Its scopes take no more children already.
-pub(crate) async fn stop<T: Timer>(root: Arc<Node>, timer: T, grace: Duration, abort: Duration) -> Report {
-    let began = Began::new(&root, timer.now());
-    if !graceful(&began.waves, &timer, grace).await {
-        for wave in &began.waves {
+pub(crate) fn stop<T: Timer>(
+    root: &Arc<Node>,
+    timer: T,
+    grace: Duration,
+    abort: Duration,
+) -> impl Future<Output = Report> + use<T> {
+    // What ends between the call and the first poll belongs to the stop.
+    let began = Began::new(root, timer.now());
+    end(began, timer, grace, abort)
+}
+
+async fn end<T: Timer>(began: Began, timer: T, grace: Duration, abort: Duration) -> Report {
+    if let Some(untold) = overrun(&began.waves, &timer, grace).await {
+        let told = began.waves.len() - untold.len();
+        for wave in &began.waves[..told] {
             deliver(wave, Signal::Abort, &timer).await;
         }
-        began.all_emptied(pin!(timer.sleep(abort))).await;
+        // They are not to blame: they have the same grace, but no more than half of the time that is left.
+        let second = if untold.is_empty() { Duration::ZERO } else { grace.min(abort / 2) };
+        if overrun(untold, &timer, second).await.is_some() {
+            for wave in untold {
+                deliver(wave, Signal::Abort, &timer).await;
+            }
+        }
+        began.all_emptied(pin!(timer.sleep(abort - second))).await;
     }
     began.report(timer.now())
 }
 
-async fn graceful<T: Timer>(waves: &[Vec<Arc<Node>>], timer: &T, grace: Duration) -> bool {
+/// Tells the waves to stop, one after the other, for so long. If one of them takes all of it, those that come after.
+async fn overrun<'a, T: Timer>(
+    waves: &'a [Vec<Arc<Node>>],
+    timer: &T,
+    grace: Duration,
+) -> Option<&'a [Vec<Arc<Node>>]> {
     let mut deadline = pin!(timer.sleep(grace));
-    for wave in waves {
+    for (index, wave) in waves.iter().enumerate() {
         deliver(wave, Signal::Stop, timer).await;
         if !emptied(wave, deadline.as_mut()).await {
-            return false;
+            return Some(&waves[index + 1..]);
         }
     }
-    true
+    None
 }
 
 /// Waits until the tree is empty. Its scopes take no more children already.
-pub(crate) async fn drain<T: Timer>(root: Arc<Node>, timer: T, deadline: Duration) -> Report {
-    let began = Began::new(&root, timer.now());
-    began.all_emptied(pin!(timer.sleep(deadline))).await;
-    began.report(timer.now())
+pub(crate) fn drain<T: Timer>(root: &Arc<Node>, timer: T, deadline: Duration) -> impl Future<Output = Report> + use<T> {
+    let began = Began::new(root, timer.now());
+    async move {
+        began.all_emptied(pin!(timer.sleep(deadline))).await;
+        began.report(timer.now())
+    }
 }
 
 /// What a report is measured against.

@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
 
+use std::fmt::Debug;
 use std::future::{pending, ready};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, Class, Ctx, Exhausted, Exit, Group, GroupEnd, Policy, Restart, Scope, Strategy, Supervisor, Tokio,
+    Backoff, Budget, Class, Ctx, Exhausted, Exit, Group, GroupEnd, Observe, Policy, Restart, Scope, Strategy,
+    Supervisor, Tokio,
 };
 use tokio::sync::Notify;
 
@@ -190,6 +192,93 @@ async fn sv_28_members_fall_last_to_first_and_rise_first_to_last() {
         let end = keeper.await.unwrap().unwrap();
         assert_eq!(end, Err(GroupEnd::GaveUp { member: "b", exit: Exit::Failed }));
     }
+}
+
+/// Hears of restarts, by key and cause, and of who gave up.
+#[derive(Default)]
+struct Hears(Mutex<Vec<String>>);
+
+impl Observe for Hears {
+    fn restarting(&self, _: &str, key: &dyn Debug, exit: Exit, _: Option<&str>, _: Duration) {
+        self.0.lock().unwrap().push(format!("{key:?} {exit}"));
+    }
+
+    fn gave_up(&self, _: &str, key: &dyn Debug, exit: Exit) {
+        self.0.lock().unwrap().push(format!("{key:?} {exit}, gave up"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sv_28_restarts_of_a_group_are_counted_told_and_held_against_its_scope() {
+    let (trio, hears) = (Trio::new(), Arc::new(Hears::default()));
+    let root = Scope::root::<&str>("root").on(Tokio::current());
+    let members = root.child_builder("members").observer(hears.clone());
+    let members = members.restart_budget(Budget::new(2, LONG), Exhausted::GiveUp).build();
+    let group = trio.group(Strategy::RestForOne, 100);
+    let keeper = root.spawn(|ctx| group.run(ctx, members.clone(), Tokio::current())).unwrap();
+    for restarts in [2, 4] {
+        trio.log().await;
+        trio.strike.notify_one();
+        trio.log().await;
+        assert_eq!(members.counts().restarts, restarts, "b and c");
+    }
+    trio.strike.notify_one();
+    let end = keeper.await.unwrap().unwrap();
+    assert_eq!(end, Err(GroupEnd::GaveUp { member: "b", exit: Exit::Failed }));
+    assert_eq!(*hears.0.lock().unwrap(), ["\"b\" failed", "\"b\" failed", "\"b\" failed, gave up"]);
+    let counts = members.counts();
+    assert_eq!((counts.live, counts.started, counts.exits.total()), (0, 7, 7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sv_28_a_member_that_panics_before_it_lives_is_started_again() {
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let tried = Arc::clone(&attempts);
+    let group = Group::new(Strategy::OneForOne).backoff(Backoff::none()).budget(Budget::new(5, LONG));
+    let group = group.member("late", Restart::Transient, move |_| -> Member {
+        if tried.fetch_add(1, SeqCst) < 2 {
+            std::panic::resume_unwind(Box::new("not yet"));
+        }
+        Box::pin(ready(Ok(())))
+    });
+    let root = Scope::root::<&str>("root").on(Tokio::current());
+    let members = root.scope().child("members");
+    let keeper = root.spawn(|ctx| group.run(ctx, members.clone(), Tokio::current())).unwrap();
+    assert_eq!(keeper.await.unwrap(), Ok(Ok(())));
+    let counts = members.counts();
+    assert_eq!((attempts.load(SeqCst), counts.live, counts.exits[Exit::Returned]), (3, 0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sv_28_a_member_that_blocks_its_thread_ends_the_group_by_name() {
+    let strike = Arc::new(Notify::new());
+    let (struck, (release, blocked)) = (Arc::clone(&strike), std::sync::mpsc::channel::<()>());
+    let (blocks, is_blocking) = (Mutex::new(Some(blocked)), Arc::new(Notify::new()));
+    let began = Arc::clone(&is_blocking);
+    let group = Group::new(Strategy::OneForAll).backoff(Backoff::none()).grace(Duration::from_millis(20));
+    let group = group
+        .member("falls", Restart::Permanent, move |_| -> Member {
+            let struck = Arc::clone(&struck);
+            Box::pin(async move {
+                struck.notified().await;
+                Err(())
+            })
+        })
+        .member("blocks", Restart::Permanent, move |_| -> Member {
+            let (blocked, began) = (blocks.lock().unwrap().take(), Arc::clone(&began));
+            Box::pin(async move {
+                began.notify_one();
+                let _ = blocked.unwrap().recv();
+                Ok(())
+            })
+        });
+    let root = Scope::root::<&str>("root").on(Tokio::current());
+    let members = root.scope().child("members");
+    let keeper = root.spawn(|ctx| group.run(ctx, members, Tokio::current())).unwrap();
+    is_blocking.notified().await;
+    strike.notify_one();
+    assert_eq!(keeper.await.unwrap().unwrap(), Err(GroupEnd::Stuck { member: "blocks" }));
+    drop(release);
 }
 
 #[tokio::test(start_paused = true)]

@@ -291,6 +291,36 @@ async fn sv_17_grandchildren_stop_before_parents_and_phases_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sv_17_a_level_that_waited_in_vain_for_the_one_below_has_its_clean_up() {
+    let root = root();
+    let (deaf, listening) = (root.child::<u64>("deaf"), root.child_builder("listening").phase(1).build::<u64>());
+    drop(deaf.on(Tokio::current()).spawn(|_| pending::<()>()).unwrap());
+    let cleaned = Arc::new(AtomicUsize::new(0));
+    for scope in [root.scope(), &listening] {
+        let cleaned = Arc::clone(&cleaned);
+        let tidy = move |ctx: Ctx| async move {
+            ctx.cancelled().await;
+            tokio::time::sleep(SECOND).await;
+            cleaned.fetch_add(1, SeqCst);
+        };
+        drop(scope.on(Tokio::current()).spawn(tidy).unwrap());
+    }
+    let report = root.stop(5 * SECOND, 5 * SECOND).await;
+    assert_eq!((report.clean(), report.aborted(), report.left), (2, 1, 0), "{report}");
+    assert_eq!((cleaned.load(SeqCst), report.took.as_secs()), (2, 7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sv_17_levels_that_do_not_listen_either_are_aborted_before_the_end() {
+    let root = root();
+    let below = root.child::<u64>("below").child::<u64>("further below");
+    drop(below.on(Tokio::current()).spawn(|_| pending::<()>()).unwrap());
+    drop(root.spawn(|_| pending::<()>()).unwrap());
+    let report = root.stop(5 * SECOND, 4 * SECOND).await;
+    assert_eq!((report.aborted(), report.left, report.took.as_secs()), (2, 0, 7), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn sv_18_an_abort_reaches_through_five_levels() {
     let root = root();
     let mut scopes = vec![root.scope().clone()];

@@ -5,12 +5,21 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tidegate_supervise::{Report, Stuck};
+use tidegate_supervise::{Exits, Report, Stuck};
 
 use crate::plane::{Gateway, lock};
 
 /// Who the clients are: by id, where they come from.
 type Peers = Arc<Mutex<HashMap<u64, String>>>;
+
+/// How many tasks of the gateway have ended so far.
+pub(super) fn exits(gateway: &Gateway) -> Exits {
+    let mut sum = Exits::default();
+    for (_, counts) in gateway.scope.tree() {
+        sum.add(&counts.exits);
+    }
+    sum
+}
 
 /// What numbers in a report stand for.
 pub(super) struct Names<'a> {

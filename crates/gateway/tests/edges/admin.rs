@@ -1,6 +1,6 @@
 //! The console: who may do what, over both protocols.
 
-use tidegate_testkit::{Frames, Gateway, eventually};
+use tidegate_testkit::{Frames, Gateway, Signal, eventually};
 
 fn console_for_all(fixture: &tidegate_testkit::Fixture) -> Gateway {
     fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n")
@@ -198,6 +198,19 @@ on_each_postgres! {
         for part in ["clean=", "aborted=0", "panicked=0", "stuck=0"] {
             assert!(report.contains(part), "{report}");
         }
+    }
+
+    /// They are told to leave before all else is stopped.
+    fn edge_73_clients_that_a_signal_sends_away_are_in_the_report(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let clients: Vec<_> = (0..40).map(|_| gateway.client("postgres")).collect();
+        gateway.signal(Signal::INT);
+        gateway.wait();
+        drop(clients);
+        let log = gateway.log();
+        let report = log.lines().find(|line| line.contains("tasks ended")).expect("the stop is reported");
+        let clean = report.split("clean=").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+        assert!(clean.is_some_and(|clean| clean >= 40), "{report}");
     }
 
     /// Reading a file may hang, as on a server that is away; nobody can take the thread away from that.
