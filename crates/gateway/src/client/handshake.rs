@@ -18,10 +18,12 @@ use crate::{
 mod opening;
 mod packet;
 mod proof;
+mod random;
 mod refusal;
 mod seat;
 
 pub(super) use packet::Request;
+pub(super) use random::random;
 
 /// Why a client did not get as far as a session.
 #[derive(Debug, thiserror::Error)]
@@ -60,13 +62,6 @@ pub struct ConsoleClient {
 
 /// Serves a client of the console.
 pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = ()>>>;
-
-/// Fresh random bytes.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], LoginError> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-    Ok(bytes)
-}
 
 /// Brings a client in. `None` if it has had all it wanted, or was refused.
 pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, id: u64, console: Console) -> Option<Box<Session>> {

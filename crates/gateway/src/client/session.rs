@@ -117,10 +117,8 @@ impl Session {
         self.worker.roster.leave(&self.entry);
         self.log_goodbye(&goodbye);
         let reason = match goodbye {
-            Goodbye::Gone(reason) => {
-                self.front.link.shutdown();
-                reason
-            }
+            // The link closes as it is dropped, with whatever is still under way on it.
+            Goodbye::Gone(reason) => reason,
             Goodbye::Told(words, reason) => {
                 Box::pin(part(&self.worker, &mut self.front.link, words)).await;
                 reason
