@@ -71,6 +71,7 @@ fn a_stream_that_cannot_connect_is_started_again_and_the_gateway_goes_on() {
     let table = fixture.name("later");
     let file = folder.write("in.ndjson", &numbers(0..10, 2));
     let gateway = fixture.gateway(&section("orders", &file, &table, ""));
+    eventually("the console knows of it", || !gateway.show("STREAMS").is_empty());
     eventually("it waits", || stream(&gateway, "orders")["last_error"].contains("42P01"));
     assert_eq!(gateway.client("postgres").ok("select 1").value(), "1");
     fixture.server.sql(&format!("create table {table} (k text, n int)"));
