@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker, ready};
@@ -342,6 +342,22 @@ impl Ctx {
     /// May be dropped and called again; nothing is lost.
     pub fn cancelled(&self) -> Cancelled<'_> {
         Cancelled(self)
+    }
+
+    /// The output of `future`, or `None` if the child is told to stop before that; `future` is dropped then.
+    ///
+    /// For what may be left off at any await. What must be ended in order listens itself. A child that was told already
+    /// does not begin.
+    ///
+    /// # Cancel safety
+    /// That of `future`.
+    pub async fn run_until_cancelled<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        std::future::poll_fn(|cx| match self.poll_cancelled(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => future.as_mut().poll(cx).map(Some),
+        })
+        .await
     }
 
     /// Ready when the child is told to stop, for use in a hand-written `poll`.

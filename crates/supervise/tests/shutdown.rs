@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
 
+use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -67,9 +68,23 @@ async fn sv_09_a_child_that_blocks_its_thread_is_reported_stuck() {
     let stuck = &report.stuck[0];
     assert_eq!((&*stuck.scope, stuck.key.as_deref()), ("root", Some("7")));
     assert!(stuck.spawned_at.file().ends_with("shutdown.rs"), "{stuck}");
+    assert!(stuck.age >= report.took, "it is older than the stop: {stuck}, {report}");
     drop(release);
     assert_eq!(child.await.unwrap(), Ok(()));
     assert_eq!(scope.counts().exits.total(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sv_09_a_report_counts_all_who_are_stuck_and_names_a_thousand() {
+    const STUCK: u64 = 1_200;
+    let scope = root();
+    let held: Vec<_> = (1..=STUCK).map(|number| scope.hold(number).unwrap()).collect();
+    let report = scope.stop(SHORT, SHORT).await;
+    assert_eq!((report.left as u64, report.stuck.len()), (STUCK, 1_000));
+    let numbers: BTreeSet<_> = report.stuck.iter().filter_map(|stuck| stuck.number).collect();
+    assert_eq!(numbers.len(), 1_000, "each is named once");
+    drop(held);
+    assert_eq!(scope.counts().live, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,6 +135,43 @@ async fn sv_12_a_child_cannot_start_siblings_while_all_stop() {
     drop(scope.spawn(spawns).unwrap());
     assert!(scope.stop(LONG, LONG).await.is_clean());
     assert_eq!(*refused.lock().unwrap(), Some(Refused::Stopping));
+}
+
+#[tokio::test]
+async fn sv_12_a_scope_that_is_made_while_all_stop_takes_nobody() {
+    let scope = root();
+    let (inner, refused) = (scope.clone(), Arc::new(Mutex::new(None)));
+    let seen = Arc::clone(&refused);
+    let opens = |ctx: Ctx| async move {
+        ctx.cancelled().await;
+        let late: Supervisor<Tokio, u64> = inner.child("late").on(Tokio::current());
+        *seen.lock().unwrap() = late.spawn(listens).err();
+    };
+    drop(scope.spawn(opens).unwrap());
+    assert!(scope.stop(LONG, LONG).await.is_clean());
+    assert_eq!(*refused.lock().unwrap(), Some(Refused::Stopping));
+}
+
+#[tokio::test]
+async fn sv_12_work_runs_until_the_stop_and_does_not_begin_after_it() {
+    let scope = root();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let outcomes = Arc::new(Mutex::new([None; 3]));
+    let seen = Arc::clone(&outcomes);
+    let works = |ctx: Ctx| async move {
+        let at_once = ctx.run_until_cancelled(async { 1 }).await;
+        let waits = async {
+            begun.send(()).unwrap();
+            pending().await
+        };
+        let late = ctx.run_until_cancelled(waits).await;
+        let after = ctx.run_until_cancelled(async { 3 }).await;
+        *seen.lock().unwrap() = [at_once, late, after];
+    };
+    drop(scope.spawn(works).unwrap());
+    has_begun.await.unwrap();
+    assert!(scope.stop(LONG, LONG).await.is_clean());
+    assert_eq!(*outcomes.lock().unwrap(), [Some(1), None, None]);
 }
 
 #[tokio::test(start_paused = true)]
