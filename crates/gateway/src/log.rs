@@ -20,6 +20,7 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::{Log, LogFormat, LogLevel};
 
 mod output;
+mod panics;
 mod syslog;
 
 use output::{LogFile, Output};
@@ -59,7 +60,7 @@ impl Handle {
     }
 }
 
-/// Begins to log; once in a process.
+/// Begins to log, panics too; once in a process.
 ///
 /// # Errors
 /// If the process has a log already, or its file cannot be opened.
@@ -79,6 +80,7 @@ pub fn init(log: &Log) -> Result<Handle, LogError> {
     let output = Output { stderr: log.stderr || (file.is_none() && syslog.is_none()), file: file.clone() };
     let (subscriber, level) = subscriber(style, log.level, output, syslog);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
+    panics::note_all();
     Ok(Handle { level, file })
 }
 
@@ -246,7 +248,7 @@ mod tests {
     }
 
     /// What is logged in that style by `events`.
-    fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
+    pub(super) fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
         let (subscriber, level) = subscriber(style, level, move || writer.clone(), None);
