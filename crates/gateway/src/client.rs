@@ -66,7 +66,7 @@ fn serve(
     seat: Seat,
 ) -> impl Future<Output = ()> {
     // The handshake's state is large and short-lived: in a box it does not count towards what an idle client costs.
-    let arrival = Box::pin(handshake::shake(worker, accepted, id, console));
+    let arrival = Box::pin(handshake::shake(worker, accepted, id, ctx.clone(), console));
     async move {
         if let Some(mut session) = arrival.await {
             session.run(&ctx).await;

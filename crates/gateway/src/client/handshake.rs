@@ -4,12 +4,13 @@ use std::{future::Future, pin::Pin, rc::Rc, sync::Arc};
 
 use rustix::net::{UCred, sockopt::socket_peercred};
 use tidegate_link::{Accepted, Address, Link};
+use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 
 use super::{passthrough, route, session::Session};
 use crate::{
     config::{Admin, Dialect},
-    error::Refusal,
+    error::{Cause, Refusal},
     plane::{Entry, PoolKey, Quota, Worker, WorkerPool, within},
     record::Witness,
     server::tcp,
@@ -64,9 +65,15 @@ pub struct ConsoleClient {
 pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = ()>>>;
 
 /// Brings a client in. `None` if it has had all it wanted, or was refused.
-pub(super) async fn shake(worker: Rc<Worker>, accepted: Accepted, id: u64, console: Console) -> Option<Box<Session>> {
+pub(super) async fn shake(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    ctx: Ctx,
+    console: Console,
+) -> Option<Box<Session>> {
     let peer = accepted.peer;
-    match arrive(worker, accepted, id, console).await {
+    match arrive(worker, accepted, id, &ctx, console).await {
         Ok(session) => session,
         Err(error) => {
             tracing::debug!(%peer, %error, "client did not log in");
@@ -79,6 +86,7 @@ async fn arrive(
     worker: Rc<Worker>,
     accepted: Accepted,
     id: u64,
+    ctx: &Ctx,
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
     let peer = accepted.peer;
@@ -91,8 +99,10 @@ async fn arrive(
         Arriving { link, worker, id, peer, process, end_point: None, bytes: Vec::new(), asked: None, quota: None };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
-    let outcome = within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout));
-    let (pool, request) = match outcome {
+    let in_time = async |arriving: &mut Arriving| {
+        within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout))
+    };
+    let (pool, request) = match arriving.unless_stopped(ctx, in_time).await {
         Ok(Admitted::Pool(pool, request)) => (pool, request),
         Ok(Admitted::Console(request, may_change)) => {
             let entry = arriving.enter(PoolKey::new(&request.database, &request.user), &request)?;
@@ -105,19 +115,26 @@ async fn arrive(
         }
         Ok(Admitted::Replication(pool, request)) => {
             let witness = arriving.witness_of_replication();
-            let result = passthrough::replicate(&worker, &mut arriving.link, &pool, &request).await;
-            leave(witness.as_deref(), &worker, "replication ended");
+            let replication = passthrough::replicate(&worker, &mut arriving.link, &pool, &request);
+            // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
+            // word, and goes on from where it was confirmed to be.
+            let result = ctx.run_until_cancelled(replication).await;
+            let reason = if result.is_none() { Cause::ShuttingDown.reason() } else { "replication ended" };
+            leave(witness.as_deref(), &worker, reason);
             return match result {
-                Ok(()) => Ok(None),
-                Err(error) => Err(arriving.refuse(error).await),
+                None | Some(Ok(())) => Ok(None),
+                Some(Err(error)) => Err(arriving.refuse(error).await),
             };
         }
         Ok(Admitted::Served) => return Ok(None),
         Err(error) => return Err(arriving.refuse(error).await),
     };
-    match arriving.begin_session(pool, &request).await {
-        Ok(session) => Ok(Some(Box::new(session))),
-        Err((mut arriving, error)) => Err(arriving.refuse(error).await),
+    match arriving.unless_stopped(ctx, async |arriving| arriving.welcome(&pool, request.route).await).await {
+        Ok(welcome) => match arriving.begin_session(pool, &request, &welcome) {
+            Ok(session) => Ok(Some(Box::new(session))),
+            Err((mut arriving, error)) => Err(arriving.refuse(error).await),
+        },
+        Err(error) => Err(arriving.refuse(error).await),
     }
 }
 
@@ -162,6 +179,16 @@ fn process_of(accepted: &Accepted) -> Option<UCred> {
 }
 
 impl Arriving {
+    /// What a part of the login comes to, unless the gateway ends meanwhile.
+    async fn unless_stopped<T>(
+        &mut self,
+        ctx: &Ctx,
+        part: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
+    ) -> Result<T, LoginError> {
+        let outcome = ctx.run_until_cancelled(part(self)).await;
+        outcome.unwrap_or_else(|| Err(self.shutting_down()))
+    }
+
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
         let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
         self.asked = Some((request.user.clone(), request.database.clone()));

@@ -405,6 +405,15 @@ impl Worker {
         }
     }
 
+    /// As a chore that a stop leaves off wherever it is: with it nothing is lost but the attempt.
+    #[track_caller]
+    pub fn spawn_attempt(&self, task: impl Future<Output = ()> + 'static) {
+        let task = self.chores.wrap(|ctx| async move { ctx.run_until_cancelled(task).await.unwrap_or_default() });
+        if let Ok(task) = task {
+            self.reactor.spawn(task);
+        }
+    }
+
     /// Asks a server to cancel what it does for the client that has it now. No other client gets the server before the
     /// request is through.
     pub fn cancel(self: &Rc<Self>, identity: Arc<Identity>, under_way: cancel::UnderWay) {
@@ -455,8 +464,7 @@ impl PoolHost {
 impl tidegate_pool::Host<Server> for PoolHost {
     fn connect(&self, slot: Slot<Server>) {
         let Some((worker, pool)) = self.upgrade() else { return };
-        let task = connect(worker.clone(), pool, slot);
-        worker.spawn_chore(0, task);
+        worker.spawn_attempt(connect(worker.clone(), pool, slot));
     }
 
     fn clean(&self, lease: Lease<Server>) {

@@ -223,6 +223,19 @@ on_each_postgres! {
         });
     }
 
+    /// A stream of changes has no transaction, and no end.
+    fn edge_70_a_stop_that_waits_for_transactions_ends_a_replication(fixture) {
+        let mut gateway = fixture.gateway("size = 2\n");
+        let mut busy = gateway.client("postgres");
+        busy.ok("begin");
+        let mut replica = gateway.startup("postgres").parameter("replication", "database").connect();
+        replica.ok("IDENTIFY_SYSTEM");
+        gateway.signal(Signal::INT);
+        replica.expect_eof();
+        busy.ok("commit");
+        gateway.wait();
+    }
+
     fn edge_71_a_slow_reader_with_a_tiny_window_gets_everything(fixture) {
         let gateway = fixture.gateway("size = 2\n");
         let mut slow = gateway.startup("postgres").receive_buffer_bytes(2_048).connect();
@@ -441,4 +454,24 @@ fn edge_42_a_server_that_negotiates_down() {
     let gateway = gateway_before(&server, "size = 1\n");
     gateway.startup("postgres").protocol(3, 2).connect().ok("select 1");
     gateway.client("postgres").ok("select 1");
+}
+
+/// Whoever waits for it waits in vain, and a gateway that ends does not.
+#[test]
+fn edge_73_a_shutdown_does_not_wait_for_a_server_that_says_nothing() {
+    let server = FaultyServer::start(|connection| connection.stay_silent());
+    let mut gateway = gateway_before(&server, "size = 1\n");
+    let startup = gateway.startup("postgres");
+    // One has not said yet who it is.
+    let (mut mute, mut client) = (startup.open(), startup.open());
+    client.send_bytes(&startup.packet());
+    eventually("the gateway logs in", || server.connections() == 1);
+    gateway.signal(Signal::INT);
+    for client in [&mut mute, &mut client] {
+        assert_eq!(client.expect_fatal("57P03").message, "the gateway is shutting down");
+    }
+    gateway.wait();
+    let log = gateway.log();
+    let report = log.lines().find(|line| line.contains("tasks ended")).expect("the stop is reported");
+    assert!(report.contains("aborted=0") && report.contains("stuck=0"), "{report}");
 }

@@ -35,10 +35,7 @@ impl Arriving {
         // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
         let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
         if ends && !to_console {
-            return Err(LoginError::Refused(match self.dialect() {
-                Dialect::Postgres => Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
-                dialect => Cause::ShuttingDown.refusal(dialect),
-            }));
+            return Err(self.shutting_down());
         }
         let max = gateway.setup().config.listen.max_clients as usize;
         if gateway.client_count() > max && !to_console {
@@ -136,21 +133,27 @@ impl Arriving {
         self.link.write(out);
     }
 
-    pub(super) async fn begin_session(
+    /// Why nobody is let in who has come that late.
+    pub(super) fn shutting_down(&self) -> LoginError {
+        LoginError::Refused(match self.dialect() {
+            Dialect::Postgres => Refusal::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
+            dialect => Cause::ShuttingDown.refusal(dialect),
+        })
+    }
+
+    /// `welcome` is what a server of the pool says of itself.
+    pub(super) fn begin_session(
         mut self,
         pool: Rc<WorkerPool>,
         request: &Request,
+        welcome: &Arc<ServerSettings>,
     ) -> Result<Session, (Self, LoginError)> {
-        let welcome = match self.welcome(&pool, request.route).await {
-            Ok(welcome) => welcome,
-            Err(error) => return Err((self, error)),
-        };
         let entry = match self.enter(pool.shared.key.clone(), request) {
             Ok(entry) => entry,
             Err(error) => return Err((self, error)),
         };
-        let make = || self.compose(&welcome, request);
-        let greeting = self.worker.greetings.get_or_make(&welcome, &request.params, make);
+        let make = || self.compose(welcome, request);
+        let greeting = self.worker.greetings.get_or_make(welcome, &request.params, make);
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
         let setup = self.worker.gateway.setup();
@@ -176,7 +179,7 @@ impl Arriving {
     }
 
     /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
-    async fn welcome(
+    pub(super) async fn welcome(
         &mut self,
         pool: &Rc<WorkerPool>,
         asked: Option<Route>,

@@ -136,7 +136,7 @@ fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink
     let (reactor, rules) = (worker.reactor.clone(), cluster.spec.rules.clone());
     let (owner, target) = (worker.clone(), node.clone());
     let connect = async move |turn| log_in(&owner, &cluster, &target, turn).await;
-    worker.spawn_chore(0, watch(node, sink, reactor, rules, connect));
+    worker.spawn_attempt(watch(node, sink, reactor, rules, connect));
 }
 
 /// Tells operators what this session is.
