@@ -21,7 +21,7 @@ use super::{
 use crate::{
     classify::{Change, Pins, Traits, classify},
     record::Ledger,
-    statements::{Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
+    statements::{ClientStatements, Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
 };
 
 /// A client's unnamed statement, which outlives the flight that prepared it.
@@ -161,7 +161,10 @@ impl Exchange<'_> {
                 let usage = Use { name: parse.name, digest: Some(statement.digest()) };
                 !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
             }),
-            frontend::EXECUTE => self.forgets_undecided(self.front.portal_change.as_deref()),
+            frontend::EXECUTE => {
+                let change = self.front.portal_change.as_deref();
+                self.forgets_undecided(change) || self.gives_up_undecided(change)
+            }
             _ => false,
         }
     }
@@ -170,6 +173,10 @@ impl Exchange<'_> {
     fn gives_up_known(&self, change: Option<&Change>) -> bool {
         let Some(Change::Deallocate(name)) = change else { return false };
         self.known(name.as_bytes()).is_some() || self.is_undecided(name.as_bytes())
+    }
+
+    fn gives_up_undecided(&self, change: Option<&Change>) -> bool {
+        matches!(change, Some(Change::Deallocate(name)) if self.is_undecided(name.as_bytes()))
     }
 
     fn forgets_undecided(&self, change: Option<&Change>) -> bool {
@@ -199,7 +206,7 @@ impl Exchange<'_> {
             frontend::BIND => return self.bind(message),
             frontend::DESCRIBE => return self.describe(message),
             frontend::CLOSE => return self.close(body),
-            frontend::EXECUTE => self.execute(body),
+            frontend::EXECUTE => return Ok(self.execute(message)),
             frontend::SYNC if self.flight.copy_in => self.flight.sync_in_copy(),
             frontend::SYNC => self.owe(Asked::Sync),
             frontend::FUNCTION_CALL => self.note_streamed(tag),
@@ -572,14 +579,42 @@ impl Exchange<'_> {
         }
     }
 
-    fn execute(&mut self, body: &[u8]) {
-        if let (Some(ledger), Ok(execute)) = (&mut self.ledger, Execute::decode(body)) {
+    fn execute(&mut self, message: &[u8]) -> Words {
+        if let (Some(ledger), Ok(execute)) = (&mut self.ledger, Execute::decode(&message[HEADER..])) {
             ledger.execute(execute.portal);
         }
         self.stats.query_count.add(1);
         let change = self.front.portal_change.clone();
+        if let Some(Change::Deallocate(name)) = change.as_deref()
+            && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
+        {
+            self.owe(Asked::Execute(change, undo));
+            out.extend_from_slice(message);
+            return Words::Other(out);
+        }
         let undo = self.forget_for(change.as_deref(), None);
         self.owe(Asked::Execute(change, undo));
+        Words::Same
+    }
+
+    /// What makes the server know the client's statement of this name by that name, for the `DEALLOCATE` in its portal that
+    /// is now to be executed: so the server finds it and answers in its own words, in a failed transaction too. psycopg
+    /// gives its statements up in this way in pipeline mode.
+    fn lend_name(&mut self, name: &[u8]) -> Option<(Vec<u8>, Undo)> {
+        if !self.tracks_statements() {
+            return None;
+        }
+        if name.starts_with(NAME_PREFIX.as_bytes()) {
+            self.server.statements.mark_stale_by_name(name);
+            return None;
+        }
+        let statement = self.front.statements.as_mut()?.remove(name)?;
+        let mut given_up = ClientStatements::default();
+        given_up.insert(name, statement, self.catalog.changes().now());
+        let mut out = Vec::with_capacity(64);
+        frontend::parse(name, b"select", &[], &mut out);
+        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(given_up)) }))))
     }
 
     fn known(&self, name: &[u8]) -> Option<Known> {

@@ -476,7 +476,11 @@ impl Exchange<'_> {
                     unnamed = Some(undo.unnamed);
                     self.remember(undo.statements);
                 }
-                Asked::Execute(_, Some(undo)) => self.remember(undo.statements),
+                Asked::Execute(change, Some(undo)) => {
+                    // A name that was lent for a DEALLOCATE may still be there.
+                    self.server.tainted |= matches!(change.as_deref(), Some(Change::Deallocate(_)));
+                    self.remember(undo.statements);
+                }
                 Asked::Close(Some(undo)) => {
                     let (name, statement) = *undo;
                     let now = self.catalog.changes().now();

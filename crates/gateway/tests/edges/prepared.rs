@@ -461,6 +461,54 @@ on_each_postgres! {
         });
     }
 
+    /// As psycopg gives up what it has prepared when it is in pipeline mode.
+    fn edge_22_deallocate_of_a_name_by_the_extended_protocol(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for name in ["a", "b", "c", "Kept"] {
+                prepare(&mut client, name, &format!("select '{name}'"));
+            }
+            client.send(&Frames::new().once("deallocate a").sync());
+            client.expect("1 2 C:DEALLOCATE Z:I");
+            client.send(&Frames::new().run("a").sync().once("deallocate a").sync());
+            client.expect("E:26000 Z:I 1 2 E:26000 Z:I");
+            let frames = Frames::new().run("b").once("deallocate b").parse("b", "select 'new'").run("b");
+            client.send(&frames.sync());
+            client.expect("2 D:b C 1 2 C:DEALLOCATE 1 2 D:new C Z:I");
+            // The first has failed by then, and the second has not.
+            let frames = Frames::new().parse("q", "selec").sync().once("deallocate q").sync();
+            client.send(&frames.parse("r", "select 1").sync().once("deallocate r").once("deallocate c").sync());
+            client.expect("E:42601 Z:I 1 2 E:26000 Z:I 1 Z:I 1 2 C:DEALLOCATE 1 2 C:DEALLOCATE Z:I");
+            // What is skipped gives up nothing.
+            client.send(&Frames::new().once("select 1 / 0").once("deallocate \"Kept\"").sync());
+            client.expect("1 E:22012 Z:I");
+            assert_eq!(run(&mut client, "Kept"), ["Kept"]);
+            prepare(&mut client, "give_up", "deallocate prepare \"Kept\"");
+            client.send(&Frames::new().run("give_up").sync().run("Kept").sync());
+            client.expect("2 C:DEALLOCATE Z:I E:26000 Z:I");
+        });
+    }
+
+    fn edge_22_deallocate_by_the_extended_protocol_in_a_transaction(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for name in ["within", "failed"] {
+                prepare(&mut client, name, &format!("select '{name}'"));
+            }
+            client.ok("begin");
+            client.send(&Frames::new().once("deallocate within").sync());
+            client.expect("1 2 C:DEALLOCATE Z:T");
+            client.query("select 1 / 0");
+            client.send(&Frames::new().once("deallocate failed").sync());
+            client.expect("E:25P02 Z:E");
+            client.ok("rollback");
+            // What DEALLOCATE does no rollback undoes.
+            client.send(&Frames::new().run("within").sync());
+            client.expect("E:26000 Z:I");
+            assert_eq!(run(&mut client, "failed"), ["failed"]);
+        });
+    }
+
     /// Nor does it cost a server: the other client has the only one in between.
     fn edge_22_deallocate_of_a_name_does_not_hurt_another_client(fixture) {
         let gateway = fixture.gateway("size = 1\n");
@@ -476,6 +524,10 @@ on_each_postgres! {
         assert_eq!(statements_on_server(&mut clients[0], "select 2222"), "1");
         let stats = gateway.show("STATS").into_iter().find(|row| row["database"] == "postgres").expect("a row");
         assert_eq!(stats["total_server_parse_count"], "1");
+        clients[0].send(&Frames::new().once("deallocate shared").sync());
+        clients[0].expect("1 2 C:DEALLOCATE Z:I");
+        assert_eq!(run(&mut clients[1], "shared"), ["2222"]);
+        assert_eq!(clients[0].value("select count(*) from pg_prepared_statements where name = 'shared'"), "0");
         clients[0].ok("prepare own as select 1");
         assert_eq!(clients[0].query("deallocate own; select 1").value(), "1");
         assert_eq!(clients[0].query("deallocate own").code(), "26000");
