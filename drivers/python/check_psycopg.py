@@ -62,6 +62,11 @@ def check_pipeline():
         except psycopg.errors.DivisionByZero:
             pass
         equal(connection.execute("SELECT 4").fetchone(), (4,))
+        # More statements than the driver keeps: the oldest are deallocated in the pipeline.
+        connection.prepared_max = 5
+        with connection.pipeline():
+            cursors = [connection.execute(f"SELECT {number} + %s::int", (1,)) for number in range(20)]
+        equal([cursor.fetchone()[0] for cursor in cursors], list(range(1, 21)))
 
 
 def check_copy():

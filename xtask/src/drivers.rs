@@ -91,6 +91,10 @@ pub(crate) fn run_for_ci() -> Outcome {
 }
 
 fn run_all(arguments: &Arguments, profile: Profile) -> Result<Outcome> {
+    if let Some(name) = arguments.driver.iter().find(|name| SUITES.iter().all(|suite| suite.name != **name)) {
+        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+        bail!("there is no driver {name:?}: one of {}", names.join(", "));
+    }
     let wanted = |suite: &&Suite| arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == suite.name);
     let ways = [Way::Direct, Way::Session, Way::Transaction];
     let ways = ways.into_iter().filter(|way| arguments.way.is_empty() || arguments.way.contains(way));

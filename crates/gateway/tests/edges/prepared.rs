@@ -461,7 +461,7 @@ on_each_postgres! {
         });
     }
 
-    /// As psycopg gives up what it has prepared when it is in pipeline mode.
+    /// As psycopg gives up what it has prepared when it is in pipeline mode, over a libpq before 17.
     fn edge_22_deallocate_of_a_name_by_the_extended_protocol(fixture) {
         fixture.at_both_doors(|door| {
             let mut client = door.client();
