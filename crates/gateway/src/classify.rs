@@ -125,7 +125,7 @@ pub fn classify(sql: &[u8]) -> Traits {
 /// Calls that leave something behind, wherever they stand.
 fn function_pins(sql: &[u8]) -> Pins {
     /// In the order of `PATTERNS`.
-    const PATTERNS: [&str; 3] = ["advisory_lock", "set_config", "into temp"];
+    const PATTERNS: [&str; 3] = ["advisory_lock", "set_config", "temp"];
     static SEARCH: LazyLock<AhoCorasick> = LazyLock::new(|| {
         AhoCorasick::builder()
             .ascii_case_insensitive(true)
@@ -141,7 +141,8 @@ fn function_pins(sql: &[u8]) -> Pins {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
             0 => Pins::ADVISORY,
             1 => Pins::SETTING,
-            _ => Pins::TEMP,
+            _ if is_made_temporary(sql, found.start()) => Pins::TEMP,
+            _ => Pins::default(),
         });
     }
     pins
@@ -156,7 +157,74 @@ fn may_call_or_keep(sql: &[u8]) -> bool {
 
 /// `pg_advisory_xact_lock` does not contain the pattern; `pg_try_advisory_lock` and `pg_advisory_lock_shared` do.
 fn is_transaction_lock(sql: &[u8], at: usize) -> bool {
-    sql[..at].to_ascii_lowercase().ends_with(b"xact_")
+    ends_with(&sql[..at], b"xact_")
+}
+
+/// Whether the "temp" at `at` makes a table a temporary one, as in `INTO TEMP` and `CREATE TEMPORARY`, or is the schema of
+/// such tables.
+fn is_made_temporary(sql: &[u8], at: usize) -> bool {
+    let (before, behind) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
+    if ends_with(before, b"pg_") {
+        let behind = behind.strip_prefix(b"\"").unwrap_or(behind);
+        return behind.trim_ascii_start().starts_with(b".");
+    }
+    let behind = match behind.first_chunk::<5>() {
+        Some(more) if more.eq_ignore_ascii_case(b"orary") => &behind[more.len()..],
+        _ => behind,
+    };
+    if behind.first().is_some_and(|next| is_of_word(*next)) || before.last().is_some_and(|last| is_of_word(*last)) {
+        return false;
+    }
+    match without_comments(before) {
+        [] => at > LOOK_BACK,
+        before => [&b"into"[..], b"create", b"replace", b"local", b"global"].iter().any(|word| ends_with(before, word)),
+    }
+}
+
+/// What stands further before a word than this may be anything.
+const LOOK_BACK: usize = 256;
+
+fn ends_with(text: &[u8], word: &[u8]) -> bool {
+    text.len() >= word.len() && text[text.len() - word.len()..].eq_ignore_ascii_case(word)
+}
+
+const fn is_of_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'"' | b'$') || !byte.is_ascii()
+}
+
+/// The text without the blanks and the comments at its end.
+fn without_comments(mut text: &[u8]) -> &[u8] {
+    loop {
+        text = text.trim_ascii_end();
+        let line = memchr::memrchr(b'\n', text).map_or(0, |end| end + 1);
+        if text.ends_with(b"*/") {
+            text = &text[..comment_start(text)];
+        } else if let Some(dashes) = memchr::memmem::find(&text[line..], b"--") {
+            text = &text[..line + dashes];
+        } else {
+            return text;
+        }
+    }
+}
+
+/// Where the comment begins that the text ends with.
+fn comment_start(text: &[u8]) -> usize {
+    let (mut depth, mut at) = (0, text.len());
+    while at >= 2 {
+        match &text[at - 2..at] {
+            b"*/" => depth += 1,
+            b"/*" => depth -= 1,
+            _ => {
+                at -= 1;
+                continue;
+            }
+        }
+        at -= 2;
+        if depth == 0 {
+            return at;
+        }
+    }
+    0
 }
 
 fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
@@ -482,6 +550,10 @@ mod tests {
             "prepare transaction 'a'",
             "declare c cursor for select 1",
             "create table temp_things (a int)",
+            "insert into readings (temp, temperature) values (1, 2)",
+            "select temp from into_temp, template where attempt = 1 and \"temp\" = 2",
+            "select nspname from pg_namespace where nspname not like 'pg_temp_%'",
+            "-- create temp table t ()\nselect 1",
             "/* set a = 1 */ select 1",
             "select $$; listen x; $$",
         ] {
@@ -500,6 +572,14 @@ mod tests {
         assert_eq!(pins("create temp table t (a int)"), "temp");
         assert_eq!(pins("create local temporary table t as select 1"), "temp");
         assert_eq!(pins("select 1 INTO TEMP t"), "temp");
+        assert_eq!(pins("select 1 into  /* a /* b */ */\n-- c\n temporary t"), "temp");
+        assert_eq!(pins("select 1 into local temp t"), "temp");
+        assert_eq!(pins("explain analyze create temp table t as select 1"), "temp");
+        assert_eq!(pins("do $$ begin create temp table t (); end $$"), "temp");
+        assert_eq!(pins("create or replace temp view v as select 1"), "temp");
+        assert_eq!(pins("create table pg_temp.t ()"), "temp");
+        assert_eq!(pins("create table \"pg_temp\" . t ()"), "temp");
+        assert_eq!(pins(&format!("select 1 into /*{}*/ temp t", " ".repeat(LOOK_BACK))), "temp");
         assert_eq!(pins("prepare p as select 1"), "prepare");
         assert_eq!(pins("select set_config('search_path', '', false)"), "setting");
         assert_eq!(pins("set a.b = 1; select 1"), "setting");
@@ -558,7 +638,9 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_survived(sql in proptest::collection::vec(proptest::sample::select(
-            b"sSeEtT;'\"$-*/\\ \nlistenwithholdab1=".to_vec()), 0..60)) {
+            b"sSeEtT;'\"$-*/\\ \nlistenwithholdab1=".to_vec()), 0..60), temp in 0..60_usize) {
+            let mut sql = sql;
+            sql.splice(temp.min(sql.len())..temp.min(sql.len()), *b"temp");
             let _ = classify(&sql);
         }
     }
