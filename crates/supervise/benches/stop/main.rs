@@ -63,7 +63,7 @@ fn compare() -> ExitCode {
         Err(code) => return code,
     };
     let sizes: &[u64] = if options.is_quick() { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
-    let (rounds, turns) = if options.is_quick() { (3, 7) } else { (9, 11) };
+    let (rounds, turns) = if options.is_quick() { (3, 7) } else { (9, 31) };
     let mut figures = Vec::new();
     let mut runs = Runs::default();
     for _ in 0..rounds {
