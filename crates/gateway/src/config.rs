@@ -269,13 +269,23 @@ impl Config {
 
     /// The settings of the pool for a client of that database and user; `None` if there is no such database.
     pub fn pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
+        let (_, found) = self.database(database)?;
+        let login = if found.user.is_empty() { user } else { &found.user };
+        self.plan(database, user, login, !found.user.is_empty())
+    }
+
+    /// The settings of the pool on which users are looked up as `user`, whoever clients of the database become on its
+    /// servers; `None` if there is no such database.
+    pub fn lookup_pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
+        self.plan(database, user, user, false)
+    }
+
+    fn plan(&self, database: &str, user: &str, login: &str, forced_user: bool) -> Option<PoolPlan> {
         let (entry, found) = self.database(database)?;
         let person = self.users.get(user);
         let mut pool = merged(&self.pool, found, person, |overrides, base| overrides.pool.over(base));
         // A user with a small pool inherits the minimum of a larger one.
         pool.min_size = pool.min_size.min(pool.size);
-        let forced_user = !found.user.is_empty();
-        let login = if forced_user { found.user.as_str() } else { user };
         Some(PoolPlan {
             entry: entry.to_owned(),
             hosts: found.hosts.iter().map(|spec| spec.host.clone()).collect(),
@@ -338,9 +348,11 @@ impl Config {
         !self.auth.lookup_user.is_empty() || self.databases.values().any(|database| !database.lookup.user.is_empty())
     }
 
-    /// The secret for logins to a server: the database's password, else that of the user of the same name.
+    /// The secret for logins to a server: the database's password, unless that is somebody else's, else that of the user of
+    /// the same name.
     fn secret_of(&self, database: &Database, login: &str) -> Option<UserSecret> {
-        if !database.password.is_empty() {
+        let is_own = database.user.is_empty() || database.user == login;
+        if is_own && !database.password.is_empty() {
             return Some(UserSecret::Plain(database.password.clone()));
         }
         let stored = self.users.get(login).map(|user| &user.secret);

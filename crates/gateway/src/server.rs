@@ -25,6 +25,7 @@ pub mod cancel;
 pub mod clean;
 pub mod connect;
 mod login;
+pub mod secrets;
 pub mod tcp;
 
 pub use cancel::CancelGate;

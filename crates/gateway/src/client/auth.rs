@@ -22,7 +22,7 @@ use crate::{
     config::{AuthMethod, Secret, UserSecret},
     error::{Cause, Refusal},
     hba::Ldap,
-    plane::{Gateway, lock},
+    plane::Gateway,
 };
 
 /// One login.
@@ -32,7 +32,11 @@ pub(super) struct Login<'a> {
     pub(super) user: &'a str,
     /// Where the client comes from; empty for a unix socket.
     pub(super) host: String,
+    /// The entry of `[databases]` that it is for; none for the console.
+    pub(super) entry: &'a str,
     pub(super) secret: Option<UserSecret>,
+    /// It was looked up on a server, and is not configured.
+    pub(super) is_looked_up: bool,
     /// Who judges the password, for method `ldap`.
     pub(super) ldap: Option<Arc<Ldap>>,
     /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
@@ -107,7 +111,7 @@ impl Login<'_> {
             tracing::info!(user = self.user, host = self.host, reason, "{name} does not let the user in");
             return Err(refused());
         }
-        lock(&self.gateway.connector.vouched).insert(self.user.to_owned(), password);
+        self.gateway.connector.secrets.note_vouched(self.entry, self.user, password);
         Ok(())
     }
 
@@ -185,8 +189,9 @@ impl Login<'_> {
 
     /// The client's keys open servers that have the same verifier.
     fn keep_keys(&self, keys: SaltedKeys) {
-        if let Some(UserSecret::Scram(_)) = self.secret {
-            lock(&self.gateway.connector.client_keys).insert(self.user.to_owned(), keys);
+        if let Some(UserSecret::Scram(verifier)) = &self.secret {
+            let entry = self.is_looked_up.then_some(self.entry);
+            self.gateway.connector.secrets.note_keys(entry, self.user, verifier, keys);
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) async fn look_up(
     user: &str,
 ) -> Result<Known, LoginError> {
     let at = if lookup.database.is_empty() { database } else { &lookup.database };
-    let Some(shared) = worker.gateway.pool(at, &lookup.user) else {
+    let Some(shared) = worker.gateway.lookup_pool(at, &lookup.user) else {
         let message = format!("authentication database \"{at}\" is not configured");
         return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_CATALOG_NAME, message)));
     };

@@ -60,6 +60,8 @@ pub struct PoolKey {
     pub database: Arc<str>,
     /// The client's user.
     pub user: Arc<str>,
+    /// Whether users are looked up on it, and no clients served.
+    pub looks_up: bool,
     /// The server; none for the pool of a client itself, from which those of single servers are made.
     pub host: Option<Arc<str>>,
 }
@@ -68,7 +70,14 @@ impl PoolKey {
     /// The pool of clients of this database and user.
     #[must_use]
     pub fn new(database: &str, user: &str) -> Self {
-        Self { database: database.into(), user: user.into(), host: None }
+        Self { database: database.into(), user: user.into(), looks_up: false, host: None }
+    }
+
+    fn plan(&self, config: &Config) -> Option<PoolPlan> {
+        match self.looks_up {
+            false => config.pool_for(&self.database, &self.user),
+            true => config.lookup_pool_for(&self.database, &self.user),
+        }
     }
 }
 
@@ -361,10 +370,10 @@ impl Gateway {
     /// Puts another configuration in force, for logins and pools from now on.
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
         self.setup.store(Arc::new(setup));
-        self.connector.forget_derived_keys();
+        self.connector.secrets.forget_derived();
         let setup = self.setup();
         if !setup.config.auth.method.may_vouch() {
-            self.connector.forget_vouched();
+            self.connector.secrets.forget_vouched();
         }
         self.connector.resolver.set_ttl(&setup.config.dns);
         let (homes, _) = self.homes_and_hosts();
@@ -382,7 +391,7 @@ impl Gateway {
 
     /// A pool takes its settings over, or ends.
     fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
-        let Some(plan) = setup.config.pool_for(&pool.key.database, &pool.key.user) else {
+        let Some(plan) = pool.key.plan(&setup.config) else {
             return self.remove_pool(pool, "the database was taken out of the configuration");
         };
         let Some(plan) = self.follow_choice(pool, plan) else {
@@ -442,11 +451,22 @@ impl Gateway {
         }
         let setup = self.setup.load();
         let user = setup.config.pool_user(database, user);
-        let key = PoolKey::new(database, user);
+        self.pool_of(PoolKey::new(database, user), &setup.config)
+    }
+
+    /// The pool on which users of a database are looked up by `user`; `None` as for [`pool`](Self::pool).
+    pub fn lookup_pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
+        if self.is_disabled(database) {
+            return None;
+        }
+        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.setup.load().config)
+    }
+
+    fn pool_of(self: &Arc<Self>, key: PoolKey, config: &Config) -> Option<Arc<SharedPool>> {
         if let Some(pool) = lock(&self.pools).get(&key) {
             return Some(pool.clone());
         }
-        let plan = setup.config.pool_for(database, user)?;
+        let plan = key.plan(config)?;
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
         if let Some(cluster) = pool.cluster() {

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -13,11 +13,11 @@ use std::{
 use rustls::{ClientConfig, pki_types::ServerName};
 use socket2::{SockAddr, SockRef};
 use tidegate_link::{Chunk, Link, Reactor, TlsSide};
-use tidegate_wire::{auth::scram::SaltedKeys, backend::ErrorFields, sqlstate, startup};
+use tidegate_wire::{backend::ErrorFields, sqlstate, startup};
 
-use super::{Identity, Server, login, tcp};
+use super::{Identity, Server, login, secrets::Secrets, tcp};
 use crate::{
-    config::{Host, PoolPlan, Secret, SslMode, SslNegotiation, UserSecret},
+    config::{Host, PoolPlan, SslMode, SslNegotiation},
     error::Refusal,
     resolve::Resolver,
     tls,
@@ -142,15 +142,8 @@ pub struct TlsPlan {
 pub struct Connector {
     /// Names to addresses.
     pub resolver: Resolver,
-    /// Keys of clients that have logged in by SCRAM, by user: good for logins to servers with the same verifier.
-    pub client_keys: Mutex<std::collections::HashMap<String, SaltedKeys>>,
-    /// Secrets of users that were looked up on a server when they logged in, for logins of their own.
-    pub looked_up: Mutex<std::collections::HashMap<String, UserSecret>>,
-    /// Passwords that somebody else has found right, PAM for one, by user: those of servers, whatever is configured.
-    pub vouched: Mutex<std::collections::HashMap<String, Secret>>,
-    /// Keys derived from configured passwords, so that each is derived once: by user and host, with the password that
-    /// they were derived of.
-    pub(super) derived_keys: Mutex<std::collections::HashMap<(String, Host), (Secret, SaltedKeys)>>,
+    /// What came up when clients logged in.
+    pub secrets: Secrets,
     ids: AtomicU64,
 }
 
@@ -158,24 +151,7 @@ impl Connector {
     /// Without any keys yet.
     #[must_use]
     pub fn new(resolver: Resolver) -> Self {
-        Self {
-            resolver,
-            client_keys: Mutex::default(),
-            looked_up: Mutex::default(),
-            vouched: Mutex::default(),
-            derived_keys: Mutex::default(),
-            ids: AtomicU64::new(1),
-        }
-    }
-
-    /// Passwords may have changed: keys are derived anew.
-    pub fn forget_derived_keys(&self) {
-        self.derived_keys.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
-    }
-
-    /// Clients prove themselves in other ways from now on: what is configured holds again.
-    pub fn forget_vouched(&self) {
-        self.vouched.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+        Self { resolver, secrets: Secrets::default(), ids: AtomicU64::new(1) }
     }
 
     /// A number that tells connections apart.
@@ -212,7 +188,7 @@ impl Connector {
         extra: &[(&[u8], &[u8])],
     ) -> Result<Server, ConnectError> {
         let with_secret;
-        let plan = match self.found_secret(plan) {
+        let plan = match self.secrets.found(plan) {
             None => plan,
             secret => {
                 with_secret = PoolPlan { secret, ..plan.clone() };
@@ -246,21 +222,6 @@ impl Connector {
             }
         }
         Err(last.unwrap_or(ConnectError::Secret("the database has no host")))
-    }
-
-    /// The secret that was found when a client came: the password that somebody vouched for, or, if none is configured,
-    /// what was looked up.
-    fn found_secret(&self, plan: &PoolPlan) -> Option<UserSecret> {
-        if !plan.forced_user {
-            let vouched = self.vouched.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if let Some(password) = vouched.get(&plan.user) {
-                return Some(UserSecret::Plain(password.clone()));
-            }
-        }
-        if plan.secret.is_some() {
-            return None;
-        }
-        self.looked_up.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&plan.user).cloned()
     }
 
     /// The addresses of a host.

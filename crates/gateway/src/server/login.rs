@@ -1,7 +1,5 @@
 //! Logs in to Postgres on a fresh connection.
 
-use std::sync::PoisonError;
-
 use tidegate_link::{Chunk, Link};
 use tidegate_wire::{
     auth::{
@@ -186,14 +184,14 @@ impl Dialogue<'_> {
     fn scram_secret(&self) -> Result<Secret, ConnectError> {
         let plan = self.target.plan;
         if let Some(UserSecret::Plain(password)) = &plan.secret {
-            let derived = self.connector.derived_keys.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = derived.get(&(plan.user.clone(), self.target.host.clone()));
-            // Another database may have another password for the same user.
-            let known = known.filter(|(of, _)| of == password).map(|(_, keys)| keys.clone());
+            let known = self.connector.secrets.derived(&plan.user, self.target.host, password);
             return Ok(known.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
         }
-        let keys = self.connector.client_keys.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.get(&plan.user).cloned().map(Secret::Keys).ok_or(ConnectError::Secret(
+        let keys = match &plan.secret {
+            Some(UserSecret::Scram(verifier)) => self.connector.secrets.keys(plan, verifier),
+            _ => None,
+        };
+        keys.map(Secret::Keys).ok_or(ConnectError::Secret(
             "the server asks for SCRAM-SHA-256, and no password is configured for this user; \
              configure it, or the verifier of the server together with auth method scram-sha-256",
         ))
@@ -216,12 +214,7 @@ impl Dialogue<'_> {
         let signature = self.sasl_reply().await?;
         let keys = last.verify(&signature).map_err(|error| self.scram_error(&error))?;
         if let Some(UserSecret::Plain(password)) = &self.target.plan.secret {
-            let key = (self.target.plan.user.clone(), self.target.host.clone());
-            self.connector
-                .derived_keys
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(key, (password.clone(), keys));
+            self.connector.secrets.note_derived(&self.target.plan.user, self.target.host, password, keys);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! How clients prove who they are: `auth_type`, rules, look-ups on the server, the process's own user.
 
-use tidegate_testkit::{Startup, eventually};
+use tidegate_testkit::{Server, Startup, eventually};
 
 use crate::bouncer::{Bouncer, Setup, server};
 
@@ -133,6 +133,52 @@ fn users_are_looked_up_on_the_server() {
     login("second").connect().ok("select 1");
     assert_eq!(login("first").refused().code, "28P01");
     assert_eq!(bouncer.startup("shop").user("pgb_nobody_at_all").password("x").refused().code, "28P01");
+}
+
+/// Roles of one name may have different passwords on two servers, and have different verifiers in any case.
+#[test]
+fn users_of_two_servers_are_looked_up_apart() {
+    let other = Server::start(18);
+    let (auth, role) = (unique("auth"), unique("twin"));
+    for (server, password) in [(server(), "first"), (&other, "second")] {
+        server.sql(&format!("create role {auth} login superuser"));
+        server.sql(&format!("create role {role} login password '{password}' in role scram_login"));
+    }
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nhere = $PG dbname=postgres auth_user={auth}\n\
+         there = host=127.0.0.1 port={} dbname=postgres auth_user={auth}\n\
+         [pgbouncer]\nauth_type = scram-sha-256\nadmin_users = pgbouncer\n",
+        other.port()
+    ));
+    let login = |database: &str, password: &str| bouncer.startup(database).user(&role).password(password).connect();
+    let (mut here, mut there) = (login("here", "first"), login("there", "second"));
+    for _ in 0..2 {
+        // Both get new connections, though nobody has logged in to this one since.
+        bouncer.unix("pgbouncer", "pgbouncer").connect().ok("RECONNECT");
+        for client in [&mut here, &mut there] {
+            assert_eq!(client.value("select current_user"), role);
+        }
+    }
+}
+
+/// What clients become on the server may neither be allowed to look users up, nor decide what the query means.
+#[test]
+fn users_are_looked_up_by_the_auth_user_where_clients_become_another() {
+    let (auth, app, role, schema) = (unique("auth"), unique("app"), unique("looked_up"), unique("schema"));
+    server().sql(&format!(
+        "create role {auth} login; create role {app} login; create role {role} login password 'secret'; \
+         create schema {schema} authorization {auth}; \
+         create function {schema}.users(text) returns table (name name, secret text) language sql security definer \
+         as 'select rolname, rolpassword from pg_authid where rolname = $1'; \
+         revoke execute on function {schema}.users from public; grant execute on function {schema}.users to {auth}"
+    ));
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = $PG dbname=postgres user={app} auth_user={auth}\n\
+         [pgbouncer]\nauth_type = scram-sha-256\nauth_query = select name, secret from {schema}.users($1)\n"
+    ));
+    let login = |password: &str| bouncer.startup("shop").user(&role).password(password);
+    assert_eq!(login("secret").connect().value("select current_user"), app);
+    assert_eq!(login("wrong").refused().code, "28P01");
 }
 
 /// CVE-2025-2291: a password that is no longer valid let its user in.

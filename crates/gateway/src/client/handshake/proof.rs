@@ -8,7 +8,7 @@ use crate::{
     config::{Admin, AuthMethod, UserSecret},
     error::Cause,
     hba::{self, Caller, Certificate, CertificateName, Verdict},
-    plane::{Setup, lock},
+    plane::Setup,
     tls,
 };
 
@@ -35,9 +35,9 @@ impl Arriving {
         if let Some(wanted) = &certificate {
             self.check_certificate(setup, request, wanted)?;
         }
-        let (known, secret) = match method {
+        let Found { known, secret, is_looked_up } = match method {
             // These know their users themselves.
-            AuthMethod::Pam | AuthMethod::Ldap => (true, None),
+            AuthMethod::Pam | AuthMethod::Ldap => Found { known: true, ..Found::default() },
             _ => self.secret(setup, request).await?,
         };
         if !known && !setup.config.auth.strangers {
@@ -54,7 +54,9 @@ impl Arriving {
             Address::Tcp(address) => address.ip().to_string(),
             Address::Unix => String::new(),
         };
-        let mut login = Login { gateway: &gateway, link, user, host, secret, ldap, end_point, bytes };
+        let entry = setup.config.database(&request.database).map_or("", |(entry, _)| entry);
+        let gateway = &gateway;
+        let mut login = Login { gateway, link, user, host, entry, secret, is_looked_up, ldap, end_point, bytes };
         login.authenticate(method).await?;
         self.bytes = std::mem::take(&mut login.bytes);
         Ok(())
@@ -107,21 +109,30 @@ impl Arriving {
     }
 
     /// Whether the user is known, and the secret: the configured one, or what the server says.
-    async fn secret(&self, setup: &Setup, request: &Request) -> Result<(bool, Option<UserSecret>), LoginError> {
+    async fn secret(&self, setup: &Setup, request: &Request) -> Result<Found, LoginError> {
         let configured = setup.config.users.get(&request.user).map(|user| user.secret.clone());
         let has_secret = configured.as_ref().is_some_and(|secret| !secret.secret().is_empty());
         let lookup = setup.config.lookup(&request.database).filter(|lookup| lookup.user != request.user);
-        let (false, Some(lookup)) = (has_secret, lookup) else { return Ok((configured.is_some(), configured)) };
+        let configured = Found { known: configured.is_some(), secret: configured, is_looked_up: false };
+        let (false, Some(lookup)) = (has_secret, lookup) else { return Ok(configured) };
         match lookup::look_up(&self.worker, &lookup, &request.database, &request.user).await? {
-            lookup::Known::Nobody => Ok((configured.is_some(), configured)),
+            lookup::Known::Nobody => Ok(configured),
             lookup::Known::User(secret) => {
-                let mut known = lock(&self.worker.gateway.connector.looked_up);
-                match &secret {
-                    Some(secret) => drop(known.insert(request.user.clone(), secret.clone())),
-                    None => drop(known.remove(&request.user)),
+                if let Some((entry, _)) = setup.config.database(&request.database) {
+                    self.worker.gateway.connector.secrets.note_look_up(entry, &request.user, secret.as_ref());
                 }
-                Ok((true, secret))
+                Ok(Found { known: true, secret, is_looked_up: true })
             }
         }
     }
+}
+
+/// What is known of a user.
+#[derive(Default)]
+struct Found {
+    /// Somebody knows the name.
+    known: bool,
+    secret: Option<UserSecret>,
+    /// A server has said so, not the configuration.
+    is_looked_up: bool,
 }
