@@ -15,6 +15,8 @@ hostnossl all +tls_only 127.0.0.1/32 reject
 host all +scram_login 127.0.0.1/32 scram-sha-256
 host all +md5_login 127.0.0.1/32 md5
 host all +cleartext_login 127.0.0.1/32 password
+hostssl all +cert_login 127.0.0.1/32 cert
+host all +cert_login 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
 host replication all 127.0.0.1/32 trust
 local all all trust
@@ -73,7 +75,7 @@ impl Server {
         }
         let postgres = builder.start().unwrap_or_else(|error| panic!("Postgres {major} does not start: {error}"));
         let server = Self { postgres, major, authority };
-        for group in ["tls_only", "scram_login", "md5_login", "cleartext_login"] {
+        for group in ["tls_only", "scram_login", "md5_login", "cleartext_login", "cert_login"] {
             server.sql(&format!("create role {group}"));
         }
         server

@@ -230,7 +230,7 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let first = arguments.get(1).and_then(|first| first.to_str()).unwrap_or_default();
     let is_command = first == "help" || Cli::command().find_subcommand(first).is_some();
     let named = |argument: &OsString| argument == "-c" || argument == "--config";
-    let is_ini = |argument: &OsString| Path::new(argument).extension().is_some_and(|extension| extension == "ini");
+    let is_ini = |argument: &OsString| is_ini(Path::new(argument));
     let rest = arguments.get(1..).unwrap_or_default();
     if first == "run" && rest.iter().any(is_ini) && !rest.iter().any(named) {
         arguments[1] = "pgbouncer".into();
@@ -240,11 +240,17 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Reads a configuration: a `pgbouncer.ini` by the end of its name, any other file as TOML.
+/// Reads a configuration: a `pgbouncer.ini` by the end of its name or by the section that makes it one, any other file as
+/// TOML.
 fn load(file: &Path) -> Result<Config, ConfigErrors> {
-    match file.extension() {
-        Some(extension) if extension == "ini" => pgbouncer::load(file),
-        _ => config::toml::load(file),
+    if is_ini(file) { pgbouncer::load(file) } else { config::toml::load(file) }
+}
+
+fn is_ini(file: &Path) -> bool {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("ini") => true,
+        Some("toml") => false,
+        _ => config::toml::read_text(file).is_ok_and(|text| text.lines().any(|line| line.trim() == "[pgbouncer]")),
     }
 }
 

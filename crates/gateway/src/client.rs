@@ -16,6 +16,7 @@ mod check;
 mod handshake;
 mod idle;
 mod ldap;
+mod log;
 mod lookup;
 mod pam;
 mod passthrough;

@@ -441,4 +441,13 @@ impl Admin {
     /// What the console is called in its own tables, as database, as pool and as user, under whichever name clients have
     /// come to it: dashboards know this one.
     pub const SHOWN: &'static str = "pgbouncer";
+
+    /// What rules call it, under whichever name clients come to it.
+    #[must_use]
+    pub const fn name(dialect: Dialect) -> &'static str {
+        match dialect {
+            Dialect::Postgres => "tidegate",
+            Dialect::Pgbouncer => Self::SHOWN,
+        }
+    }
 }

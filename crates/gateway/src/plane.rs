@@ -17,5 +17,5 @@ pub use gateway::{
     Setup, SetupError, SharedPool, Unused,
 };
 pub use greetings::{Greeting, Greetings};
-pub use roster::{Card, ClientState, Entry, NewCard, Roster, Signal, place_of};
+pub use roster::{Card, ClientState, Entry, NewCard, Replication, Roster, Signal, place_of};
 pub use worker::{Mailbox, Worker, WorkerPool, within};

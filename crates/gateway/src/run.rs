@@ -49,7 +49,6 @@ pub struct Running {
     streams: Fleet,
     /// The command line, for reading the configuration again.
     source: cli::Run,
-    log: log::Handle,
     /// What had ended when the shutdown began.
     exits_before: Option<Exits>,
     _pid_file: Option<PidFile>,
@@ -147,6 +146,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.archive = Archive::open(&gateway.setup().config.journal)?;
+    gateway.log = Some(log);
     gateway.set_config_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
     let threads = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
@@ -166,7 +166,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
         pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
     }
     process::announce_ready();
-    Ok(Running { gateway, threads, listeners, streams, source, log, exits_before: None, _pid_file: pid_file })
+    Ok(Running { gateway, threads, listeners, streams, source, exits_before: None, _pid_file: pid_file })
 }
 
 /// Starts the threads of the data plane, and waits until all have their event loop.
@@ -328,14 +328,16 @@ impl Running {
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }
-        self.log.reopen();
+        if let Some(log) = &self.gateway.log {
+            log.reopen();
+        }
         // The reason of a failure is logged.
         drop(self.reload());
     }
 
     /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
     fn reload(&mut self) -> Result<(), String> {
-        let reloaded = reload(&self.gateway, &self.source, &self.log).map_err(|error| {
+        let reloaded = reload(&self.gateway, &self.source).map_err(|error| {
             tracing::error!("reload failed, the old configuration stays in force: {error:#}");
             format!("{error:#}")
         });
@@ -425,7 +427,7 @@ fn absolute(file: &Path) -> PathBuf {
 }
 
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
-fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyhow::Result<()> {
+fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     let source = source.reading(gateway.config_file());
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
     let old = gateway.setup();
@@ -438,7 +440,6 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::Run, log: &log::Handle) -> anyho
     for key in Config::diff_needs_restart(&old.config, &setup.config) {
         tracing::warn!(key, "this change needs a restart");
     }
-    log.set_level(setup.config.log.level);
     gateway.replace_setup(setup);
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());

@@ -39,7 +39,7 @@ fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>) {
             }
         }
         // The query has ended already.
-        ClientState::Idle => {}
+        ClientState::Idle | ClientState::Replicating(_) => {}
     }
 }
 

@@ -7,11 +7,11 @@ use tidegate_link::{Accepted, Address, Link};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 
-use super::{passthrough, route, session::Session};
+use super::{log, passthrough, route, session::Session};
 use crate::{
     config::{Admin, Dialect},
     error::{Cause, Refusal},
-    plane::{Entry, PoolKey, Quota, Worker, WorkerPool, within},
+    plane::{ClientState, Entry, PoolKey, Quota, Worker, WorkerPool, within},
     record::Witness,
     server::tcp,
 };
@@ -107,23 +107,30 @@ async fn arrive(
         Ok(Admitted::Console(request, may_change)) => {
             let entry = arriving.enter(PoolKey::new(&request.database, &request.user), &request)?;
             arriving.greet_console(&request, &entry);
-            let witness = worker.witness(&entry.card, None);
+            let (witness, card) = (worker.witness(&entry.card, None), entry.card.clone());
+            log::arrived(&worker.gateway, &card);
             let client = ConsoleClient { link: arriving.link, user: request.user, may_change, entry };
             console(worker.clone(), client).await;
+            log::left(&worker.gateway, &card, "console closed", false);
             leave(witness.as_deref(), &worker, "console closed");
             return Ok(None);
         }
         Ok(Admitted::Replication(pool, request)) => {
+            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+            entry.card.state.set(ClientState::Replicating(request.stream()));
             let witness = arriving.witness_of_replication();
-            let replication = passthrough::replicate(&worker, &mut arriving.link, &pool, &request);
+            log::arrived(&worker.gateway, &entry.card);
+            let replication = passthrough::replicate(&worker, &mut arriving.link, &pool, &request, &entry.card);
             // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
             // word, and goes on from where it was confirmed to be.
-            let result = ctx.run_until_cancelled(replication).await;
-            let reason = if result.is_none() { Cause::ShuttingDown.reason() } else { "replication ended" };
+            let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
+            worker.roster.leave(&entry);
+            let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
+            log::left(&worker.gateway, &entry.card, reason, false);
             leave(witness.as_deref(), &worker, reason);
-            return match result {
-                None | Some(Ok(())) => Ok(None),
-                Some(Err(error)) => Err(arriving.refuse(error).await),
+            return match outcome {
+                Ok(_) => Ok(None),
+                Err(error) => Err(arriving.refuse(error).await),
             };
         }
         Ok(Admitted::Served) => return Ok(None),

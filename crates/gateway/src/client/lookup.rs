@@ -58,7 +58,11 @@ pub(super) async fn look_up(
     let at = if lookup.database.is_empty() { database } else { &lookup.database };
     let Some(shared) = worker.gateway.lookup_pool(at, &lookup.user) else {
         let message = format!("authentication database \"{at}\" is not configured");
-        return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_CATALOG_NAME, message)));
+        let sqlstate = match worker.gateway.setup().config.listen.dialect {
+            Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
+            Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
+        };
+        return Err(LoginError::Refused(Refusal::new(sqlstate, message)));
     };
     let pool = worker.pool(&shared);
     let limit = pool.plan().timeouts.checkout;

@@ -1,4 +1,6 @@
 //! Replication connections: a server of one's own, and bytes passed through unread.
+//!
+//! Such a server counts where a database or a user has a limit, and not for the size of the pool.
 
 use std::{
     rc::Rc,
@@ -13,8 +15,9 @@ use super::{
     route::find_server,
 };
 use crate::{
+    error::Cause,
     params::Value,
-    plane::{Worker, WorkerPool, within},
+    plane::{Card, Signal, Worker, WorkerPool, within},
     server::{ConnectError, Server},
 };
 
@@ -24,7 +27,8 @@ pub(super) async fn replicate(
     client: &mut Link,
     pool: &Rc<WorkerPool>,
     request: &Request,
-) -> Result<(), LoginError> {
+    card: &Card,
+) -> Result<&'static str, LoginError> {
     // Where there is a choice of servers, its route decides, as for a transaction.
     let chosen = match pool.fleet() {
         None => pool.clone(),
@@ -36,6 +40,7 @@ pub(super) async fn replicate(
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
     };
+    let Some(_quota) = worker.room_for(&chosen).await else { return Err(LoginError::Gone) };
     let mut server =
         connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
     let mut out = Vec::new();
@@ -49,8 +54,14 @@ pub(super) async fn replicate(
     backend::backend_key_data(0, &[0; 4], &mut out);
     backend::ready_for_query(TxStatus::Idle, &mut out);
     client.write(out);
-    std::future::poll_fn(|cx| poll_both(client, server.link(), cx)).await?;
-    Ok(())
+    std::future::poll_fn(|cx| {
+        card.set_waker(cx.waker());
+        if card.peek_signal() == Some(Signal::Kill) {
+            return Poll::Ready(Ok(Cause::Killed.reason()));
+        }
+        poll_both(client, server.link(), cx).map_ok(|()| "replication ended").map_err(LoginError::Link)
+    })
+    .await
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {

@@ -16,12 +16,12 @@ use tidegate_wire::{Reason, sqlstate};
 use super::{
     check,
     idle::{Heard, Idle},
-    part,
+    log, part,
     route::begins_read_only,
 };
 use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
-    error::{Cause, Refusal, pgbouncer_reason},
+    error::{Cause, Refusal},
     exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
     plane::{ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{Ledger, Upstream, Witness},
@@ -115,7 +115,8 @@ impl Session {
         let goodbye = self.serve(ctx).await;
         self.entry.card.link(None);
         self.worker.roster.leave(&self.entry);
-        self.log_goodbye(&goodbye);
+        let told = matches!(&goodbye, Goodbye::Told(words, _) if !words.is_empty());
+        log::left(&self.worker.gateway, &self.entry.card, goodbye.reason(), told);
         let reason = match goodbye {
             // The link closes as it is dropped, with whatever is still under way on it.
             Goodbye::Gone(reason) => reason,
@@ -126,26 +127,6 @@ impl Session {
         };
         if let Some(witness) = &self.witness {
             witness.leave(reason, self.worker.reactor.now());
-        }
-    }
-
-    fn log_goodbye(&self, goodbye: &Goodbye) {
-        let setup = self.worker.gateway.setup();
-        let (card, reason, log) = (&self.entry.card, goodbye.reason(), &setup.config.log);
-        let told = matches!(goodbye, Goodbye::Told(words, _) if !words.is_empty());
-        if setup.config.listen.dialect == Dialect::Postgres {
-            if log.disconnections {
-                tracing::info!(client = card.id, reason, "client disconnected");
-            }
-            return;
-        }
-        let (reason, age) = (pgbouncer_reason(reason), card.connected_at.elapsed().map_or(0, |age| age.as_secs()));
-        let who = format!("C-{}: {}/{}@{}", card.id, card.key.database, card.user, card.peer);
-        if log.disconnections {
-            tracing::info!("{who} closing because: {reason} (age={age}s)");
-        }
-        if told && log.refusals {
-            tracing::warn!("{who} pooler error: {reason}");
         }
     }
 
@@ -511,11 +492,7 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, g
         Trouble::ServerGone(_) if server_had_last_words => {
             (Goodbye::Told(Vec::new(), "server ended the connection"), false)
         }
-        Trouble::ServerGone(_) => {
-            let refusal = Refusal::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection unexpectedly")
-                .hint("It is not known whether the last statement was carried out.");
-            (Goodbye::refusal(&refusal, "server lost"), false)
-        }
+        Trouble::ServerGone(_) => (Goodbye::cause(Cause::ServerGone, gateway), false),
         Trouble::Unasked(tag) => {
             let message = format!("the server sent message '{}' that nobody asked for", char::from(*tag));
             (Goodbye::refusal(&Refusal::protocol(message), "server broke the protocol"), false)

@@ -54,7 +54,7 @@ impl Config {
             "admin" => change!(admin, RawAdmin),
             "tcp" => change!(tcp, RawTcp),
             "dns" => change!(dns, RawDns),
-            "log" if name != "level" => change!(log, RawLog),
+            "log" => change!(log, RawLog),
             _ => return Err(format!("{path} is changed in the file; RELOAD puts it in force")),
         };
         match set {

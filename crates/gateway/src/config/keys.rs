@@ -378,8 +378,10 @@ section! {
         checkout_notice: Duration = Duration::ZERO => Live Pool;
         /// Connecting and logging in to a server.
         connect: Duration = Duration::from_secs(15) => Live Pool;
-        /// Pause after a failed connect; doubles up to 15 s, with jitter. 0 tries again at once.
+        /// Pause after a failed connect; doubles up to `connect_retry_max`, with jitter. 0 tries again at once.
         connect_retry: Duration = Duration::from_secs(1) => Live Pool;
+        /// The longest pause between connects, however often they fail; `connect_retry` if that is longer.
+        connect_retry_max: Duration = Duration::from_secs(15) => Live Pool;
         /// Login of a client, from accept to the first ReadyForQuery.
         login: Duration = Duration::from_secs(60) => Live Process;
         /// A server connection without use is closed after that, down to `min_size`.

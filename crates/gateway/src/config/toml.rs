@@ -44,11 +44,16 @@ fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErro
 }
 
 pub(crate) fn read_text(path: &Path) -> Result<String, String> {
+    String::from_utf8(read_bytes(path)?).map_err(|error| error.to_string())
+}
+
+/// Reads a file of any bytes.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
     let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if metadata.len() > LARGEST_BYTES {
         return Err(format!("it is larger than {} MiB", LARGEST_BYTES >> 20));
     }
-    std::fs::read_to_string(path).map_err(|error| error.to_string())
+    std::fs::read(path).map_err(|error| error.to_string())
 }
 
 fn unreadable(name: &str, reason: &str) -> ConfigErrors {

@@ -38,6 +38,12 @@ pub enum Cause {
     Rejected,
     /// It is not the process that it would have to be.
     Peer,
+    /// It comes without TLS, which is required of all.
+    TlsRequired,
+    /// It says no user's name.
+    Nameless,
+    /// The server that it has is gone.
+    ServerGone,
     /// It comes without TLS, and would need a certificate.
     NoTls,
     /// It has shown no certificate, and would need one.
@@ -62,11 +68,20 @@ impl Cause {
             Dialect::Postgres => {
                 let (state, text) = self.postgres();
                 let refusal = Refusal::new(state, text);
-                if self == Self::Clients {
-                    return refusal.hint("Raise max_clients in [listen], and the limit of open files with it.");
+                match self.hint() {
+                    Some(hint) => refusal.hint(hint),
+                    None => refusal,
                 }
-                refusal
             }
+        }
+    }
+
+    const fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::Clients => Some("Raise max_clients in [listen], and the limit of open files with it."),
+            Self::TlsRequired => Some("Connect with sslmode=require or stricter."),
+            Self::ServerGone => Some("It is not known whether the last statement was carried out."),
+            _ => None,
         }
     }
 
@@ -80,6 +95,7 @@ impl Cause {
             Self::Transaction => "transaction timeout",
             Self::Killed => "killed by an operator",
             Self::ShuttingDown => "shutdown",
+            Self::ServerGone => "server lost",
             other => other.pgbouncer(),
         }
     }
@@ -106,6 +122,11 @@ impl Cause {
             Self::NoRule => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no rule of hba_file lets this client in"),
             Self::Rejected => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "a rule of hba_file rejects this client"),
             Self::Peer => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "peer authentication failed"),
+            Self::TlsRequired => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "this gateway requires TLS"),
+            Self::Nameless => {
+                (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no PostgreSQL user name specified in startup packet")
+            }
+            Self::ServerGone => (sqlstate::CONNECTION_FAILURE, "the server closed the connection unexpectedly"),
             Self::NoTls | Self::NoCertificate => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "connection requires a valid client certificate")
             }
@@ -138,6 +159,9 @@ impl Cause {
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",
             Self::Peer => "unix socket login rejected",
+            Self::TlsRequired => "SSL required",
+            Self::Nameless => "no username supplied",
+            Self::ServerGone => "server conn crashed?",
             Self::NoTls => "TLS connection required",
             Self::NoCertificate => "TLS client certificate required",
             Self::Certificate => "TLS certificate name mismatch",
@@ -152,7 +176,7 @@ impl Cause {
 #[must_use]
 pub fn pgbouncer_reason(reason: &str) -> &str {
     match reason {
-        "client said farewell" => "client close request",
+        "client said farewell" | "console closed" | "replication ended" => "client close request",
         "client closed the connection"
         | "connection lost"
         | "client left while waiting"

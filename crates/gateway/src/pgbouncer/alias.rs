@@ -12,9 +12,9 @@ use crate::config::{Config, Row};
 const ALSO: &[(&str, &str)] = &[
     ("default_pool_size", "pool.size"),
     ("min_pool_size", "pool.min_size"),
-    ("reserve_pool_size", "pool.reserve_size"),
     ("server_check_query", "pool.server_check"),
     ("server_lifetime", "timeouts.server_lifetime"),
+    ("server_login_retry", "timeouts.connect_retry"),
     ("dns_zone_check_period", "dns.check_period"),
     ("max_packet_size", "pool.message_max"),
 ];
@@ -30,7 +30,7 @@ fn path_of(key: &Key) -> Option<&'static str> {
 type Derived = (&'static str, &'static [&'static str], fn(&[&str]) -> String);
 
 /// Keys that say what some of ours say, in other words: those of ours, the first of which tells whether a reload changes
-/// it. Nobody can change them under PgBouncer's name: they are more than a value.
+/// it.
 const DERIVED: &[Derived] = &[
     ("auth_hba_file", &["auth.hba_file"], same),
     ("auth_ident_file", &["auth.ident_file"], same),
@@ -42,12 +42,16 @@ const DERIVED: &[Derived] = &[
     ("disable_pqexec", &["pool.simple_query"], |given| u8::from(given[0] == "false").to_string()),
     ("listen_addr", &["listen.addresses"], hosts),
     ("listen_port", &["listen.unix_socket_port", "listen.addresses"], port),
+    ("reserve_pool_timeout", &["pool.reserve_after"], reserve_timeout),
     ("syslog", &["log.syslog"], |given| u8::from(!given[0].is_empty()).to_string()),
     ("tcp_keepidle", &["tcp.keepalive_idle"], |given| in_its_unit(Kind::Seconds, given[0])),
     ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| in_its_unit(Kind::Seconds, given[0])),
     ("tcp_user_timeout", &["tcp.user_timeout"], milliseconds),
     ("verbose", &["log.level"], verbose),
 ];
+
+/// Those of them that nobody can change while the gateway runs.
+const FIXED: &[&str] = &["listen_addr", "listen_port", "syslog"];
 
 fn same(given: &[&str]) -> String {
     given[0].to_owned()
@@ -93,6 +97,10 @@ fn port(given: &[&str]) -> String {
         }
         _ => given[0].to_owned(),
     }
+}
+
+fn reserve_timeout(given: &[&str]) -> String {
+    if given[0] == map::RESERVE_NEVER { "0".to_owned() } else { in_its_unit(Kind::Seconds, given[0]) }
 }
 
 fn milliseconds(given: &[&str]) -> String {
@@ -146,15 +154,25 @@ pub fn without_effect(name: &str) -> Option<&'static str> {
 /// Why it cannot be changed to that.
 pub fn changed(config: &Config, name: &str, text: &str) -> Option<Result<Config, String>> {
     let key = keys::find(GLOBAL, name)?;
-    let Some(path) = path_of(key) else {
+    let is_derived = DERIVED.iter().any(|(name, ..)| *name == key.name) && !FIXED.contains(&key.name);
+    if path_of(key).is_none() && !is_derived {
         return Some(Err(format!("{name} cannot be changed here; {}", key.effect.told())));
+    }
+    if key.kind != Kind::Text && text == "-1" {
+        return Some(Err(format!("{name}: -1 is no value")));
+    }
+    let ours = config.render();
+    let changes = match map::change(&rows(&ours), name, text) {
+        Ok(changes) => changes,
+        Err((reason, help)) => return Some(Err(format!("{reason}; {help}"))),
     };
-    let value = match map::value(key.kind, text, &(0..0)) {
-        Ok(Some(value)) => value,
-        Ok(None) => return Some(Err(format!("{name}: -1 is no value"))),
-        Err((reason, help)) => return Some(Err(format!("{name}: {reason}; {help}"))),
-    };
-    Some(config.with_value(path, &value))
+    Some(changes.into_iter().try_fold(config.clone(), |config, (path, value)| match value {
+        Some(value) => config.with_value(&path, &value),
+        None => {
+            let default = ours.iter().find(|row| row.key == path).map_or("", |row| row.default.as_str());
+            config.changed(&path, default)
+        }
+    }))
 }
 
 fn in_its_unit(kind: Kind, shown: &str) -> String {

@@ -3,16 +3,16 @@
 //! A key that is not written is put down with PgBouncer's default where Tidegate's may differ, so that the file means here
 //! what it means there.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     ini::{Ini, Line, absolute},
     keys::{self, Effect, GLOBAL, Key, Kind},
 };
 use crate::config::{
-    CipherSuite, Finding, MESSAGE_MAX,
+    CipherSuite, Finding, MESSAGE_MAX, Row,
     finding::Severity,
-    raw::{Node, Span, Table, Value},
+    raw::{Node, Source, Span, Table, Value},
 };
 
 mod global;
@@ -26,20 +26,51 @@ pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     let mut mapper = Mapper { ini, findings, root: Table::default(), server_suites: Vec::new() };
     mapper.global_keys(&lines);
     mapper.listen();
-    mapper.client_tls();
-    mapper.auth();
-    mapper.sizes();
-    mapper.server_check();
-    mapper.dns();
-    mapper.log_level();
-    mapper.syslog();
-    mapper.message_max();
-    mapper.tcp();
+    mapper.put_together();
     mapper.databases(&lines);
     mapper.auth_file();
     mapper.user_lines(&lines);
     mapper.peers(&lines);
     mapper.root
+}
+
+/// What a key of `[pgbouncer]` comes to when it is changed and all others stay as `now` has them, under PgBouncer's names:
+/// keys of ours (`pool.size`) with their values, or with none where their default holds again.
+pub(super) fn change(now: &[Row], name: &str, text: &str) -> Result<Vec<(String, Option<Value>)>, Wrong> {
+    let line = |key: &str, value: &str| {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        Line { section: "pgbouncer", key, key_at: 0..0, value, value_at: 0..0 }
+    };
+    let settings = |change: Option<Line>| {
+        let lines = now.iter().map(|row| line(&row.key, &row.value)).chain(change).collect();
+        let (mut ini, mut findings) = (Ini { source: Source::new("SET", ""), lines }, Vec::new());
+        let lines = ini.lines.clone();
+        let mut mapper =
+            Mapper { ini: &mut ini, findings: &mut findings, root: Table::default(), server_suites: Vec::new() };
+        mapper.global_keys(&lines);
+        mapper.put_together();
+        let root = mapper.root;
+        findings.retain(|finding| finding.severity == Severity::Error);
+        (flat(root), findings)
+    };
+    let ((old, _), (new, findings)) = (settings(None), settings(Some(line(name, text))));
+    if let Some(finding) = findings.into_iter().find(|finding| finding.key == name) {
+        return Err((finding.reason, finding.help));
+    }
+    let changed = new.iter().filter(|(path, value)| old.get(*path) != Some(value));
+    let changed = changed.map(|(path, value)| (path.clone(), Some(value.clone())));
+    let gone = old.keys().filter(|path| !new.contains_key(*path)).map(|path| (path.clone(), None));
+    Ok(changed.chain(gone).collect())
+}
+
+/// The keys of all sections.
+fn flat(root: Table) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    for section in root.entries {
+        let Value::Table(table) = section.node.value else { continue };
+        all.extend(table.entries.into_iter().map(|entry| (format!("{}.{}", section.key, entry.key), entry.node.value)));
+    }
+    all
 }
 
 struct Mapper<'a> {
@@ -57,10 +88,27 @@ struct Given {
     at: Span,
 }
 
+/// No client waits that long for the reserve: what a `reserve_pool_timeout` of 0 means.
+pub(super) const RESERVE_NEVER: &str = "315360000s";
+
 /// The most connections that a pool can have: what PgBouncer calls unlimited.
 const SIZE_MAX: i64 = 100_000;
 
 impl Mapper<'_> {
+    /// The keys of `[pgbouncer]` that are more than one of ours by another name.
+    fn put_together(&mut self) {
+        self.client_tls();
+        self.auth();
+        self.sizes();
+        self.login_retry();
+        self.server_check();
+        self.dns();
+        self.log_level();
+        self.syslog();
+        self.message_max();
+        self.tcp();
+    }
+
     fn find(&mut self, at: &Span, severity: Severity, key: &str, reason: impl Into<String>, help: impl Into<String>) {
         let finding = Finding::new(&self.ini.source, at, severity, key);
         self.findings.push(finding.because(reason).help(help));
@@ -143,7 +191,7 @@ fn child<'t>(table: &'t mut Table, name: &str, at: &Span) -> &'t mut Table {
 }
 
 /// A reason and what to write instead.
-type Wrong = (String, String);
+pub(super) type Wrong = (String, String);
 
 /// A text as `kind` has it; `None` if that is as if it were not written.
 pub(super) fn value(kind: Kind, text: &str, at: &Span) -> Result<Option<Value>, Wrong> {

@@ -21,6 +21,7 @@ use crate::{
     config::{AuthMethod, Config, PoolPlan},
     hba,
     hosts::{Cluster, Node},
+    log,
     params::ServerSettings,
     plane::Mailbox,
     record::Archive,
@@ -275,6 +276,8 @@ pub struct Gateway {
     pub clients: Vec<AtomicUsize>,
     /// The query journal, if one is kept.
     pub archive: Option<Archive>,
+    /// The log, whose level a setup decides.
+    pub log: Option<log::Handle>,
     /// The streams that run beside the queries.
     pub streams: OnceLock<Board>,
     /// When it was started.
@@ -333,6 +336,7 @@ impl Gateway {
             phase_changed: tokio::sync::Notify::new(),
             clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             archive: None,
+            log: None,
             streams: OnceLock::new(),
             started_at: SystemTime::now(),
             next_client: AtomicU64::new(1),
@@ -371,6 +375,9 @@ impl Gateway {
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
         self.setup.store(Arc::new(setup));
         self.connector.secrets.forget_derived();
+        if let Some(log) = &self.log {
+            log.set_level(self.setup().config.log.level);
+        }
         let setup = self.setup();
         if !setup.config.auth.method.may_vouch() {
             self.connector.secrets.forget_vouched();
@@ -605,6 +612,7 @@ fn limits(plan: &PoolPlan) -> Limits {
         idle_timeout: or_none(timeouts.server_idle),
         oldest_first: pool.oldest_first,
         retry_start: timeouts.connect_retry,
+        retry_max: timeouts.connect_retry_max.max(timeouts.connect_retry),
         ..Limits::default()
     }
 }

@@ -25,6 +25,17 @@ pub enum ClientState {
     Waiting(Instant),
     /// It has a server.
     Active,
+    /// It has a server of its own for as long as it stays, and gets a stream of changes.
+    Replicating(Replication),
+}
+
+/// What a stream of changes holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replication {
+    /// All of the server.
+    Physical,
+    /// One database.
+    Logical,
 }
 
 impl ClientState {
@@ -34,7 +45,7 @@ impl ClientState {
         match self {
             Self::Idle => "idle",
             Self::Waiting(_) => "waiting",
-            Self::Active => "active",
+            Self::Active | Self::Replicating(_) => "active",
         }
     }
 }

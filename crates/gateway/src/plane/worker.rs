@@ -16,6 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
 use tidegate_pool::{Courier, Fate, Lease, Local, Slot};
 use tidegate_supervise::Scope;
+use tidegate_wire::backend::TxStatus;
 
 use crate::{
     config::{Dialect, PoolPlan},
@@ -414,6 +415,32 @@ impl Worker {
         }
     }
 
+    /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
+    /// that lies idle in another pool has to go. `None` if the gateway is stopping.
+    pub async fn room_for(&self, pool: &WorkerPool) -> Option<Quota> {
+        let (gateway, key) = (&self.gateway, &pool.shared.key);
+        let mut evicted_at: Option<Instant> = None;
+        loop {
+            // The limits may change meanwhile.
+            let plan = pool.shared.plan();
+            let full = match gateway.seat_server(key, &plan) {
+                Ok(quota) => return Some(quota),
+                Err(full) => full,
+            };
+            if gateway.phase() == Phase::Stopping {
+                return None;
+            }
+            let now = self.reactor.now();
+            // One at a time: the room it makes is seen at the next look.
+            let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
+            if !asked && pool.shared.pool.counts().waiting > 0 {
+                gateway.evict_for(key, &plan, full);
+                evicted_at = Some(now);
+            }
+            self.reactor.sleep(ROOM_EVERY).await;
+        }
+    }
+
     /// Asks a server to cancel what it does for the client that has it now. No other client gets the server before the
     /// request is through.
     pub fn cancel(self: &Rc<Self>, identity: Arc<Identity>, under_way: cancel::UnderWay) {
@@ -482,7 +509,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
-    let Some(quota) = room_for(&worker, &pool).await else { return };
+    let Some(quota) = worker.room_for(&pool).await else { return };
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
     let setup = worker.gateway.setup();
@@ -544,40 +571,22 @@ fn log_failed(worker: &Worker, setup: &Setup, key: &PoolKey, plan: &PoolPlan, er
 /// How often a connect that waits for room looks whether there is some.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
 
-/// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
-/// that lies idle in another pool has to go. `None` if the gateway is stopping.
-async fn room_for(worker: &Worker, pool: &WorkerPool) -> Option<Quota> {
-    let (gateway, key) = (&worker.gateway, &pool.shared.key);
-    let mut evicted_at: Option<Instant> = None;
-    loop {
-        // The limits may change meanwhile.
-        let plan = pool.shared.plan();
-        let full = match gateway.seat_server(key, &plan) {
-            Ok(quota) => return Some(quota),
-            Err(full) => full,
-        };
-        if gateway.phase() == Phase::Stopping {
-            return None;
-        }
-        let now = worker.reactor.now();
-        // One at a time: the room it makes is seen at the next look.
-        let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
-        if !asked && pool.shared.pool.counts().waiting > 0 {
-            gateway.evict_for(key, &plan, full);
-            evicted_at = Some(now);
-        }
-        worker.reactor.sleep(ROOM_EVERY).await;
-    }
-}
-
 /// Has a new connection run the database's `connect_query`.
 async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<(), ConnectError> {
     if sql.is_empty() {
         return Ok(());
     }
+    let goes_on = worker.gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
     let failed = |error: &dyn std::fmt::Display| ConnectError::Query(error.to_string());
     server.settle(&worker.reactor).map_err(|error| failed(&error))?;
-    clean::run(server, sql).await.map_err(|error| failed(&error))
+    match clean::run(server, sql).await {
+        // PgBouncer goes on without.
+        Err(clean::CleanError::Refused(reason)) if server.status == TxStatus::Idle && goes_on => {
+            tracing::warn!(server = %server.identity.address.host, reason, "connect_query failed");
+            Ok(())
+        }
+        outcome => outcome.map_err(|error| failed(&error)),
+    }
 }
 
 /// A server that is cleaned for longer than this is closed.

@@ -21,9 +21,12 @@ pub enum CleanError {
     /// It sent what is no message.
     #[error("the server sent an invalid message: {0}")]
     Decode(#[from] tidegate_wire::DecodeError),
-    /// It refused the reset.
-    #[error("the server refused the reset of its session")]
-    Refused,
+    /// It refused a statement: why.
+    #[error("the server says: {0}")]
+    Refused(String),
+    /// A transaction is open, or has failed, that should have ended.
+    #[error("the server is in a transaction")]
+    Busy,
 }
 
 /// Ends an open transaction and runs `reset` (nothing if empty), after all cancel requests are through.
@@ -49,16 +52,8 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
     frontend::sync(&mut out);
     server.link().write(out);
     server.link().flush().await?;
-    while owed > 0 {
-        let chunk = server.link().read().await?;
-        if chunk.is_empty() {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        owed -= ready_count(server, &chunk)?.min(owed);
-    }
-    if server.status != TxStatus::Idle {
-        return Err(CleanError::Refused);
-    }
+    // A late cancel may hit the reset; whatever it was, the session is not what it should be.
+    hear(server, owed).await?;
     if !reset.is_empty() {
         server.statements.clear();
         server.settings.silent = crate::params::Settings::default();
@@ -72,7 +67,7 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
 /// Runs statements on a fresh server, whose rows nobody wants.
 ///
 /// # Errors
-/// Any of [`CleanError`]: the server must not be used.
+/// Any of [`CleanError`]: the server must not be used, unless it has but refused one.
 ///
 /// # Cancel safety
 /// As [`clean`].
@@ -81,20 +76,28 @@ pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     frontend::query(sql.as_bytes(), &mut out);
     server.link().write(out);
     server.link().flush().await?;
-    loop {
+    hear(server, 1).await
+}
+
+/// Reads until the server is ready for the `owed`-th time.
+async fn hear(server: &mut Server, owed: usize) -> Result<(), CleanError> {
+    let (mut ready, mut refused) = (0, None);
+    while ready < owed {
         let chunk = server.link().read().await?;
         if chunk.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        if ready_count(server, &chunk)? > 0 {
-            break;
-        }
+        ready += ready_count(server, &chunk, &mut refused)?;
     }
-    if server.status == TxStatus::Idle { Ok(()) } else { Err(CleanError::Refused) }
+    match refused {
+        Some(reason) => Err(CleanError::Refused(reason)),
+        None if server.status != TxStatus::Idle => Err(CleanError::Busy),
+        None => Ok(()),
+    }
 }
 
 /// How many times `chunk` says ReadyForQuery.
-fn ready_count(server: &mut Server, chunk: &[u8]) -> Result<usize, CleanError> {
+fn ready_count(server: &mut Server, chunk: &[u8], refused: &mut Option<String>) -> Result<usize, CleanError> {
     let (mut at, mut count) = (0, 0);
     loop {
         let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
@@ -114,8 +117,8 @@ fn ready_count(server: &mut Server, chunk: &[u8]) -> Result<usize, CleanError> {
                 }
             }
             backend::ERROR_RESPONSE => {
-                // A late cancel may hit the reset; whatever it was, the session is not what it should be.
-                return Err(CleanError::Refused);
+                let fields = backend::ErrorFields::decode(&body)?;
+                *refused = Some(fields.message().map(|text| text.into_owned()).unwrap_or_default());
             }
             _ => {}
         }

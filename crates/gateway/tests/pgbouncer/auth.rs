@@ -78,6 +78,32 @@ fn the_first_rule_of_the_file_that_fits_decides() {
     assert!(reload.error.expect("a bad file is refused").message.contains("hba:1"));
 }
 
+/// Under its other name the console is the same.
+#[test]
+fn a_rule_for_the_console_holds_for_both_its_names() {
+    let hba = "host pgbouncer all all reject\nhost all all all trust\nlocal all all trust\n";
+    let ini = format!("{SHOP}[pgbouncer]\nauth_type = hba\nauth_hba_file = $DIR/hba\nauth_file = $DIR/users\n");
+    let files = [("hba", hba), ("users", "\"postgres\" \"\"\n")];
+    let bouncer = Bouncer::with(&Setup { ini: &ini, files: &files, ..Setup::default() });
+    bouncer.client("shop").ok("select 1");
+    for name in ["pgbouncer", "tidegate"] {
+        assert_eq!(bouncer.startup(name).refused().message, "login rejected", "{name}");
+    }
+}
+
+/// Of one user nobody knows the name; all others are there.
+#[test]
+fn a_list_of_users_may_be_of_another_encoding() {
+    let bouncer = with_users("auth_type = scram-sha-256\n", "\"app\" \"secret\"\n");
+    let mut users = std::fs::read(bouncer.file("userlist.txt")).expect("it is there");
+    users.extend(b"; Gr\xfc\xdfe\n\"m\xfcller\" \"x\"\n\"last\" \"secret\"\n");
+    std::fs::write(bouncer.file("userlist.txt"), users).expect("it can be written");
+    bouncer.unix("pgbouncer", "pgbouncer").connect().ok("RELOAD");
+    for user in ["app", "last"] {
+        bouncer.startup("shop").user(user).password("secret").connect().ok("select 1");
+    }
+}
+
 #[test]
 fn a_process_comes_as_the_user_that_a_map_says() {
     let own = std::process::Command::new("id").arg("-un").output().expect("id is there").stdout;

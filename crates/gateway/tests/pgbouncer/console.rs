@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_testkit::{Message, Signal, eventually};
+use tidegate_testkit::{Frames, Message, Signal, eventually};
 
 use crate::bouncer::{Bouncer, server};
 
@@ -205,6 +205,45 @@ fn set_changes_a_setting_until_the_file_is_read_again() {
     assert_eq!(console.query("SET listen_port = 1").code(), "22023");
     console.ok("RELOAD");
     assert_eq!(bouncer.setting("default_pool_size"), "20");
+}
+
+/// Values that stand for something else in the file do so here.
+#[test]
+fn set_reads_a_value_as_the_file_does() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nserver_check_delay = 0\n"));
+    let mut console = bouncer.console();
+    let mut client = bouncer.client("shop");
+    for (key, value, shown) in [
+        ("server_check_query", "'<empty>'", "<empty>"),
+        ("default_pool_size", "0", "100000"),
+        ("max_packet_size", "2147483647", "1073741824"),
+        ("tcp_keepidle", "77", "77"),
+        ("auth_type", "'any'", "any"),
+        ("server_login_retry", "3", "3"),
+    ] {
+        console.ok(&format!("SET {key} = {value}"));
+        assert_eq!(bouncer.setting(key), shown, "{key}");
+        client.ok("select 1");
+    }
+    assert_eq!(bouncer.startup("shop").user("whoever").refused().message, "role \"whoever\" does not exist");
+    // A connection without a lifetime serves once.
+    console.ok("SET server_lifetime = 0");
+    assert_ne!(client.backend(), client.backend());
+    console.ok("SET disable_pqexec = 1");
+    client.send(&Frames::new().query("select 1"));
+    client.expect_fatal("08P01");
+    let debugs = || bouncer.log().matches("client did not log in").count();
+    let come_and_go = || drop(bouncer.startup("shop").open());
+    console.ok("SET verbose = 1");
+    eventually("the log says more", || {
+        come_and_go();
+        debugs() > 0
+    });
+    console.ok("SET verbose = 0");
+    assert_eq!(bouncer.setting("verbose"), "0");
+    for refused in ["SET listen_addr = '*'", "SET auth_type = 'nothing'", "SET server_tls_sslmode = 'require'"] {
+        assert_eq!(console.query(refused).code(), "22023", "{refused}");
+    }
 }
 
 #[test]

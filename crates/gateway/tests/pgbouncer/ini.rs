@@ -81,6 +81,8 @@ fn what_is_not_written_is_as_pgbouncer_has_it() {
         ("query_wait_timeout", "120"),
         ("query_wait_notify", "5"),
         ("server_login_retry", "15"),
+        // The pause does not grow.
+        ("timeouts.connect_retry_max", "0"),
         ("server_reset_query", "DISCARD ALL"),
     ] {
         assert_eq!(bouncer.setting(key), value, "{key}");

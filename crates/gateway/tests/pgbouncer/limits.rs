@@ -65,6 +65,45 @@ fn the_reserve_is_for_those_who_wait_long() {
 }
 
 #[test]
+fn a_reserve_without_a_time_is_none() {
+    for (database, user) in [("reserve_pool_size=5", ""), ("", "[users]\npostgres = reserve_pool_size=5\n")] {
+        let bouncer = Bouncer::start(&format!(
+            "[databases]\nshop = $PG dbname=postgres pool_size=1 {database}\n{user}[pgbouncer]\n\
+             reserve_pool_timeout = 0\nquery_wait_timeout = 0.5\n"
+        ));
+        assert_eq!(bouncer.setting("reserve_pool_timeout"), "0");
+        let mut owner = bouncer.client("shop");
+        owner.ok("begin");
+        let mut waiting = bouncer.client("shop");
+        waiting.send(&Frames::new().query("select 1"));
+        assert_eq!(waiting.expect_fatal("08P01").message, "query_wait_timeout");
+        bouncer.console().ok("SET reserve_pool_timeout = 0.1");
+        bouncer.client("shop").ok("select 'from the reserve'");
+    }
+}
+
+/// It has a server of its own, which counts for the database.
+#[test]
+fn a_replication_connection_counts_and_can_be_killed() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+    let startup = bouncer.startup("shop").parameter("replication", "database");
+    let mut replica = startup.connect();
+    replica.ok("IDENTIFY_SYSTEM");
+    let row = bouncer.show("CLIENTS").into_iter().find(|row| row["database"] == "shop").expect("it is listed");
+    assert_eq!((row["replication"].as_str(), row["state"].as_str()), ("logical", "active"));
+    let mut client = bouncer.startup("shop").open();
+    client.send_bytes(&bouncer.startup("shop").packet());
+    // The only server of the database is the other's.
+    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    bouncer.console().ok(&format!("KILL_CLIENT {}", row["id"]));
+    replica.expect_eof();
+    client.log_in(None).expect("there is room");
+    client.ok("select 1");
+    let log = bouncer.log();
+    assert!(log.contains("login attempt: db=shop user=postgres tls=no replication=yes"), "{log}");
+}
+
+#[test]
 fn a_user_has_pools_of_a_size_of_its_own() {
     let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[users]\npostgres = pool_size=1\n");
     let mut owner = bouncer.client("shop");

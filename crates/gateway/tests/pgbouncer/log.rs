@@ -53,6 +53,26 @@ fn keys_of_syslog_are_those_of_the_file() {
     }
 }
 
+/// Auditors look for those above all.
+#[test]
+fn a_login_to_the_console_is_in_the_log() {
+    let bouncer = Bouncer::start(SHOP);
+    drop(bouncer.console());
+    eventually("its end is logged", || bouncer.log().contains("pgbouncer/postgres@127.0.0.1:"));
+    let has =
+        |what: &str| bouncer.log().lines().any(|line| line.contains("pgbouncer/postgres@") && line.contains(what));
+    assert!(has("login attempt: db=pgbouncer user=postgres tls=no replication=no"), "{}", bouncer.log());
+    eventually("its end is logged", || has("closing because: client close request"));
+}
+
+/// As PgBouncer, which says so and goes on.
+#[test]
+fn a_connect_query_that_fails_is_told_and_does_no_harm() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres connect_query='select no_such_column'\n");
+    bouncer.client("shop").ok("select 1");
+    assert!(bouncer.log().contains("connect_query failed"), "{}", bouncer.log());
+}
+
 #[test]
 fn a_message_that_is_too_long_ends_its_client() {
     let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nmax_packet_size = 2000\n"));

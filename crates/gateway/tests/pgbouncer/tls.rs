@@ -2,7 +2,7 @@
 
 use tidegate_testkit::{Authority, Bound, Frames, Startup, TlsMode};
 
-use crate::bouncer::{Bouncer, Setup, output};
+use crate::bouncer::{Bouncer, Setup, output, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
 
@@ -129,6 +129,7 @@ fn what_leaves_nothing_is_told_with_its_line() {
         ("client_tls_ecdhcurve = none", "no curve"),
         ("server_tls_ciphers = !ALL", "leaves no cipher suite"),
         ("auth_type = cert", "needs certificates of clients"),
+        ("client_tls_sslmode = verify-full", "needs the authorities of clients"),
         #[cfg(feature = "ldap")]
         ("auth_type = ldap", "ldap needs ldapserver or ldapurl"),
         #[cfg(not(feature = "ldap"))]
@@ -137,10 +138,48 @@ fn what_leaves_nothing_is_told_with_its_line() {
         ("auth_type = pam", "--features pam"),
     ] {
         let text = format!("[databases]\nx = host=db\n[pgbouncer]\n{line}\n");
-        let tls = if line.starts_with("client") { "client_tls_sslmode = require\n" } else { "" };
+        let tls =
+            if line.starts_with("client") && !line.contains("sslmode") { "client_tls_sslmode = require\n" } else { "" };
         std::fs::write(&file, format!("{text}{tls}")).expect("the folder can be written");
         let checked = output(&["check", &file.display().to_string()]);
         let out = String::from_utf8_lossy(&checked.stdout).into_owned();
         assert!(!checked.status.success() && out.contains("pgbouncer.ini:4:") && out.contains(said), "{line}: {out}");
     }
+}
+
+/// As PgBouncer, which looks at the authorities in modes that verify, and there alone.
+#[test]
+fn authorities_that_are_out_of_date_do_no_harm_where_nothing_is_verified() {
+    let stale = Authority::new();
+    for (mode, connects) in [("require", true), ("prefer", true), ("verify-ca", false)] {
+        let bouncer = Bouncer::start(&format!(
+            "{SHOP}[pgbouncer]\nserver_tls_sslmode = {mode}\nserver_tls_ca_file = {}\nquery_wait_timeout = 1\n",
+            stale.ca().display()
+        ));
+        let encrypted = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
+        match connects {
+            true => assert_eq!(bouncer.client("shop").value(encrypted), "t", "{mode}"),
+            false => assert!(bouncer.startup("shop").try_connect().is_err(), "{mode}"),
+        }
+    }
+}
+
+#[test]
+fn the_gateway_shows_servers_a_certificate() {
+    let role = "pgb_certified";
+    server().sql(&format!("create role {role} login in role cert_login"));
+    let identity = server().authority().issue(&[role]);
+    let keys =
+        format!("server_tls_sslmode = verify-full\nserver_tls_ca_file = {}\n", server().authority().ca().display());
+    let port = server().port();
+    let shop =
+        format!("[databases]\nshop = host=localhost port={port} dbname=postgres user={role}\n[pgbouncer]\n{keys}");
+    let shown = format!(
+        "{shop}server_tls_cert_file = {}\nserver_tls_key_file = {}\n",
+        identity.cert.display(),
+        identity.key.display()
+    );
+    assert_eq!(Bouncer::start(&shown).client("shop").value("select current_user"), role);
+    let without = Bouncer::start(&format!("{shop}query_wait_timeout = 1\n"));
+    assert!(without.startup("shop").try_connect().is_err());
 }

@@ -11,7 +11,7 @@ use tidegate_link::Address;
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, on_the_wall, timestamp, wait};
-use crate::plane::{Card, ClientState, Gateway, PoolKey, Worker};
+use crate::plane::{Card, ClientState, Gateway, PoolKey, Replication, Worker};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("type"),
@@ -103,7 +103,12 @@ pub(super) fn end(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) 
 fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
     let waiting = match client.state {
         ClientState::Waiting(since) => Some(since),
-        ClientState::Idle | ClientState::Active => None,
+        ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
+    };
+    let replication = match client.state {
+        ClientState::Replicating(Replication::Physical) => "physical",
+        ClientState::Replicating(Replication::Logical) => "logical",
+        _ => "none",
     };
     let peer = match client.peer {
         Address::Tcp(address) => Some(address),
@@ -123,7 +128,7 @@ fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
         "C",
         &client.user,
         &client.key.database,
-        "none",
+        replication,
         client.state.as_str(),
         addr,
         port,

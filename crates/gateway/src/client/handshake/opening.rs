@@ -10,7 +10,12 @@ use super::{
     Arriving, LoginError,
     packet::{Request, read_startup},
 };
-use crate::{client::canceller, config::ClientTls, error::Refusal, tls};
+use crate::{
+    client::canceller,
+    config::ClientTls,
+    error::{Cause, Refusal},
+    tls,
+};
 
 /// The newest protocol that clients may speak.
 const MINOR_MAX: u16 = 2;
@@ -42,7 +47,7 @@ impl Arriving {
                     self.require_tls()?;
                     let setup = self.worker.gateway.setup();
                     let listen = &setup.config.listen;
-                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters)?;
+                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters, listen.dialect)?;
                     if listen.application_name_add_host {
                         self.add_host(&mut request);
                     }
@@ -114,10 +119,7 @@ impl Arriving {
     fn require_tls(&self) -> Result<(), LoginError> {
         let required = self.worker.gateway.setup().config.listen.tls == ClientTls::Require;
         if required && !self.link.is_tls() && matches!(self.peer, Address::Tcp(_)) {
-            return Err(LoginError::Refused(
-                Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "this gateway requires TLS")
-                    .hint("Connect with sslmode=require or stricter."),
-            ));
+            return Err(self.cause(Cause::TlsRequired));
         }
         Ok(())
     }

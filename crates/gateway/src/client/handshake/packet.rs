@@ -1,15 +1,13 @@
 //! The start-up packet: who comes, to which database, with which parameters.
 
-use tidegate_wire::{
-    sqlstate,
-    startup::{self, Startup},
-};
+use tidegate_wire::startup::{self, Startup};
 
 use super::{Arriving, LoginError};
 use crate::{
-    config::Route,
-    error::Refusal,
+    config::{Dialect, Route},
+    error::{Cause, Refusal},
     params::{ServerSettings, Settings, Value, canonical_encoding},
+    plane::Replication,
 };
 
 /// What a client asks for in its start-up packet.
@@ -25,6 +23,16 @@ pub(in crate::client) struct Request {
     pub(super) unknown: Vec<Vec<u8>>,
 }
 
+impl Request {
+    /// What a client that asks for replication gets.
+    pub(in crate::client) fn stream(&self) -> Replication {
+        match self.replication.as_deref() {
+            Some(mode) if mode.eq_ignore_ascii_case(b"database") => Replication::Logical,
+            _ => Replication::Physical,
+        }
+    }
+}
+
 impl Arriving {
     /// Appends where the client comes from to the name that it calls itself.
     pub(super) fn add_host(&self, request: &mut Request) {
@@ -38,12 +46,11 @@ impl Arriving {
 }
 
 /// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
-pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String]) -> Result<Request, LoginError> {
+pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String], dialect: Dialect) -> Result<Request, LoginError> {
     let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {
-        let message = "no PostgreSQL user name specified in startup packet";
-        return Err(LoginError::Refused(Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message)));
+        return Err(LoginError::Refused(Cause::Nameless.refusal(dialect)));
     };
     let database = startup.get("database").filter(|name| !name.is_empty()).map_or_else(|| user.clone(), text);
     let mut request = Request {

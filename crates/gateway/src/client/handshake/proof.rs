@@ -73,7 +73,10 @@ impl Arriving {
             Address::Unix => None,
         };
         let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
-        let (database, user) = (request.database.as_str(), request.user.as_str());
+        // The console has two names, and rules speak of one.
+        let is_console = Admin::DATABASES.contains(&request.database.as_str());
+        let database = if is_console { Admin::name(setup.config.listen.dialect) } else { &request.database };
+        let user = request.user.as_str();
         let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
         rules.judge(&caller).cloned().ok_or_else(|| self.cause(Cause::NoRule))
     }

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     client::{
+        log,
         route::{self, find_server},
         session::{self, Session},
     },
@@ -156,19 +157,7 @@ impl Arriving {
         let greeting = self.worker.greetings.get_or_make(welcome, &request.params, make);
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
-        let setup = self.worker.gateway.setup();
-        if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
-            let (id, tls) = (entry.card.id, entry.card.tls.as_deref().unwrap_or("no"));
-            let (database, user) = (&request.database, &request.user);
-            let replication = if request.replication.is_some() { "yes" } else { "no" };
-            tracing::info!(
-                "C-{id}: {database}/{user}@{} login attempt: db={database} user={user} tls={tls} replication={replication}",
-                self.peer
-            );
-        } else if setup.config.log.connections {
-            tracing::info!(client = entry.card.id, peer = %self.peer, database = %request.database,
-                user = %request.user, tls = entry.card.tls.as_deref().unwrap_or("none"), "client connected");
-        }
+        log::arrived(&self.worker.gateway, &entry.card);
         if !self.bytes.is_empty() {
             self.link.unread(std::mem::take(&mut self.bytes).into());
         }

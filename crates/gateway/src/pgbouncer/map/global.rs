@@ -95,10 +95,11 @@ impl Mapper<'_> {
         let least = self.given("min_pool_size");
         let min = self.number_of("min_pool_size", |text| number(text).map(Some)).unwrap_or(0).min(size);
         self.put(&["pool"], "min_size", Value::Integer(min), &least.at);
-        let (reserve, after) = (self.given("reserve_pool_size"), self.given("reserve_pool_timeout"));
-        let off = seconds(&after.text).is_ok_and(|time| time.as_deref() == Some("0"));
-        let size = self.number_of("reserve_pool_size", |text| number(text).map(Some)).unwrap_or(0);
-        self.put(&["pool"], "reserve_size", Value::Integer(if off { 0 } else { size }), &reserve.at);
+        let after = self.given("reserve_pool_timeout");
+        if let Some(Value::Text(time)) = self.read(Kind::Seconds, "reserve_pool_timeout", &after) {
+            let time = if time == "0" { RESERVE_NEVER.to_owned() } else { time };
+            self.put_text(&["pool"], "reserve_after", time, &after.at);
+        }
         let forbidden = self.given("disable_pqexec");
         if let Some(Value::Boolean(forbidden_value)) = self.read(Kind::Flag, "disable_pqexec", &forbidden) {
             self.put(&["pool"], "simple_query", Value::Boolean(!forbidden_value), &forbidden.at);
@@ -108,6 +109,16 @@ impl Mapper<'_> {
             Ok(Some(value)) => self.put(&["timeouts"], "server_lifetime", value, &life.at),
             Ok(None) => {}
             Err((reason, help)) => self.error(&life.at, "server_lifetime", format!("server_lifetime: {reason}"), help),
+        }
+    }
+
+    /// However often a login fails, the pause is the same.
+    pub(super) fn login_retry(&mut self) {
+        let given = self.given("server_login_retry");
+        if let Some(time) = self.read(Kind::Seconds, "server_login_retry", &given) {
+            self.put(&["timeouts"], "connect_retry", time, &given.at);
+            // No longer than that, since 0 is no time at all.
+            self.put_text(&["timeouts"], "connect_retry_max", "0", &given.at);
         }
     }
 

@@ -155,7 +155,9 @@ impl Mapper<'_> {
         ];
         for (name, key) in files {
             let given = self.given(name);
-            if let Some(file) = file(&given).filter(|_| mode.text != "disable") {
+            // Without a mode that verifies PgBouncer does not look at the server's certificate, authorities or not.
+            let is_used = mode.text != "disable" && (key != "sslrootcert" || mode.text.starts_with("verify-"));
+            if let Some(file) = file(&given).filter(|_| is_used) {
                 self.put_text(path, key, file.display().to_string(), &given.at);
             }
         }

@@ -21,6 +21,11 @@ impl Mapper<'_> {
                 return;
             }
         };
+        if strict && file(&self.given("client_tls_ca_file")).is_none() {
+            let reason = format!("client_tls_sslmode: `{}` needs the authorities of clients", mode.text);
+            let help = "write client_tls_ca_file = /path/to/authorities.pem, or client_tls_sslmode = require";
+            return self.error(&mode.at, "client_tls_sslmode", reason, help);
+        }
         self.put_text(&["listen"], "tls", word, &mode.at);
         let files = [
             ("client_tls_cert_file", "tls_cert"),

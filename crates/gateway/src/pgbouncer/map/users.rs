@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    config::{UserSecret, toml::read_text},
+    config::{UserSecret, toml::read_bytes},
     pgbouncer::{UNREAD_USERS, userlist},
 };
 
@@ -11,8 +11,9 @@ impl Mapper<'_> {
     pub(super) fn auth_file(&mut self) {
         let given = self.given("auth_file");
         let Some(path) = file(&given) else { return };
-        match read_text(&path) {
-            Ok(text) => self.listed(&path, &text),
+        match read_bytes(&path) {
+            // Of whoever is written in another encoding the name or the password is not known; the others are.
+            Ok(bytes) => self.listed(&path, &String::from_utf8_lossy(&bytes)),
             Err(reason) => {
                 let reason = format!("auth_file: cannot read {}: {reason}", path.display());
                 // PgBouncer starts without it: users may be looked up on the server, or the file may come later.

@@ -57,12 +57,14 @@ impl Gateway {
         }
     }
 
-    /// Pools of databases that only `*` names, without connections. Those with a choice of servers stay.
+    /// Pools of databases that only `*` names, whose connections, if there are any, nobody uses. Those with a choice of
+    /// servers stay.
     fn idle_auto_pools(&self) -> Vec<PoolKey> {
         let pools = lock(&self.pools);
         let is_idle = |pool: &&Arc<super::SharedPool>| {
             let plain = pool.key.host.is_none() && pool.cluster().is_none();
-            plain && pool.plan().entry == "*" && pool.pool.counts().open == 0
+            let counts = pool.pool.counts();
+            plain && pool.plan().entry == "*" && counts.open == counts.idle && counts.connecting == 0
         };
         pools.values().filter(is_idle).map(|pool| pool.key.clone()).collect()
     }
