@@ -50,6 +50,24 @@ impl<C: Connection> Drop for Permit<C> {
     }
 }
 
+/// Why a pool closes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retirement {
+    /// It is older than [`Limits::lifetime`](crate::Limits::lifetime).
+    Lifetime,
+    /// Nobody has used it for [`Limits::idle_timeout`](crate::Limits::idle_timeout).
+    Idle,
+    /// All of its time are replaced, or the pool is closed.
+    Replaced,
+    /// There are more than there may be, or another pool needs its place.
+    Surplus,
+    /// [`Connection::is_usable`] says no.
+    Unusable,
+    /// Its client gave it back to be closed.
+    Released,
+}
+
 /// What stays the same while a connection moves between cores.
 pub(crate) struct Record<C: Connection> {
     pub(crate) born: Instant,

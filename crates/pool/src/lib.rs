@@ -87,6 +87,7 @@ pub use self::{
     checkout::Checkout,
     courier::Courier,
     error::CheckoutError,
+    held::Retirement,
     lease::{Fate, Lease},
     limits::Limits,
     local::Local,
@@ -131,6 +132,11 @@ pub trait Host<C: Connection> {
     /// Clean a connection that was released with [`Fate::Clean`], and release it again. By default it is closed.
     fn clean(&self, lease: Lease<C>) {
         drop(lease);
+    }
+
+    /// The pool is about to close a connection, for this reason: for logs. Nothing by default.
+    fn retire(&self, conn: &C, why: Retirement) {
+        let _ = (conn, why);
     }
 
     /// Run this future: a connection goes to another core and was not ready to do so at once. By default it is closed.

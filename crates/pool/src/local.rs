@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    Checkout, CheckoutError, Connection, Courier, Fate, Host, Lease, Limits, Pool, Slot,
+    Checkout, CheckoutError, Connection, Courier, Fate, Host, Lease, Limits, Pool, Retirement, Slot,
     board::{Line, Stamp, lower, raise},
     checkout::Answer,
     courier::{Parcel, Promise},
@@ -207,25 +207,42 @@ impl<C: Connection> Inner<C> {
             };
             self.pool.board.publish_taken(self.core, idle.len());
             drop(idle);
-            if self.is_current(&mut held) && held.conn.is_usable() {
-                return Some(held);
+            match self.usable(&mut held) {
+                Ok(()) => return Some(held),
+                Err(why) => self.retire(held, why),
             }
         }
     }
 
-    /// Is the connection of the present generation and within its lifetime?
+    /// A client may have the connection, or it is to be closed.
     #[inline]
-    pub(crate) fn is_current(&self, held: &mut Held<C>) -> bool {
+    pub(crate) fn usable(&self, held: &mut Held<C>) -> Result<(), Retirement> {
+        self.current(held)?;
+        if held.conn.is_usable() { Ok(()) } else { Err(Retirement::Unusable) }
+    }
+
+    /// Closes a connection.
+    #[cold]
+    pub(crate) fn retire(&self, held: Box<Held<C>>, why: Retirement) {
+        self.host.retire(&held.conn, why);
+    }
+
+    /// The connection is of the present generation and within its lifetime, or why it is not.
+    #[inline]
+    fn current(&self, held: &mut Held<C>) -> Result<(), Retirement> {
         let record = &mut held.record;
         if record.judged != Some(self.epoch.get()) {
             let control = self.control.borrow();
             if record.generation != control.generation || control.closed.is_some() {
-                return false;
+                return Err(Retirement::Replaced);
             }
             record.expires = control.limits.life(record.early).and_then(|life| record.born.checked_add(life));
             record.judged = Some(control.epoch);
         }
-        record.expires.is_none_or(|expires| self.now.get() < expires)
+        match record.expires {
+            Some(expires) if self.now.get() >= expires => Err(Retirement::Lifetime),
+            _ => Ok(()),
+        }
     }
 
     /// A client, or the cleaner, gives a connection back.
@@ -234,9 +251,10 @@ impl<C: Connection> Inner<C> {
         self.observe(now);
         let line = self.line();
         let was = if held.cleaning { &line.cleaning } else { &line.active };
-        if fate == Fate::Close || !self.may_stay(&mut held) {
+        let stays = if fate == Fate::Close { Err(Retirement::Released) } else { self.stays(&mut held) };
+        if let Err(why) = stays {
             // Closed before it is no longer counted, so that a quiet pool is quiet.
-            drop(held);
+            self.retire(held, why);
             lower(was);
             self.seek();
         } else if fate == Fate::Clean {
@@ -261,10 +279,9 @@ impl<C: Connection> Inner<C> {
     /// A connection was opened.
     pub(crate) fn opened(self: &Rc<Self>, mut held: Box<Held<C>>, now: Instant) {
         self.observe(now);
-        if self.may_stay(&mut held) {
-            self.offer(held);
-        } else {
-            drop(held);
+        match self.stays(&mut held) {
+            Ok(()) => self.offer(held),
+            Err(why) => self.retire(held, why),
         }
         self.pool.nudge_waiting();
         self.seek();
@@ -272,9 +289,11 @@ impl<C: Connection> Inner<C> {
     }
 
     #[inline]
-    fn may_stay(&self, held: &mut Held<C>) -> bool {
+    fn stays(&self, held: &mut Held<C>) -> Result<(), Retirement> {
+        self.current(held)?;
         let ceiling = self.ceiling.get();
-        self.is_current(held) && !(self.pool.permits.open() > ceiling && held.record.permit.shed(ceiling))
+        let is_surplus = self.pool.permits.open() > ceiling && held.record.permit.shed(ceiling);
+        if is_surplus { Err(Retirement::Surplus) } else { Ok(()) }
     }
 
     /// A connection is free: give it to the oldest client here, unless one elsewhere has waited notably longer; with
@@ -349,8 +368,10 @@ impl<C: Connection> Inner<C> {
         promise.keep();
         let conn = C::unpark(parked);
         let mut held = Box::new(Held { conn, cleaning: false, record });
-        if self.may_stay(&mut held) && held.conn.is_usable() {
-            self.offer(held);
+        match self.stays(&mut held) {
+            Ok(()) if held.conn.is_usable() => self.offer(held),
+            Ok(()) => self.retire(held, Retirement::Unusable),
+            Err(why) => self.retire(held, why),
         }
     }
 

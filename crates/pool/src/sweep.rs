@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use crate::{Connection, Limits, board::Stamp, held::Held, local::Inner};
+use crate::{Connection, Limits, Retirement, board::Stamp, held::Held, local::Inner};
 
 impl<C: Connection> Inner<C> {
     pub(crate) fn sweep(self: &Rc<Self>, now: Instant) {
@@ -14,8 +14,13 @@ impl<C: Connection> Inner<C> {
     }
 
     fn retire_idle(self: &Rc<Self>, limits: &Limits) {
-        let mut kept = self.idle.take();
-        kept.retain_mut(|held| self.stays_idle(held, limits));
+        let (found, mut kept) = (self.idle.take(), Vec::new());
+        for mut held in found {
+            match self.stays_idle(&mut held, limits) {
+                Ok(()) => kept.push(held),
+                Err(why) => self.retire(held, why),
+            }
+        }
         let mut idle = self.idle.borrow_mut();
         // A connection that was put down while others were closed is the warmest.
         kept.append(&mut idle);
@@ -23,15 +28,16 @@ impl<C: Connection> Inner<C> {
         self.pool.board.publish_idle(self.core, idle.len());
     }
 
-    fn stays_idle(&self, held: &mut Held<C>, limits: &Limits) -> bool {
-        if !self.is_current(held) || !held.conn.is_usable() {
-            return false;
-        }
+    fn stays_idle(&self, held: &mut Held<C>, limits: &Limits) -> Result<(), Retirement> {
+        self.usable(held)?;
         let since = held.record.released.unwrap_or(held.record.born);
         let idle = self.now().saturating_duration_since(since);
         let too_long = limits.idle_timeout.is_some_and(|timeout| idle >= timeout);
-        let keep = if too_long { limits.min.min(limits.size) } else { limits.size };
-        !held.record.permit.shed(keep)
+        let (keep, why) = match too_long {
+            true => (limits.min.min(limits.size), Retirement::Idle),
+            false => (limits.size, Retirement::Surplus),
+        };
+        if held.record.permit.shed(keep) { Err(why) } else { Ok(()) }
     }
 
     /// Closes the connection that was put down first, if any is idle still.
@@ -44,7 +50,7 @@ impl<C: Connection> Inner<C> {
         self.pool.board.publish_taken(self.core, idle.len());
         drop(idle);
         // Outside of the borrow: closing runs the connection's own code.
-        drop(coldest);
+        self.retire(coldest, Retirement::Surplus);
     }
 
     /// Connections beyond `size` for clients who have waited longer than `reserve_after`.

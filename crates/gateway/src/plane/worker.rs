@@ -14,7 +14,7 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
-use tidegate_pool::{Courier, Fate, Lease, Local, Slot};
+use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 
@@ -501,6 +501,12 @@ impl tidegate_pool::Host<Server> for PoolHost {
         worker.spawn_chore(id, task);
     }
 
+    fn retire(&self, server: &Server, why: Retirement) {
+        if let Some((worker, pool)) = self.upgrade() {
+            log_closed(&worker.gateway.setup(), &pool.shared.key, server, why);
+        }
+    }
+
     fn send(&self, courier: Courier<Server>) {
         if let Some(worker) = self.worker.upgrade() {
             worker.spawn_chore(0, courier);
@@ -555,6 +561,25 @@ fn log_opened(setup: &Setup, key: &PoolKey, identity: &Identity) {
     if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
         let from = identity.local.map_or_else(|| "unix".to_owned(), |local| local.to_string());
         tracing::info!("S-{}: {database}/{user}@{host} new connection to server (from {from})", identity.id);
+    }
+}
+
+/// Tells the log of a connection that the pool closes, likewise.
+fn log_closed(setup: &Setup, key: &PoolKey, server: &Server, why: Retirement) {
+    let (identity, PoolKey { database, user, .. }) = (&server.identity, key);
+    let (id, host) = (identity.id, &identity.address.host);
+    tracing::debug!(%database, %user, server = %host, pid = identity.pid, ?why, "server closed");
+    if setup.config.listen.dialect == Dialect::Pgbouncer && setup.config.log.disconnections {
+        let reason = match why {
+            Retirement::Lifetime => "server lifetime over",
+            Retirement::Idle => "server idle timeout",
+            Retirement::Replaced => "obsolete connection",
+            Retirement::Surplus => "evicted",
+            Retirement::Released if !server.doomed => "unclean server",
+            _ => "server conn crashed?",
+        };
+        let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());
+        tracing::info!("S-{id}: {database}/{user}@{host} closing because: {reason} (age={age}s)");
     }
 }
 

@@ -65,6 +65,21 @@ fn a_login_to_the_console_is_in_the_log() {
     eventually("its end is logged", || has("closing because: client close request"));
 }
 
+#[test]
+fn a_server_that_is_closed_is_in_the_log_with_the_reason() {
+    let closed = |lines: &str, why: &str, end: &dyn Fn(&str)| {
+        let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\n{lines}\n"));
+        let backend = bouncer.client("shop").backend();
+        end(&backend);
+        let said = format!("closing because: {why} (age=");
+        let is_said = |line: &str| line.contains("S-") && line.contains("shop/postgres@") && line.contains(&said);
+        eventually(why, || bouncer.log().lines().any(is_said));
+    };
+    closed("server_idle_timeout = 0.1", "server idle timeout", &|_| {});
+    closed("server_lifetime = 0.1", "server lifetime over", &|_| {});
+    closed("", "server conn crashed?", &|backend| server().kill_backend(backend));
+}
+
 /// As PgBouncer, which says so and goes on.
 #[test]
 fn a_connect_query_that_fails_is_told_and_does_no_harm() {
