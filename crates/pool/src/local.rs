@@ -209,7 +209,7 @@ impl<C: Connection> Inner<C> {
             drop(idle);
             match self.usable(&mut held) {
                 Ok(()) => return Some(held),
-                Err(why) => self.retire(held, why),
+                Err(why) => self.retire(&held, why),
             }
         }
     }
@@ -221,9 +221,9 @@ impl<C: Connection> Inner<C> {
         if held.conn.is_usable() { Ok(()) } else { Err(Retirement::Unusable) }
     }
 
-    /// Closes a connection.
+    /// Tells the host of a connection that is about to be dropped.
     #[cold]
-    pub(crate) fn retire(&self, held: Box<Held<C>>, why: Retirement) {
+    pub(crate) fn retire(&self, held: &Held<C>, why: Retirement) {
         self.host.retire(&held.conn, why);
     }
 
@@ -253,8 +253,9 @@ impl<C: Connection> Inner<C> {
         let was = if held.cleaning { &line.cleaning } else { &line.active };
         let stays = if fate == Fate::Close { Err(Retirement::Released) } else { self.stays(&mut held) };
         if let Err(why) = stays {
+            self.retire(&held, why);
             // Closed before it is no longer counted, so that a quiet pool is quiet.
-            self.retire(held, why);
+            drop(held);
             lower(was);
             self.seek();
         } else if fate == Fate::Clean {
@@ -281,7 +282,10 @@ impl<C: Connection> Inner<C> {
         self.observe(now);
         match self.stays(&mut held) {
             Ok(()) => self.offer(held),
-            Err(why) => self.retire(held, why),
+            Err(why) => {
+                self.retire(&held, why);
+                drop(held);
+            }
         }
         self.pool.nudge_waiting();
         self.seek();
@@ -370,8 +374,8 @@ impl<C: Connection> Inner<C> {
         let mut held = Box::new(Held { conn, cleaning: false, record });
         match self.stays(&mut held) {
             Ok(()) if held.conn.is_usable() => self.offer(held),
-            Ok(()) => self.retire(held, Retirement::Unusable),
-            Err(why) => self.retire(held, why),
+            Ok(()) => self.retire(&held, Retirement::Unusable),
+            Err(why) => self.retire(&held, why),
         }
     }
 

@@ -18,7 +18,7 @@ impl<C: Connection> Inner<C> {
         for mut held in found {
             match self.stays_idle(&mut held, limits) {
                 Ok(()) => kept.push(held),
-                Err(why) => self.retire(held, why),
+                Err(why) => self.retire(&held, why),
             }
         }
         let mut idle = self.idle.borrow_mut();
@@ -50,7 +50,7 @@ impl<C: Connection> Inner<C> {
         self.pool.board.publish_taken(self.core, idle.len());
         drop(idle);
         // Outside of the borrow: closing runs the connection's own code.
-        self.retire(coldest, Retirement::Surplus);
+        self.retire(&coldest, Retirement::Surplus);
     }
 
     /// Connections beyond `size` for clients who have waited longer than `reserve_after`.
