@@ -51,6 +51,8 @@ pub(crate) struct Acks {
     calls: Mutex<Vec<Waker>>,
     /// How many those are, so that the usual answer needs no lock.
     called: AtomicUsize,
+    /// By what is lost, written or durable: whether nobody who waited for everything has been told yet.
+    untold: [AtomicUsize; 2],
 }
 
 impl Acks {
@@ -62,6 +64,7 @@ impl Acks {
             waiters: Mutex::new(Waiters::default()),
             calls: Mutex::new(Vec::new()),
             called: AtomicUsize::new(0),
+            untold: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
 
@@ -79,7 +82,23 @@ impl Acks {
     pub(crate) fn lose(&self, range: Range<u64>, ack: Ack) {
         lock(&self.waiters).lost.push((range, ack));
         self.losses.fetch_add(1, Ordering::SeqCst);
+        if ack < Ack::Durable {
+            self.untold[0].store(1, Ordering::SeqCst);
+        }
+        self.untold[1].store(1, Ordering::SeqCst);
         self.wake();
+    }
+
+    /// Whether anything was lost that is not as safe as `ack`, since somebody asked last.
+    pub(crate) fn take_untold(&self, ack: Ack) -> bool {
+        match ack {
+            Ack::Accepted => false,
+            Ack::Written => self.untold[0].swap(0, Ordering::SeqCst) > 0,
+            Ack::Durable => {
+                let written = self.untold[0].swap(0, Ordering::SeqCst) > 0;
+                self.untold[1].swap(0, Ordering::SeqCst) > 0 || written
+            }
+        }
     }
 
     pub(crate) fn written(&self) -> u64 {

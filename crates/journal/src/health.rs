@@ -1,6 +1,11 @@
 //! Whether the disk takes what it is given, said once when it changes.
 
-use std::{fmt, io, path::Path, time::Instant};
+use std::{
+    fmt,
+    io::{self, Write as _},
+    path::Path,
+    time::Instant,
+};
 
 use crate::{
     sink::Trouble,
@@ -138,7 +143,9 @@ impl Health {
     }
 
     fn tell(&self, event: &Event) {
-        crate::inside::enter(|| (self.listener)(event));
+        // Whoever listens must not end the thread that writes.
+        let told = || crate::inside::enter(|| (self.listener)(event));
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(told));
     }
 }
 
@@ -148,5 +155,6 @@ fn said(path: &Path, error: &io::Error) -> String {
 
 /// The usual listener: a line on standard error.
 pub(crate) fn to_stderr(event: &Event) {
-    eprintln!("journal: {event}");
+    // Standard error may be a file on the disk that is full.
+    let _ = writeln!(io::stderr(), "journal: {event}");
 }

@@ -17,10 +17,11 @@ use crate::{
     config::Config,
     error::{Lost, OpenError},
     folder::Ownership,
+    gap::Cause,
     health::{self, Event, Health, Listener},
     keeper::Keeper,
     note::{Ack, Class, Note},
-    producer::{Acked, Producer},
+    producer::{Acked, Producer, after},
     recovery::{self, Recovery},
     stats::{ClassStats, Stats},
     storage::{Disk, Storage},
@@ -67,9 +68,14 @@ impl Shared {
     fn flush(&self, ack: Ack, deadline: Instant) -> Result<bool, Lost> {
         for stripe in &self.stripes {
             let Some(last) = stripe.next_seq().checked_sub(1) else { continue };
-            match waiting::block_until(Acked::new(stripe, last, ack), Some(deadline)) {
-                Some(result) => result?,
-                None => return Ok(false),
+            let Some(result) = waiting::block_until(Acked::new(stripe, last, ack), Some(deadline)) else {
+                return Ok(false);
+            };
+            // Of all, not of the last alone; each loss is told once.
+            let has_lost = stripe.acks.take_untold(ack);
+            result?;
+            if has_lost {
+                return Err(Lost);
             }
         }
         Ok(true)
@@ -102,7 +108,8 @@ impl fmt::Debug for Journal {
 pub struct CloseReport {
     /// Records and gaps of this journal's whole life, on disk or not.
     pub numbered: u64,
-    /// Of these, what was handed to the operating system in time.
+    /// Of these, what was handed to the operating system in time; the rest are [`unwritten`](Self::unwritten), or were
+    /// displaced by younger ones.
     pub written: u64,
     /// Records that were accepted and did not reach the operating system: still in memory at the deadline.
     pub unwritten: u64,
@@ -232,7 +239,7 @@ impl Journal {
     /// # Errors
     /// [`Lost`] if the disk failed for good.
     pub fn flush(&self, ack: Ack, deadline: Duration) -> Result<bool, Lost> {
-        self.shared.flush(ack, Instant::now() + deadline)
+        self.shared.flush(ack, after(deadline))
     }
 
     /// Lets go of the open segments: what comes next goes to new ones. For a log rotation that renamed them. Whoever does
@@ -251,7 +258,7 @@ impl Journal {
             next(panic);
             // A panic inside the journal must not wait for itself.
             if let Some(shared) = shared.upgrade().filter(|_| !crate::inside::is_inside()) {
-                let _ = shared.flush(Ack::Written, Instant::now() + deadline);
+                let _ = shared.flush(Ack::Written, after(deadline));
             }
         }));
     }
@@ -280,9 +287,11 @@ impl Journal {
         let mut report = CloseReport { numbered: 0, written: 0, unwritten: 0, lost, took: begun.elapsed() };
         for stripe in &self.shared.stripes {
             let (first, next, written) = (stripe.first_seq(), stripe.next_seq(), stripe.acks.written());
+            let displaced: u64 = stripe.staged().2.iter().map(|books| books.lost[Cause::Oldest as usize]).sum();
             report.numbered += next - first;
-            report.written += written - first;
             report.unwritten += next - written;
+            // Those were numbered and never written.
+            report.written += (written - first).saturating_sub(displaced);
         }
         report
     }

@@ -130,7 +130,10 @@ impl Keeper {
                 return;
             }
             let path = plain.name.path(&self.config.folder);
-            self.reported(&path, crate::pack::pack(&self.config.folder, &plain.name, level));
+            let packed = crate::pack::pack(&self.config.folder, &plain.name, level, &self.stopped);
+            if !self.stopped.load(Ordering::Acquire) {
+                self.reported(&path, packed);
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Ended segments, packed with zstd.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::atomic::AtomicBool};
 
 use crate::segment::SegmentName;
 
 /// Packs a segment: the packed file is complete and durable before the plain one goes.
 #[cfg(feature = "zstd")]
-pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32) -> io::Result<()> {
+pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32, stopped: &AtomicBool) -> io::Result<()> {
     use std::{fs, io::Write as _};
 
     let (plain, packed) = (name.path(folder), SegmentName { packed: true, ..name.clone() });
@@ -14,7 +14,7 @@ pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32) -> io::Result<
     let mut file = fs::File::create(&unfinished)?;
     let result = (|| {
         file.write_all(&preface(&plain)?)?;
-        zstd::stream::copy_encode(fs::File::open(&plain)?, &mut file, level)?;
+        encode(&mut fs::File::open(&plain)?, &mut file, level, stopped)?;
         // Retention goes by the time of the last record, not of the packing.
         file.set_modified(fs::metadata(&plain)?.modified()?)?;
         file.sync_all()?;
@@ -27,6 +27,32 @@ pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32) -> io::Result<
     }
     fs::remove_file(plain)
 }
+
+/// Packs all of it, unless it is to stop: then it begins anew another time.
+#[cfg(feature = "zstd")]
+fn encode(plain: &mut std::fs::File, packed: &mut std::fs::File, level: i32, stopped: &AtomicBool) -> io::Result<()> {
+    use std::{
+        io::{Read as _, Write as _},
+        sync::atomic::Ordering,
+    };
+
+    let mut encoder = zstd::stream::write::Encoder::new(packed, level)?;
+    let mut block = vec![0; BLOCK_BYTES];
+    loop {
+        if stopped.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match plain.read(&mut block)? {
+            0 => break,
+            read => encoder.write_all(&block[..read])?,
+        }
+    }
+    encoder.finish().map(drop)
+}
+
+/// Between two looks whether it is to stop.
+#[cfg(feature = "zstd")]
+const BLOCK_BYTES: usize = 256 << 10;
 
 /// The frame that zstd skips: what a reader wants to know before it unpacks.
 #[cfg(feature = "zstd")]
@@ -47,7 +73,7 @@ fn preface(plain: &Path) -> io::Result<Vec<u8>> {
 pub(crate) const PREFACE_MAGIC: u32 = 0x184D_2A5A;
 
 #[cfg(not(feature = "zstd"))]
-pub(crate) fn pack(_: &Path, _: &SegmentName, _: i32) -> io::Result<()> {
+pub(crate) fn pack(_: &Path, _: &SegmentName, _: i32, _: &AtomicBool) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

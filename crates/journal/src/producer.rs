@@ -57,7 +57,7 @@ impl Producer {
     pub fn offer(&self, note: Note<'_>) -> Result<Ticket, Refused> {
         let (framed, ack) = self.frame(note)?;
         match self.try_in_turn(&framed, ack, Patience::Leaves) {
-            Ok(seq) => Ok(self.ticket(seq)),
+            Ok(seq) => Ok(self.ticket(seq, &framed, ack)),
             Err(outside) => Err(self.refuse(&framed, outside)),
         }
     }
@@ -82,7 +82,7 @@ impl Producer {
     pub fn append_blocking(&self, note: Note<'_>) -> Result<Ticket, Refused> {
         let (framed, ack) = self.frame(note)?;
         match self.try_in_turn(&framed, ack, Patience::Writes) {
-            Ok(seq) => Ok(self.ticket(seq)),
+            Ok(seq) => Ok(self.ticket(seq, &framed, ack)),
             Err(Outside::Full) => waiting::block(Appending::new(self, note, Patience::Writes)),
             Err(outside) => Err(self.refuse(&framed, outside)),
         }
@@ -124,7 +124,7 @@ impl Producer {
     /// # Panics
     /// If the ticket is of another journal with more stripes.
     pub fn wait(&self, ticket: Ticket, ack: Ack) -> Acked<'_> {
-        Acked::new(self.shared.stripe(ticket.stripe), ticket.seq, ack)
+        Acked { may_go: ticket.may_go, ..Acked::new(self.shared.stripe(ticket.stripe), ticket.seq, ack) }
     }
 
     /// Waits for a record that asked for as much when it was appended, so the writer knows.
@@ -139,8 +139,10 @@ impl Producer {
     }
 
     #[inline]
-    fn ticket(&self, seq: u64) -> Ticket {
-        Ticket { stripe: self.stripe.index, seq }
+    fn ticket(&self, seq: u64, framed: &Framed<'_>, ack: Ack) -> Ticket {
+        let class = &self.shared.config.classes[usize::from(framed.class.index())];
+        let may_go = ack == Ack::Accepted && class.overload == Overload::DropOldest;
+        Ticket { stripe: self.stripe.index, seq, may_go }
     }
 
     /// In line with whoever appends: handed over in memory, its parts would be read before they are there.
@@ -266,7 +268,7 @@ impl<'a> Appending<'a> {
                 Some(Standing::Granted) | None => {}
             }
             let refused = match self.attempt(&framed, ack) {
-                Ok(seq) => return Poll::Ready(Ok(self.producer.ticket(seq))),
+                Ok(seq) => return Poll::Ready(Ok(self.producer.ticket(seq, &framed, ack))),
                 Err(Outside::Full) => self.full(&framed, context),
                 Err(outside) => Some(self.producer.refuse(&framed, outside)),
             };
@@ -299,9 +301,14 @@ impl<'a> Appending<'a> {
             return Some(self.producer.refuse(framed, Outside::Full));
         };
         let shared = &self.producer.shared;
-        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + patience);
+        let deadline = *self.deadline.get_or_insert_with(|| after(patience));
         let (turn, nearest) = shared.budget.join(framed.bytes(), context.waker(), Some(deadline));
         self.turn = Some(turn);
+        if self.producer.stripe.is_closed() {
+            // Whoever closed it has sent away those in line before we came.
+            self.leave();
+            return Some(self.producer.refuse(framed, Outside::Closed));
+        }
         if nearest {
             shared.wake_clock();
         }
@@ -311,6 +318,13 @@ impl<'a> Appending<'a> {
         }
         None
     }
+}
+
+/// So long from now; a time that no clock has is one that nobody lives to see.
+pub(crate) fn after(time: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or_else(|| now + NEVER)
 }
 
 impl Future for Appending<'_> {
@@ -327,7 +341,7 @@ impl Future for Appending<'_> {
             Err(refused) => return Poll::Ready(Err(refused)),
         };
         match this.producer.try_in_turn(&framed, ack, this.patience) {
-            Ok(seq) => Poll::Ready(Ok(this.producer.ticket(seq))),
+            Ok(seq) => Poll::Ready(Ok(this.producer.ticket(seq, &framed, ack))),
             Err(outside) => this.stay_outside(framed, ack, outside, context),
         }
     }
@@ -347,11 +361,13 @@ pub struct Acked<'a> {
     ack: Ack,
     seat: Option<Seat>,
     demanded: bool,
+    /// See [`Ticket`].
+    may_go: bool,
 }
 
 impl<'a> Acked<'a> {
     pub(crate) fn new(stripe: &'a Stripe, seq: u64, ack: Ack) -> Self {
-        Self { stripe, seq, ack, seat: None, demanded: false }
+        Self { stripe, seq, ack, seat: None, demanded: false, may_go: false }
     }
 }
 
@@ -370,6 +386,13 @@ impl Future for Acked<'_> {
         if polled.is_pending() && !this.demanded {
             this.demanded = true;
             this.stripe.demand(this.ack);
+        }
+        if this.may_go
+            && polled == Poll::Ready(Ok(()))
+            && this.ack > Ack::Accepted
+            && this.stripe.is_displaced(this.seq)
+        {
+            return Poll::Ready(Err(Lost));
         }
         polled
     }

@@ -59,6 +59,8 @@ pub(crate) struct Scan {
     found: usize,
     last_seq: Option<u64>,
     ended: Option<Option<Sum>>,
+    /// What follows cannot be unpacked.
+    is_broken: bool,
 }
 
 impl Scan {
@@ -78,7 +80,8 @@ impl Scan {
         let header =
             Header { stripe: 0, salt: 0, number: 0, first_seq: 0, created: crate::Time::MIN, preallocated: false };
         let (buffer, last_seq, ended) = (Vec::new(), None, None);
-        let mut scan = Self { source, header, buffer, start: 0, base: 0, found: 0, last_seq, ended };
+        let (start, base, found, is_broken) = (0, 0, 0, false);
+        let mut scan = Self { source, header, buffer, start, base, found, last_seq, ended, is_broken };
         scan.fill(HEADER_BYTES)?;
         let Some(header) = Header::from_bytes(&scan.buffer) else { return Ok(None) };
         if expected.is_some_and(|expected| expected != header) {
@@ -179,16 +182,27 @@ impl Scan {
 
     /// What follows is no frame, or not a whole one.
     fn end_of_frames(&mut self, available: usize, tail: Tail) -> io::Result<Step> {
-        if tail == Tail::Live {
+        if let (Tail::Live, Source::Plain(_)) = (tail, &self.source) {
+            let at = self.offset();
+            // Behind the frames of a ring stands what was there before, which is none of its frames.
+            if available > 0 && !self.header.preallocated && self.find_frame()? {
+                return Ok(Step::Damage { at, bytes: self.offset() - at });
+            }
             // What is no frame now may be one later, with other bytes.
-            self.buffer.truncate(self.start);
+            (self.base, self.start) = (at, 0);
+            self.buffer.clear();
             return Ok(Step::Pending);
+        }
+        let at = self.offset();
+        if self.is_broken {
+            self.start = self.buffer.len();
+            self.ended = Some(None);
+            return Ok(Step::Damage { at, bytes: self.offset() - at });
         }
         if available == 0 {
             self.ended = Some(None);
             return Ok(Step::End(None));
         }
-        let at = self.offset();
         if self.find_frame()? {
             return Ok(Step::Damage { at, bytes: self.offset() - at });
         }
@@ -231,7 +245,14 @@ impl Scan {
             self.buffer.resize(len + READ_BYTES, 0);
             let read = match &mut self.source {
                 Source::Plain(file) => read_at(file, &mut self.buffer[len..], self.base + len as u64),
-                Source::Packed(stream) => stream.read(&mut self.buffer[len..]),
+                Source::Packed(stream) => match stream.read(&mut self.buffer[len..]) {
+                    // Not the system says so, but who unpacks it.
+                    Err(error) if error.raw_os_error().is_none() => {
+                        self.is_broken = true;
+                        Ok(0)
+                    }
+                    read => read,
+                },
             };
             self.buffer.truncate(len + *read.as_ref().unwrap_or(&0));
             if read? == 0 {

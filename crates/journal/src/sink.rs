@@ -2,8 +2,9 @@
 //!
 //! A batch is kept until then. If a write or a sync fails, the segment is given up for good (a sync that is tried again
 //! reports success for pages that the system has thrown away) and the whole batch goes to a fresh one; readers know
-//! records that they have seen by their numbers. A full disk is no such failure: what was begun is cut off, and the batch
-//! is tried again on the same segment.
+//! records that they have seen by their numbers. What earlier batches wrote to it and no sync has reached is in doubt: it
+//! will never be called durable. A disk that is full when it is written to is no such failure: what was begun is cut off,
+//! and the batch is tried again on the same segment.
 
 use std::{
     collections::VecDeque,
@@ -34,6 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Ended {
     pub(crate) file: Box<dyn SegmentFile>,
     pub(crate) path: PathBuf,
+    /// Those that no sync has reached.
     pub(crate) seqs: Range<u64>,
 }
 
@@ -67,6 +69,8 @@ struct Open {
     records: u64,
     first_seq: u64,
     end_seq: u64,
+    /// Numbers below are durable.
+    synced_seq: u64,
     times: Option<(Time, Time)>,
     unsynced: bool,
     /// The folder knows its name for good.
@@ -82,6 +86,21 @@ struct Pending {
     next: usize,
 }
 
+impl Pending {
+    /// Numbers from here on are stored again if anything fails.
+    fn first_seq(&self) -> u64 {
+        self.batch.chunks.iter().find_map(Chunk::seqs).map_or(self.batch.end, |(first, _)| first)
+    }
+}
+
+/// What went wrong with a batch.
+struct Failure {
+    error: io::Error,
+    path: PathBuf,
+    /// A sync it was: whatever the reason, it cannot be tried again.
+    is_sync: bool,
+}
+
 pub(crate) struct Sink {
     config: Arc<Config>,
     storage: Arc<dyn Storage>,
@@ -93,7 +112,7 @@ pub(crate) struct Sink {
     /// Files of the ring, the oldest first.
     ring: VecDeque<u64>,
     ended: Vec<Ended>,
-    /// Numbers that a failed sync may have lost if the power fails, but for those that are stored again.
+    /// Numbers that a failure has left in doubt: they may be lost if the power fails.
     unsafe_seqs: Vec<Range<u64>>,
     lines: Vec<u8>,
     pub(crate) counts: SinkCounts,
@@ -161,12 +180,11 @@ impl Sink {
                 self.next_seq = pending.batch.end;
                 Ok(Some(pending.batch))
             }
-            Err((error, path)) => {
+            Err(Failure { error, path, is_sync }) => {
                 let cut = self.cut();
-                let gives_up = !is_full(&error) || cut.is_err();
-                let poisoned = gives_up && self.open.take().is_some();
+                let gives_up = is_sync || !is_full(&error) || cut.is_err();
+                let poisoned = gives_up && self.give_up(&pending);
                 if poisoned {
-                    self.counts.poisoned += 1;
                     pending.next = 0;
                 }
                 self.pending = Some(pending);
@@ -175,24 +193,46 @@ impl Sink {
         }
     }
 
-    fn store_all(&mut self, pending: &mut Pending) -> Result<(), (io::Error, PathBuf)> {
+    /// Writes to the open segment no more. `false`: there is none.
+    fn give_up(&mut self, pending: &Pending) -> bool {
+        let Some(open) = self.open.take() else { return false };
+        self.counts.poisoned += 1;
+        let again = pending.first_seq();
+        self.doubt(open.synced_seq..open.end_seq.min(again));
+        if open.first_seq >= again && matches!(self.config.space, Space::Segments { .. }) {
+            // Everything in it is stored again. A disk that goes on failing would fill the folder with such files, and
+            // retention would let whole ones go for them.
+            let _ = self.storage.remove(&open.path);
+        }
+        true
+    }
+
+    /// These may be lost if the power fails, and nobody can do anything about it.
+    fn doubt(&mut self, seqs: Range<u64>) {
+        if !seqs.is_empty() {
+            self.unsafe_seqs.push(seqs);
+        }
+    }
+
+    fn store_all(&mut self, pending: &mut Pending) -> Result<(), Failure> {
         while let Some(chunk) = pending.batch.chunks.get_mut(pending.next) {
-            self.write(chunk).map_err(|error| (error, self.path()))?;
+            self.write(chunk).map_err(|error| Failure { error, path: self.path(), is_sync: false })?;
             pending.next += 1;
         }
         if pending.batch.ask == Ack::Durable {
-            self.sync_ended()?;
-            self.sync().map_err(|error| (error, self.path()))?;
+            self.sync_ended(pending)?;
+            self.sync().map_err(|error| Failure { error, path: self.path(), is_sync: true })?;
         }
         Ok(())
     }
 
-    /// Segments that were ended in the middle of the batch hold a part of it.
-    fn sync_ended(&mut self) -> Result<(), (io::Error, PathBuf)> {
+    /// Segments that were ended in the middle of the batch hold a part of it, which is stored again if they fail.
+    fn sync_ended(&mut self, pending: &mut Pending) -> Result<(), Failure> {
         while let Some(mut ended) = self.ended.pop() {
             if let Err(error) = ended.file.sync() {
-                self.unsafe_seqs.push(ended.seqs);
-                return Err((error, ended.path));
+                self.doubt(ended.seqs.start..ended.seqs.end.min(pending.first_seq()));
+                pending.next = 0;
+                return Err(Failure { error, path: ended.path, is_sync: true });
             }
         }
         Ok(())
@@ -241,7 +281,9 @@ impl Sink {
         let old = self.config.segment_age.is_some_and(|age| now.duration_since(open.since) >= age);
         if !is_ring && open.file.size()? != open.bytes {
             // Somebody cut it. What is left is theirs; writing on would leave a hole.
+            let unsynced = open.synced_seq..open.end_seq;
             self.open = None;
+            self.doubt(unsynced);
             return Ok(());
         }
         let looks = now.duration_since(open.looked) >= LOOK_EVERY;
@@ -269,7 +311,7 @@ impl Sink {
                 let _ = open.file.truncate(open.bytes);
             }
         }
-        self.ended.push(Ended { file: open.file, path: open.path, seqs: open.first_seq..open.end_seq });
+        self.ended.push(Ended { file: open.file, path: open.path, seqs: open.synced_seq..open.end_seq });
     }
 
     fn begin(&mut self, first_seq: u64) -> io::Result<Open> {
@@ -319,6 +361,7 @@ impl Sink {
             records: 0,
             first_seq: seq,
             end_seq: seq,
+            synced_seq: seq,
             times: None,
             unsynced: true,
             named: false,
@@ -354,7 +397,7 @@ impl Sink {
             self.storage.sync_folder(&self.config.folder)?;
             open.named = true;
         }
-        open.unsynced = false;
+        (open.unsynced, open.synced_seq) = (false, open.end_seq);
         self.counts.syncs += 1;
         self.counts.sync_time_last = begun.elapsed();
         Ok(())

@@ -6,6 +6,7 @@
 use std::{
     collections::VecDeque,
     mem,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -138,6 +139,32 @@ pub(crate) struct Staging {
     /// Records seen by a sampled class while it is sampled.
     samples: Box<[u32]>,
     books: Box<[ClassBooks]>,
+    displaced: Displaced,
+}
+
+/// Numbers whose records had to go. The oldest of very many stand for all between them.
+#[derive(Debug, Default)]
+struct Displaced(VecDeque<Range<u64>>);
+
+impl Displaced {
+    /// As many stretches as are kept apart.
+    const MAX: usize = 1024;
+
+    fn note(&mut self, seq: u64) {
+        match self.0.back_mut() {
+            Some(last) if last.end == seq => last.end += 1,
+            _ => self.0.push_back(seq..seq + 1),
+        }
+        if self.0.len() > Self::MAX
+            && let (Some(oldest), Some(next)) = (self.0.pop_front(), self.0.front_mut())
+        {
+            *next = oldest.start.min(next.start)..oldest.end.max(next.end);
+        }
+    }
+
+    fn has(&self, seq: u64) -> bool {
+        self.0.iter().any(|range| range.contains(&seq))
+    }
 }
 
 impl Staging {
@@ -155,6 +182,7 @@ impl Staging {
             closed: false,
             samples: vec![0; classes].into(),
             books: vec![ClassBooks::default(); classes].into(),
+            displaced: Displaced::default(),
         }
     }
 
@@ -262,7 +290,7 @@ impl Staging {
     }
 
     fn strip(&mut self, at: usize, classes: &[ClassConfig]) {
-        let Self { full, losses, books, .. } = self;
+        let Self { full, losses, books, displaced, .. } = self;
         full[at].strip(|frame| {
             let class = usize::from(frame.class.index());
             let drops = frame.kind == Kind::Record && classes[class].overload == Overload::DropOldest;
@@ -270,6 +298,7 @@ impl Staging {
                 let gap = Gap::new(frame.class, Cause::Oldest, frame.payload.len(), frame.time);
                 books[class].lose(&gap);
                 losses.add(&gap);
+                displaced.note(frame.seq);
             }
             drops
         });
@@ -317,13 +346,14 @@ impl Staging {
         if self.closed {
             return Taken::Ended;
         }
-        let Some(age) = age else {
+        if age.is_none() && gathering.is_none() {
             self.attention = Attention::Idle;
             return Taken::Idle;
-        };
+        }
+        // Somebody may ask for what was taken before, with nothing here.
         let (asks, wait) = gathering.unwrap_or((1, pace.linger));
         self.attention = Attention::Lingering { asks };
-        Taken::Linger(wait.min(pace.linger.saturating_sub(age)))
+        Taken::Linger(age.map_or(wait, |age| wait.min(pace.linger.saturating_sub(age))))
     }
 
     /// Hands full chunks to a producer that writes them in the writer's place. The writer's wishes stay as they are, as it
@@ -396,6 +426,11 @@ impl Staging {
         }
         self.full.extend(self.current.take());
         self.full.push_back(chunk);
+    }
+
+    /// Whether the record had to go for a younger one.
+    pub(crate) fn is_displaced(&self, seq: u64) -> bool {
+        self.displaced.has(seq)
     }
 
     /// How many records are waited for.
@@ -476,6 +511,10 @@ mod tests {
         assert_eq!(asks(staging.take(&pace, begun + QUIET)), None, "there is one more");
         assert_eq!(asks(staging.take(&pace, begun + QUIET + QUIET / 2)), None, "woken early");
         assert_eq!(asks(staging.take(&pace, begun + 2 * QUIET)), Some(2));
+        // Somebody asks for what was taken already, and nobody else comes.
+        staging.demand(Ack::Durable);
+        assert_eq!(asks(staging.take(&pace, begun + 3 * QUIET)), None);
+        assert_eq!(asks(staging.take(&pace, begun + 4 * QUIET)), Some(0));
         // They come one by one, and the time is over.
         ask(&mut staging, &budget);
         assert_eq!(asks(staging.take(&pace, begun + 10 * QUIET)), Some(1));

@@ -11,8 +11,8 @@ use crate::{
 
 /// A journal in figures, summed over its stripes without stopping them.
 ///
-/// At rest, for each class: offered = accepted + lost at the door, and over all classes accepted = written + displaced
-/// (lost to [`Cause::Oldest`]), but for gap records, which are written and not offered.
+/// At rest, for each class: offered = accepted + lost at the door, and over all classes accepted + gaps = written +
+/// displaced (lost to [`Cause::Oldest`]): gap records are written and not offered.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
@@ -36,7 +36,7 @@ pub struct Stats {
     pub blocked: usize,
     /// Records (and gaps) that were numbered.
     pub numbered: u64,
-    /// Of these, how many are written: all below.
+    /// Of these, how many are written: all but those that wait and those that were displaced.
     pub written: u64,
     /// Of these, how many are durable: all below.
     pub durable: u64,
@@ -85,7 +85,8 @@ impl Stats {
         self.queued_bytes += staged_bytes + in_flight_bytes;
         self.disk_bytes += open_bytes;
         self.numbered += stripe.next_seq() - stripe.first_seq();
-        self.written += stripe.acks.written() - stripe.first_seq();
+        let displaced: u64 = books.iter().map(|books| books.lost[Cause::Oldest as usize]).sum();
+        self.written += (stripe.acks.written() - stripe.first_seq()).saturating_sub(displaced);
         self.durable += stripe.acks.durable() - stripe.first_seq();
         self.writes += counts.writes;
         self.written_bytes += counts.written_bytes;

@@ -356,7 +356,9 @@ impl Stripe {
         while let Some(mut segment) = ended.pop() {
             if let Err(error) = segment.file.sync() {
                 self.health.upkeep(&segment.path, &error);
-                self.acks.lose(segment.seqs, Ack::Durable);
+                if !segment.seqs.is_empty() {
+                    self.acks.lose(segment.seqs, Ack::Durable);
+                }
             }
         }
     }
@@ -367,6 +369,10 @@ impl Stripe {
 
     pub(crate) fn next_seq(&self) -> u64 {
         lock(&self.staging).next_seq()
+    }
+
+    pub(crate) fn is_displaced(&self, seq: u64) -> bool {
+        lock(&self.staging).is_displaced(seq)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -61,6 +61,12 @@ impl Works {
         self.0 & other.0 != 0
     }
 
+    /// Whether there are any, and all of them are among the others.
+    #[must_use]
+    pub const fn are_all_in(self, others: Self) -> bool {
+        self.0 != 0 && self.0 & !others.0 == 0
+    }
+
     /// There is none.
     #[must_use]
     pub const fn is_empty(self) -> bool {

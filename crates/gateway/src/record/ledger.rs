@@ -15,7 +15,7 @@ use tidegate_wire::{
 
 use super::{
     Witness,
-    decision::{Facts, decide, work_of},
+    decision::{Facts, decide, works_of},
     entry::{Draft, Kind},
     item::{Failure, Item, Said, anew, cut},
     recorder::{Over, Terms},
@@ -310,7 +310,7 @@ impl Ledger {
 
     fn write(&mut self, mut item: Box<Item>, reason: &str) {
         if self.terms.asks_works {
-            item.works = item.works.with(work_of(item.text()));
+            item.works = item.works.and(works_of(item.text()));
         }
         let (recorder, journal) = (&self.witness.recorder, &self.terms.journal);
         if journal.per == Per::Transaction {

@@ -87,8 +87,106 @@ fn jo_12_a_failed_sync_is_not_tried_again_on_the_same_file() {
     assert!(matches!(told.lock().unwrap()[0], Event::Poisoned { .. }));
     assert_eq!(journal.stats().poisoned, 1);
     journal.close(LONG);
-    assert_eq!(segments(folder.path()).len(), 2, "the record went to a fresh segment");
+    let files = segments(folder.path());
+    assert!(
+        files.len() == 1 && files[0].ends_with("journal-00-0000000002.tgj"),
+        "it went to a fresh segment: {files:?}"
+    );
     assert_eq!(payloads(folder.path()), [b"a"], "and is read once");
+}
+
+/// A disk whose next sync fails in this way, once told to.
+fn fails_to_sync(error: fn() -> io::Error) -> (Faulty, Arc<AtomicBool>) {
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = Arc::clone(&fails);
+    let disk = Faulty::new(move |call| match call {
+        Call::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, error()),
+        _ => Answer::Do,
+    });
+    (disk, fails)
+}
+
+#[test]
+fn jo_12_what_no_sync_has_reached_when_a_segment_is_given_up_is_never_durable() {
+    let folder = TempDir::new().unwrap();
+    let (disk, fails) = fails_to_sync(eio);
+    let (journal, _) = open(&folder, &disk);
+    let producer = journal.producer();
+    let wait = |ticket, ack| crate::block_on(producer.wait(ticket, ack));
+    let safe = producer.commit_blocking(note(b"safe").ack(Ack::Durable)).unwrap();
+    let written = producer.commit_blocking(note(b"written").ack(Ack::Written)).unwrap();
+    // There is nothing to be stored again but what is in the file that is given up.
+    fails.store(true, SeqCst);
+    assert_eq!(wait(written, Ack::Durable), Err(Lost));
+    assert_eq!(journal.flush(Ack::Durable, LONG), Err(Lost));
+    // Nor does a later sync make it so, nor one that fails under a record that is stored again.
+    producer.commit_blocking(note(b"more").ack(Ack::Written)).unwrap();
+    assert_eq!(journal.flush(Ack::Durable, LONG), Ok(true));
+    let other = producer.commit_blocking(note(b"other").ack(Ack::Written)).unwrap();
+    fails.store(true, SeqCst);
+    let last = producer.commit_blocking(note(b"last").ack(Ack::Durable)).unwrap();
+    for (ticket, outcome) in [(safe, Ok(())), (written, Err(Lost)), (other, Err(Lost)), (last, Ok(()))] {
+        assert_eq!(wait(ticket, Ack::Durable), outcome, "{ticket:?}");
+        assert_eq!(wait(ticket, Ack::Written), Ok(()), "{ticket:?}");
+    }
+    assert_eq!(journal.flush(Ack::Durable, LONG), Err(Lost), "whoever waits for all is told of each loss");
+    assert_eq!(journal.flush(Ack::Durable, LONG), Ok(true), "once");
+    assert_eq!(journal.stats().poisoned, 2);
+    assert!(journal.close(LONG).is_complete());
+    assert_eq!(payloads(folder.path()), [&b"safe"[..], b"written", b"more", b"other", b"last"]);
+}
+
+/// As on a network disk, or one that finds room only when it has to.
+#[test]
+fn jo_12_a_sync_that_finds_no_room_is_not_tried_again_on_the_same_file_either() {
+    for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
+        let folder = TempDir::new().unwrap();
+        let fails = Arc::new(AtomicBool::new(true));
+        let disk = Faulty::new(move |call| match call {
+            Call::Sync if fails.swap(false, SeqCst) => Answer::Fail(0, errno.into()),
+            _ => Answer::Do,
+        });
+        let (journal, told) = open(&folder, &disk);
+        journal.producer().commit_blocking(note(b"a").ack(Ack::Durable)).unwrap();
+        assert_eq!(journal.stats().poisoned, 1, "{errno}: {told:?}");
+        journal.close(LONG);
+        assert_eq!(payloads(folder.path()), [b"a"]);
+    }
+}
+
+/// Or those that fail would fill the folder, and retention let whole ones go for them.
+#[test]
+fn jo_12_segments_in_which_nothing_is_but_what_is_stored_again_do_not_stay() {
+    let folder = TempDir::new().unwrap();
+    let failures = Arc::new(AtomicUsize::new(0));
+    let failed = Arc::clone(&failures);
+    let disk = Faulty::new(move |call| match call {
+        Call::Write(_) | Call::Sync if failed.load(SeqCst) > 0 => {
+            failed.fetch_sub(1, SeqCst);
+            Answer::Fail(0, eio())
+        }
+        _ => Answer::Do,
+    });
+    let (journal, _) = open(&folder, &disk);
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"whole").ack(Ack::Durable)).unwrap();
+    failures.store(5, SeqCst);
+    producer.commit_blocking(note(b"again").ack(Ack::Durable)).unwrap();
+    journal.close(LONG);
+    assert_eq!(payloads(folder.path()), [&b"whole"[..], b"again"]);
+    assert_eq!(segments(folder.path()).len(), 2, "the one that is whole, and the one that took the record in the end");
+}
+
+#[test]
+fn a_listener_that_panics_does_not_end_the_writer() {
+    let folder = TempDir::new().unwrap();
+    let (disk, fails) = fails_to_sync(eio);
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| panic!("cannot tell")).unwrap();
+    fails.store(true, SeqCst);
+    for _ in 0..2 {
+        journal.producer().commit_blocking(note(b"a").ack(Ack::Durable)).unwrap();
+    }
+    assert!(journal.close(LONG).is_complete());
 }
 
 #[test]

@@ -59,6 +59,10 @@ fn payloads(folder: &Path) -> Vec<Vec<u8>> {
     found
 }
 
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
 /// Waits for something that other threads bring about.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, Cause, Class, ClassConfig, Config, Journal, Note, Overload, Refused, verify};
+use tidegate_journal::{Ack, Cause, Class, ClassConfig, Config, Journal, Lost, Note, Overload, Refused, verify};
 
 use crate::{LONG, faults::Faulty, payloads, small};
 
@@ -124,13 +124,33 @@ fn jo_19_records_that_are_waited_for_are_not_displaced() {
     }
     disk.go();
     assert!(journal.flush(Ack::Written, LONG).unwrap());
-    assert_eq!(futures_block(producer.wait(ticket, Ack::Written)), Ok(()));
+    assert_eq!(crate::block_on(producer.wait(ticket, Ack::Written)), Ok(()));
     assert!(payloads(folder.path()).contains(&b"audited".to_vec()));
     balance(&journal, &folder);
 }
 
-fn futures_block<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+#[test]
+fn jo_19_who_waits_for_a_record_that_was_displaced_is_told_so() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let config = Config { classes: vec![ClassConfig::new("a").overload(Overload::DropOldest)], ..small(folder.path()) };
+    let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    disk.stall();
+    let offer = || producer.offer(Note::new(Class::new(0), &[b'x'; SIZE])).unwrap();
+    let hangs = offer();
+    disk.wait_for_stall();
+    let tickets: Vec<_> = (0..1000).map(|_| offer()).collect();
+    disk.go();
+    let wait = |ticket| crate::block_on(producer.wait(ticket, Ack::Written));
+    assert_eq!((wait(hangs), wait(tickets[0]), wait(tickets[999])), (Ok(()), Err(Lost), Ok(())));
+    let lost = tickets.iter().filter(|ticket| wait(**ticket) == Err(Lost)).count() as u64;
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    assert_eq!(lost, journal.stats().classes[0].lost(Cause::Oldest));
+    balance(&journal, &folder);
+    let report = journal.close(LONG);
+    // The gap is numbered, too.
+    assert_eq!((report.numbered, report.written, report.lost), (1002, 1002 - lost, lost), "{report:?}");
 }
 
 #[test]
@@ -177,7 +197,7 @@ fn jo_22_a_blocked_producer_waits_as_long_as_its_class_says_and_not_for_ever() {
     assert_eq!(producer.append_blocking(late), Err(Refused::TimedOut));
     assert!(begun.elapsed() >= deadline, "not sooner");
     let begun = std::time::Instant::now();
-    let async_way = futures_block(producer.append(late));
+    let async_way = crate::block_on(producer.append(late));
     assert_eq!(async_way, Err(Refused::TimedOut));
     assert!(begun.elapsed() >= deadline, "not sooner");
     disk.go();

@@ -96,6 +96,37 @@ fn jo_35_a_reader_that_a_ring_laps_is_told_what_it_missed() {
     assert!(seen > 100 && missing > 100, "{seen} {missing}");
 }
 
+/// What follows it in the newest segment was written, and is not yet to come.
+#[test]
+fn damage_in_the_segment_that_is_written_to_is_told_to_who_follows() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let producer = journal.producer();
+    let commit = |payload: &[u8]| producer.commit_blocking(note(payload).ack(Ack::Written)).unwrap();
+    ["one", "spoilt", "three"].iter().for_each(|payload| drop(commit(payload.as_bytes())));
+    let path = &crate::segments(folder.path())[0];
+    let mut bytes = std::fs::read(path).unwrap();
+    let at = bytes.windows(6).position(|window| window == b"spoilt").unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(path, &bytes).unwrap();
+    let mut reader = Reader::open(folder.path(), &Start::Beginning, AtEnd::Follow).unwrap();
+    let mut read = || {
+        let mut seen = Vec::new();
+        while let Some(entry) = reader.read().unwrap() {
+            seen.push(match entry {
+                Entry::Record(record) => String::from_utf8(record.payload.to_vec()).unwrap(),
+                Entry::Damage(_) => "damage".to_owned(),
+                Entry::Missing { records, .. } => format!("{records} missing"),
+                other => panic!("{other:?}"),
+            });
+        }
+        seen
+    };
+    assert_eq!(read(), ["one", "damage", "1 missing", "three"]);
+    commit(b"four");
+    assert_eq!(read(), ["four"]);
+}
+
 #[test]
 fn a_reader_starts_where_another_one_stood() {
     let folder = TempDir::new().unwrap();

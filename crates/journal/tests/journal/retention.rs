@@ -104,6 +104,34 @@ fn ended_segments_are_packed_and_read_as_before() {
     assert!(verdict.is_whole() && verdict.records == 300, "{verdict:?}");
 }
 
+/// What is behind the damage in the packed file is gone; all other files are read.
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_06_damage_in_a_packed_segment_is_reported_and_read_past() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::Zstd(3))).unwrap();
+    write(&journal, 300);
+    let packed = || segments(folder.path()).into_iter().filter(|path| path.extension().unwrap() == "zst");
+    until("all but the newest are packed", || packed().count() + 1 == segments(folder.path()).len());
+    drop(journal);
+    let middle = packed().nth(4).unwrap();
+    let whole = fs::read(&middle).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2..].iter_mut().for_each(|byte| *byte = !*byte);
+    for (what, bytes) in
+        [("flipped", &flipped[..]), ("cut", &whole[..whole.len() / 2]), ("only its head", &whole[..90])]
+    {
+        fs::write(&middle, bytes).unwrap();
+        let verdict = verify(folder.path()).unwrap();
+        assert_eq!(verdict.damage.len(), 1, "{what}: {verdict:?}");
+        assert_eq!(verdict.damage[0].path, middle, "{what}");
+        assert!(verdict.missing > 0 && verdict.records + verdict.missing == 300, "{what}: {verdict:?}");
+        assert_eq!(payloads(folder.path()).last().unwrap(), format!("{:>1000}", 299).as_bytes(), "{what}");
+    }
+    fs::write(&middle, &whole).unwrap();
+    assert!(verify(folder.path()).unwrap().is_whole());
+}
+
 #[test]
 #[cfg(feature = "zstd")]
 fn jo_04_dead_while_a_segment_is_packed() {
