@@ -2,6 +2,7 @@
 
 use std::{
     fmt, fs,
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -148,7 +149,11 @@ impl Journal {
         listener: impl Fn(&Event) + Send + Sync + 'static,
     ) -> Result<(Self, Recovery), OpenError> {
         config.check()?;
-        fs::create_dir_all(&config.folder).map_err(OpenError::io(&config.folder))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&config.folder)
+            .map_err(OpenError::io(&config.folder))?;
         let ownership = Ownership::take(&config.folder).map_err(OpenError::io(&config.folder))?;
         let Some(ownership) = ownership else { return Err(OpenError::Owned(config.folder)) };
         let (recovery, beginnings) = recovery::recover(&config)?;

@@ -31,14 +31,14 @@ pub(crate) fn render(frames: &[u8], format: Format, classes: &[ClassConfig], out
 fn line(frame: &Frame<'_>, format: Format, classes: &[ClassConfig], out: &mut Vec<u8>) {
     match Gap::from_payload(frame.class, frame.payload).filter(|_| frame.kind == Kind::Gap) {
         Some(gap) => gap_line(&gap, format, classes, out),
-        None => escaped(frame.payload, out),
+        None => escaped(frame.payload, format, out),
     }
     out.push(b'\n');
 }
 
-/// A record is one line: what would break it is written as `\n` and `\r`. Valid JSON has neither outside of white space,
-/// where the escape would be wrong, so there it becomes a blank.
-fn escaped(payload: &[u8], out: &mut Vec<u8>) {
+/// A record is one line: what would break it is written as `\n` and `\r`. Valid JSON has such bytes only between its words,
+/// where the escape would be wrong, so there they become blanks.
+fn escaped(payload: &[u8], format: Format, out: &mut Vec<u8>) {
     let payload = payload.strip_suffix(b"\n").unwrap_or(payload);
     if !payload.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
         out.extend_from_slice(payload);
@@ -46,6 +46,7 @@ fn escaped(payload: &[u8], out: &mut Vec<u8>) {
     }
     for byte in payload {
         match byte {
+            b'\n' | b'\r' if format == Format::Json => out.push(b' '),
             b'\n' => out.extend_from_slice(b"\\n"),
             b'\r' => out.extend_from_slice(b"\\r"),
             other => out.push(*other),

@@ -11,7 +11,7 @@ pub(crate) fn pack(folder: &Path, name: &SegmentName, level: i32, stopped: &Atom
 
     let (plain, packed) = (name.path(folder), SegmentName { packed: true, ..name.clone() });
     let unfinished = folder.join(format!("{}.part", packed.file()));
-    let mut file = fs::File::create(&unfinished)?;
+    let mut file = crate::storage::private().create(true).truncate(true).open(&unfinished)?;
     let result = (|| {
         file.write_all(&preface(&plain)?)?;
         encode(&mut fs::File::open(&plain)?, &mut file, level, stopped)?;

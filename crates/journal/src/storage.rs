@@ -2,7 +2,7 @@
 
 use std::{
     fmt, fs, io,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt as _},
     path::Path,
 };
 
@@ -72,6 +72,13 @@ pub trait SegmentFile: Send + fmt::Debug {
     fn is_at(&self, path: &Path) -> bool;
 }
 
+/// To write to a file that its owner alone reads, if it is made: records may be anything.
+pub(crate) fn private() -> fs::OpenOptions {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
 /// The file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
@@ -81,7 +88,7 @@ struct DiskFile(fs::File);
 
 impl Storage for Disk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        let file = fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+        let file = private().create_new(true).open(path)?;
         Ok(Box::new(DiskFile(file)))
     }
 

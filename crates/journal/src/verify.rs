@@ -139,7 +139,7 @@ fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<
     };
     let plain = SegmentName { packed: false, ..name.clone() };
     let unfinished = folder.join(format!("{}.part", plain.file()));
-    let mut file = io::BufWriter::new(fs::File::create(&unfinished)?);
+    let mut file = io::BufWriter::new(crate::storage::private().create(true).truncate(true).open(&unfinished)?);
     let (records, left_out) = copy_good(&mut scan, &mut file)?;
     let file = file.into_inner()?;
     file.set_modified(fs::metadata(path)?.modified()?)?;

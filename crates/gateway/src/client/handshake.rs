@@ -137,10 +137,10 @@ async fn arrive(
         Err(error) => return Err(arriving.refuse(error).await),
     };
     match arriving.unless_stopped(ctx, async |arriving| arriving.welcome(&pool, request.route).await).await {
-        Ok(welcome) => match arriving.begin_session(pool, &request, &welcome) {
-            Ok(session) => Ok(Some(Box::new(session))),
-            Err((mut arriving, error)) => Err(arriving.refuse(error).await),
-        },
+        Ok(welcome) => {
+            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+            Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, entry))))
+        }
         Err(error) => Err(arriving.refuse(error).await),
     }
 }

@@ -148,11 +148,8 @@ impl Arriving {
         pool: Rc<WorkerPool>,
         request: &Request,
         welcome: &Arc<ServerSettings>,
-    ) -> Result<Session, (Self, LoginError)> {
-        let entry = match self.enter(pool.shared.key.clone(), request) {
-            Ok(entry) => entry,
-            Err(error) => return Err((self, error)),
-        };
+        entry: Entry,
+    ) -> Session {
         let make = || self.compose(welcome, request);
         let greeting = self.worker.greetings.get_or_make(welcome, &request.params, make);
         self.greet(&greeting, &entry);
@@ -164,7 +161,7 @@ impl Arriving {
         let settings = greeting.settings;
         entry.card.note_settings(&settings);
         let front = Frontend::new(self.link, entry.card.id, settings);
-        Ok(Session::new(self.worker, front, pool, request.route, entry, self.quota))
+        Session::new(self.worker, front, pool, request.route, entry, self.quota)
     }
 
     /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
