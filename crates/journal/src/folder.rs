@@ -1,8 +1,9 @@
 //! The folder of a journal, and its one owner.
 
 use std::{
-    fs::{File, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
     thread,
     time::Duration,
@@ -22,6 +23,20 @@ pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
         Err(TryLockError::WouldBlock) => Ok(true),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// Makes the folder for its owner alone, so that it is there after a loss of power, too.
+pub(crate) fn make(folder: &Path) -> io::Result<()> {
+    let folder = std::path::absolute(folder)?;
+    let missing = folder.ancestors().take_while(|path| !path.exists()).count();
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    for parent in folder.ancestors().skip(1).take(missing) {
+        // Who may not read it may have made something there all the same.
+        if let Ok(parent) = File::open(parent) {
+            parent.sync_all()?;
+        }
+    }
+    Ok(())
 }
 
 const LOCK_FILE: &str = "journal.lock";

@@ -2,7 +2,6 @@
 
 use std::{
     fmt, fs,
-    os::unix::fs::DirBuilderExt as _,
     path::Path,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -17,7 +16,7 @@ use crate::{
     budget::Budget,
     config::Config,
     error::{Lost, OpenError},
-    folder::Ownership,
+    folder::{self, Ownership},
     gap::Cause,
     health::{self, Event, Health, Listener},
     keeper::Keeper,
@@ -149,11 +148,7 @@ impl Journal {
         listener: impl Fn(&Event) + Send + Sync + 'static,
     ) -> Result<(Self, Recovery), OpenError> {
         config.check()?;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&config.folder)
-            .map_err(OpenError::io(&config.folder))?;
+        folder::make(&config.folder).map_err(OpenError::io(&config.folder))?;
         let ownership = Ownership::take(&config.folder).map_err(OpenError::io(&config.folder))?;
         let Some(ownership) = ownership else { return Err(OpenError::Owned(config.folder)) };
         let (recovery, beginnings) = recovery::recover(&config)?;

@@ -204,10 +204,12 @@ fn is_zeros(path: &Path) -> io::Result<bool> {
 
 /// Lines have neither numbers nor checks: a last one without its end is cut.
 fn end_of_lines(path: &Path, recovery: &mut Recovery) -> io::Result<()> {
-    let file = fs::OpenOptions::new().read(true).write(true).open(path)?;
+    let file = fs::File::open(path)?;
     let len = file.metadata()?.len();
     let end = last_newline(&file, len)?.map_or(0, |at| at + 1);
     if end < len {
+        // Those that are whole may be put away where nobody writes.
+        let file = fs::OpenOptions::new().write(true).open(path)?;
         file.set_len(end)?;
         file.sync_all()?;
         recovery.note(path, end, len - end, DamageKind::Torn);

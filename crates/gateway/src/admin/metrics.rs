@@ -1,8 +1,9 @@
 //! Figures for Prometheus, under the names, labels and units of `prometheus-community/pgbouncer_exporter`, so that
-//! dashboards made for it work as they are; what PgBouncer has not, streams, is under names of our own. They are the console's
+//! dashboards made for it work as they are; what PgBouncer has not, streams and a journal, is under names of our own. They are the console's
 //! own tables, column by column.
 
 mod family;
+mod journal;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,6 +17,7 @@ use super::{
 };
 use crate::{
     plane::Gateway,
+    record::Archive,
     stats::{Distribution, Spread},
 };
 
@@ -232,6 +234,9 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     if !streams.rows.is_empty() {
         page.states(&streams);
         page.table("", STREAMS, &streams, &["name"]);
+    }
+    if let Some(stats) = gateway.archive.as_ref().and_then(Archive::stats) {
+        page.journal(&stats);
     }
     format.encode(&page.families)
 }

@@ -91,6 +91,23 @@ on_each_postgres! {
         assert!(!output.status.success() && words.contains("journal.folder"), "{words}");
     }
 
+    fn its_figures_are_among_the_metrics(fixture) {
+        use std::io::{Read as _, Write as _};
+        let address = tidegate_testkit::free_address(10_000..11_000);
+        let kept = Kept::new(fixture, "size = 1\n", &format!("[metrics]\naddresses = [\"{address}\"]"));
+        kept.gateway.client("postgres").ok("select 1");
+        tidegate_testkit::eventually("it is written", || kept.shown("written") != "0");
+        let mut socket = std::net::TcpStream::connect(address).expect("it answers");
+        write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").expect("it hears");
+        let mut page = String::new();
+        socket.read_to_string(&mut page).expect("it answers");
+        let figure = |name: &str| page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        assert_eq!(figure("tidegate_journal_state{state=\"healthy\"}"), Some(1.0), "{page}");
+        assert!(figure("tidegate_journal_written_total").is_some_and(|written| written > 0.0), "{page}");
+        assert_eq!(figure("tidegate_journal_poisoned_total"), Some(0.0), "{page}");
+        assert!(page.contains("tidegate_journal_lost_total{class="), "{page}");
+    }
+
     fn a_rotation_that_renames_the_files_is_followed(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "format = \"json\"");
         let mut client = kept.gateway.client("postgres");

@@ -24,6 +24,9 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
         row!["written_bytes", stats.written_bytes.to_string()],
         row!["writes", stats.writes.to_string()],
         row!["durable", stats.durable.to_string()],
+        row!["syncs", stats.syncs.to_string()],
+        row!["sync_time_last_us", stats.sync_time_last.as_micros().to_string()],
+        row!["poisoned", stats.poisoned.to_string()],
     ];
     rows.extend(classes(&stats));
     rows

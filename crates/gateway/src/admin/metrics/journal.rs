@@ -1,0 +1,38 @@
+//! How the query journal does.
+
+use tidegate_journal::{Cause, Stats};
+
+use super::{
+    Page,
+    family::{Kind, Sample},
+};
+
+impl Page {
+    pub(super) fn journal(&mut self, stats: &Stats) {
+        self.one("journal_state", "1 for the state that the journal is in", &[("state", stats.state.name())], 1.0);
+        let gauges = [
+            ("journal_disk_bytes", "Bytes of its files", stats.disk_bytes as f64),
+            ("journal_segments", "Its files", stats.segments as f64),
+            ("journal_queued_bytes", "Bytes of records that wait to be written", stats.queued_bytes as f64),
+            ("journal_lag_seconds", "Age of the oldest record that waits to be written", stats.lag.as_secs_f64()),
+        ];
+        for (name, help, value) in gauges {
+            self.one(name, help, &[], value);
+        }
+        let counters = [
+            ("journal_written_total", "Records written", stats.written),
+            ("journal_written_bytes_total", "Bytes written", stats.written_bytes),
+            ("journal_poisoned_total", "Files given up after an error", stats.poisoned),
+        ];
+        for (name, help, value) in counters {
+            self.family(name, help, Kind::Counter, vec![Sample::number(Kind::Counter, &[], value as f64)]);
+        }
+        let lost = stats.classes.iter().flat_map(|class| Cause::ALL.map(|cause| (class, cause)));
+        let samples = lost.map(|(class, cause)| {
+            let labels = [("class", class.name.as_str()), ("cause", cause.name())];
+            Sample::number(Kind::Counter, &labels, class.lost(cause) as f64)
+        });
+        let samples = samples.collect();
+        self.family("journal_lost_total", "Records that are not in the journal", Kind::Counter, samples);
+    }
+}
