@@ -1,6 +1,6 @@
 //! Figures for Prometheus, under the names, labels and units of `prometheus-community/pgbouncer_exporter`, so that
-//! dashboards made for it work as they are; what PgBouncer has not, streams and a journal, is under names of our own. They are the console's
-//! own tables, column by column.
+//! dashboards made for it work as they are; what PgBouncer has not, streams and a journal, is under names of our own. They
+//! are the console's own tables, column by column.
 
 mod family;
 mod journal;
