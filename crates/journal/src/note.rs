@@ -73,8 +73,9 @@ impl<'a, T: AsRef<[u8]> + ?Sized> From<(Class, &'a T)> for Note<'a> {
 pub struct Ticket {
     pub(crate) stripe: u16,
     pub(crate) seq: u64,
-    /// A younger record may take its place as long as it is in memory.
-    pub(crate) may_go: bool,
+    pub(crate) class: Class,
+    /// Somebody was going to wait for it, so no younger record takes its place.
+    pub(crate) is_pinned: bool,
 }
 
 impl Ticket {

@@ -124,7 +124,9 @@ impl Producer {
     /// # Panics
     /// If the ticket is of another journal with more stripes.
     pub fn wait(&self, ticket: Ticket, ack: Ack) -> Acked<'_> {
-        Acked { may_go: ticket.may_go, ..Acked::new(self.shared.stripe(ticket.stripe), ticket.seq, ack) }
+        let class = self.shared.config.classes.get(usize::from(ticket.class.index()));
+        let may_go = !ticket.is_pinned && class.is_some_and(|class| class.overload == Overload::DropOldest);
+        Acked { may_go, ..Acked::new(self.shared.stripe(ticket.stripe), ticket.seq, ack) }
     }
 
     /// Waits for a record that asked for as much when it was appended, so the writer knows.
@@ -140,9 +142,7 @@ impl Producer {
 
     #[inline]
     fn ticket(&self, seq: u64, framed: &Framed<'_>, ack: Ack) -> Ticket {
-        let class = &self.shared.config.classes[usize::from(framed.class.index())];
-        let may_go = ack == Ack::Accepted && class.overload == Overload::DropOldest;
-        Ticket { stripe: self.stripe.index, seq, may_go }
+        Ticket { stripe: self.stripe.index, seq, class: framed.class, is_pinned: ack > Ack::Accepted }
     }
 
     /// In line with whoever appends: handed over in memory, its parts would be read before they are there.
@@ -361,7 +361,7 @@ pub struct Acked<'a> {
     ack: Ack,
     seat: Option<Seat>,
     demanded: bool,
-    /// See [`Ticket`].
+    /// A younger record may have taken its place.
     may_go: bool,
 }
 
