@@ -171,7 +171,9 @@ fn read_checkpoint(path: &Path) -> Result<u64, NdjsonError> {
 
 /// The old one stays until the new one is there.
 fn write_checkpoint(path: &Path, through: Position) -> io::Result<()> {
-    let new = path.with_extension("new");
+    // Behind the whole name: others in the folder may differ in what stands behind a dot alone.
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
     fs::write(&new, format!("{through}\n"))?;
     fs::rename(new, path)
 }

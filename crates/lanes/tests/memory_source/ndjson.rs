@@ -92,6 +92,21 @@ async fn a_second_run_begins_behind_what_the_first_has_done() {
     assert_eq!(result.unwrap().done, 0);
 }
 
+/// Two streams may keep theirs in one folder, beside what they read.
+#[tokio::test]
+async fn a_checkpoint_is_written_beside_others_and_touches_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("orders.new");
+    std::fs::write(&path, "{}\n{}\n").unwrap();
+    let checkpoints = ["orders.http", "orders.pg"].map(|name| folder.path().join(name));
+    for checkpoint in &checkpoints {
+        let (result, _) = run(Ndjson::resume(&path, checkpoint, Format::default()).unwrap(), Exhausted::Stop, "").await;
+        assert_eq!(result.unwrap().done, 2);
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
+    assert!(checkpoints.iter().all(|checkpoint| std::fs::read_to_string(checkpoint).unwrap() == "6\n"));
+}
+
 #[tokio::test]
 async fn a_checkpoint_of_another_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -38,8 +38,14 @@ pub struct Settings {
 }
 
 /// The source stands on its own values of these; with others it would lose records or stop.
-const RESERVED: [&str; 4] =
-    ["enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof", "auto.offset.reset"];
+const RESERVED: [&str; 6] = [
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.partition.eof",
+    "auto.offset.reset",
+    "group.id",
+    "statistics.interval.ms",
+];
 
 /// Of librdkafka's own for a record that it holds ready, besides its bytes; measured, and rounded up.
 pub(super) const RECORD_BYTES: usize = 450;
@@ -234,8 +240,11 @@ mod tests {
 
     #[test]
     fn what_the_source_stands_on_cannot_be_set() {
-        let settings = Settings::new("localhost:1", "g").topic("t").property("enable.auto.commit", "true");
-        assert!(matches!(settings.build(), Err(Error::Reserved(name)) if name == "enable.auto.commit"));
+        // Another group would be committed to than is read.
+        for property in ["enable.auto.commit", "group.id"] {
+            let settings = Settings::new("localhost:1", "g").topic("t").property(property, "true");
+            assert!(matches!(settings.build(), Err(Error::Reserved(name)) if name == property));
+        }
     }
 
     #[test]
