@@ -174,12 +174,18 @@ impl Assigned {
         assignment.into_iter().for_each(|assignment| assignment.committed = None);
     }
 
-    /// The lane is to be given back `by` then. `false` if it is not ours.
+    /// The lane is to be given back `by` then, or by an earlier time that was said before. `false` if it is not ours.
     pub(crate) fn leave(&mut self, lane: Lane, epoch: Epoch, by: Moment, who: Who) -> bool {
-        let assignment = self.of(lane, epoch);
-        let is_ours = assignment.is_some();
-        assignment.into_iter().for_each(|assignment| assignment.leaving = Some(Leaving { by, who }));
-        is_ours
+        let Some(assignment) = self.of(lane, epoch) else { return false };
+        let by = assignment.leaving.map_or(by, |leaving| leaving.by.min(by));
+        assignment.leaving = Some(Leaving { by, who });
+        true
+    }
+
+    /// Lanes that are to be given back are so `by` then at the latest.
+    pub(crate) fn hasten(&mut self, by: Moment) {
+        let leaving = self.lanes.values_mut().filter_map(|assignment| assignment.leaving.as_mut());
+        leaving.for_each(|leaving| leaving.by = leaving.by.min(by));
     }
 
     pub(crate) fn remove(&mut self, lane: Lane, epoch: Epoch) {

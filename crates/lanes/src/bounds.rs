@@ -6,7 +6,8 @@
 pub struct Bounds {
     /// Records of all lanes that are not done. 100,000 by default.
     pub records_max: usize,
-    /// Bytes of all lanes that are not done, with what the source's client has read ahead. 256 MiB by default.
+    /// Bytes of all lanes that are not done, with what the source's client has read ahead. 256 MiB by default. Whatever
+    /// the client holds, a quarter of it is for records that were taken: one at a time would help nobody.
     pub bytes_max: usize,
     /// Records of one lane that are not done. 100,000 by default.
     pub lane_records_max: usize,
@@ -28,6 +29,13 @@ impl Default for Bounds {
             lane_span_max: 1_000_000,
             ready_max: 1024,
         }
+    }
+}
+
+impl Bounds {
+    /// Of [`bytes_max`](Self::bytes_max), what is left to records that were taken.
+    pub(crate) fn bytes_taken_max(&self, buffered: usize) -> usize {
+        self.bytes_max.saturating_sub(buffered).max(self.bytes_max.div_ceil(4))
     }
 }
 

@@ -25,6 +25,8 @@ pub enum Cause {
     Dropped,
     /// It was not finished by its deadline.
     Overdue,
+    /// It was ended with its lane, or with the subscription.
+    Abandoned,
     /// The source could not decode it.
     Undecodable,
 }
@@ -86,6 +88,7 @@ impl fmt::Display for Failure {
             Cause::Panic => "the handler panicked",
             Cause::Dropped => "not finished",
             Cause::Overdue => "overdue",
+            Cause::Abandoned => "abandoned",
             Cause::Undecodable => "not decodable",
         };
         write!(f, "{what}: {}", self.reason)
@@ -97,7 +100,8 @@ impl fmt::Display for Failure {
 pub struct Retry {
     /// Attempts in all, the first one included; `None` is without end. 10 by default.
     pub attempts: Option<u32>,
-    /// Age (since it was taken from the source) beyond which a record is not tried again; none by default.
+    /// Age (since it was taken from the source) beyond which a record is not tried again, which is known as soon as the
+    /// wait for the next attempt would end later; none by default.
     pub age_max: Option<Duration>,
     /// The wait after the first attempt; it doubles from attempt to attempt. 100 ms by default.
     pub first_wait: Duration,
@@ -134,6 +138,7 @@ impl Retry {
         wait.mul_f64(1.0 - self.jitter.clamp(0.0, 1.0) * random)
     }
 
+    /// After so many attempts, and if the next one were made at that age?
     pub(crate) fn is_exhausted(&self, attempts: u32, age: Duration) -> bool {
         self.attempts.is_some_and(|most| attempts >= most) || self.age_max.is_some_and(|most| age >= most)
     }

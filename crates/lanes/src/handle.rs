@@ -22,7 +22,8 @@ impl Handle {
         Self { shared }
     }
 
-    /// Ends the subscription: nothing more begins, what runs has `within` to end, then what is done is committed.
+    /// Ends the subscription: nothing more begins, what runs has `within` to end, then what is done is committed. Of
+    /// several stops, and of lanes that are being taken away, the nearest deadline counts.
     pub fn stop(&self, within: Duration) {
         self.request(Request::Stop(within));
     }

@@ -189,8 +189,8 @@ impl<S: Source> Intake<S> {
             return Room { records: 0, bytes: 0 };
         }
         let records = BATCH.min(self.bounds.records_max.saturating_sub(self.pending));
-        let taken = self.pending_bytes.saturating_add(self.source.buffered_bytes());
-        Room { records, bytes: self.bounds.bytes_max.saturating_sub(taken).max(1) }
+        let bytes = self.bounds.bytes_taken_max(self.source.buffered_bytes()).saturating_sub(self.pending_bytes);
+        Room { records, bytes: bytes.max(1) }
     }
 
     fn take_event(&mut self, event: Event, now: Moment) {
@@ -266,9 +266,8 @@ impl<S: Source> Intake<S> {
     }
 
     fn measure(&mut self) {
-        let Bounds { records_max, bytes_max, .. } = self.bounds;
-        let buffered = self.source.buffered_bytes();
-        let bytes_max = bytes_max.saturating_sub(buffered);
+        let records_max = self.bounds.records_max;
+        let bytes_max = self.bounds.bytes_taken_max(self.source.buffered_bytes());
         self.is_full = if self.is_full {
             self.pending > low(records_max) || self.pending_bytes > low(bytes_max)
         } else {

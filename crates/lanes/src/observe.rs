@@ -10,15 +10,16 @@ use crate::shard::Heat;
 use crate::sync::{Mutex, lock};
 use crate::tally::Tally;
 
-/// Is told of every attempt. It runs on the path of the records, so it should be quick; its panics are contained and
-/// change nothing.
+/// Is told of every attempt: of its beginning and of its end, once each. What is given to the dead-letter is no attempt.
+/// It runs on the path of the records, so it should be quick; its panics are contained and change nothing.
 pub trait Interceptor: Send + Sync + 'static {
     /// A handler is about to get the record.
     fn before(&self, record: &Record, attempt: u32) {
         let _ = (record, attempt);
     }
 
-    /// The attempt has ended. Of a batch, the first record stands for all.
+    /// The attempt has ended, or is not waited for any more: it was overdue, or [abandoned](crate::Cause::Abandoned). Of
+    /// a batch, the first record stands for all.
     fn after(&self, record: &Record, result: Result<(), &Failure>) {
         let _ = (record, result);
     }

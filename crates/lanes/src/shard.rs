@@ -29,7 +29,7 @@ use crate::policy::{Keyless, Policy};
 use crate::record::{Epoch, Lane, Position, Record};
 use crate::slab::{NONE, Slab};
 use crate::tally::Tally;
-use flights::Flights;
+use flights::{Flights, Kind};
 use hot::HotKeys;
 use keys::{Keys, State};
 
@@ -365,9 +365,10 @@ impl Shard {
         }
     }
 
-    /// The (first) record of a start, unless that has ended.
-    pub(crate) fn record(&self, ticket: Ticket) -> Option<&Record> {
-        Some(&self.items[self.flights.peek(ticket)?.head].record)
+    /// The (first) record of an attempt that has not ended, and whether it missed its deadline.
+    pub(crate) fn attempt(&self, ticket: Ticket) -> Option<(&Record, bool)> {
+        let flight = self.flights.peek(ticket).filter(|flight| flight.kind == Kind::Run)?;
+        Some((&self.items[flight.head].record, flight.is_overdue))
     }
 
     /// When [`wake`](Self::wake) or [`overdue`](Self::overdue) has something to do.

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::completion::{Completion, Outcome, Ticket, Word};
 use crate::crew::{Crew, Guarded, Running, Task, Work};
 use crate::dead_letter::{DeadLetter, Letter};
-use crate::failure::Failure;
+use crate::failure::{Cause, Failure};
 use crate::gate::{Gate, Grant};
 use crate::intake::IntakeMail;
 use crate::mailbox::Mailbox;
@@ -193,8 +193,10 @@ impl<C: Crew> Worker<C> {
     /// Takes the word of a completion. `true` if its start is over.
     fn hear(&mut self, word: Word, now: Moment) -> bool {
         let ticket = word.ticket;
-        if !self.shared.interceptors.is_empty() {
-            self.tell_after(&word);
+        match &word.outcome {
+            Outcome::KeyReleased => {}
+            Outcome::Done => self.tell_after(ticket, Ok(())),
+            Outcome::Failed(failure) => self.tell_after(ticket, Err(failure)),
         }
         let is_over = self.shard.resolve(word, now);
         if is_over {
@@ -203,13 +205,14 @@ impl<C: Crew> Worker<C> {
         is_over
     }
 
-    fn tell_after(&self, word: &Word) {
-        let Some(record) = self.shard.record(word.ticket) else { return };
-        let result = match &word.outcome {
-            Outcome::KeyReleased => return,
-            Outcome::Done => Ok(()),
-            Outcome::Failed(failure) => Err(&**failure),
-        };
+    /// An attempt is over.
+    fn tell_after(&self, ticket: Ticket, result: Result<(), &Failure>) {
+        if self.shared.interceptors.is_empty() {
+            return;
+        }
+        let Some((record, is_overdue)) = self.shard.attempt(ticket) else { return };
+        let overdue = (is_overdue && result.is_err()).then(|| self.shard.overdue_failure());
+        let result = overdue.as_ref().map_or(result, Err);
         for interceptor in &self.shared.interceptors {
             panic::contain(|| interceptor.after(record, result));
         }
@@ -226,8 +229,10 @@ impl<C: Crew> Worker<C> {
 
     fn abandon(&mut self, lane: Lane, epoch: Epoch) {
         let tickets = self.shard.running_of(lane, epoch);
+        let failure = Failure::of(Cause::Abandoned, "its lane was given back");
         for ticket in &tickets {
             self.abort(*ticket);
+            self.tell_after(*ticket, Err(&failure));
             self.running[ticket.flight as usize] = None;
             self.shard.abandon(*ticket);
         }
@@ -243,6 +248,7 @@ impl<C: Crew> Worker<C> {
         for ticket in self.shard.overdue(now) {
             if self.abort(ticket) {
                 self.running[ticket.flight as usize] = None;
+                self.tell_after(ticket, Err(&self.shard.overdue_failure()));
                 self.shard.expire(ticket, now);
                 self.give(1);
             } else {

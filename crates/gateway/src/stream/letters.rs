@@ -100,6 +100,7 @@ fn cause(cause: Cause) -> &'static str {
         Cause::Panic => "panic",
         Cause::Dropped => "dropped",
         Cause::Overdue => "overdue",
+        Cause::Abandoned => "abandoned",
         Cause::Undecodable => "undecodable",
         _ => "other",
     }

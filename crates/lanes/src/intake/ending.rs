@@ -42,8 +42,10 @@ impl Phase {
 }
 
 impl<S: Source> Intake<S> {
-    /// Takes nothing more, and ends when every lane is at rest, or `by` then. The first reason counts.
+    /// Takes nothing more, and ends when every lane is at rest, or `by` then. The first reason counts, and the nearest
+    /// deadline.
     pub(super) fn begin_end(&mut self, why: Option<RunError>, by: Moment) {
+        self.assigned.hasten(by);
         if matches!(self.phase, Phase::Running | Phase::Ended) {
             self.phase = Phase::Draining(why);
             let lanes = self.assigned.staying();

@@ -115,14 +115,14 @@ impl Shard {
         let (attempts, age) = (u32::from(item.attempts), now.since(item.arrived.into()));
         let key = self.put_back(flight);
         let forced = self.forced(&failure);
-        let is_exhausted = failure.is_permanent() || self.policy.retry.is_exhausted(attempts, age);
+        let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
+        let is_exhausted = failure.is_permanent() || self.policy.retry.is_exhausted(attempts, age.saturating_add(wait));
         if let Some(exhausted) = forced.filter(|_| !is_batch) {
             self.exhaust(key, failure, exhausted);
         } else if is_exhausted && !is_batch {
             self.exhaust(key, failure, self.policy.exhausted);
         } else {
             self.tally.retried += 1;
-            let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
             self.wait(key, now.after(wait));
         }
     }
@@ -192,7 +192,7 @@ impl Shard {
         }
     }
 
-    fn overdue_failure(&self) -> Failure {
+    pub(crate) fn overdue_failure(&self) -> Failure {
         Failure::of(Cause::Overdue, format!("not finished within {:?}", self.policy.deadline))
     }
 }

@@ -131,6 +131,43 @@ async fn la_20_large_records_stay_within_the_bounds_with_what_the_client_reads_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn la_20_many_partitions_do_not_leave_one_record_at_a_time() {
+    const PARTITIONS: u16 = 32;
+    const EACH: usize = 800;
+    let world = World::new("many", PARTITIONS);
+    let payload = "x".repeat(1_000);
+    for partition in 0..i32::from(PARTITIONS) {
+        world.produce_all(partition, (0..EACH).map(|n| (Some(n.to_string()), Some(payload.as_str()))));
+    }
+    let permits = Arc::new(Semaphore::new(0));
+    let theirs = share(&permits);
+    let bounds = Bounds { bytes_max: 4 << 20, ready_max: usize::MAX, ..Bounds::default() };
+    let source = world.settings().prefetch_bytes(2 << 20).build().unwrap();
+    let member = Member::with(
+        source,
+        |builder| builder.bounds(bounds),
+        move |delivery, _| {
+            let permits = share(&theirs);
+            async move {
+                permits.acquire().await.unwrap().forget();
+                delivery.finish();
+            }
+        },
+    );
+    until("all partitions are here", || member.metrics().lanes.len() == usize::from(PARTITIONS)).await;
+    let all = usize::from(PARTITIONS) * EACH;
+    permits.add_permits(all / 2);
+    until("half is done", || member.metrics().tally.done as usize == all / 2).await;
+    // Whatever lies ahead in 32 partitions: a quarter of the bound is for what was taken.
+    until("many run", || member.metrics().is_full && member.metrics().pending_bytes > 900 << 10).await;
+    let pending = member.metrics().pending_bytes;
+    assert!(pending <= 4 << 20, "{pending} bytes pending");
+    permits.add_permits(all);
+    until("all is done", || member.metrics().tally.done as usize == all).await;
+    member.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn la_23_a_lane_that_is_full_holds_up_no_other() {
     let world = World::new("slow-lane", 2);
     world.produce_all(0, (0..50).map(|n| (Some("slow"), Some(n.to_string()))));

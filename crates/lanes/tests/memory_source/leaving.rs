@@ -101,6 +101,28 @@ async fn la_29_what_does_not_end_in_time_is_aborted_and_not_committed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn la_29_of_several_deadlines_the_nearest_counts() {
+    // A lane leaves with much time, then the subscription is told to stop, with much time, with little, and with much.
+    let (source, feed, checker) = watched();
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at));
+    let work = Work::new(&checker);
+    let subscription = Subscription::builder("test").source(source).shards(1).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("ten run", || work.running.load(SeqCst) == 10).await;
+    let began = Instant::now();
+    feed.revoke(&[LANE], 1000 * SECOND);
+    for seconds in [500, 10, 500] {
+        handle.stop(seconds * SECOND);
+        tokio::time::sleep(SECOND).await;
+    }
+    running.await.unwrap().unwrap();
+    assert!((10 * SECOND..13 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(feed.releases(), [(LANE, epoch, None)], "who took it away hears of it");
+}
+
+#[tokio::test(start_paused = true)]
 async fn la_30_a_lane_that_comes_back_is_another_assignment() {
     let (source, feed, checker) = watched();
     let first = feed.assign(LANE);

@@ -38,6 +38,29 @@ async fn la_20_the_bound_of_bytes_holds_with_what_the_client_has_read_ahead() {
     checker.assert_all_done(100);
 }
 
+#[tokio::test]
+async fn la_20_a_client_that_has_read_too_much_ahead_does_not_leave_one_record_at_a_time() {
+    const MIB: usize = 1 << 20;
+    let (source, feed, checker) = watched();
+    source.buffered().store(100 * MIB, SeqCst);
+    let epoch = feed.assign(LANE);
+    let payload = vec![b'x'; MIB];
+    feed.extend((0..40).map(|at: u64| Record::new(LANE, epoch, Position(at), Some(&at.to_be_bytes()), Some(&payload))));
+    feed.end();
+    let gate = Arc::new(Semaphore::new(0));
+    let bounds = Bounds { bytes_max: 32 * MIB, ..Bounds::default() };
+    let subscription =
+        Subscription::builder("test").source(source).bounds(bounds).handler(gated(&checker, &gate)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("it is full", || handle.metrics().is_full).await;
+    let bytes = handle.metrics().pending_bytes;
+    assert!((7 * MIB..=9 * MIB).contains(&bytes), "{bytes}, and a quarter of 32 MiB is theirs");
+    gate.add_permits(40);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(40);
+}
+
 #[tokio::test(start_paused = true)]
 async fn la_21_a_lane_at_its_bound_does_not_flap() {
     let (source, feed, checker) = whole(10_000, |at| at);

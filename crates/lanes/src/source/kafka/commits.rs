@@ -1,4 +1,7 @@
-//! One commit at a time: what is wanted meanwhile waits, and the later mark of a lane replaces the earlier one.
+//! One commit at a time: what is wanted meanwhile waits, and the later mark of a lane replaces the earlier one. After one
+//! that failed there is a pause.
+
+use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaError;
 
@@ -6,12 +9,19 @@ use super::Error;
 use crate::record::Lane;
 use crate::source::Mark;
 
+/// After a commit that failed.
+const PAUSE: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Default)]
 pub(super) struct Commits {
     wanted: Vec<Mark>,
     /// Commits that were not answered yet.
     open: usize,
     last_failure: Option<String>,
+    /// Nothing is sent before.
+    pause_until: Option<Instant>,
+    /// Something was given up that nobody will wish again.
+    has_given_up: bool,
 }
 
 impl Commits {
@@ -31,9 +41,10 @@ impl Commits {
         Some(self.wanted.swap_remove(at))
     }
 
-    /// What is to be sent now: nothing while an answer is awaited.
-    pub(super) fn take(&mut self) -> Vec<Mark> {
-        if self.open > 0 { Vec::new() } else { std::mem::take(&mut self.wanted) }
+    /// What is to be sent now: nothing while an answer is awaited, or soon after one that was bad.
+    pub(super) fn take(&mut self, now: Instant) -> Vec<Mark> {
+        let has_to_wait = self.open > 0 || self.pause_until.is_some_and(|until| now < until);
+        if has_to_wait { Vec::new() } else { std::mem::take(&mut self.wanted) }
     }
 
     pub(super) fn sent(&mut self) {
@@ -44,8 +55,14 @@ impl Commits {
         self.open = self.open.saturating_sub(1);
     }
 
-    pub(super) fn failed(&mut self, error: &KafkaError) {
+    pub(super) fn failed(&mut self, error: &KafkaError, now: Instant) {
         self.last_failure = Some(error.to_string());
+        self.pause_until = Some(now + PAUSE);
+    }
+
+    /// A mark is given up for good.
+    pub(super) fn give_up(&mut self) {
+        self.has_given_up = true;
     }
 
     /// Nothing is wanted, nothing under way.
@@ -55,7 +72,7 @@ impl Commits {
 
     /// Was everything committed that was wanted?
     pub(super) fn result(&self) -> Result<(), Error> {
-        if self.is_idle() {
+        if self.is_idle() && !self.has_given_up {
             return Ok(());
         }
         let reason = self.last_failure.clone();
@@ -76,16 +93,25 @@ mod tests {
 
     #[test]
     fn the_latest_marks_are_sent_when_the_last_commit_is_answered() {
-        let mut commits = Commits::default();
+        let (mut commits, now) = (Commits::default(), Instant::now());
         commits.want([mark(0, 1)]);
-        assert_eq!(commits.take(), [mark(0, 1)]);
+        assert_eq!(commits.take(now), [mark(0, 1)]);
         commits.sent();
         commits.want([mark(0, 2), mark(1, 1)]);
         commits.want([mark(0, 5)]);
-        assert_eq!(commits.take(), []);
+        assert_eq!(commits.take(now), []);
         commits.answered();
         commits.want([mark(0, 4)]);
-        assert_eq!(commits.take(), [mark(0, 5), mark(1, 1)]);
+        assert_eq!(commits.take(now), [mark(0, 5), mark(1, 1)]);
+    }
+
+    #[test]
+    fn after_a_commit_that_failed_the_broker_has_a_rest() {
+        let (mut commits, now) = (Commits::default(), Instant::now());
+        commits.want([mark(0, 1)]);
+        commits.failed(&KafkaError::ConsumerCommit(RDKafkaErrorCode::NotCoordinator), now);
+        assert_eq!(commits.take(now), []);
+        assert_eq!(commits.take(now + PAUSE), [mark(0, 1)]);
     }
 
     #[test]
@@ -93,9 +119,11 @@ mod tests {
         let mut commits = Commits::default();
         assert!(commits.result().is_ok());
         commits.want([mark(0, 1)]);
-        commits.failed(&KafkaError::ConsumerCommit(RDKafkaErrorCode::RequestTimedOut));
+        commits.failed(&KafkaError::ConsumerCommit(RDKafkaErrorCode::RequestTimedOut), Instant::now());
         assert!(matches!(commits.result(), Err(Error::NotCommitted(reason)) if reason.contains("timed out")));
         assert_eq!(commits.forget(Lane(0)), Some(mark(0, 1)));
         assert!(commits.result().is_ok());
+        commits.give_up();
+        assert!(commits.result().is_err(), "what a lane left with was not committed");
     }
 }

@@ -1,6 +1,7 @@
 //! Between the thread of the client and the subscription: records and news one way, wishes the other.
 //!
-//! Bounded: a lane has at most [`PARCELS_MAX`] parcels here, then its records stay with the client. News is not bounded by
+//! Bounded: a lane has at most [`PARCELS_MAX`] parcels here, of a size that the [reader](super::reader) chooses by how many
+//! lanes there are; then its records stay with the client. News is not bounded by
 //! itself, but there is no more of it than there are lanes and commits.
 
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Records read from the client at once, and handed over at once.
 pub(super) const PARCEL_RECORDS: usize = 512;
-const PARCELS_MAX: usize = 2;
+pub(super) const PARCELS_MAX: usize = 2;
 /// Empty buffers that are kept for the next parcels.
 const SPARE_MAX: usize = 8;
 

@@ -87,7 +87,7 @@ impl Member {
             self.obey(now);
             let has_read = self.read();
             self.revoke(now);
-            self.commit();
+            self.commit(now);
             if let State::Closing(until) = self.state
                 && (self.commits.is_idle() && self.revocation.is_none() || now >= until)
             {
@@ -221,9 +221,12 @@ impl Member {
         }
         match revocation.step(now) {
             Step::Wait => {}
-            Step::Commit(marks) => self.send(marks),
+            Step::Commit(marks) => self.send(marks, now),
             Step::GiveUp => {
                 for mark in revocation.left_over() {
+                    if matches!(self.state, State::Closing(_)) {
+                        self.commits.give_up();
+                    }
                     self.handover.news(not_committed(mark, "its lane had to be given back"));
                 }
                 self.give_up();
@@ -238,20 +241,20 @@ impl Member {
     }
 
     /// Commits what is wanted, unless the broker still has to answer the last commit.
-    fn commit(&mut self) {
-        let marks = self.commits.take();
+    fn commit(&mut self, now: Instant) {
+        let marks = self.commits.take(now);
         if !marks.is_empty() {
-            self.send(marks);
+            self.send(marks, now);
         }
     }
 
-    fn send(&mut self, marks: Vec<Mark>) {
+    fn send(&mut self, marks: Vec<Mark>, now: Instant) {
         match self.offsets(&marks) {
             Ok(offsets) => {
                 self.commits.sent();
                 self.committer.send(marks, offsets);
             }
-            Err(error) => marks.iter().for_each(|mark| self.not_committed(*mark, &error)),
+            Err(error) => marks.iter().for_each(|mark| self.not_committed(*mark, &error, now)),
         }
     }
 
@@ -277,17 +280,17 @@ impl Member {
             if let Err(error) = &answer.result
                 && !is_theirs
             {
-                self.not_committed(mark, error);
+                self.not_committed(mark, error, now);
             }
         }
     }
 
     /// The subscription wishes it again. When it has closed us it does not, so we do.
-    fn not_committed(&mut self, mark: Mark, error: &KafkaError) {
+    fn not_committed(&mut self, mark: Mark, error: &KafkaError, now: Instant) {
         if matches!(self.state, State::Closing(_)) && self.reader.reads(mark.lane, mark.epoch) {
             self.commits.want([mark]);
         }
-        self.commits.failed(error);
+        self.commits.failed(error, now);
         self.handover.news(not_committed(mark, &error.to_string()));
     }
 

@@ -4,6 +4,7 @@
 //! taken away or another comes (librdkafka pauses them and forgets what it read ahead); this client knows nothing of
 //! that, so lanes that stay go on being read.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use rdkafka::error::KafkaError;
 
 use super::Error;
 use super::ear::Ear;
-use super::handover::Handover;
+use super::handover::{Handover, PARCELS_MAX};
 use super::reading::{Reading, Stop};
 use super::roster::Partition;
 use super::settings::Settings;
@@ -21,6 +22,8 @@ use crate::record::{Epoch, Lane, Record};
 
 /// Events of the client's common queue in one turn; there are few, and lanes are read in between.
 const TURN_EVENTS: usize = 4;
+/// Of one parcel: with more, nothing is gained; with less, its lock and the waking cost more than its records.
+const PARCEL_BYTES: RangeInclusive<usize> = 16 << 10..=256 << 10;
 
 pub(super) struct Reader {
     // Before the client, which closes when nobody has a queue of it any more.
@@ -28,6 +31,8 @@ pub(super) struct Reader {
     client: Arc<BaseConsumer<Ear>>,
     handover: Arc<Handover>,
     parcel: Vec<Record>,
+    /// Of all parcels of all lanes, unless each lane's are as small as they may be.
+    parcels_bytes_max: usize,
 }
 
 /// What reading has brought to light.
@@ -52,7 +57,9 @@ impl Reader {
         let waking = Arc::clone(handover);
         client.set_nonempty_callback(move || waking.wake_thread());
         let (client, handover) = (Arc::new(client), Arc::clone(handover));
-        Ok(Self { readings: Vec::new(), client, handover, parcel: Vec::new() })
+        // The client holds all that it may; parcels of it are half as much besides.
+        let parcels_bytes_max = settings.prefetch_bytes / 2;
+        Ok(Self { readings: Vec::new(), client, handover, parcel: Vec::new(), parcels_bytes_max })
     }
 
     /// Begins to read partitions where the group has committed.
@@ -101,11 +108,12 @@ impl Reader {
     /// Fills a parcel for each lane that takes one. `true` if there was anything.
     pub(super) fn read(&mut self, found: &mut Vec<Found>) -> bool {
         let mut has_read = false;
+        let bytes_max = self.parcel_bytes_max();
         for reading in &mut self.readings {
             if !self.handover.has_room(reading.lane) {
                 continue;
             }
-            let stop = reading.fill(&mut self.parcel);
+            let stop = reading.fill(&mut self.parcel, bytes_max);
             has_read |= !matches!(stop, Stop::Empty) || !self.parcel.is_empty();
             if !self.parcel.is_empty() {
                 let parcel = std::mem::replace(&mut self.parcel, self.handover.buffer());
@@ -121,6 +129,12 @@ impl Reader {
             }
         }
         has_read
+    }
+
+    /// Lanes share what parcels may hold, however many they are: one that is paused keeps what it has.
+    fn parcel_bytes_max(&self) -> usize {
+        let share = self.parcels_bytes_max / (self.readings.len().max(1) * PARCELS_MAX);
+        share.clamp(*PARCEL_BYTES.start(), *PARCEL_BYTES.end())
     }
 
     /// Passes markers and gaps behind the last record of lanes that were read to their end.

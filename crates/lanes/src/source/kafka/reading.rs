@@ -15,9 +15,6 @@ use crate::record::{Epoch, Lane, Position, Record};
 
 /// Messages taken out of the client's queue at once. With more, the first ones have left the caches when they are copied.
 const TAKEN_MAX: usize = 32;
-/// A parcel of larger records is closed when it has so many bytes.
-const PARCEL_BYTES: usize = 256 << 10;
-
 /// Why a parcel is not read on.
 #[derive(Debug)]
 pub(super) enum Stop {
@@ -62,12 +59,12 @@ impl Reading {
         Some(Self { lane, epoch, partition, _queue: queue, messages, last: None, typical_bytes: 1024, ended_at: None })
     }
 
-    /// Reads what the client has ready, until the parcel is full.
-    pub(super) fn fill(&mut self, parcel: &mut Vec<Record>) -> Stop {
+    /// Reads what the client has ready, until the parcel is full: a record more than `bytes_max` at most.
+    pub(super) fn fill(&mut self, parcel: &mut Vec<Record>, bytes_max: usize) -> Stop {
         let mut bytes = 0;
-        while parcel.len() < PARCEL_RECORDS && bytes < PARCEL_BYTES {
+        while parcel.len() < PARCEL_RECORDS && bytes < bytes_max {
             let next_epoch = self.next_epoch();
-            let fitting = (PARCEL_BYTES - bytes).div_ceil(self.typical_bytes.max(1));
+            let fitting = (bytes_max - bytes).div_ceil(self.typical_bytes.max(1));
             let message = match self.messages.next(fitting.min(TAKEN_MAX).min(PARCEL_RECORDS - parcel.len())) {
                 None => return Stop::Empty,
                 Some(Next::End(next)) => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use regex_lite::Regex;
 
 use super::{Error, Kafka};
 
@@ -110,7 +111,8 @@ impl Settings {
     }
 
     /// How much the client reads ahead, for all lanes together: 8 MiB by default. With less, lanes that are far behind
-    /// are read more slowly. Each lane may hold one record or one batch of its producer more.
+    /// are read more slowly. Half as much again may lie ready to be handed out. Each lane may hold one record or one
+    /// batch of its producer more, and has 96 KiB in any case.
     pub fn prefetch_bytes(mut self, bytes: usize) -> Self {
         self.prefetch_bytes = bytes;
         self
@@ -159,9 +161,11 @@ impl Settings {
     pub(super) fn lanes_max(&self) -> usize {
         let count = || {
             let visitor: BaseConsumer = self.client().create().ok()?;
-            let of = |topic: &String| {
-                let metadata = visitor.fetch_metadata(Some(topic), METADATA_LIMIT).ok()?;
-                Some(metadata.topics().iter().map(|topic| topic.partitions().len()).sum::<usize>())
+            let of = |wanted: &String| {
+                let pattern = wanted.starts_with('^');
+                let metadata = visitor.fetch_metadata((!pattern).then_some(wanted), METADATA_LIMIT).ok()?;
+                let topics = metadata.topics().iter().filter(|topic| is_wanted(wanted, topic.name()));
+                Some(topics.map(|topic| topic.partitions().len()).sum::<usize>())
             };
             self.topics.iter().map(of).sum::<Option<usize>>()
         };
@@ -215,6 +219,14 @@ impl Settings {
         config.extend(self.properties.iter().filter(|(name, _)| is_of_the_group(name)).cloned());
         config
     }
+}
+
+/// Does the name, or the pattern that begins with `^`, mean this topic? A pattern that only the client can read means all.
+fn is_wanted(wanted: &str, topic: &str) -> bool {
+    if !wanted.starts_with('^') {
+        return wanted == topic;
+    }
+    Regex::new(wanted).map_or(true, |pattern| pattern.is_match(topic))
 }
 
 /// Properties that only a member understands or needs.
@@ -274,6 +286,13 @@ mod tests {
         for config in [settings.client(), settings.reader(1), settings.member()] {
             assert_eq!(config.get("sasl.password"), Some("secret"));
         }
+    }
+
+    #[test]
+    fn a_pattern_counts_the_partitions_of_the_topics_that_it_means() {
+        assert!(is_wanted("^orders-.*", "orders-eu") && !is_wanted("^orders-.*", "payments"));
+        assert!(is_wanted("orders", "orders") && !is_wanted("orders", "orders-eu"));
+        assert!(is_wanted("^(", "anything"), "too much is counted rather than too little");
     }
 
     #[test]
