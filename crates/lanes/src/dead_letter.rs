@@ -11,7 +11,7 @@ use crate::record::Record;
 /// A record that could not be done, and why.
 #[derive(Clone, Debug)]
 pub struct Letter {
-    /// The record as it came.
+    /// The record as it came; its key is its [own](Record::own_key).
     pub record: Record,
     /// The last failure.
     pub failure: Failure,

@@ -42,7 +42,12 @@ pub struct Header {
 struct Extras {
     headers: Vec<Header>,
     damage: Option<Box<str>>,
+    /// Its key before it got another one.
+    own_key: Option<OwnKey>,
 }
+
+/// The key that a record came with, if it came with one.
+type OwnKey = Option<Box<[u8]>>;
 
 /// Marks a record without a key.
 const NO_KEY: u32 = u32::MAX;
@@ -96,6 +101,22 @@ impl Record {
         self
     }
 
+    /// Ordered by another key than the one that it came with, which stays its [`own_key`](Self::own_key).
+    ///
+    /// # Panics
+    /// If the key is 4 GiB long or longer.
+    #[must_use]
+    pub fn ordered_by(self, key: Option<&[u8]>) -> Self {
+        if key == self.key() {
+            return self;
+        }
+        let own_key = Some(self.own_key().map(Box::from));
+        let other = Self::new(self.lane, self.epoch, self.position, key, self.payload());
+        let mut ordered = Self { extras: self.extras, timestamp_ms: self.timestamp_ms, ..other };
+        ordered.extras_mut().own_key = own_key;
+        ordered
+    }
+
     fn extras_mut(&mut self) -> &mut Extras {
         Arc::make_mut(self.extras.get_or_insert_default())
     }
@@ -104,6 +125,15 @@ impl Record {
     #[must_use]
     pub fn key(&self) -> Option<&[u8]> {
         (self.key_len != NO_KEY).then(|| &self.body[..self.key_bytes()])
+    }
+
+    /// The key that it came with.
+    #[must_use]
+    pub fn own_key(&self) -> Option<&[u8]> {
+        match self.extras.as_ref().and_then(|extras| extras.own_key.as_ref()) {
+            Some(own) => own.as_deref(),
+            None => self.key(),
+        }
     }
 
     /// The work itself; `None` for a tombstone.
@@ -155,8 +185,10 @@ impl Record {
     /// Bytes of key, payload and headers, for which it counts in the bounds.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
+        let Some(extras) = &self.extras else { return self.body.len() };
         let of = |header: &Header| header.name.len() + header.value.as_ref().map_or(0, |value| value.len());
-        self.body.len() + self.headers().iter().map(of).sum::<usize>()
+        let own_key = extras.own_key.as_ref().and_then(Option::as_ref).map_or(0, |key| key.len());
+        self.body.len() + own_key + extras.headers.iter().map(of).sum::<usize>()
     }
 }
 
@@ -195,6 +227,22 @@ mod tests {
                 let record = record(key, payload);
                 assert_eq!((record.key(), record.payload()), (key, payload));
             }
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_ordered_by_another_key_keeps_its_own() {
+        let header = Header { name: "h".into(), value: None };
+        for own in [None, Some(&b"own"[..])] {
+            let record = record(own, Some(b"payload")).with_headers(vec![header.clone()]).with_timestamp_ms(7);
+            let ordered = record.clone().ordered_by(Some(b"other"));
+            assert_eq!(
+                (ordered.key(), ordered.own_key(), ordered.payload()),
+                (Some(&b"other"[..]), own, record.payload())
+            );
+            assert_eq!((ordered.headers(), ordered.timestamp_ms()), (record.headers(), 7));
+            assert_eq!(ordered.clone().ordered_by(None).own_key(), own);
+            assert_eq!(record.clone().ordered_by(own), record, "nothing has changed");
         }
     }
 

@@ -15,11 +15,12 @@ Without any server:
                          reads a line per record; answers each with ok, failed or rejected
 
 To a web service, at most 200 requests at a time, in order per customer:
-  tidegate stream --from kafka://localhost:9092/orders --key /customer \\
+  tidegate stream --name ship --from kafka://localhost:9092/orders --key /customer \\
       --to https://example.org/orders --concurrency 200 --dead-letter dead.ndjson
 
 To Postgres:
-  tidegate stream --from kafka://localhost:9092/orders --to postgres://app:pw@localhost/shop \\
+  tidegate stream --name store --from kafka://localhost:9092/orders \\
+      --to postgres://app:pw@localhost/shop \\
       --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
       --param /id --param value
 
@@ -64,7 +65,7 @@ pub struct Stream {
     #[arg(long, value_name = "ORDER", value_parser = words::<Keyless>(Keyless::WORDS))]
     pub keyless: Option<Keyless>,
 
-    /// What it is called in logs, and in the default name of its group.
+    /// What it is called in logs, and in the default name of its group [default: stream].
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
@@ -129,6 +130,14 @@ pub struct Stream {
     #[arg(long, value_name = "N")]
     pub rate: Option<u64>,
 
+    /// Records of one key that may begin in a --quota-window [default: any number].
+    #[arg(long, value_name = "N")]
+    pub quota: Option<u64>,
+
+    /// See --quota [default: 1s].
+    #[arg(long, value_name = "TIME")]
+    pub quota_window: Option<String>,
+
     /// Deliver only the newest of a key's waiting records.
     #[arg(long)]
     pub compact: bool,
@@ -137,9 +146,17 @@ pub struct Stream {
     #[arg(long, value_name = "N")]
     pub attempts: Option<u64>,
 
+    /// Age of a record, since it was read, beyond which it is not tried again [default: any].
+    #[arg(long, value_name = "TIME")]
+    pub age_max: Option<String>,
+
     /// Wait after a failed attempt, which doubles [default: 100ms].
     #[arg(long, value_name = "TIME")]
     pub retry_wait: Option<String>,
+
+    /// The longest such wait [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub retry_wait_max: Option<String>,
 
     /// What becomes of a record whose attempts are used up [default: stop].
     #[arg(long, value_name = "WHAT", value_parser = words::<OnExhausted>(OnExhausted::WORDS))]
@@ -148,6 +165,22 @@ pub struct Stream {
     /// Where records go that cannot be done: a file, or kafka://BROKER:9092/TOPIC.
     #[arg(long, value_name = "WHERE")]
     pub dead_letter: Option<String>,
+
+    /// Records that were read and are not done [default: 100000].
+    #[arg(long, value_name = "N")]
+    pub records_max: Option<u64>,
+
+    /// Their bytes, with what is read ahead [default: 268435456].
+    #[arg(long, value_name = "BYTES")]
+    pub bytes_max: Option<u64>,
+
+    /// Records of one partition from the oldest that is not done to the newest [default: 1000000].
+    #[arg(long, value_name = "N")]
+    pub span_max: Option<u64>,
+
+    /// How long what is done may wait to be committed [default: 200ms].
+    #[arg(long, value_name = "TIME")]
+    pub commit_every: Option<String>,
 
     /// How long what was read may take to be delivered after Ctrl-C [default: 30s].
     #[arg(long, value_name = "TIME")]
@@ -197,12 +230,26 @@ impl Stream {
                 let config = config::toml::load(file).map_err(said)?;
                 (self.chosen(&config, file)?, Some(config))
             }
-            None => (vec![Config::stream_of(&self.flags()).map_err(said)?], None),
+            None => {
+                self.is_named()?;
+                (vec![Config::stream_of(&self.flags()).map_err(said)?], None)
+            }
         };
         let mut log = config.as_ref().map(|config| config.log.clone()).unwrap_or_default();
         log.format = self.log_format.unwrap_or(log.format);
         log.level = self.log_level.unwrap_or(if self.quiet { LogLevel::Warn } else { log.level });
         Ok(Streams { streams, config, log })
+    }
+
+    /// Two commands that share a group by accident would each get a part of the records.
+    fn is_named(&self) -> Result<(), String> {
+        let is_kafka = self.from.as_ref().is_some_and(|from| from.starts_with("kafka:"));
+        if is_kafka && self.name.is_none() && self.group.is_none() {
+            return Err("the group on Kafka needs a name, by which the next run finds where this one ended\n  \
+                        help: add --name orders (its group is tidegate-orders), or --group GROUP"
+                .to_owned());
+        }
+        Ok(())
     }
 
     fn chosen(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::Stream>, String> {
@@ -236,7 +283,11 @@ impl Stream {
             ("sql", self.sql.clone()),
             ("form", word(self.form.map(RecordForm::as_str))),
             ("timeout", self.timeout.clone()),
+            ("quota_window", self.quota_window.clone()),
+            ("age_max", self.age_max.clone()),
             ("retry_wait", self.retry_wait.clone()),
+            ("retry_wait_max", self.retry_wait_max.clone()),
+            ("commit_every", self.commit_every.clone()),
             ("exhausted", word(self.exhausted.map(OnExhausted::as_str))),
             ("dead_letter", self.dead_letter.clone()),
             ("drain", self.drain.clone()),
@@ -248,7 +299,11 @@ impl Stream {
             ("batch", self.batch),
             ("concurrency", self.concurrency),
             ("rate", self.rate),
+            ("quota", self.quota),
             ("attempts", self.attempts),
+            ("records_max", self.records_max),
+            ("bytes_max", self.bytes_max),
+            ("span_max", self.span_max),
         ];
         flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, Flag::Number(number?)))));
         let switches = [("follow", self.follow), ("compact", self.compact)];
@@ -269,6 +324,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::config::stream::StreamKeys;
 
     fn stream(arguments: &[&str]) -> Stream {
         let all = ["tidegate", "stream"].iter().chain(arguments);
@@ -310,6 +366,32 @@ mod tests {
     fn what_is_wrong_with_a_flag_is_said_like_that_of_a_file() {
         let errors = stream(&["--from", "a", "--to", "htp://x"]).streams().expect_err("no such sink");
         assert!(errors.contains("the command line") && errors.contains("did you mean http://?"), "{errors}");
+    }
+
+    #[test]
+    fn every_key_of_a_stream_is_a_flag() {
+        let help = <Cli as clap::CommandFactory>::command();
+        let stream = help.find_subcommand("stream").expect("a command");
+        let flags: Vec<String> = stream.get_arguments().filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+        for key in StreamKeys::KEYS {
+            let flag = match key.name {
+                "kafka_properties" => "kafka".to_owned(),
+                "params" => "param".to_owned(),
+                "headers" => "header".to_owned(),
+                key => key.replace('_', "-"),
+            };
+            assert!(flags.contains(&flag), "--{flag} is missing");
+        }
+    }
+
+    #[test]
+    fn a_group_has_a_name_of_its_own() {
+        let ends = ["--from", "kafka://localhost:9092/orders", "--to", "-"];
+        let errors = stream(&ends).streams().expect_err("no name");
+        assert!(errors.contains("add --name orders"), "{errors}");
+        for more in [["--name", "orders"], ["--group", "orders"]] {
+            assert!(stream(&[ends.as_slice(), &more].concat()).streams().is_ok(), "{more:?}");
+        }
     }
 
     #[test]

@@ -6,10 +6,10 @@ mod field;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::ServerTls;
 use super::raw::{Node, Source, Span, Table, Value};
 use super::section::section;
 use super::setting::{Setting, Wrong, words};
+use super::{ServerTls, SessionAttrs};
 
 pub use endpoint::{GatewayTarget, HttpTarget, Letters, Origin, Target, Topics};
 pub use field::{Field, Fields, KeyOf};
@@ -137,6 +137,8 @@ pub struct Stream {
     pub keys: StreamKeys,
     /// TLS towards the Postgres of `to`.
     pub tls: ServerTls,
+    /// Which of its servers takes the records: any, or one that takes writes.
+    pub server: SessionAttrs,
     pub(crate) written: RawStream,
 }
 

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,7 +53,8 @@ impl DeadLetter for Mailbox {
     }
 }
 
-/// A file to whose end letters are written, a JSON object per line. Each is on the disk before its record counts as done.
+/// A file to whose end letters are written, a JSON object per line. Each is on the disk before its record counts as done,
+/// and none is appended to a line that broke off, on a full disk or in a crash.
 pub(super) struct LetterFile {
     file: Arc<Mutex<File>>,
     texts: Texts,
@@ -61,7 +62,7 @@ pub(super) struct LetterFile {
 
 impl LetterFile {
     fn open(path: &Path, places: Places) -> Result<Self, StreamError> {
-        let opened = OpenOptions::new().create(true).append(true).open(path);
+        let opened = OpenOptions::new().create(true).read(true).append(true).open(path);
         let file = opened.map_err(|error| StreamError::Letters(format!("{}: {error}", path.display())))?;
         let texts = Texts { form: RecordForm::Envelope, places };
         Ok(Self { file: Arc::new(Mutex::new(file)), texts })
@@ -75,16 +76,18 @@ impl LetterFile {
         line.push(b',');
         member(&mut line, "error", letter.failure.reason().as_bytes());
         line.push(b',');
-        self.texts.members(&letter.record, &mut line);
+        self.texts.members(&letter.record, letter.record.own_key(), &mut line);
         line.extend_from_slice(b"}\n");
         line
     }
 
     fn send(&self, letter: &Letter) -> Taken {
-        let (line, file) = (self.line(letter), Arc::clone(&self.file));
+        let (mut line, file) = (self.line(letter), Arc::clone(&self.file));
         let keep = move || {
-            // A line is written in one call, so a panic elsewhere leaves none half done.
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            if is_torn(&mut file)? {
+                line.insert(0, b'\n');
+            }
             file.write_all(&line)?;
             file.sync_data()
         };
@@ -92,6 +95,17 @@ impl LetterFile {
             tokio::task::spawn_blocking(keep).await?.map_err(|error| Box::new(error) as Box<dyn StdError + Send + Sync>)
         })
     }
+}
+
+/// Does the file end within a line? What is no file that can be read back has no lines that could be torn.
+fn is_torn(file: &mut File) -> io::Result<bool> {
+    if !file.metadata()?.is_file() || file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
 }
 
 fn cause(cause: Cause) -> &'static str {

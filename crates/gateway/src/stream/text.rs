@@ -48,12 +48,12 @@ impl Texts {
     /// Appends `{"topic":...,"value":...}`.
     pub(super) fn envelope(&self, record: &Record, out: &mut Vec<u8>) {
         out.push(b'{');
-        self.members(record, out);
+        self.members(record, record.key(), out);
         out.push(b'}');
     }
 
     /// The members of an envelope, without its braces.
-    pub(super) fn members(&self, record: &Record, out: &mut Vec<u8>) {
+    pub(super) fn members(&self, record: &Record, key: Option<&[u8]>, out: &mut Vec<u8>) {
         let (topic, partition) = self.places.of(record.lane());
         match partition {
             Some(number) => {
@@ -67,7 +67,7 @@ impl Texts {
             let _ = write!(out, ",\"timestamp\":{}", record.timestamp_ms());
         }
         out.extend_from_slice(b",\"key\":");
-        push_text(out, record.key());
+        push_text(out, key);
         if !record.headers().is_empty() {
             out.extend_from_slice(b",\"headers\":[");
             for (index, Header { name, value }) in record.headers().iter().enumerate() {

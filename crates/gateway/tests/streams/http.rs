@@ -31,6 +31,22 @@ fn every_record_is_posted_in_order_per_key_over_few_connections() {
     assert!(web.connections() < 100, "{} connections", web.connections());
 }
 
+/// A server that knows the names of requests must not take the records of the next run for those of the last one.
+#[test]
+fn lines_of_standard_input_have_other_names_in_each_run() {
+    let web = Web::start(|_| Answer::Status(200));
+    for _ in 0..2 {
+        let mut stream = Stream::start(["--from", "-", "--key", "/k", "--to", &web.url("/")]);
+        let mut input = stream.input.take().unwrap();
+        std::io::Write::write_all(&mut input, numbers(0..5, 5).as_bytes()).unwrap();
+        drop(input);
+        stream.wait().expect(0);
+    }
+    let names: std::collections::BTreeSet<String> =
+        web.seen().iter().map(|seen| seen.header("idempotency-key").to_owned()).collect();
+    assert_eq!(names.len(), 10, "{names:?}");
+}
+
 #[test]
 fn a_record_that_failed_is_posted_again_before_its_successor() {
     let web = Web::start(|seen| Answer::Status(if seen.earlier < 2 { 503 } else { 200 }));

@@ -162,7 +162,8 @@ fn what_cannot_be_done_is_in_the_dead_letter_topic_before_it_is_committed() {
     world.fill("in", 0..10, 2);
     let web = Web::start(|seen| if number(&seen.body).1 == 4 { Answer::Status(400) } else { Answer::Status(200) });
     let url = web.url("/");
-    let stream = Stream::start(with(world.from(&from), ["--to", &url, "--dead-letter", &dead]));
+    // Ordered by another key than their own, which is what the letter has.
+    let stream = Stream::start(with(world.from(&from), ["--key", "/n", "--to", &url, "--dead-letter", &dead]));
     let letters = world.read("dead", 1);
     eventually("all is committed", || world.committed("in", 1) == 10);
     stream.signal(Signal::INT);
@@ -216,6 +217,47 @@ fn a_topic_whose_reader_is_killed_again_and_again_is_done_at_least_once() {
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
     ledger.audit(0..3_000);
+}
+
+/// The same command on another machine: partitions are shared out, nothing is lost, and keys stay in order.
+#[test]
+fn a_second_process_takes_its_part_and_gives_it_back() {
+    let world = World::new();
+    let from = world.topic("in", 4);
+    let web = Web::start(|_| Answer::Status(200));
+    let (url, group) = (web.url("/"), world.group());
+    let start = |who: &str| {
+        let who = format!("who={who}");
+        let flags = ["--from", &from, "--group", &group, "--to", &url, "--header", &who, "--concurrency", "4"];
+        let kafka = ["--kafka", "fetch.wait.max.ms=10", "--kafka", "session.timeout.ms=6000"];
+        Stream::start(flags.iter().chain(&kafka))
+    };
+    let seen_of = |who: &str| web.seen().iter().filter(|seen| seen.header("who") == who).count();
+    let first = start("first");
+    world.fill("in", 0..400, 40);
+    eventually("the first has all", || world.committed("in", 4) == 400);
+    assert_eq!(seen_of("first"), 400);
+    let second = start("second");
+    let mut filled = 400;
+    eventually("the second has a part", || {
+        world.fill("in", filled..filled + 40, 40);
+        filled += 40;
+        seen_of("second") > 0
+    });
+    let before = seen_of("second");
+    world.fill("in", filled..filled + 400, 40);
+    filled += 400;
+    eventually("both are done", || world.committed("in", 4) == filled as i64);
+    assert!(seen_of("second") > before && seen_of("first") > 400, "both have a part");
+    first.signal(Signal::TERM);
+    first.wait().expect(0);
+    world.fill("in", filled..filled + 400, 40);
+    filled += 400;
+    eventually("the second has all", || world.committed("in", 4) == filled as i64);
+    second.signal(Signal::TERM);
+    second.wait().expect(0);
+    // In order, and nothing twice: lanes that left had come to rest and were committed.
+    assert_each_once_in_order(&web.bodies(), 0..filled);
 }
 
 #[test]

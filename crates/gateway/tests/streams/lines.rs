@@ -92,6 +92,22 @@ fn lines_that_are_no_json_go_to_the_dead_letter_and_the_status_says_so() {
     assert!(letter["error"].as_str().unwrap().contains("not JSON"), "{letter}");
 }
 
+/// A disk that was full, or a crash, may have left half a line.
+#[test]
+fn a_letter_is_not_appended_to_a_line_that_broke_off() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", "no json\nnor this\n");
+    let dead = folder.write("dead.ndjson", "{\"stream\":\"ord");
+    Stream::run(["--from", &file, "--key", "/k", "--to", "-", "--dead-letter", &dead]).expect(3);
+    let text = folder.read("dead.ndjson");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (3, "{\"stream\":\"ord"));
+    let letter = |line: &&str| serde_json::from_str::<serde_json::Value>(line).unwrap()["value"].to_string();
+    let mut values: Vec<String> = lines[1..].iter().map(letter).collect();
+    values.sort_unstable();
+    assert_eq!(values, ["\"no json\"", "\"nor this\""]);
+}
+
 #[test]
 fn without_a_dead_letter_a_bad_line_stops_the_stream_and_is_named() {
     let folder = Folder::new();

@@ -102,6 +102,47 @@ fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
     ledger.audit(0..800);
 }
 
+/// The first takes connections and says nothing, as a machine does whose Postgres hangs.
+#[test]
+fn a_host_that_says_nothing_takes_its_own_time_and_not_that_of_the_next_one() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("n int");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (file, sql) = (folder.write("in.ndjson", &numbers(0..10, 2)), format!("insert into {table} values ($1)"));
+    let (dead, port) = (silent.local_addr().unwrap(), fixture.server.port());
+    let url = format!("postgres://postgres@{dead},127.0.0.1:{port}/postgres?connect_timeout=1");
+    Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--connections", "1"]).expect(0);
+    assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
+    let url = format!("postgres://postgres@{dead},127.0.0.1:1/postgres?connect_timeout=1");
+    let errors = Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n"]).expect(1).errors;
+    assert!(errors.contains(&format!("{dead}: no answer within 1s; 127.0.0.1:1: ")), "each says why: {errors}");
+}
+
+#[test]
+fn of_several_hosts_one_that_takes_writes_is_chosen() {
+    let (folder, fixture) = (Folder::new(), fixture());
+    let table = fixture.own_table("n int");
+    // As on a standby, for this role.
+    let reader = fixture.own_role("secret", "scram_login");
+    fixture.server.sql(&format!("grant insert on {table} to {reader}"));
+    fixture.server.sql(&format!("alter role {reader} set default_transaction_read_only = on"));
+    let (file, sql) = (folder.write("in.ndjson", &numbers(0..4, 2)), format!("insert into {table} values ($1)"));
+    let port = fixture.server.port();
+    let run = |hosts: &str, more: &str| {
+        let url = format!("postgres://{reader}:secret@{hosts}/postgres?{more}");
+        Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--attempts", "1"]).expect(1).errors
+    };
+    let (one, both) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{port},localhost:{port}"));
+    let refused = format!("127.0.0.1:{port}: it takes no writes; localhost:{port}: it takes no writes");
+    assert!(run(&both, "").contains(&refused));
+    assert!(run(&one, "target_session_attrs=read-write").contains("it takes no writes"));
+    // It is a primary, and so is any: what the server says of the statement is what counts.
+    for more in ["target_session_attrs=any", "target_session_attrs=primary"] {
+        let errors = run(&both, more);
+        assert!(errors.contains("25006"), "{more}: {errors}");
+    }
+}
+
 #[test]
 fn a_server_is_reached_over_tls_and_its_certificate_is_checked() {
     let (folder, fixture) = (Folder::new(), fixture());

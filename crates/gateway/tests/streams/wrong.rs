@@ -23,6 +23,11 @@ fn flags_are_checked_like_a_file() {
         (&["--from", "a"], "--to"),
         (&["--from", "no/such/file", "--to", "-"], "no/such/file"),
         (&["--from", "-", "--to", "gateway://a@b", "--sql", "select 1"], "there is no gateway here"),
+        (&["--from", "kafka://h/t", "--to", "-"], "add --name orders"),
+        (
+            &["--from", "-", "--to", "postgres://h/b?target_session_attrs=standby", "--sql", "select 1"],
+            "standby leads to servers that take no writes",
+        ),
         (&["--from", "-", "--to", "http://x", "--header", "a b=c"], "the header `a b` cannot be sent"),
     ] {
         let errors = said(arguments);
@@ -33,7 +38,7 @@ fn flags_are_checked_like_a_file() {
 #[test]
 #[cfg(not(feature = "kafka-ssl"))]
 fn brokers_that_this_build_cannot_speak_to_are_said_with_the_build_that_can() {
-    let from = ["--from", "kafka://localhost:1/t", "--to", "-", "--kafka"];
+    let from = ["--name", "a", "--from", "kafka://localhost:1/t", "--to", "-", "--kafka"];
     for property in ["security.protocol=ssl", "security.protocol=SASL_SSL", "sasl.mechanism=SCRAM-SHA-512"] {
         let arguments: Vec<&str> = from.into_iter().chain([property]).collect();
         let errors = said(&arguments);
@@ -51,6 +56,10 @@ fn a_file_is_checked_by_line_and_nearest_key() {
         ("[[streams]]\nname = \"a\"\nfrm = \"x\"\nto = \"-\"\n".to_owned(), ":3:1"),
         ("[[streams]]\nname = \"a\"\nfrm = \"x\"\nto = \"-\"\n".to_owned(), "did you mean `from`?"),
         (format!("{good}{good}"), "two streams named `orders`"),
+        (
+            format!("{good}checkpoint = \"c\"\n{}checkpoint = \"c\"\n", good.replace("orders", "more")),
+            "two streams with the checkpoint",
+        ),
         (format!("{good}batch = 0\n"), "write a number from 1"),
         (format!("{good}exhausted = \"dead_leter\"\n"), "did you mean `dead_letter`?"),
         ("[streams]\nname = \"a\"\n".to_owned(), "begin a section: [[streams]]"),

@@ -62,7 +62,10 @@ pub(crate) async fn run(subject: &str, load: Load) -> Figures {
     let records = if is_ours { drop_all(records) } else { records };
     let began = Usage::now();
     match (subject, ours) {
-        (_, Some(subscription)) => drop(subscription.run().await.expect("the subscription ends well")),
+        (_, Some(subscription)) => {
+            let done = subscription.run().await.expect("the subscription ends well").done;
+            assert_eq!(done, u64::from(load.records), "records were lost");
+        }
         (BARE, _) => bare(records, load, &check).await,
         (BARE_CORES, _) => bare_cores(records, load, &check),
         (BARE_THREADS, _) => bare_threads(records, load, &check),

@@ -3,17 +3,19 @@
 //! All lines are one lane. The position of a line is where it ends, in bytes from the beginning, so that what follows a
 //! committed position is the next line. A thread of its own reads ahead, as far as a bound of bytes.
 
+mod checkpoint;
 mod follow;
 mod line;
 mod reader;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
 
 use super::{Event, Mark, Room, Source};
 use crate::record::{Epoch, Lane, Position, Record};
+use checkpoint::Checkpoint;
 use follow::{Follow, Interest};
 use reader::{Lines, Reader};
 
@@ -44,6 +46,12 @@ pub enum NdjsonError {
         #[source]
         error: io::Error,
     },
+    /// Somebody else notes there how far he is done.
+    #[error("{path} is the checkpoint of a stream that runs: give each a checkpoint of its own")]
+    CheckpointInUse {
+        /// The file.
+        path: PathBuf,
+    },
     /// The checkpoint holds something else than a position in this file.
     #[error("{path} is not a checkpoint of this file: remove it to begin at the beginning")]
     ForeignCheckpoint {
@@ -59,7 +67,7 @@ pub struct Ndjson {
     lines: Lines,
     /// Taken from the reader and not handed out.
     next: std::vec::IntoIter<Record>,
-    checkpoint: Option<PathBuf>,
+    checkpoint: Option<Checkpoint>,
     /// Nobody else has it: when it is gone, a file is not followed any more.
     _interest: Option<Interest>,
     /// A checkpoint that could not be written ends the source.
@@ -83,15 +91,15 @@ impl Ndjson {
     /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets.
     ///
     /// # Errors
-    /// If a file cannot be opened, or the checkpoint is not of this file.
+    /// If a file cannot be opened, or the checkpoint is not of this file, or another one's who runs.
     pub fn resume(path: impl AsRef<Path>, checkpoint: impl Into<PathBuf>, format: Format) -> Result<Self, NdjsonError> {
-        let (path, checkpoint) = (path.as_ref(), checkpoint.into());
+        let path = path.as_ref();
         let name = path.display().to_string();
-        let from = read_checkpoint(&checkpoint)?;
+        let (checkpoint, from) = Checkpoint::open(checkpoint.into())?;
         let failed = |error| NdjsonError::Read { what: name.clone(), error };
         let mut file = File::open(path).map_err(failed)?;
         if file.metadata().map_err(failed)?.len() < from {
-            return Err(NdjsonError::ForeignCheckpoint { path: checkpoint });
+            return Err(checkpoint.foreign());
         }
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
         let source = Self::of_file(name, file, from, format)?;
@@ -153,29 +161,10 @@ impl Ndjson {
     }
 
     fn note(&mut self, through: Position) {
-        let Some(path) = &self.checkpoint else { return };
-        if let Err(error) = write_checkpoint(path, through) {
-            self.broken = Some(NdjsonError::Checkpoint { path: path.clone(), error });
+        if let Some(Err(error)) = self.checkpoint.as_ref().map(|checkpoint| checkpoint.write(through)) {
+            self.broken = Some(error);
         }
     }
-}
-
-/// Where an earlier run has got: the end of the last line that was done.
-fn read_checkpoint(path: &Path) -> Result<u64, NdjsonError> {
-    match fs::read_to_string(path) {
-        Ok(text) => text.trim().parse().map_err(|_| NdjsonError::ForeignCheckpoint { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(NdjsonError::Checkpoint { path: path.to_owned(), error }),
-    }
-}
-
-/// The old one stays until the new one is there.
-fn write_checkpoint(path: &Path, through: Position) -> io::Result<()> {
-    // Behind the whole name: others in the folder may differ in what stands behind a dot alone.
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    fs::write(&new, format!("{through}\n"))?;
-    fs::rename(new, path)
 }
 
 impl Source for Ndjson {
@@ -223,7 +212,8 @@ impl Source for Ndjson {
     }
 
     fn poll_close(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), NdjsonError>> {
-        Poll::Ready(self.broken.take().map_or(Ok(()), Err))
+        let synced = self.checkpoint.as_ref().map_or(Ok(()), Checkpoint::sync);
+        Poll::Ready(self.broken.take().map_or(synced, Err))
     }
 
     fn buffered_bytes(&self) -> usize {

@@ -36,22 +36,29 @@ impl Member {
 
     /// Tells the audit, and takes so long for each record.
     pub(crate) fn audited(source: Kafka, number: MemberNumber, audit: &Arc<Audit>, work: Duration) -> Self {
+        Self::audited_as(source, |builder| builder, number, audit, work)
+    }
+
+    /// The same, built with more.
+    pub(crate) fn audited_as(
+        source: Kafka,
+        build: impl FnOnce(Builder<Kafka, Tasks>) -> Builder<Kafka, Tasks>,
+        number: MemberNumber,
+        audit: &Arc<Audit>,
+        work: Duration,
+    ) -> Self {
         let audit = Arc::clone(audit);
-        Self::with(
-            source,
-            |builder| builder,
-            move |delivery, roster| {
-                let audit = Arc::clone(&audit);
-                async move {
-                    audit.begin(number, &delivery.record);
-                    if !work.is_zero() {
-                        tokio::time::sleep(work).await;
-                    }
-                    audit.end(number, &delivery.record, &roster, true);
-                    delivery.finish();
+        Self::with(source, build, move |delivery, roster| {
+            let audit = Arc::clone(&audit);
+            async move {
+                audit.begin(number, &delivery.record);
+                if !work.is_zero() {
+                    tokio::time::sleep(work).await;
                 }
-            },
-        )
+                audit.end(number, &delivery.record, &roster, true);
+                delivery.finish();
+            }
+        })
     }
 
     pub(crate) fn metrics(&self) -> Metrics {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, Producer};
-use tidegate_lanes::source::kafka::Settings;
-use tidegate_lanes::{Bounds, Epoch};
+use tidegate_lanes::source::kafka::{Kafka, Settings};
+use tidegate_lanes::{Bounds, Builder, Epoch, Tasks};
 use tokio::sync::Semaphore;
 
 use crate::audit::Audit;
@@ -20,7 +20,10 @@ const PARTITIONS: u16 = 6;
 async fn storm(world: &World, settings: impl Fn() -> Settings, audit: &Arc<Audit>) -> u64 {
     const RECORDS: u64 = 24_000;
     const ROUNDS: usize = 4;
-    let start = |number| Member::audited(settings().build().unwrap(), number, audit, Duration::from_millis(1));
+    // Lanes are committed when they leave, and at no other time.
+    let rarely = |builder: Builder<Kafka, Tasks>| builder.commit_every(Duration::from_secs(3600));
+    let start =
+        |number| Member::audited_as(settings().build().unwrap(), rarely, number, audit, Duration::from_millis(1));
     let staying = start(0);
     let feeding = {
         let (broker, topic) = (world.broker, world.topic.clone());
@@ -85,7 +88,6 @@ async fn la_35_a_storm_in_a_group_that_the_broker_leads_loses_nothing() {
 
 /// Settings of a member of a group of KIP-848.
 fn led(world: &World) -> Settings {
-    use tidegate_lanes::source::kafka::Kafka;
     Kafka::builder(&world.broker.bootstrap(), &world.group)
         .topic(&world.topic)
         .property("group.protocol", "consumer")

@@ -112,19 +112,28 @@ pub(crate) struct Watched {
     memory: Memory,
     checker: Checker,
     buffered: Arc<AtomicUsize>,
+    /// How often there was no room any more.
+    closings: Arc<AtomicUsize>,
+    has_room: bool,
 }
 
 /// A watched source without lanes, what feeds it, and what watches it.
 pub(crate) fn watched() -> (Watched, MemoryHandle, Checker) {
     let (memory, feed) = Memory::new();
     let checker = Checker::default();
-    (Watched { memory, checker: checker.clone(), buffered: Arc::default() }, feed, checker)
+    let (buffered, closings) = (Arc::default(), Arc::default());
+    (Watched { memory, checker: checker.clone(), buffered, closings, has_room: true }, feed, checker)
 }
 
 impl Watched {
     /// What its client is said to have read ahead, in bytes.
     pub(crate) fn buffered(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.buffered)
+    }
+
+    /// How often no room was left over all lanes, after there had been some.
+    pub(crate) fn closings(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.closings)
     }
 }
 
@@ -133,6 +142,8 @@ impl Source for Watched {
 
     fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Infallible>> {
         let before = batch.len();
+        let had_room = std::mem::replace(&mut self.has_room, room.records > 0);
+        self.closings.fetch_add(usize::from(had_room && !self.has_room), SeqCst);
         let polled = self.memory.poll(cx, room, batch);
         batch[before..].iter().for_each(|record| self.checker.take(record));
         polled

@@ -104,7 +104,34 @@ async fn a_checkpoint_is_written_beside_others_and_touches_none() {
         assert_eq!(result.unwrap().done, 2);
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
-    assert!(checkpoints.iter().all(|checkpoint| std::fs::read_to_string(checkpoint).unwrap() == "6\n"));
+    assert!(checkpoints.iter().all(|checkpoint| std::fs::read_to_string(checkpoint).unwrap().trim().parse() == Ok(6)));
+}
+
+#[tokio::test]
+async fn a_checkpoint_has_one_owner_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &["1"]);
+    let checkpoint = folder.path().join("done");
+    let first = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap();
+    let error = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap_err();
+    assert!(matches!(error, NdjsonError::CheckpointInUse { .. }), "{error}");
+    drop(first);
+    let (result, _) = run(Ndjson::resume(&path, &checkpoint, Format::default()).unwrap(), Exhausted::Stop, "").await;
+    assert_eq!(result.unwrap().done, 1);
+}
+
+/// A slip that names the data as the checkpoint costs no data.
+#[tokio::test]
+async fn a_file_that_is_no_checkpoint_is_not_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &["1"]);
+    let other = folder.path().join("numbers");
+    for text in ["123456789012345678901234567890\n", "{}\n", "7\n8\n"] {
+        std::fs::write(&other, text).unwrap();
+        let error = Ndjson::resume(&path, &other, Format::default()).unwrap_err();
+        assert!(matches!(error, NdjsonError::ForeignCheckpoint { .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), text);
+    }
 }
 
 #[tokio::test]

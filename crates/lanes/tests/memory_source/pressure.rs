@@ -74,6 +74,24 @@ async fn la_21_a_lane_at_its_bound_does_not_flap() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn la_21_a_bound_over_all_lanes_does_not_flap() {
+    for bounds in [
+        Bounds { records_max: 1000, ready_max: usize::MAX, ..Bounds::default() },
+        Bounds { bytes_max: 1000 * 15, ready_max: usize::MAX, ..Bounds::default() },
+    ] {
+        let (source, _, checker) = whole(10_000, |at| at);
+        let closings = source.closings();
+        let handler = working(&checker, |_| tokio::time::sleep(MS));
+        let builder = Subscription::builder("test").source(source).concurrency(10).bounds(bounds);
+        builder.handler(handler).unwrap().run().await.unwrap();
+        checker.assert_all_done(10_000);
+        // As above: 300 records at least from one time to the next; and once at the end of the source.
+        let closings = closings.load(SeqCst);
+        assert!((5..=36).contains(&closings), "{closings} with {bounds:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn la_22_a_hot_key_does_not_hold_up_the_cold_ones() {
     // Nine of ten records are of key 0.
     let (source, _, checker) = whole(10_000, |at| if at % 10 == 0 { at } else { 0 });

@@ -1,14 +1,15 @@
 //! `[[streams]]`: two ends, and keys that mean something to them.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use super::{Checker, Disk, Section};
-use crate::config::ServerTls;
 use crate::config::finding::{ConfigErrors, Severity};
 use crate::config::keys::{DatabaseKeys, RawDatabase};
 use crate::config::raw::{Node, Source, Table, Value};
 use crate::config::section::{Keys, Settings};
 use crate::config::stream::{Letters, OnExhausted, Origin, RawStream, Stream, StreamKeys, Target};
+use crate::config::{PgUrl, ServerTls, SessionAttrs};
 
 /// Whether the Kafka client of this build has OpenSSL, and with it TLS and SCRAM.
 const HAS_SSL: bool = cfg!(feature = "kafka-ssl");
@@ -27,11 +28,16 @@ impl Checker<'_> {
         let Some(Value::List(nodes)) = root.entry("streams").map(|entry| &entry.node.value) else {
             return Vec::new();
         };
-        let mut names = BTreeSet::new();
-        nodes.iter().filter_map(|node| self.listed(node, &mut names)).collect()
+        let (mut names, mut checkpoints) = (BTreeSet::new(), BTreeSet::new());
+        nodes.iter().filter_map(|node| self.listed(node, &mut names, &mut checkpoints)).collect()
     }
 
-    fn listed(&mut self, node: &Node, names: &mut BTreeSet<String>) -> Option<Stream> {
+    fn listed(
+        &mut self,
+        node: &Node,
+        names: &mut BTreeSet<String>,
+        checkpoints: &mut BTreeSet<PathBuf>,
+    ) -> Option<Stream> {
         let Value::Table(table) = &node.value else {
             let place = super::Place { key: "streams".to_owned(), at: node.at.clone() };
             let reason = format!("expected a table, found {}", node.value.kind());
@@ -43,6 +49,11 @@ impl Checker<'_> {
         if !stream.keys.name.is_empty() && !names.insert(stream.keys.name.clone()) {
             let reason = format!("there are two streams named `{}`", stream.keys.name);
             self.error(section.place(&["name"]), reason, "give each a name of its own");
+        }
+        let checkpoint = &stream.keys.checkpoint;
+        if !checkpoint.as_os_str().is_empty() && !checkpoints.insert(checkpoint.clone()) {
+            let reason = format!("there are two streams with the checkpoint {}", checkpoint.display());
+            self.error(section.place(&["checkpoint"]), reason, "give each a checkpoint of its own");
         }
         Some(stream)
     }
@@ -63,8 +74,8 @@ impl Checker<'_> {
         self.stream_source(section, &mut keys);
         self.stream_failures(section, &mut keys);
         self.stream_kafka(section, &keys);
-        let tls = self.stream_sink(section, &keys);
-        Stream { keys, tls, written: raw }
+        let (tls, server) = self.stream_sink(section, &keys);
+        Stream { keys, tls, server, written: raw }
     }
 
     fn stream_name(&mut self, section: &Section<'_>, keys: &StreamKeys) {
@@ -120,7 +131,7 @@ impl Checker<'_> {
         self.without_effect(section, "dead_letter", takes, "exhausted is not dead_letter");
     }
 
-    fn stream_sink(&mut self, section: &Section<'_>, keys: &StreamKeys) -> ServerTls {
+    fn stream_sink(&mut self, section: &Section<'_>, keys: &StreamKeys) -> (ServerTls, SessionAttrs) {
         let is_sql = matches!(keys.to, Target::Postgres(_) | Target::Gateway(_));
         if is_sql && keys.sql.trim().is_empty() {
             let help = "write sql = \"insert into orders values ($1, $2) on conflict do nothing\" and params = \
@@ -136,14 +147,36 @@ impl Checker<'_> {
         let writes = is_command || matches!(keys.to, Target::Http(_) | Target::Stdout);
         self.without_effect(section, "form", writes, "to takes records, not texts");
         let mut raw = RawDatabase::default();
+        let mut server = SessionAttrs::Any;
         if let Target::Postgres(url) = &keys.to {
-            for (key, text) in url.keys().filter(|(key, _)| key.starts_with("ssl") || *key == "channel_binding") {
-                if let Some(Err(wrong)) = raw.set(key, &Value::Text(text)) {
-                    self.wrong(section.place(&["to"]), wrong);
-                }
+            self.stream_url(section, url, &mut raw);
+            server = self.stream_server(section, url, raw.target_session_attrs);
+        }
+        (self.server_tls(section, &DatabaseKeys::from_raw(&raw)), server)
+    }
+
+    fn stream_url(&mut self, section: &Section<'_>, url: &PgUrl, raw: &mut RawDatabase) {
+        let of_servers =
+            |key: &str| key.starts_with("ssl") || key == "channel_binding" || key == "target_session_attrs";
+        for (key, text) in url.keys().filter(|(key, _)| of_servers(key)) {
+            if let Some(Err(wrong)) = raw.set(key, &Value::Text(text)) {
+                self.wrong(section.place(&["to"]), wrong);
             }
         }
-        self.server_tls(section, &DatabaseKeys::from_raw(&raw))
+        for ignored in &url.ignored {
+            let reason = format!("the parameter `{ignored}` of the URL has no effect here");
+            self.warning(section.place(&["to"]), reason, "leave it out");
+        }
+    }
+
+    /// Of several servers, one that takes writes, unless the URL says otherwise.
+    fn stream_server(&mut self, section: &Section<'_>, url: &PgUrl, given: Option<SessionAttrs>) -> SessionAttrs {
+        let server = given.unwrap_or(if url.hosts.len() > 1 { SessionAttrs::ReadWrite } else { SessionAttrs::Any });
+        if let SessionAttrs::ReadOnly | SessionAttrs::Standby | SessionAttrs::PreferStandby = server {
+            let reason = format!("target_session_attrs = {server} leads to servers that take no writes");
+            self.error(section.place(&["to"]), reason, "write read-write, primary or any, or leave it out");
+        }
+        server
     }
 
     /// Warns of a key that is written although nothing asks for it.

@@ -13,7 +13,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate_lanes::{Failure, Record};
 
-use crate::config::stream::StreamKeys;
+use crate::config::stream::{Origin, StreamKeys};
 use crate::stream::error::{StreamError, whole};
 use crate::stream::text::Texts;
 use crate::tls;
@@ -24,6 +24,8 @@ pub(in crate::stream) struct Http {
     headers: HeaderMap,
     texts: Texts,
     is_batched: bool,
+    /// Positions in standard input begin anew with each run: its name, in keys.
+    run: Option<String>,
 }
 
 /// Of an answer, to be thrown away or quoted; beyond it the connection is not used again.
@@ -54,7 +56,8 @@ impl Http {
         let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
         let connector = connector.wrap_connector(plain);
         let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
-        Ok(Self { client, uri, headers, texts, is_batched: keys.batch > 1 })
+        let run = matches!(keys.from, Origin::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
+        Ok(Self { client, uri, headers, texts, is_batched: keys.batch > 1, run })
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
@@ -81,13 +84,14 @@ impl Http {
         Ok(request)
     }
 
-    /// The same for every attempt at the same records.
+    /// The same for every attempt at the same records, and for no others.
     fn idempotency_key(&self, records: &[Record]) -> Option<HeaderValue> {
         let (first, last) = (records.first()?, records.last()?);
         let (topic, partition) = self.texts.places.of(first.lane());
         let partition = partition.map_or_else(String::new, |number| format!("/{number}"));
         let until = if records.len() > 1 { format!("-{}", last.position()) } else { String::new() };
-        HeaderValue::try_from(format!("\"{topic}{partition}/{}{until}\"", first.position())).ok()
+        let run = self.run.as_deref().unwrap_or_default();
+        HeaderValue::try_from(format!("\"{topic}{partition}{run}/{}{until}\"", first.position())).ok()
     }
 }
 

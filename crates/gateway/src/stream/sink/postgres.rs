@@ -2,8 +2,6 @@
 
 mod connect;
 
-use std::time::Duration;
-
 use bytes::BytesMut;
 use tidegate_lanes::{Failure, Record};
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
@@ -33,8 +31,6 @@ pub(super) struct Session {
     connected: Connected,
     statement: Statement,
 }
-
-const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 
 impl Postgres {
     /// Connects once and prepares the statement, so that what is wrong with it is said before the first record.
@@ -69,15 +65,17 @@ impl Postgres {
         };
         // Dropped before it is put back (its time is over), a connection is closed.
         let result = session.execute(&rows).await;
-        if !session.connected.client.is_closed() {
+        if result.as_ref().is_err_and(is_of_the_server) {
+            // The others lead to the same one, or are as old.
+            drop(self.hands.take_all());
+        } else if !session.connected.client.is_closed() {
             self.hands.put_back(session);
         }
         result.map_err(|error| failure(&error))
     }
 
     async fn connect(&self) -> Result<Session, Failure> {
-        let connected = tokio::time::timeout(CONNECT_LIMIT, self.login.connect()).await;
-        let connected = connected.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_LIMIT:?}")));
+        let connected = self.login.connect().await;
         let connected = connected.map_err(|reason| Failure::new(format!("cannot connect: {reason}")))?;
         let limit = format!("SET statement_timeout = {}", self.statement_ms.min(i32::MAX as u128));
         connected.client.batch_execute(&limit).await.map_err(|error| failure(&error))?;
@@ -131,6 +129,13 @@ impl ToSql for Text<'_> {
     }
 
     tokio_postgres::types::to_sql_checked!();
+}
+
+/// The server, or what it knows of the statement, is not what it was: it takes no writes any more, is shutting down, or the
+/// table has changed. Another connection may do better.
+fn is_of_the_server(error: &tokio_postgres::Error) -> bool {
+    let code = error.as_db_error().map_or("", |said| said.code().code());
+    code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
 }
 
 /// What the server says of the data itself (class 22: no such number, no such date) it would say again.

@@ -81,10 +81,7 @@ impl Keyed {
                     Some(Value::String(key)) => Some(key.clone()),
                     Some(other) => Some(other.to_string()),
                 };
-                let (lane, epoch, position) = (record.lane(), record.epoch(), record.position());
-                Record::new(lane, epoch, position, key.as_deref().map(str::as_bytes), Some(payload))
-                    .with_timestamp_ms(record.timestamp_ms())
-                    .with_headers(record.headers().to_vec())
+                record.ordered_by(key.as_deref().map(str::as_bytes))
             }
         }
     }

@@ -114,7 +114,7 @@ fn cause(cause: Cause) -> &'static str {
 impl DeadLetter for LetterTopic {
     fn send(&self, letter: Letter) -> Taken {
         let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic).headers(self.headers(&letter));
-        message.key = letter.record.key();
+        message.key = letter.record.own_key();
         message.payload = letter.record.payload();
         let sent = self.producer.send_result(message).map_err(|(error, _)| error);
         Box::pin(async move {

@@ -1,19 +1,21 @@
 //! A login to Postgres, or to the gateway itself.
 
+use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use tokio_rustls::TlsConnector;
 
 use crate::config::stream::{GatewayTarget, Target};
-use crate::config::{ChannelBinding, Host, PgUrl, ServerTls, SslMode, SslNegotiation, Stream};
+use crate::config::{ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, Stream};
 use crate::stream::door::{Door, Doors};
 use crate::stream::error::{StreamError, whole};
 use crate::tls;
@@ -22,7 +24,14 @@ use crate::tls;
 pub(super) struct Login {
     config: tokio_postgres::Config,
     way: Way,
+    /// How long each address of each host may take.
+    limit: Duration,
+    server: SessionAttrs,
 }
+
+/// For all hosts together, unless the URL says how long each may take (`connect_timeout`); and what each has in any case.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+const HOST_LIMIT_MIN: Duration = Duration::from_secs(3);
 
 enum Way {
     Inside(Door),
@@ -68,8 +77,11 @@ impl Login {
             config.channel_binding(tokio_postgres::config::ChannelBinding::Require);
         }
         let tls = tls::for_servers(&stream.tls).map_err(|error| StreamError::Sink(error.to_string()))?;
+        let share = (CONNECT_LIMIT / u32::try_from(url.hosts.len().max(1)).unwrap_or(u32::MAX)).max(HOST_LIMIT_MIN);
+        let given = url.connect_timeout.filter(|seconds| *seconds > 0);
+        let limit = given.map_or(share, |seconds| Duration::from_secs(seconds.into()));
         let way = Way::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };
-        Ok(Self { config, way })
+        Ok(Self { config, way, limit, server: stream.server })
     }
 
     fn to_gateway(target: &GatewayTarget, stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
@@ -86,10 +98,10 @@ impl Login {
             Door::Outside(hosts) => Way::Hosts { hosts, tls: None, settings: stream.tls.clone() },
             inside @ Door::Inside(_) => Way::Inside(inside),
         };
-        Ok(Self { config, way })
+        Ok(Self { config, way, limit: CONNECT_LIMIT, server: SessionAttrs::Any })
     }
 
-    /// Tries the hosts in their order.
+    /// Tries the hosts in their order, each at all of its addresses.
     pub(super) async fn connect(&self) -> Result<Connected, String> {
         match &self.way {
             Way::Inside(Door::Inside(open)) => {
@@ -97,18 +109,18 @@ impl Login {
                     socket.set_nonblocking(true)?;
                     UnixStream::from_std(socket)
                 });
-                self.log_in(opened.map_err(|error| error.to_string())?).await
+                self.within(self.log_in(opened.map_err(|error| error.to_string())?)).await
             }
             Way::Inside(Door::Outside(_)) => Err("there is no gateway in this process".to_owned()),
             Way::Hosts { hosts, tls, settings } => {
-                let mut reason = "no host is named".to_owned();
+                let mut reasons = Vec::new();
                 for host in hosts {
                     match self.connect_to(host, tls.as_ref(), settings).await {
                         Ok(connected) => return Ok(connected),
-                        Err(error) => reason = format!("{host}: {error}"),
+                        Err(error) => reasons.push(format!("{host}: {error}")),
                     }
                 }
-                Err(reason)
+                Err(if reasons.is_empty() { "no host is named".to_owned() } else { reasons.join("; ") })
             }
         }
     }
@@ -123,11 +135,36 @@ impl Login {
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
-                return self.log_in(UnixStream::connect(path).await.map_err(text)?).await;
+                let connecting = async { self.log_in(UnixStream::connect(path).await.map_err(text)?).await };
+                return self.within(connecting).await;
             }
             Host::Tcp { name, port } => (name, *port),
         };
-        let mut socket = TcpStream::connect((name.as_str(), port)).await.map_err(text)?;
+        let found = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await?;
+        let mut reason = "its name has no address".to_owned();
+        for address in found {
+            match self.within(self.connect_at(address, name, tls, settings)).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => reason = error,
+            }
+        }
+        Err(reason)
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let done = tokio::time::timeout(self.limit, work).await;
+        done.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.limit)))
+    }
+
+    async fn connect_at(
+        &self,
+        address: SocketAddr,
+        name: &str,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+    ) -> Result<Connected, String> {
+        let text = |error: io::Error| error.to_string();
+        let mut socket = TcpStream::connect(address).await.map_err(text)?;
         socket.set_nodelay(true).map_err(text)?;
         let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return self.log_in(socket).await };
         let is_direct = settings.negotiation == SslNegotiation::Direct;
@@ -139,7 +176,7 @@ impl Login {
         }
         let server = match name.parse::<IpAddr>() {
             Ok(address) => ServerName::from(address),
-            Err(_) => ServerName::try_from(name.clone()).map_err(|error| error.to_string())?,
+            Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?,
         };
         let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await.map_err(text)?;
         self.log_in(socket).await
@@ -152,7 +189,24 @@ impl Login {
         let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| whole(&error))?;
         // Why it ended is seen by the next statement.
         let task = tokio::spawn(async move { drop(connection.await) });
-        Ok(Connected { client, task })
+        let connected = Connected { client, task };
+        self.check(&connected.client).await?;
+        Ok(connected)
+    }
+
+    /// Is it a server that is meant?
+    async fn check(&self, client: &Client) -> Result<(), String> {
+        let (question, refusal) = match self.server {
+            SessionAttrs::ReadWrite => ("show transaction_read_only", "it takes no writes"),
+            SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is no primary"),
+            _ => return Ok(()),
+        };
+        let answer = client.simple_query(question).await.map_err(|error| whole(&error))?;
+        let said = answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        if matches!(said, Some("off" | "f")) { Ok(()) } else { Err(refusal.to_owned()) }
     }
 }
 
