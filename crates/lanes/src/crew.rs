@@ -1,6 +1,7 @@
 //! Who runs handlers: light tasks, or threads.
 
 mod guarded;
+mod queue;
 mod tasks;
 mod threads;
 
@@ -11,6 +12,7 @@ use crate::completion::Completion;
 use crate::delivery::{Batch, Delivery};
 use crate::shard::Records;
 use crate::span::AttemptSpan;
+use crate::sync;
 
 pub(crate) use guarded::Guarded;
 pub(crate) use tasks::{Task, TaskCrew};

@@ -1,4 +1,4 @@
-//! What threads share, under loom: the mailbox and the gate, compiled once more with loom's locks.
+//! What threads share, under loom: the mailbox, the gate and the queue of the threads, compiled once more with loom's locks.
 //!
 //! Nothing else is shared: the ready list and the frontier have one owner each.
 
@@ -10,14 +10,19 @@ use loom::thread;
 
 use gate::Gate;
 use mailbox::{Mail, Mailbox};
+use queue::Queue;
 
 use crate::moment::Moment;
 
 mod sync {
-    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
+    pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().expect("no test panics while it holds a lock")
+    }
+
+    pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        condvar.wait(guard).expect("no test panics while it holds a lock")
     }
 }
 
@@ -29,6 +34,10 @@ mod gate;
 #[path = "mailbox.rs"]
 #[allow(clippy::duplicate_mod, reason = "once more, with loom's locks")]
 mod mailbox;
+
+#[path = "crew/queue.rs"]
+#[allow(clippy::duplicate_mod, reason = "once more, with loom's locks")]
+mod queue;
 
 #[derive(Default)]
 struct Nudge(bool);
@@ -95,5 +104,56 @@ fn la_08_a_shard_that_was_refused_a_permit_gets_one() {
         shard(0, &shared.0, &shared.1);
         thread.join().expect("it does not panic");
         assert_eq!(shared.0.used(), 0);
+    });
+}
+
+/// Threads that take one job each, while shards append them in such parts.
+fn jobs_are_taken<const PARTS: usize>(parts: [&'static [u32]; PARTS]) {
+    bounded().check(move || {
+        let queue = sync::Arc::new(Queue::new(0));
+        let threads = [0, 1].map(|_| {
+            let queue = sync::Arc::clone(&queue);
+            thread::spawn(move || queue.next().expect("it is not closed"))
+        });
+        parts.iter().for_each(|part| queue.append(&mut part.to_vec()));
+        let mut taken = threads.map(|thread| thread.join().expect("it does not panic"));
+        taken.sort_unstable();
+        assert_eq!(taken, [0, 1]);
+    });
+}
+
+#[test]
+fn la_08_every_job_finds_a_thread_though_threads_are_woken_one_after_the_other() {
+    jobs_are_taken([&[0, 1]]);
+    jobs_are_taken([&[0], &[1]]);
+}
+
+#[test]
+fn la_08_a_shard_that_rests_is_woken_when_few_jobs_are_left() {
+    bounded().check(|| {
+        let queue = sync::Arc::new(Queue::new(0));
+        queue.append(&mut vec![0, 1]);
+        let threads = [0, 1].map(|_| {
+            let queue = sync::Arc::clone(&queue);
+            thread::spawn(move || queue.next().expect("it is not closed"))
+        });
+        block_on(poll_fn(|cx| if queue.has_enough(cx.waker()) { Poll::Pending } else { Poll::Ready(()) }));
+        let taken: u32 = threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum();
+        assert_eq!(taken, 1);
+    });
+}
+
+#[test]
+fn la_08_all_threads_hear_of_the_end_and_no_job_is_both_begun_and_returned() {
+    bounded().check(|| {
+        let queue = sync::Arc::new(Queue::new(0));
+        let threads = [0, 1].map(|_| {
+            let queue = sync::Arc::clone(&queue);
+            thread::spawn(move || std::iter::from_fn(|| queue.next()).count())
+        });
+        queue.append(&mut vec![0, 1]);
+        let unbegun = queue.close().len();
+        let begun: usize = threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum();
+        assert_eq!(begun + unbegun, 2);
     });
 }

@@ -1,51 +1,22 @@
 //! Handlers that block, on a fixed number of threads of their own.
 //!
-//! The shards decide what is next, so the threads share one plain queue, and it is never longer than what the shards were
-//! permitted to start. That is a little more than there are threads, so that one that comes free finds its next work there;
+//! The shards decide what is next, so the threads share one plain [queue](super::queue), and it is never longer than what the
+//! shards were permitted to start. That is a little more than there are threads, so that one that comes free finds its next work there;
 //! and until half of that is used up, nobody need look after it.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
 
+use super::queue::Queue;
 use super::{Crew, Running, Work};
 use crate::panic;
 
 struct Job {
     work: Work,
     returned: Returned,
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    idle: usize,
-    /// One of them was woken, and will wake another if there is more to do.
-    is_waking: bool,
-    closed: bool,
-    /// Of shards that rest until few jobs are left.
-    resting: Vec<Waker>,
-}
-
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    work: Condvar,
-    /// Few jobs.
-    low: usize,
-}
-
-impl Queue {
-    /// Whether a thread is to be woken now. One after the other: whoever gives out work is not held up by those who take it.
-    fn must_wake(&mut self) -> bool {
-        let must_wake = !self.jobs.is_empty() && self.idle > 0 && !self.is_waking;
-        self.is_waking |= must_wake;
-        must_wake
-    }
 }
 
 /// How many records may be under way, if so many handlers may: as many, or on threads as there are threads, and a few more,
@@ -66,7 +37,7 @@ const AHEAD_MAX: usize = 128;
 
 /// The threads. Dropped, they end after what they are doing; what they had not begun is dropped.
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    queue: Arc<Queue<Job>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -77,19 +48,18 @@ impl Pool {
     where
         H: Fn(Work) + Send + Sync + 'static,
     {
-        let shared = Arc::new(Shared { low: ahead(threads) / 2, ..Shared::default() });
-        let mut pool = Self { shared, threads: Vec::new() };
+        let mut pool = Self { queue: Arc::new(Queue::new(ahead(threads) / 2)), threads: Vec::new() };
         let handler = Arc::new(handler);
         for number in 0..threads {
-            let (shared, handler) = (Arc::clone(&pool.shared), Arc::clone(&handler));
+            let (queue, handler) = (Arc::clone(&pool.queue), Arc::clone(&handler));
             let thread = std::thread::Builder::new().name(format!("{name}-{number}"));
-            pool.threads.push(thread.spawn(move || shared.work_off(&*handler))?);
+            pool.threads.push(thread.spawn(move || work_off(&queue, &*handler))?);
         }
         Ok(pool)
     }
 
     pub(crate) fn crew(&self) -> ThreadCrew {
-        ThreadCrew { shared: Arc::clone(&self.shared), jobs: Vec::new() }
+        ThreadCrew { queue: Arc::clone(&self.queue), jobs: Vec::new() }
     }
 
     /// Ends the threads, and waits for them if they are idle. One that still runs a handler ends after it.
@@ -105,12 +75,7 @@ impl Pool {
     }
 
     fn close(&self) {
-        let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.closed = true;
-        let unbegun = mem::take(&mut queue.jobs);
-        drop(queue);
-        drop(unbegun);
-        self.shared.work.notify_all();
+        drop(self.queue.close());
     }
 }
 
@@ -120,63 +85,17 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
-    fn work_off(&self, handler: &dyn Fn(Work)) {
-        while let Some(Job { work, returned }) = self.next() {
-            let span = work.span.clone();
-            span.inside(|| panic::contain(|| handler(work)));
-            returned.0.store(true, Ordering::Release);
-        }
-    }
-
-    fn next(&self) -> Option<Job> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                let must_wake = queue.must_wake();
-                let roused = if queue.jobs.len() > self.low { Vec::new() } else { mem::take(&mut queue.resting) };
-                drop(queue);
-                self.wake(must_wake);
-                roused.into_iter().for_each(Waker::wake);
-                return Some(job);
-            }
-            if queue.closed {
-                return None;
-            }
-            queue.idle += 1;
-            queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            queue.idle -= 1;
-            queue.is_waking = false;
-        }
-    }
-
-    fn append(&self, jobs: &mut Vec<Job>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.jobs.extend(jobs.drain(..));
-        let must_wake = queue.must_wake();
-        drop(queue);
-        self.wake(must_wake);
-    }
-
-    fn wake(&self, must_wake: bool) {
-        if must_wake {
-            self.work.notify_one();
-        }
-    }
-
-    fn has_enough(&self, waker: &Waker) -> bool {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_enough = queue.jobs.len() > self.low;
-        if has_enough && !queue.resting.iter().any(|known| known.will_wake(waker)) {
-            queue.resting.push(waker.clone());
-        }
-        has_enough
+fn work_off(queue: &Queue<Job>, handler: &dyn Fn(Work)) {
+    while let Some(Job { work, returned }) = queue.next() {
+        let span = work.span.clone();
+        span.inside(|| panic::contain(|| handler(work)));
+        returned.0.store(true, Ordering::Release);
     }
 }
 
 /// What hands a shard's work to the threads.
 pub(crate) struct ThreadCrew {
-    shared: Arc<Shared>,
+    queue: Arc<Queue<Job>>,
     /// Not handed over yet.
     jobs: Vec<Job>,
 }
@@ -184,7 +103,7 @@ pub(crate) struct ThreadCrew {
 impl ThreadCrew {
     /// For another shard.
     pub(crate) fn another(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), jobs: Vec::new() }
+        Self { queue: Arc::clone(&self.queue), jobs: Vec::new() }
     }
 }
 
@@ -208,11 +127,11 @@ impl Crew for ThreadCrew {
     }
 
     fn hand_over(&mut self) {
-        self.shared.append(&mut self.jobs);
+        self.queue.append(&mut self.jobs);
     }
 
     fn has_enough(&self, waker: &Waker) -> bool {
-        self.shared.has_enough(waker)
+        self.queue.has_enough(waker)
     }
 }
 
@@ -225,7 +144,7 @@ impl fmt::Debug for Pool {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::sync::mpsc;
+    use std::sync::{Mutex, mpsc};
     use std::task::Wake;
 
     use super::*;
