@@ -54,15 +54,19 @@ fn encode(plain: &mut std::fs::File, packed: &mut std::fs::File, level: i32, sto
 #[cfg(feature = "zstd")]
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// The frame that zstd skips: what a reader wants to know before it unpacks.
+/// The frame that zstd skips: what a reader wants to know before it unpacks. The sum, if there is one, has its CRC32C.
 #[cfg(feature = "zstd")]
 fn preface(plain: &Path) -> io::Result<Vec<u8>> {
     use crate::{scan, segment::Header};
 
     let mut out = Vec::new();
     let Some((header, sum)) = scan::header_and_sum(plain)? else { return Ok(out) };
-    let body =
-        [Header::to_bytes(header).as_slice(), &sum.map(crate::segment::Sum::to_bytes).unwrap_or_default()].concat();
+    let mut body = Header::to_bytes(header).to_vec();
+    if let Some(sum) = sum {
+        let sum = sum.to_bytes();
+        body.extend_from_slice(&sum);
+        body.extend_from_slice(&crc32c::crc32c(&sum).to_le_bytes());
+    }
     out.extend_from_slice(&PREFACE_MAGIC.to_le_bytes());
     out.extend_from_slice(&u32::try_from(body.len()).unwrap_or_default().to_le_bytes());
     out.extend_from_slice(&body);

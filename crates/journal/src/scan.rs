@@ -13,7 +13,7 @@ use std::{
 use crate::{
     frame::{self, Decoded, Frame, HEAD_BYTES, Kind},
     pack,
-    segment::{HEADER_BYTES, Header, SEAL_BYTES, Sum},
+    segment::{HEADER_BYTES, Header, SEAL_BYTES, SUM_BYTES, Sum},
 };
 
 const READ_BYTES: usize = 256 << 10;
@@ -286,12 +286,16 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 /// What stands before the packed bytes.
 fn preface(file: &mut File) -> io::Result<Option<(Header, Option<Sum>)>> {
     let mut bytes = Vec::new();
-    file.take((8 + HEADER_BYTES + SEAL_BYTES) as u64).read_to_end(&mut bytes)?;
+    file.take((8 + HEADER_BYTES + SUM_BYTES + 4) as u64).read_to_end(&mut bytes)?;
     if bytes.len() < 8 + HEADER_BYTES || frame::u32_at(&bytes, 0) != pack::PREFACE_MAGIC {
         return Ok(None);
     }
-    let sum = bytes.get(8 + HEADER_BYTES..8 + HEADER_BYTES + SEAL_BYTES - HEAD_BYTES).and_then(Sum::from_bytes);
-    Ok(Header::from_bytes(&bytes[8..]).map(|header| (header, sum.filter(|sum| sum.records > 0))))
+    let told = usize::try_from(frame::u32_at(&bytes, 4)).ok().and_then(|len| bytes.get(8 + HEADER_BYTES..8 + len));
+    let sum = told.and_then(|told| told.split_at_checked(SUM_BYTES)).and_then(|(sum, crc)| {
+        let is_sound = crc.len() == 4 && frame::u32_at(crc, 0) == crc32c::crc32c(sum);
+        Sum::from_bytes(sum).filter(|sum| is_sound && sum.records > 0)
+    });
+    Ok(Header::from_bytes(&bytes[8..]).map(|header| (header, sum)))
 }
 
 /// What a segment says of itself, without reading its records: the sum is missing if it did not end in order.

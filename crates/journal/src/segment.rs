@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) const HEADER_BYTES: usize = 64;
 const MAGIC: &[u8; 8] = b"TGJRNL1\n";
-const SUM_BYTES: usize = 32;
+pub(crate) const SUM_BYTES: usize = 32;
 /// What the last frame of a segment takes.
 pub(crate) const SEAL_BYTES: usize = HEAD_BYTES + SUM_BYTES;
 

@@ -58,6 +58,36 @@ fn jo_31_closing_and_dropping_while_producers_append() {
     }
 }
 
+/// The disk hangs, so nobody but the closing itself can send them home: also those that come to the line while it closes.
+#[test]
+fn jo_31_nobody_waits_for_a_journal_that_closes_meanwhile() {
+    for round in 0..200 {
+        let folder = TempDir::new().unwrap();
+        let disk = crate::faults::Faulty::sound();
+        let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+        disk.stall();
+        let producer = journal.producer();
+        while producer.offer(note(&[b'x'; 500])).is_ok() {}
+        let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for turns in 0..3 {
+                let (producer, begun, ended) = (&producer, &begun, &ended);
+                scope.spawn(move || {
+                    begun.fetch_add(1, SeqCst);
+                    // Each comes at another time, and at another one in each round.
+                    (0..turns * round).for_each(|_| std::hint::spin_loop());
+                    assert_eq!(producer.append_blocking(note(&[b'x'; 500])), Err(Refused::Closed));
+                    ended.fetch_add(1, SeqCst);
+                });
+            }
+            crate::until("all come", || begun.load(SeqCst) == 3);
+            scope.spawn(|| journal.close(std::time::Duration::ZERO));
+            crate::until("all are sent home", || ended.load(SeqCst) == 3);
+            disk.go();
+        });
+    }
+}
+
 #[test]
 fn jo_32_rotation_under_load() {
     let folder = TempDir::new().unwrap();

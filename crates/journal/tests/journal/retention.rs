@@ -8,7 +8,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, Config, Journal, Pack, Retention, Space, verify};
+use tidegate_journal::{Ack, AtEnd, Config, Entry, Journal, Pack, Reader, Retention, Space, Start, Time, verify};
 
 use crate::{LONG, note, payloads, segments, small, until};
 
@@ -130,6 +130,61 @@ fn jo_06_damage_in_a_packed_segment_is_reported_and_read_past() {
     }
     fs::write(&middle, &whole).unwrap();
     assert!(verify(folder.path()).unwrap().is_whole());
+}
+
+/// What stands before the packed bytes spares a reader the unpacking. If it is damaged, the bytes are what counts.
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_06_a_damaged_sum_before_a_packed_segment_hides_no_record() {
+    const SUM_AT: usize = 8 + 64;
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::Zstd(3))).unwrap();
+    write(&journal, 300);
+    let packed = || segments(folder.path()).into_iter().filter(|path| path.extension().unwrap() == "zst");
+    until("all but the newest are packed", || packed().count() + 1 == segments(folder.path()).len());
+    drop(journal);
+    let middle = packed().nth(4).unwrap();
+    let from = |start: &Start| -> (u64, usize) {
+        let mut reader = Reader::open(folder.path(), start, AtEnd::Stop).unwrap();
+        let mut times = Vec::new();
+        while let Some(entry) = reader.read().unwrap() {
+            if let Entry::Record(record) = entry {
+                times.push(record.time);
+            }
+        }
+        (times.get(times.len() / 2).unwrap().unix_nanos(), times.len())
+    };
+    let half = Start::Time(Time::from_unix_nanos(from(&Start::Beginning).0));
+    let expected = from(&half);
+    let mut bytes = fs::read(&middle).unwrap();
+    // No records, ended before all time: there would be nothing to read here.
+    bytes[SUM_AT..SUM_AT + 32].fill(0);
+    bytes[SUM_AT] = 1;
+    fs::write(&middle, &bytes).unwrap();
+    assert_eq!(from(&half), expected);
+    assert!(verify(folder.path()).unwrap().is_whole());
+    assert_eq!(payloads(folder.path()).len(), 300);
+}
+
+/// A segment that would take many seconds to pack stays as it is.
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_39_closing_does_not_wait_for_what_is_being_packed() {
+    let folder = TempDir::new().unwrap();
+    let mut config = rotating(folder.path(), Retention::default(), Pack::Zstd(19));
+    config.segment_bytes = 16 << 20;
+    let (journal, _) = Journal::open(config).unwrap();
+    let (producer, mut random) = (journal.producer(), fastrand::Rng::with_seed(crate::seed()));
+    let words: Vec<u8> = std::iter::repeat_with(|| random.u8(b'a'..b'i')).take(4 << 20).collect();
+    for payload in words.chunks(4_000).cycle().take((20 << 20) / 4_000) {
+        producer.append_blocking(note(payload)).unwrap();
+    }
+    assert!(journal.flush(Ack::Written, LONG).unwrap());
+    let part = folder.path().join("journal-00-0000000001.tgj.zst.part");
+    until("it is being packed", || part.exists());
+    assert!(journal.close(LONG).is_complete());
+    assert!(folder.path().join("journal-00-0000000001.tgj").exists() && !part.exists());
+    assert_eq!(payloads(folder.path()).len(), (20 << 20) / 4_000);
 }
 
 #[test]

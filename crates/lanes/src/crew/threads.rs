@@ -1,8 +1,8 @@
 //! Handlers that block, on a fixed number of threads of their own.
 //!
 //! The shards decide what is next, so the threads share one plain [queue](super::queue), and it is never longer than what the
-//! shards were permitted to start. That is a little more than there are threads, so that one that comes free finds its next work there;
-//! and until half of that is used up, nobody need look after it.
+//! shards were permitted to start. That is a little more than there are threads, so that one that comes free finds its next
+//! work there; and until half of that is used up, nobody need look after it.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `[journal]`: a folder, and combinations that the journal can serve.
 
 use super::{Checker, Section};
-use crate::config::keys::{Journal, JournalFormat, Overflow};
+use crate::config::keys::{Journal, JournalAck, JournalFormat, Overflow};
 
 impl Checker<'_> {
     pub(super) fn journal(&mut self, section: &Section<'_>) -> Journal {
@@ -20,6 +20,12 @@ impl Checker<'_> {
         if section.has("sample_one_in") && !samples {
             let help = "write queries_overload = \"sample\"";
             self.warning(section.place(&["sample_one_in"]), "sample_one_in has no effect: nothing is sampled", help);
+        }
+        let displaces = [journal.queries_overload, journal.connections_overload].contains(&Overflow::DropOldest);
+        if displaces && journal.ack != JournalAck::Accepted {
+            let help = "write ack = \"accepted\", or drop_newest or sample";
+            let reason = "drop_oldest drops the newest: a record that is waited for is not displaced";
+            self.warning(section.place(&["queries_overload", "connections_overload"]), reason, help);
         }
         let per_stripe = u64::from(journal.queue_bytes) / u64::from(journal.stripes.max(1));
         if per_stripe < 64 << 10 {
