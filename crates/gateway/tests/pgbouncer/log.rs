@@ -80,6 +80,16 @@ fn a_server_that_is_closed_is_in_the_log_with_the_reason() {
     closed("", "server conn crashed?", &|backend| server().kill_backend(backend));
 }
 
+#[test]
+fn figures_are_in_the_log_when_they_are_asked_for() {
+    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nlog_stats = 0\nstats_period = 1\n"));
+    // Time in which they would be told.
+    bouncer.client("shop").ok("select pg_sleep(2.5)");
+    assert!(!bouncer.log().contains("stats: "), "{}", bouncer.log());
+    bouncer.console().ok("SET log_stats = 1");
+    bouncer.wait_for_log("stats: ");
+}
+
 /// As PgBouncer, which says so and goes on.
 #[test]
 fn a_connect_query_that_fails_is_told_and_does_no_harm() {

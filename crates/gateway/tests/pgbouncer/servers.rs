@@ -96,6 +96,27 @@ fn servers_are_used_in_turn_with_round_robin() {
     assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 1, "{one:?}");
 }
 
+/// Of the statements that clients name, a server keeps so many; the rest is prepared again when it is used.
+#[test]
+fn a_server_keeps_as_many_prepared_statements_as_the_file_says() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres pool_size=1\n[pgbouncer]\npool_mode = transaction\n\
+         max_prepared_statements = 3\n",
+    );
+    let mut client = bouncer.client("shop");
+    for number in 0..10 {
+        let name = format!("s{number}");
+        client.send(&Frames::new().parse(&name, &format!("select {number}")).sync());
+        client.until_ready();
+    }
+    for number in [0, 9, 4] {
+        client.send(&Frames::new().bind(&format!("s{number}"), &[]).execute().sync());
+        assert_eq!(client.until_ready().value(), number.to_string());
+    }
+    let kept: u32 = client.value("select count(*) from pg_prepared_statements").parse().expect("a number");
+    assert!((1..=3).contains(&kept), "{kept}");
+}
+
 #[test]
 fn small_buffers_of_the_kernel_are_enough() {
     let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 65536\n");

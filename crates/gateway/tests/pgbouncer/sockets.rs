@@ -1,8 +1,9 @@
 //! What the kernel is told of connections.
 
-use std::{io, time::Duration};
+use std::{io, net::TcpStream, time::Duration};
 
 use socket2::Socket;
+use tidegate_testkit::Signal;
 
 use crate::bouncer::Bouncer;
 
@@ -40,6 +41,25 @@ fn tcp_keys_are_in_force_on_both_sides() {
         assert_eq!(socket.recv_buffer_size().expect("it can be asked"), 131_072);
         assert_eq!(socket.send_buffer_size().expect("it can be asked"), 131_072);
     }
+}
+
+/// A gateway that does not get to accept: what comes meanwhile waits with the kernel, as far as it was asked to keep it.
+#[test]
+fn so_many_wait_to_be_accepted() {
+    const CLIENTS: usize = 40;
+    let waiting = |lines: &str| {
+        let bouncer = Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\n{lines}"));
+        bouncer.signal(Signal::STOP);
+        let connect = || TcpStream::connect_timeout(&bouncer.address(), Duration::from_millis(50));
+        let kept = std::iter::repeat_with(connect).take(CLIENTS).filter_map(Result::ok).collect::<Vec<_>>();
+        bouncer.signal(Signal::CONT);
+        kept.len()
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let few = waiting("listen_backlog = 2\n");
+    // One more than it was asked for, with each of the sockets.
+    assert!(few <= 3 * cores.min(CLIENTS / 3 - 1), "{few} of {CLIENTS}");
+    assert_eq!(waiting("listen_backlog = 100\n"), CLIENTS);
 }
 
 #[test]
