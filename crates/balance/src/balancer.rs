@@ -121,6 +121,8 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// Replaces the set. `make` makes the value of an endpoint that was not in it. Who is in it with the same key stays
     /// as it is; who is no longer in it leaves: if others are ready, at once, else when they are, or after
     /// [`Settings::replace_within`]. Of doubles the first counts. The same set again changes nothing.
+    ///
+    /// `make` runs while the set is locked: it must not ask the balancer for anything but picks.
     pub fn update(
         &self,
         now: Instant,
@@ -389,13 +391,14 @@ impl<T> Shared<T> {
         }
         let (result, change) = change(&mut roster);
         let old = if change == Change::Publish { self.publish(&mut roster) } else { None };
+        let over = roster.take_over();
         drop(roster);
         if old.is_some() {
             self.waiters.wake_all();
             self.watchers.wake_all();
         }
-        // The old snapshot may be the last to hold a value, whose end is foreign code: not under the lock.
-        drop(old);
+        // Each may be the last to hold a value, whose end is foreign code: not under the lock.
+        drop((old, over));
         result
     }
 

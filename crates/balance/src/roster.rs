@@ -28,6 +28,8 @@ pub(crate) struct Roster<T> {
     pub(crate) present: Vec<Entry<T>>,
     /// Removed and out of every snapshot; some still have calls in flight.
     pub(crate) departing: Vec<Entry<T>>,
+    /// Closed, and not dropped yet: the end of a value is foreign code.
+    over: Vec<Entry<T>>,
     pub(crate) policy: Arc<dyn Policy>,
     pub(crate) settings: Settings,
     pub(crate) outlier: Option<Outlier>,
@@ -67,12 +69,20 @@ impl Change {
     }
 }
 
+/// A set by its keys, with the rank of each.
+type Wanted<'a> = HashMap<&'a Key, (usize, &'a Spec)>;
+
+fn by_key(specs: &[Spec]) -> Wanted<'_> {
+    specs.iter().enumerate().map(|(rank, spec)| (&spec.key, (rank, spec))).collect()
+}
+
 impl<T> Roster<T> {
     pub(crate) fn new(policy: Arc<dyn Policy>, settings: Settings, seed: u64, now: Instant) -> Self {
         let outlier = settings.outlier;
         Self {
             present: Vec::new(),
             departing: Vec::new(),
+            over: Vec::new(),
             policy,
             settings,
             outlier,
@@ -105,9 +115,10 @@ impl<T> Roster<T> {
             return (Update { added: Vec::new(), kept: 0, removed: 0 }, Change::None);
         }
         let specs = self.in_order(specs);
-        let mut known: HashSet<Key> = self.present.iter().map(|entry| entry.endpoint.key.clone()).collect();
-        known.extend(self.revivable().map(|entry| entry.endpoint.key.clone()));
-        // Foreign code runs first: should it panic, nothing has changed.
+        // Before it is known who is new: a drain that ends meanwhile closes what could not be brought back any more.
+        let revived = self.revive(&by_key(&specs));
+        let known: HashSet<Key> = self.present.iter().map(|entry| entry.endpoint.key.clone()).collect();
+        // Foreign code runs before anything else is changed, should it panic.
         let mut added = Vec::new();
         for spec in specs.iter().filter(|spec| !known.contains(&spec.key)) {
             let id = EndpointId(self.next_id + added.len() as u64);
@@ -118,13 +129,9 @@ impl<T> Roster<T> {
         self.next_id += added.len() as u64;
         let kept = specs.len() - added.len();
         let (removed, changed) = self.keep(&specs);
-        let change = Change::when(changed || !added.is_empty());
+        let change = Change::when(revived || changed || !added.is_empty());
         self.add(&specs, &added);
         (Update { added, kept, removed }, change)
-    }
-
-    fn revivable(&self) -> impl Iterator<Item = &Entry<T>> {
-        self.departing.iter().filter(|entry| !entry.endpoint.load.slot.is_closed())
     }
 
     /// Without doubles; shuffled if the policy wants it.
@@ -139,9 +146,7 @@ impl<T> Roster<T> {
 
     /// Brings who was known in line with the new set: how many of them leave, and whether those who pick must know.
     fn keep(&mut self, specs: &[Spec]) -> (usize, bool) {
-        let wanted: HashMap<&Key, (usize, &Spec)> =
-            specs.iter().enumerate().map(|(rank, spec)| (&spec.key, (rank, spec))).collect();
-        let mut changed = self.revive(&wanted);
+        let (wanted, mut changed) = (by_key(specs), false);
         let shuffles = self.policy.shuffles();
         let until = after(self.now, self.settings.replace_within);
         let mut removed = 0;
@@ -161,7 +166,7 @@ impl<T> Roster<T> {
     }
 
     /// Brings those back who are wanted again before they were closed.
-    fn revive(&mut self, wanted: &HashMap<&Key, (usize, &Spec)>) -> bool {
+    fn revive(&mut self, wanted: &Wanted<'_>) -> bool {
         let again =
             |entry: &mut Entry<T>| wanted.contains_key(&entry.endpoint.key) && entry.endpoint.load.slot.revive();
         let revived: Vec<Entry<T>> = self.departing.extract_if(.., again).collect();
@@ -174,10 +179,9 @@ impl<T> Roster<T> {
     }
 
     fn add(&mut self, specs: &[Spec], added: &[Arc<Endpoint<T>>]) {
-        let by_key: HashMap<&Key, (usize, &Spec)> =
-            specs.iter().enumerate().map(|(rank, spec)| (&spec.key, (rank, spec))).collect();
+        let wanted = by_key(specs);
         for endpoint in added {
-            let Some(&(rank, spec)) = by_key.get(&endpoint.key) else { continue };
+            let Some(&(rank, spec)) = wanted.get(&endpoint.key) else { continue };
             let state = match self.settings.start {
                 Start::Ready => State::Ready,
                 Start::Idle => State::Idle,
@@ -253,7 +257,12 @@ impl<T> Roster<T> {
             entry.endpoint.load.slot.drain();
             self.departing.push(entry);
         }
-        self.departing.retain(|entry| !entry.is_over());
+        self.over.extend(self.departing.extract_if(.., |entry| entry.is_over()));
+    }
+
+    /// What is to be dropped where nothing is locked.
+    pub(crate) fn take_over(&mut self) -> Vec<Entry<T>> {
+        std::mem::take(&mut self.over)
     }
 
     /// Those who departed since the last call, to be drained and closed.

@@ -1,5 +1,6 @@
 //! Names by DNS: A and AAAA looked up apart, SRV with priorities and weights, the system's files read when they change.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -85,9 +86,10 @@ impl Dns {
         Box::new(Name { dns: self.clone(), host: host.to_owned(), port, families: Default::default() })
     }
 
-    /// Resolves the SRV records of `name`, and the addresses of their targets. A lower priority is a lower tier.
+    /// Resolves the SRV records of `name`, and the addresses of their targets, those of each family apart as with
+    /// [`name`](Self::name). A lower priority is a lower tier.
     pub fn srv(&self, name: &str) -> Box<dyn Resolve> {
-        Box::new(Srv { dns: self.clone(), name: name.to_owned() })
+        Box::new(Srv { dns: self.clone(), name: name.to_owned(), targets: HashMap::new() })
     }
 
     /// The resolver, made anew if a file has changed.
@@ -265,6 +267,8 @@ impl Resolve for Name {
 struct Srv {
     dns: Dns,
     name: String,
+    /// What was last found of each target.
+    targets: HashMap<String, Families>,
 }
 
 impl Resolve for Srv {
@@ -277,11 +281,14 @@ impl Resolve for Srv {
                 Answer::Failed(error) => return Err(ResolveError::lookup(&self.name, error)),
             };
             let (mut found, mut lives) = (Vec::new(), ttl(&lookup));
+            let mut targets = HashMap::new();
             for record in lookup.answers().iter().take(SRV_TARGETS_MAX) {
                 let RData::SRV(srv) = &record.data else { continue };
                 let host = srv.target.to_utf8();
                 // A target without an answer must not shrink the set: the whole look fails, and the old set stays.
-                let (addresses, ttl) = Families::default().look(&self.dns, &loaded, &host).await?;
+                let mut families = self.targets.get(&host).cloned().unwrap_or_default();
+                let (addresses, ttl) = families.look(&self.dns, &loaded, &host).await?;
+                targets.insert(host, families);
                 lives = ttl.map_or(lives, |ttl| ttl.min(lives));
                 let at = |&address: &IpAddr| Address::Socket(SocketAddr::new(address, srv.port));
                 found.extend(addresses.iter().map(at).map(|address| Resolved {
@@ -291,6 +298,7 @@ impl Resolve for Srv {
                     tier: srv.priority,
                 }));
             }
+            self.targets = targets;
             Ok(Resolution { found, ttl: Some(lives) })
         })
     }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tidegate_balance::{Balancer, Drained, Endpoint, Pick, PickError, Policy, RoundRobin, Settings};
+use tidegate_balance::{
+    Balancer, Drained, Endpoint, Pick, PickError, Policy, RoundRobin, Settings, Spec, WeakBalancer,
+};
 
-use crate::house::{SECOND, id_of, key, pick_key, policies, ready, set, specs};
+use crate::house::{SECOND, at_once, id_of, key, pick_key, policies, ready, set, specs};
 
 fn poll(endpoint: &Endpoint<String>) -> Poll<Drained> {
     endpoint.poll_drained(&Context::from_waker(Waker::noop()))
@@ -105,6 +107,53 @@ fn revived(policy: Arc<dyn Policy>) {
     let update = set(&balancer, Instant::now(), specs(0..2));
     assert_ne!(update.added[0].id(), id);
     assert_eq!(balancer.status().len(), 2, "no ghost");
+}
+
+/// A drain may end on another thread at any moment, so also while the values of new endpoints are made.
+#[test]
+fn t47_a_drain_that_ends_during_an_update_loses_no_endpoint() {
+    for policy in policies() {
+        let balancer = ready(Arc::clone(&policy), 2);
+        let id = id_of(&balancer, 0);
+        set(&balancer, Instant::now(), specs(1..2));
+        let gone = balancer.departed().remove(0);
+        let update = balancer.update(Instant::now(), specs(0..3), |spec, _| {
+            assert_eq!(poll(&gone), Poll::Ready(Drained::Revived), "{policy:?}: it is wanted again");
+            spec.key.to_string()
+        });
+        assert_eq!((update.added.len(), update.kept), (1, 2), "{policy:?}");
+        assert_eq!((balancer.endpoints().len(), id_of(&balancer, 0)), (3, id), "{policy:?}");
+    }
+}
+
+/// A value that asks the balancer when it ends.
+struct Curious(WeakBalancer<Self>);
+
+impl Drop for Curious {
+    fn drop(&mut self) {
+        if let Some(balancer) = self.0.upgrade() {
+            drop(balancer.status());
+        }
+    }
+}
+
+#[test]
+fn t43_the_end_of_a_value_may_ask_the_balancer() {
+    let now = Instant::now();
+    let balancer: Balancer<Curious> = Balancer::new(RoundRobin, at_once(), 1, now);
+    let value = |_: &Spec, _| Curious(balancer.downgrade());
+    balancer.update(now, specs(0..2), value);
+    balancer.update(now, specs(1..2), value);
+    // Its owner forgets one without a drain, and closes another.
+    drop(balancer.departed());
+    balancer.update(now, specs(2..3), value);
+    for gone in balancer.departed() {
+        assert_eq!(gone.poll_drained(&Context::from_waker(Waker::noop())), Poll::Ready(Drained::Empty));
+    }
+    balancer.update(now, specs(3..4), value);
+    drop(balancer.departed());
+    balancer.update(now, specs(4..5), value);
+    assert!(balancer.status().len() <= 2, "no ghost");
 }
 
 #[test]

@@ -83,6 +83,22 @@ async fn t36_srv_records_give_tiers_weights_and_ports() {
 }
 
 #[tokio::test]
+async fn t24_when_one_family_of_a_target_fails_its_last_addresses_stand() {
+    let server = NameServer::start().await;
+    server.tell("_pg._tcp.orders.test", SRV, Answer::Records(60, vec![srv(10, 3, 5001, "a.test.")]));
+    server.tell("a.test", A, addresses(60, &["10.0.0.1"]));
+    server.tell("a.test", AAAA, addresses(60, &["fd00::1"]));
+    let mut resolver = Dns::from_servers([server.address]).srv("_pg._tcp.orders.test.");
+    let mut look = async || found(&resolver.resolve().await);
+    assert_eq!(look().await, ["[fd00::1]:5001", "10.0.0.1:5001"]);
+    server.tell("a.test", AAAA, Answer::Code(ResponseCode::ServFail));
+    server.tell("a.test", A, addresses(60, &["10.0.0.2"]));
+    assert_eq!(look().await, ["[fd00::1]:5001", "10.0.0.2:5001"]);
+    server.tell("a.test", AAAA, Answer::Records(60, Vec::new()));
+    assert_eq!(look().await, ["10.0.0.2:5001"]);
+}
+
+#[tokio::test]
 async fn t37_changes_of_the_hosts_file_and_of_resolv_conf_are_picked_up() {
     let (one, other) = (NameServer::start().await, NameServer::start().await);
     one.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
