@@ -77,9 +77,10 @@ async fn t36_srv_records_give_tiers_weights_and_ports() {
         [("10.0.0.1:5001", 300, 10), ("10.0.0.2:5001", 300, 10), ("10.0.0.3:5002", 1, 10), ("10.0.0.3:5003", 100, 20)];
     assert_eq!(list, expected.map(|(address, weight, tier)| (address.to_owned(), weight, tier)));
     assert!(resolution.ttl.unwrap() <= Duration::from_secs(20));
-    // A target that fails must not shrink the set.
+    // A target that fails must not shrink the set, nor begin with less.
     server.tell("b.test", A, Answer::Code(ResponseCode::ServFail));
-    assert!(resolver.resolve().await.is_err());
+    assert_eq!(resolver.resolve().await.unwrap().found, resolution.found);
+    assert!(Dns::from_servers([server.address]).srv("_pg._tcp.orders.test.").resolve().await.is_err());
 }
 
 #[tokio::test]

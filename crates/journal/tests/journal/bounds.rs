@@ -171,8 +171,7 @@ fn jo_22_a_deadline_beyond_all_time_is_none() {
     let config = Config { classes: vec![ClassConfig::new("one").overload(forever)], ..small(folder.path()) };
     let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
-    disk.stall();
-    while producer.offer(note(&[b'x'; 500])).is_ok() {}
+    crate::fill(&disk, &producer);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| producer.append_blocking(note(&[b'x'; 500])).is_ok());
         crate::until("it waits", || journal.stats().blocked == 1);

@@ -23,10 +23,12 @@ mod traced;
 
 use std::{
     path::Path,
+    pin::pin,
+    task::{Context, Waker},
     time::{Duration, Instant},
 };
 
-use tidegate_journal::{AtEnd, Class, ClassConfig, Config, Entry, Note, Overload, Reader, Start};
+use tidegate_journal::{AtEnd, Class, ClassConfig, Config, Entry, Note, Overload, Producer, Reader, Start};
 
 /// Long enough that only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
@@ -45,6 +47,18 @@ fn small(folder: &Path) -> Config {
 
 fn note(payload: &[u8]) -> Note<'_> {
     Note::new(ONE, payload)
+}
+
+/// The disk hangs, and there is no room for half a KiB any more. What the writer hangs with is taken first: it would make room
+/// later.
+fn fill(disk: &faults::Faulty, producer: &Producer) {
+    disk.stall();
+    producer.offer(note(b"x")).unwrap();
+    disk.wait_for_stall();
+    while producer.offer(note(&[b'x'; 500])).is_ok() {}
+    // Who waits in line may be given room in which no more than that fits.
+    let mut context = Context::from_waker(Waker::noop());
+    while pin!(producer.append(note(&[b'x'; 500]))).poll(&mut context).is_ready() {}
 }
 
 /// The payloads of all records, in the order of the reader.
