@@ -298,7 +298,15 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
         "local" | "transaction" | "constraints" => {}
         // The server reports both, under other names.
         "names" | "time" => {}
-        "role" => change(Change::Set { name, value: words.rest() }, single, traits),
+        "role" => {
+            // `SET ROLE x` as well as `SET role = x`.
+            let at = words.at;
+            let value = words.rest_after_assignment().unwrap_or_else(|| {
+                words.at = at;
+                words.rest()
+            });
+            change(Change::Set { name, value }, single, traits);
+        }
         _ => match words.rest_after_assignment() {
             Some(value) => change(Change::Set { name, value }, single, traits),
             None => traits.pins.add(Pins::SETTING),
@@ -593,7 +601,9 @@ mod tests {
         assert_eq!(set("SET statement_timeout = '5s';"), read("statement_timeout", "'5s'"));
         assert_eq!(set("set session My.Var to 'x', y ;  "), read("my.var", "'x', y"));
         assert_eq!(set("set \"Quoted\" to 1"), read("Quoted", "1"));
-        assert_eq!(set("set role alice"), read("role", "alice"));
+        for text in ["set role alice", "set role = alice", "set role to alice", "set session role alice"] {
+            assert_eq!(set(text), read("role", "alice"), "{text}");
+        }
         assert_eq!(set("set time zone 'UTC'"), None);
         assert_eq!(classify(b"reset all").change, Some(Box::new(Change::ResetAll)));
         assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));

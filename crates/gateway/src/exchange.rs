@@ -11,7 +11,7 @@ use std::{
 };
 
 use tidegate_link::{Chunk, Link};
-use tidegate_wire::{DecodeError, scan::Scanner};
+use tidegate_wire::{DecodeError, frontend::Execute, scan::Scanner};
 
 use crate::{
     classify::{Change, Pins},
@@ -48,8 +48,8 @@ pub struct Frontend {
     pub unnamed: Option<Box<Unnamed>>,
     /// Why it stays on its server.
     pub pins: Pins,
-    /// What the statement bound last will change in the settings.
-    pub portal_change: Option<Box<Change>>,
+    /// What its portals will change in the settings.
+    pub portal_changes: PortalChanges,
     stamps: u64,
 }
 
@@ -65,7 +65,7 @@ impl Frontend {
             statements: None,
             unnamed: None,
             pins: Pins::default(),
-            portal_change: None,
+            portal_changes: PortalChanges::default(),
             stamps: 0,
         }
     }
@@ -76,9 +76,41 @@ impl Frontend {
     }
 }
 
+/// What the portals of a client will change in its settings once they are executed; those that change nothing are not kept.
+#[derive(Debug, Default)]
+pub struct PortalChanges(Vec<(Box<[u8]>, Box<Change>)>);
+
+impl PortalChanges {
+    /// A portal is bound, and takes the place of another of its name.
+    fn bind(&mut self, portal: &[u8], change: Option<Box<Change>>) {
+        self.close(portal);
+        self.0.extend(change.map(|change| (portal.into(), change)));
+    }
+
+    fn close(&mut self, portal: &[u8]) {
+        self.0.retain(|(name, _)| **name != *portal);
+    }
+
+    /// All portals are gone.
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// What the portal of an Execute message changes.
+    fn of(&self, execute: &[u8]) -> Option<&Box<Change>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let execute = Execute::decode(execute).ok()?;
+        self.0.iter().find(|(name, _)| **name == *execute.portal).map(|(_, change)| change)
+    }
+}
+
 /// What goes wrong between a client and a server.
 #[derive(Debug)]
 pub enum Trouble {
+    /// The server refuses the client's settings, with this error.
+    Settings(Box<[u8]>),
     /// The client's link is gone; `None` if it ended without an error.
     ClientGone(Option<io::Error>),
     /// The server's link is gone; `None` if it ended without an error.
@@ -158,9 +190,10 @@ pub struct Exchange<'a> {
     clock: Clock,
     /// The server stays with the client whatever the state of the transaction.
     keep: bool,
-    /// The settings of the client are on their way to the server.
-    adopting: bool,
-    /// They were refused; empty once the client has been told.
+    /// Queries by which the settings of the client are on their way to the server: what it sent waits for them, as nothing may
+    /// be run under settings that are not the client's.
+    adopting: usize,
+    /// Why the server refused one of them.
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
     pending: Vec<Change>,
@@ -183,7 +216,9 @@ struct Clock {
 }
 
 /// A direction stops reading while so much waits to be sent.
-const QUEUE_BYTES_MAX: usize = 64 * 1024;
+pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
+/// A client is not read while so many replies are owed to it.
+const OWED_MAX: usize = 16 * 1024;
 
 impl<'a> Exchange<'a> {
     /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.
@@ -206,7 +241,7 @@ impl<'a> Exchange<'a> {
             flight: Flight::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
             keep,
-            adopting: false,
+            adopting: 0,
             adoption_error: None,
             pending: Vec::new(),
             rolled_back: false,
@@ -233,6 +268,11 @@ impl<'a> Exchange<'a> {
     pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
         self.adopt_settings();
         self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
+        if self.adopting > 0 {
+            self.stats.received_bytes.add(first.len() as u64);
+            self.held = Some(first);
+            return Ok(());
+        }
         self.take_from_client(first, now)
     }
 
@@ -268,8 +308,12 @@ impl<'a> Exchange<'a> {
         if let Some(ledger) = &mut self.ledger {
             ledger.turn(now);
         }
+        let was_adopting = self.adopting > 0;
         self.reply(chunk)?;
-        self.note_rest(now);
+        // The client's own query has yet to begin.
+        if !was_adopting {
+            self.note_rest(now);
+        }
         Ok(())
     }
 
@@ -317,11 +361,16 @@ impl<'a> Exchange<'a> {
     fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {
         self.flush_to_server(cx)?;
         let mut progress = Poll::Pending;
-        if let Some(held) = self.held.take() {
+        if self.adopting == 0
+            && let Some(held) = self.held.take()
+        {
             self.take_messages(held, now)?;
         }
         if self.held.is_none()
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
+            // What the gateway answers itself piles up there, or waits for its turn.
+            && self.front.link.queued_bytes() < QUEUE_BYTES_MAX
+            && self.flight.len() < OWED_MAX
             && let Poll::Ready(read) = self.front.link.poll_read(cx)
         {
             let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));

@@ -133,6 +133,8 @@ pub fn is_settable(name: &str) -> bool {
     !FIXED.iter().any(|fixed| fixed.eq_ignore_ascii_case(name))
 }
 
+const ENCODING: &str = "client_encoding";
+
 /// What one server has.
 #[derive(Clone, Debug, Default)]
 pub struct ServerSettings {
@@ -162,13 +164,13 @@ impl ServerSettings {
         }
     }
 
-    /// The statements that give this server the settings of a client; `None` if it has them.
+    /// The queries that give this server the settings of a client; none if it has them. What the client sent has to wait
+    /// for their success: one that fails leaves the settings as they were, and may leave a failed transaction.
     ///
-    /// All are one simple query in a transaction block of its own: if one of them fails, the block is left failed, and
-    /// whatever the client sent behind it in the same write is refused by the server instead of being run under
-    /// settings that are not the client's.
+    /// All settings are one query in a transaction block of its own. If there is text in it that another encoding would read
+    /// otherwise, the client's encoding goes before it.
     #[must_use]
-    pub fn adoption(&self, wanted: &Settings) -> Option<Vec<u8>> {
+    pub fn adoption(&self, wanted: &Settings) -> Vec<Vec<u8>> {
         let mut sql = Vec::new();
         for (name, value) in wanted.iter().filter(|(name, value)| !self.has(name, value)) {
             write_set(name, value, &mut sql);
@@ -179,12 +181,19 @@ impl ServerSettings {
             sql.push(b';');
         }
         if sql.is_empty() {
-            return None;
+            return Vec::new();
+        }
+        let mut queries = Vec::new();
+        if let Some(encoding) = wanted.get(ENCODING).filter(|value| !sql.is_ascii() && !self.has(ENCODING, value)) {
+            let mut first = Vec::new();
+            write_set(ENCODING, encoding, &mut first);
+            queries.push(first);
         }
         let mut block = b"BEGIN;".to_vec();
         block.append(&mut sql);
         block.extend_from_slice(b"COMMIT");
-        Some(block)
+        queries.push(block);
+        queries
     }
 
     /// The adoption has succeeded: what is not reported is now as the client wanted it.
@@ -233,8 +242,7 @@ fn write_set(name: &str, value: &Value, sql: &mut Vec<u8>) {
 fn write_assignment(name: &str, sql: &mut Vec<u8>) {
     sql.extend_from_slice(b"SET ");
     write_name(name, sql);
-    // `SET ROLE x` takes no equals sign for its keyword NONE.
-    sql.extend_from_slice(if name.eq_ignore_ascii_case("role") { b" " } else { b" TO " });
+    sql.extend_from_slice(b" TO ");
 }
 
 /// Parameters whose value is a list of names that may be quoted (`GUC_LIST_QUOTE`).
@@ -298,7 +306,20 @@ mod tests {
     }
 
     fn adoption(server: &ServerSettings, wanted: &Settings) -> Option<String> {
-        server.adoption(wanted).map(|sql| String::from_utf8(sql).unwrap())
+        let queries = server.adoption(wanted);
+        assert!(queries.len() <= 1);
+        queries.into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
+    }
+
+    #[test]
+    fn text_is_read_in_the_clients_encoding() {
+        let server = server(&[("client_encoding", "UTF8"), ("application_name", "")]);
+        let mut wanted = server.defaults();
+        wanted.set("client_encoding", Value::text(b"LATIN1"));
+        wanted.set("application_name", Value::text(b"caf\xe9"));
+        let queries = server.adoption(&wanted);
+        assert_eq!(queries[0], b"SET \"client_encoding\" TO 'LATIN1';");
+        assert!(queries.len() == 2 && queries[1].starts_with(b"BEGIN;SET \"application_name\" TO 'caf\xe9';"));
     }
 
     #[test]

@@ -21,7 +21,8 @@ use tidegate_wire::frontend::{self, Parse};
 
 use crate::{
     classify::{Traits, classify},
-    params::Value,
+    config::PoolPlan,
+    params::{Settings, Value},
 };
 
 /// What tells one statement from another: 16 bytes of SHA-256, so that no client can make up a collision.
@@ -159,8 +160,12 @@ impl Catalog {
     }
 
     /// Finds or makes the statement of a Parse message, sent under `search_path`.
-    pub fn intern(&self, message: &Parse<'_>, search_path: Option<&Value>) -> Rc<Statement> {
-        let digest = digest_of(message, search_path);
+    pub fn intern(&self, message: &Parse<'_>, settings: &Settings, plan: &PoolPlan) -> Rc<Statement> {
+        self.intern_for(message, settings, [&plan.entry, &plan.dbname, &plan.user])
+    }
+
+    pub(crate) fn intern_for(&self, message: &Parse<'_>, settings: &Settings, realm: [&str; 3]) -> Rc<Statement> {
+        let digest = digest_of(message, settings, realm);
         let mut known = self.known.borrow_mut();
         if let Some(statement) = known.get(&digest).and_then(Weak::upgrade) {
             return statement;
@@ -175,11 +180,17 @@ impl Catalog {
     }
 }
 
-fn digest_of(message: &Parse<'_>, search_path: Option<&Value>) -> Digest {
+/// Settings by which a server reads the text of a statement: what its names mean, and its literals.
+const READ_BY: [&str; 6] =
+    ["search_path", "TimeZone", "DateStyle", "IntervalStyle", "client_encoding", "standard_conforming_strings"];
+
+/// What makes two statements the same: text and types, the settings by which they are read, and the pool whose servers know
+/// them, so that what changes in one database says nothing of another.
+fn digest_of(message: &Parse<'_>, settings: &Settings, realm: [&str; 3]) -> Digest {
     let mut hash = Sha256::new();
-    let path = search_path.map_or(&[][..], Value::bytes);
-    for (part, len) in [(path, path.len()), (message.query, message.query.len())] {
-        hash.update((len as u64).to_le_bytes());
+    let read_by = READ_BY.iter().map(|name| settings.get(name).map_or(&[][..], Value::bytes));
+    for part in realm.iter().map(|part| part.as_bytes()).chain(read_by).chain([message.query]) {
+        hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
     for oid in message.types() {
@@ -391,7 +402,9 @@ mod tests {
 
     fn intern(catalog: &Catalog, query: &str, types: &[u32], path: Option<&Value>) -> Rc<Statement> {
         let body = parse_body("any", query, types);
-        catalog.intern(&Parse::decode(&body).unwrap(), path)
+        let mut settings = Settings::default();
+        path.into_iter().for_each(|path| settings.set("search_path", path.clone()));
+        catalog.intern_for(&Parse::decode(&body).unwrap(), &settings, ["shop"; 3])
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
-use tidegate_wire::{Reason, sqlstate};
+use tidegate_wire::{Reason, backend, sqlstate};
 
 use super::{
     check,
@@ -22,7 +22,7 @@ use super::{
 use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
     error::{Cause, Refusal},
-    exchange::{Activity, End, Exchange, Frontend, Leftover, Surroundings, Trouble},
+    exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
     plane::{ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
@@ -214,7 +214,13 @@ impl Session {
             if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
                 return Poll::Ready(Err(Goodbye::Gone("connection lost")));
             }
-            match self.front.link.poll_read(cx) {
+            // One that does not read what it is answered is not read either.
+            let read = if self.front.link.queued_bytes() < QUEUE_BYTES_MAX {
+                self.front.link.poll_read(cx)
+            } else {
+                Poll::Pending
+            };
+            match read {
                 Poll::Pending => return self.poll_idle_deadline(now, cx),
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(Goodbye::Gone("connection lost"))),
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => {
@@ -484,6 +490,7 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, g
             }
             _ => (bad_client(error), true),
         },
+        Trouble::Settings(error) => (Goodbye::Told(as_fatal(error), "settings refused by the server"), true),
         Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
         Trouble::SimpleQuery => {
             let refusal = Refusal::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
@@ -502,6 +509,22 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, g
             (Goodbye::refusal(&refusal, "server broke the protocol"), false)
         }
     }
+}
+
+/// An error of the server's as the end of the session.
+fn as_fatal(body: &[u8]) -> Vec<u8> {
+    let mut out = vec![backend::ERROR_RESPONSE, 0, 0, 0, 0];
+    for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
+        match field[0] {
+            kind @ (b'S' | b'V') => out.extend_from_slice(&[&[kind], &b"FATAL"[..]].concat()),
+            _ => out.extend_from_slice(field),
+        }
+        out.push(0);
+    }
+    out.push(0);
+    let len = u32::try_from(out.len() - 1).unwrap_or(u32::MAX);
+    out[1..5].copy_from_slice(&len.to_be_bytes());
+    out
 }
 
 fn server_deposed() -> Goodbye {

@@ -270,6 +270,11 @@ impl Flight {
         self.status == TxStatus::Idle && self.is_quiet()
     }
 
+    /// How many replies are owed.
+    pub(crate) fn len(&self) -> usize {
+        self.owed.len()
+    }
+
     /// Nothing is owed, though a transaction may be open.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
@@ -621,7 +626,8 @@ mod tests {
         let mut message = Vec::new();
         tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
         let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
-        let statement = crate::statements::Catalog::default().intern(&parse, None);
+        let statement =
+            crate::statements::Catalog::default().intern_for(&parse, &crate::params::Settings::default(), [""; 3]);
         (statement.clone(), Asked::Parse(Some(statement), Some(name.as_bytes().into())))
     }
 

@@ -50,23 +50,26 @@ fn want(tag: u8) -> Want {
 }
 
 impl Exchange<'_> {
-    /// Puts the client's settings in front of its first message, if this server has others.
+    /// Gives the server the client's settings before its first message, if it has others.
     pub(super) fn adopt_settings(&mut self) {
         let wanted = &self.front.settings;
         if self.server.adopted.as_ref().is_some_and(|adopted| Rc::ptr_eq(adopted, wanted)) {
             return;
         }
-        match self.server.settings.adoption(wanted) {
-            None => self.server.adopted = Some(wanted.clone()),
-            Some(sql) => {
-                let mut message = Vec::with_capacity(sql.len() + 6);
-                frontend::query(&sql, &mut message);
-                self.server.link().write(message);
-                self.flight.push(Asked::Query(None, None), For::Gateway);
-                self.adopting = true;
-                self.server.unnamed = None;
-            }
+        let queries = self.server.settings.adoption(wanted);
+        if queries.is_empty() {
+            self.server.adopted = Some(wanted.clone());
+            return;
         }
+        let mut messages = Vec::with_capacity(queries.iter().map(|sql| sql.len() + 6).sum());
+        for sql in queries {
+            frontend::query(&sql, &mut messages);
+            self.flight.push(Asked::Query(None, None), For::Gateway);
+            self.adopting += 1;
+        }
+        self.server.link().write(messages);
+        self.server.unnamed = None;
+        self.server.adopted = None;
     }
 
     /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
@@ -157,12 +160,12 @@ impl Exchange<'_> {
                 }),
             _ if !self.flight.is_naming() => false,
             frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
-                let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
+                let statement = self.catalog.intern(&parse, &self.front.settings, self.plan);
                 let usage = Use { name: parse.name, digest: Some(statement.digest()) };
                 !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
             }),
             frontend::EXECUTE => {
-                let change = self.front.portal_change.as_deref();
+                let change = self.front.portal_changes.of(body).map(|change| &**change);
                 self.forgets_undecided(change) || self.gives_up_undecided(change)
             }
             _ => false,
@@ -318,7 +321,7 @@ impl Exchange<'_> {
             return Ok(Words::Same);
         }
         let known = self.front.statements.as_ref().and_then(|statements| statements.get(parse.name));
-        let statement = self.catalog.intern(&parse, self.front.settings.get("search_path"));
+        let statement = self.catalog.intern(&parse, &self.front.settings, self.plan);
         if let Some(known) = known {
             return self.parse_again(known.statement, statement, parse.name, message);
         }
@@ -400,14 +403,14 @@ impl Exchange<'_> {
         let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
         if bind.statement.is_empty() {
             self.record_bind(&bind, None);
-            let out = self.bind_unnamed(message);
+            let out = self.bind_unnamed(message, bind.portal);
             self.owe(Asked::Bind(None));
             return Ok(out);
         }
         let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
         self.record_bind(&bind, known.as_ref().map(|(known, _)| &known.statement));
         let Some((known, since)) = known else {
-            self.front.portal_change = None;
+            self.front.portal_changes.bind(bind.portal, None);
             let words = self.behind_no_other(bind.statement, message);
             self.owe(Asked::Bind(None));
             return Ok(words);
@@ -419,7 +422,7 @@ impl Exchange<'_> {
             return Ok(Words::Other(out));
         }
         let statement = known.statement.clone();
-        self.front.portal_change = statement.traits().change.clone();
+        self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
         let mut out = Vec::with_capacity(message.len() + 32);
         if let Some(refusal) = self.pin(statement.traits()) {
             return Ok(self.bind_refusal(&refusal, bind.portal));
@@ -452,16 +455,16 @@ impl Exchange<'_> {
     }
 
     /// The unnamed statement is the client's own: if another client has used this server since, it is prepared again.
-    fn bind_unnamed(&mut self, message: &[u8]) -> Words {
+    fn bind_unnamed(&mut self, message: &[u8], portal: &[u8]) -> Words {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
-            self.front.portal_change = None;
+            self.front.portal_changes.bind(portal, None);
             return self.behind_no_unnamed(message);
         };
         if !traits.pins.is_empty() && self.plan.pool.pin && self.keeps_state_apart() {
             self.front.pins.add(traits.pins);
         }
-        self.front.portal_change = traits.change;
+        self.front.portal_changes.bind(portal, traits.change);
         match self.prepare_unnamed_again(stamp) {
             None => Words::Same,
             Some(mut out) => {
@@ -550,6 +553,9 @@ impl Exchange<'_> {
         if let (Some(ledger), Kind::Statement) = (&mut self.ledger, target.kind) {
             ledger.close_statement(target.name);
         }
+        if target.kind == Kind::Portal {
+            self.front.portal_changes.close(target.name);
+        }
         if target.kind == Kind::Statement && target.name.is_empty() {
             self.front.unnamed = None;
             self.server.unnamed = None;
@@ -584,7 +590,7 @@ impl Exchange<'_> {
             ledger.execute(execute.portal);
         }
         self.stats.query_count.add(1);
-        let change = self.front.portal_change.clone();
+        let change = self.front.portal_changes.of(&message[HEADER..]).cloned();
         if let Some(Change::Deallocate(name)) = change.as_deref()
             && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
         {

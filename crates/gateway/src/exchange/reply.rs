@@ -32,6 +32,9 @@ fn want(tag: u8) -> Want {
         | backend::PARAMETER_STATUS
         | backend::COMMAND_COMPLETE
         | backend::ERROR_RESPONSE
+        // These come unasked, and the gateway's own answers must not stand within one.
+        | backend::NOTICE_RESPONSE
+        | backend::NOTIFICATION_RESPONSE
         | backend::NEGOTIATE_PROTOCOL_VERSION => Want::Whole,
         _ => Want::Stream,
     }
@@ -131,7 +134,7 @@ impl Exchange<'_> {
     /// Whether rows go to the client: the most frequent question, with the shortest answer.
     #[inline]
     fn rows_pass(&self) -> bool {
-        !self.adopting && self.flight.front().is_some()
+        self.adopting == 0 && self.flight.front().is_some()
     }
 
     /// The beginning of a message that is not seen whole. Says whether the client gets it.
@@ -227,11 +230,11 @@ impl Exchange<'_> {
             ledger.ready(status, self.flight.queries());
         }
         if matches!(owed, Some(Owed { to: For::Gateway, .. })) {
-            self.gateway_query_done(status);
+            self.gateway_query_done()?;
             return Ok(Fate::Swallow);
         }
-        if self.adoption_error.is_some() && status == TxStatus::Failed {
-            return Ok(self.end_failed_adoption());
+        if self.flight.is_over() {
+            self.front.portal_changes.clear();
         }
         if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
             return Ok(self.refuse_transaction());
@@ -240,35 +243,25 @@ impl Exchange<'_> {
     }
 
     /// A query of the gateway's own is done: the adoption of settings, or the ROLLBACK after a failed one.
-    fn gateway_query_done(&mut self, status: TxStatus) {
-        if !std::mem::take(&mut self.adopting) {
-            return;
+    fn gateway_query_done(&mut self) -> Result<(), Trouble> {
+        let Some(left) = self.adopting.checked_sub(1) else { return Ok(()) };
+        self.adopting = left;
+        if left > 0 {
+            return Ok(());
         }
-        if status != TxStatus::Idle {
-            return;
+        if let Some(error) = self.adoption_error.take() {
+            return Err(Trouble::Settings(error));
         }
         let wanted = self.front.settings.clone();
         self.server.settings.adopted(&wanted);
         let settled = self.interned.intern(self.server.settings.as_reported(&wanted));
         self.server.adopted = Some(settled.clone());
         self.front.settings = settled;
-    }
-
-    /// The client's flight was refused because its settings could not be adopted: it gets that error (which stood in
-    /// for the refusal) and a session that is idle, and the server's failed transaction is rolled back.
-    fn end_failed_adoption(&mut self) -> Fate {
-        if !self.flight.owes_nothing() {
-            return Fate::Pass;
-        }
-        self.adoption_error = None;
-        self.server.adopted = None;
-        self.roll_back();
-        let mut out = Vec::new();
-        backend::ready_for_query(TxStatus::Idle, &mut out);
-        Fate::Replace(out)
+        Ok(())
     }
 
     fn roll_back(&mut self) {
+        self.server.unnamed = None;
         let mut rollback = Vec::new();
         frontend::query(b"ROLLBACK", &mut rollback);
         self.server.link().write(rollback);
@@ -402,7 +395,7 @@ impl Exchange<'_> {
         let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
         self.server.doomed |= fatal;
         self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
-        if self.adopting && !fatal {
+        if self.adopting > 0 && !fatal {
             self.adoption_error = Some(body.into());
             return Ok(Fate::Swallow);
         }
@@ -424,12 +417,6 @@ impl Exchange<'_> {
         });
         let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| Self::name_in_error(body, &skipped));
         self.take_back(skipped, invalid);
-        if let Some(error) = self.adoption_error.take() {
-            let fate = Fate::Replace(message(backend::ERROR_RESPONSE, &error));
-            // Kept empty, so that the coming ReadyForQuery is known to end the failed adoption.
-            self.adoption_error = Some(Box::default());
-            return Ok(if error.is_empty() { Fate::Pass } else { fate });
-        }
         Ok(worded.map_or(Fate::Pass, Fate::Replace))
     }
 

@@ -129,7 +129,7 @@ impl Exchange<'_> {
         if self.keeps_state_apart() {
             self.prepare_unnamed(parse, known);
         }
-        self.front.portal_change = None;
+        self.front.portal_changes.bind(b"", None);
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
             counter.add(1);
         }
@@ -174,10 +174,7 @@ impl Exchange<'_> {
 
     /// Notes the usual reply, if `chunk` is one and may be sent as it is.
     pub(super) fn reply_usual(&mut self, chunk: &Chunk) -> bool {
-        let may = !self.adopting
-            && self.adoption_error.is_none()
-            && self.pending.is_empty()
-            && self.server.scanner.is_between_messages();
+        let may = self.adopting == 0 && self.pending.is_empty() && self.server.scanner.is_between_messages();
         let Some(usual) = self.flight.usual().filter(|_| may) else { return false };
         let Some(Reply { status, tag, commands }) = reply_to(usual, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {

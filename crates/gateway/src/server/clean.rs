@@ -74,6 +74,8 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
 pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     let mut out = Vec::new();
     frontend::query(sql.as_bytes(), &mut out);
+    // A simple query makes an end of the unnamed statement.
+    server.unnamed = None;
     server.link().write(out);
     server.link().flush().await?;
     hear(server, 1).await

@@ -206,6 +206,100 @@ on_each_postgres! {
         }
     }
 
+    fn edge_58_a_role_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        for sql in [format!("set role {role}"), format!("set role = '{role}'"), format!("set role \"{role}\"")] {
+            mine.ok(&sql);
+            assert_eq!(other.value("select current_user"), "postgres", "{sql}");
+            assert_eq!(mine.value("select current_user"), role, "{sql}");
+            assert_eq!(other.value("select current_user"), "postgres", "{sql}");
+            mine.ok("reset role");
+            assert_eq!(other.value("select 1"), "1");
+            assert_eq!(mine.value("select current_user"), "postgres", "{sql}");
+        }
+        mine.ok(&format!("set role {role}"));
+        mine.ok("set role none");
+        assert_eq!(other.value("select 1"), "1");
+        assert_eq!(mine.value("select current_user"), "postgres");
+    }
+
+    /// Not one statement is run under the settings of whoever had the server before.
+    fn edge_58_a_client_whose_settings_are_refused_runs_nothing(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.client("postgres");
+        other.ok("set work_mem = '7MB'");
+        let refused = || gateway.startup("postgres").parameter("statement_timeout", "abc").connect();
+        let asked = "select current_setting('work_mem')";
+        for frames in [
+            Frames::new().query(&format!("commit; {asked}")),
+            Frames::new().query("commit").query(asked),
+            Frames::new().query("rollback").query(asked),
+            Frames::new().once("commit").sync().once(asked).sync(),
+            Frames::new().query(asked),
+        ] {
+            assert_eq!(other.value("show work_mem"), "7MB");
+            let mut client = refused();
+            client.send(&frames);
+            let error = client.expect_fatal("22023");
+            assert!(error.message.contains("statement_timeout"), "{}", error.message);
+        }
+        assert_eq!(other.value("show work_mem"), "7MB");
+    }
+
+    fn edge_58_settings_are_read_in_the_encoding_of_their_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.client("postgres");
+        let mut latin = gateway.startup("postgres").parameter("client_encoding", "LATIN1").connect();
+        let mut set = b"set application_name = 'caf".to_vec();
+        set.extend_from_slice(b"\xe9'\0");
+        latin.send(&Frames::new().message(b'Q', &set));
+        latin.until_ready();
+        latin.ok("set search_path = pg_catalog");
+        for _ in 0..2 {
+            assert_ne!(other.value("show client_encoding"), "LATIN1");
+            assert_eq!(latin.value("show search_path"), "pg_catalog");
+            assert_eq!(latin.value("select length('\u{e9}')"), "2", "each byte is a letter");
+        }
+    }
+
+    fn edge_58_a_setting_by_a_portal_that_was_not_bound_last(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let two = |first: &str, second: &str| {
+            let frames = Frames::new().parse("", first).bind_portal("p1", "", &[]);
+            frames.parse("", second).bind_portal("p2", "", &[])
+        };
+        mine.send(&two("set statement_timeout = 12345", "select 1").execute_portal("p1", 0).execute_portal("p2", 0).sync());
+        mine.until_ready();
+        assert_eq!(other.value("show statement_timeout"), "0");
+        assert_eq!(mine.value("show statement_timeout"), "12345ms");
+        // What is bound and not executed changes nothing.
+        mine.send(&two("select 1", "set statement_timeout = 1").execute_portal("p1", 0).sync());
+        mine.until_ready();
+        assert_eq!(other.value("show statement_timeout"), "0");
+        assert_eq!(mine.value("show statement_timeout"), "12345ms");
+    }
+
+    fn edge_58_a_literal_is_read_under_the_settings_of_its_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let client = |zone: &str| {
+            let mut client = gateway.client("postgres");
+            client.ok(&format!("set timezone = '{zone}'"));
+            client.send(&Frames::new().parse("s", "select extract(epoch from '2020-01-01 00:00'::timestamptz)::bigint").sync());
+            client.until_ready();
+            client
+        };
+        let (mut utc, mut west) = (client("UTC"), client("Etc/GMT+5"));
+        for _ in 0..2 {
+            for (client, epoch) in [(&mut utc, "1577836800"), (&mut west, "1577854800")] {
+                client.send(&Frames::new().bind("s", &[]).execute().sync());
+                assert_eq!(client.until_ready().value(), epoch);
+            }
+        }
+    }
+
     fn edge_59_listen_keeps_its_server_and_hears(fixture) {
         let channel = fixture.name("channel");
         let gateway = fixture.gateway("size = 2\n");
