@@ -97,12 +97,12 @@ impl PortalChanges {
     }
 
     /// What the portal of an Execute message changes.
-    fn of(&self, execute: &[u8]) -> Option<&Box<Change>> {
+    fn of(&self, execute: &[u8]) -> Option<&Change> {
         if self.0.is_empty() {
             return None;
         }
         let execute = Execute::decode(execute).ok()?;
-        self.0.iter().find(|(name, _)| **name == *execute.portal).map(|(_, change)| change)
+        self.0.iter().find(|(name, _)| **name == *execute.portal).map(|(_, change)| &**change)
     }
 }
 

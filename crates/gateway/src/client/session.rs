@@ -394,7 +394,7 @@ impl Session {
     fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, reset: bool) {
         let now = self.worker.reactor.now();
         let fate = match leftover {
-            _ if lease.doomed || lease.confused || lease.write_failed => Fate::Close,
+            _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
             Leftover::Unsynced => Fate::Close,
             Leftover::Nothing if !reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
             Leftover::Nothing | Leftover::Transaction => {

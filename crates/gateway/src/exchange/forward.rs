@@ -165,7 +165,7 @@ impl Exchange<'_> {
                 !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
             }),
             frontend::EXECUTE => {
-                let change = self.front.portal_changes.of(body).map(|change| &**change);
+                let change = self.front.portal_changes.of(body);
                 self.forgets_undecided(change) || self.gives_up_undecided(change)
             }
             _ => false,
@@ -590,7 +590,7 @@ impl Exchange<'_> {
             ledger.execute(execute.portal);
         }
         self.stats.query_count.add(1);
-        let change = self.front.portal_changes.of(&message[HEADER..]).cloned();
+        let change = self.front.portal_changes.of(&message[HEADER..]).cloned().map(Box::new);
         if let Some(Change::Deallocate(name)) = change.as_deref()
             && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
         {

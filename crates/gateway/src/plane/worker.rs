@@ -447,15 +447,18 @@ impl Worker {
         let worker = self.clone();
         let limit = self.gateway.setup().config.timeouts.cancel;
         self.spawn_chore(identity.id, async move {
-            let delivery = cancel::deliver(&worker.reactor, &identity);
+            let is_sent = std::cell::Cell::new(false);
+            let delivery = cancel::deliver(&worker.reactor, &identity, &is_sent);
             match within(&worker.reactor, limit, delivery).await {
-                Some(Ok(())) => {}
+                Some(Ok(())) => return drop(under_way),
                 Some(Err(error)) => {
                     tracing::warn!(server = %identity.address.host, %error, "cancel request not delivered");
                 }
                 None => tracing::warn!(server = %identity.address.host, "cancel request not delivered in time"),
             }
-            drop(under_way);
+            if is_sent.get() {
+                under_way.lose();
+            }
         });
     }
 }

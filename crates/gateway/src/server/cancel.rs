@@ -4,7 +4,12 @@
 //! would hit whatever that process does next. So a server with requests under way goes to no other client before they
 //! are through.
 
-use std::{cell::RefCell, rc::Rc, task::Waker};
+use std::{
+    cell::{Cell, RefCell},
+    io::{self, ErrorKind},
+    rc::Rc,
+    task::Waker,
+};
 
 use tidegate_link::{Link, Reactor};
 use tidegate_wire::startup;
@@ -18,6 +23,8 @@ pub struct CancelGate(Rc<RefCell<Gate>>);
 #[derive(Debug, Default)]
 struct Gate {
     under_way: usize,
+    /// Nobody knows what became of a request: it may take effect at any time.
+    has_lost: bool,
     waiter: Option<Waker>,
 }
 
@@ -39,6 +46,12 @@ impl CancelGate {
         self.0.borrow().under_way == 0
     }
 
+    /// A request was sent, and its end was not seen: the server is for no other client.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        self.0.borrow().has_lost
+    }
+
     /// Waits until no request is under way.
     pub async fn opened(&self) {
         std::future::poll_fn(|cx| {
@@ -53,6 +66,13 @@ impl CancelGate {
     }
 }
 
+impl UnderWay {
+    /// Nobody knows what became of it.
+    pub fn lose(self) {
+        self.0.0.borrow_mut().has_lost = true;
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut gate = self.0.0.borrow_mut();
@@ -63,22 +83,30 @@ impl Drop for UnderWay {
     }
 }
 
-/// Asks Postgres to cancel what a server process does. Returns when Postgres has sent the signal.
+/// Asks Postgres to cancel what a server process does. Returns when Postgres has sent the signal, or never will. Until `is_sent`
+/// nothing can come of it.
 ///
 /// # Errors
 /// When the server cannot be reached.
-pub async fn deliver(reactor: &Reactor, identity: &Identity) -> std::io::Result<()> {
+pub async fn deliver(reactor: &Reactor, identity: &Identity, is_sent: &Cell<bool>) -> io::Result<()> {
     let ServerAddress { address, tls, .. } = &identity.address;
     let fd = reactor.connect(address.clone()).await?;
     let mut link = Link::new(reactor, fd)?;
     if let Some(tls) = tls {
-        super::connect::begin_tls(reactor, &mut link, tls).await.map_err(std::io::Error::other)?;
+        super::connect::begin_tls(reactor, &mut link, tls).await.map_err(io::Error::other)?;
     }
     let mut request = Vec::new();
     startup::cancel_request(identity.pid, &identity.cancel_key, &mut request);
+    is_sent.set(true);
     link.write(request);
-    link.flush().await?;
-    // Postgres answers by closing, after it has sent the signal.
-    while !link.read().await.map_or(true, |chunk| chunk.is_empty()) {}
-    Ok(())
+    // Postgres answers by closing, after it has sent the signal; who closes without having read it never will.
+    let heard = async {
+        link.flush().await?;
+        while !link.read().await?.is_empty() {}
+        io::Result::Ok(())
+    };
+    match heard.await {
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
+        result => result,
+    }
 }

@@ -24,6 +24,9 @@ pub enum CleanError {
     /// It refused a statement: why.
     #[error("the server says: {0}")]
     Refused(String),
+    /// It may be hit by a cancel request of its last client.
+    #[error("nobody knows what became of a cancel request")]
+    Cancelled,
     /// A transaction is open, or has failed, that should have ended.
     #[error("the server is in a transaction")]
     Busy,
@@ -38,6 +41,9 @@ pub enum CleanError {
 /// Not safe: the server's state is unknown when the future is dropped.
 pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Result<(), CleanError> {
     server.cancels.opened().await;
+    if server.cancels.has_lost() {
+        return Err(CleanError::Cancelled);
+    }
     let mut out = Vec::new();
     let mut owed = 1;
     if in_transaction {

@@ -228,7 +228,7 @@ fn edge_38_cancel_during_the_parameter_sync_does_not_wedge_the_pool() {
     next.ok("select 2");
 }
 
-/// Until then the server goes to nobody else, lest the cancel hit them.
+/// Until then the server goes to nobody else, lest the cancel hit them; and then neither, as it may still come.
 #[test]
 fn edge_39_a_cancel_that_the_server_never_takes_is_given_up() {
     let (running, is_running) = mpsc::channel();
@@ -257,5 +257,5 @@ fn edge_39_a_cancel_that_the_server_never_takes_is_given_up() {
     client.until_ready();
     let mut other = gateway.client("postgres");
     other.ok("select 1");
-    assert_eq!(server.connections(), 1);
+    assert_eq!(server.connections(), 2, "the other client has another one");
 }
