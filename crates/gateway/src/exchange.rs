@@ -217,8 +217,9 @@ struct Clock {
 
 /// A direction stops reading while so much waits to be sent.
 pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
-/// A client is not read while so many replies are owed to it.
-const OWED_MAX: usize = 16 * 1024;
+/// A client is not read while so many replies are owed to it. More than anybody sends without a Sync or a Flush among it: the
+/// server may keep a reply until it gets one, and all of ours wait behind it.
+const OWED_MAX: usize = 256 * 1024;
 
 impl<'a> Exchange<'a> {
     /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.

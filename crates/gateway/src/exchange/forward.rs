@@ -1,7 +1,7 @@
 //! From the client to the server: which messages pass as they are, and which are put in other words.
 //!
-//! Only messages that name a prepared statement are rewritten. What a server must know first (settings, a statement)
-//! is put in front, into the same write.
+//! Only messages that name a prepared statement are rewritten. A statement that the server must know first is put in front,
+//! into the same write. Settings go before all else, and nothing follows them until the server has taken them.
 
 use std::rc::Rc;
 
