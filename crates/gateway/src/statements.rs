@@ -159,7 +159,7 @@ impl Catalog {
         &self.changes
     }
 
-    /// Finds or makes the statement of a Parse message, sent under `search_path`.
+    /// Finds or makes the statement of a Parse message that a client with these settings sent to this pool.
     pub fn intern(&self, message: &Parse<'_>, settings: &Settings, plan: &PoolPlan) -> Rc<Statement> {
         self.intern_for(message, settings, [&plan.entry, &plan.dbname, &plan.user])
     }

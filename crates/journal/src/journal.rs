@@ -370,12 +370,10 @@ fn is_segment(name: &str) -> bool {
 
 /// Everybody else goes before this thread. On Linux a priority is a thread's own; elsewhere it would be the process's.
 fn give_way() {
+    /// Half way to the least weight.
     #[cfg(target_os = "linux")]
-    if rustix::process::setpriority_process(None, NICE).is_err() {
-        // It works as well with the weight that it has.
-    }
+    const NICE: i32 = 10;
+    // Refused, it works as well with the weight that it has.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, NICE);
 }
-
-/// Half way to the least weight.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 10;

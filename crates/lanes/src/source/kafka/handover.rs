@@ -1,8 +1,8 @@
 //! Between the thread of the client and the subscription: records and news one way, wishes the other.
 //!
 //! Bounded: a lane has at most [`PARCELS_MAX`] parcels here, of a size that the [reader](super::reader) chooses by how many
-//! lanes there are; then its records stay with the client. News is not bounded by
-//! itself, but there is no more of it than there are lanes and commits.
+//! lanes there are; then its records stay with the client. News is not bounded by itself, but there is no more of it than
+//! there are lanes and commits.
 
 use std::collections::VecDeque;
 use std::mem;
