@@ -363,9 +363,14 @@ impl<'a> Exchange<'a> {
         self.flush_to_server(cx)?;
         let mut progress = Poll::Pending;
         if self.adopting == 0
+            && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
             && let Some(held) = self.held.take()
         {
+            let bytes = held.len();
             self.take_messages(held, now)?;
+            if self.held.as_ref().is_none_or(|held| held.len() < bytes) {
+                progress = Poll::Ready(Ok(()));
+            }
         }
         if self.held.is_none()
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX

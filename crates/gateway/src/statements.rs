@@ -342,11 +342,6 @@ impl ServerStatements {
         self.taught.values_mut().for_each(|taught| taught.stale = true);
     }
 
-    /// The server has forgotten those that are stale.
-    pub fn drop_stale(&mut self) {
-        self.taught.retain(|_, taught| !taught.stale);
-    }
-
     /// The server's plan for it has gone stale: it is closed and taught anew before its next use.
     pub fn mark_stale(&mut self, digest: Digest) {
         if let Some(taught) = self.taught.get_mut(&digest) {

@@ -41,6 +41,8 @@ pub(crate) enum Asked {
     Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
     /// The client's unnamed statement before this one, which is put back if the Parse is skipped.
     ParseUnnamed(Option<Box<Unnamed>>),
+    /// The client's unnamed statement that the Close is for, which is put back if the Close is skipped.
+    CloseUnnamed(Option<Box<Unnamed>>),
     /// A Parse under a name that the client has already: it fails, unless the one before it did.
     ParseAgain(Box<Again>),
     Bind(Option<Known>),
@@ -113,7 +115,7 @@ pub(crate) struct Flight {
     query_failed: bool,
     /// How many of what is owed decide what a statement's name means, or what the server knows.
     naming: usize,
-    /// How many of what is owed prepare the unnamed statement.
+    /// How many of what is owed decide what the unnamed statement is.
     unnamed: usize,
     /// How many of what is owed are queries of the client.
     queries: usize,
@@ -138,6 +140,11 @@ impl Asked {
             }
             _ => false,
         }
+    }
+
+    /// Decides what the unnamed statement is.
+    fn decides_unnamed(&self) -> bool {
+        matches!(self, Self::ParseUnnamed(_) | Self::CloseUnnamed(_))
     }
 
     /// Decides what `usage` will find.
@@ -183,7 +190,7 @@ impl Flight {
 
     fn enqueue(&mut self, owed: Owed) {
         self.naming += usize::from(owed.asked.names());
-        self.unnamed += usize::from(matches!(owed.asked, Asked::ParseUnnamed(_)));
+        self.unnamed += usize::from(owed.asked.decides_unnamed());
         self.queries += usize::from(owed.is_query());
         self.owed.push_back(owed);
     }
@@ -198,7 +205,7 @@ impl Flight {
     #[inline]
     fn forget(&mut self, owed: &Owed) {
         self.naming -= usize::from(owed.asked.names());
-        self.unnamed -= usize::from(matches!(owed.asked, Asked::ParseUnnamed(_)));
+        self.unnamed -= usize::from(owed.asked.decides_unnamed());
         self.queries -= usize::from(owed.is_query());
     }
 
@@ -234,12 +241,12 @@ impl Flight {
             })
     }
 
-    /// An earlier flight of the same pipeline prepares the unnamed statement, and this one has not.
+    /// An earlier flight of the same pipeline decides what the unnamed statement is, and this one has not.
     pub(crate) fn is_unnamed_undecided(&self) -> bool {
         if self.unnamed == 0 {
             return false;
         }
-        let since = self.owed.iter().rev().take_while(|owed| !matches!(owed.asked, Asked::ParseUnnamed(_)));
+        let since = self.owed.iter().rev().take_while(|owed| !owed.asked.decides_unnamed());
         since.into_iter().any(|owed| matches!(owed.asked, Asked::Sync))
     }
 
@@ -253,7 +260,7 @@ impl Flight {
     pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
         for owed in &mut self.owed {
             match &mut owed.asked {
-                Asked::ParseUnnamed(before) => *before = previous,
+                Asked::ParseUnnamed(before) | Asked::CloseUnnamed(before) => *before = previous,
                 Asked::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
                 Asked::Query(_, Some(undo)) => undo.unnamed = None,
                 Asked::Query(..) => {}
@@ -427,7 +434,7 @@ impl Flight {
             | (Asked::Bind(_) | Asked::BindChanged, Completes::Bind)
             | (Asked::Describe(_), Completes::Describe)
             | (Asked::Execute(..), Completes::Execute)
-            | (Asked::Close(_) | Asked::Evict(..), Completes::Close) => true,
+            | (Asked::Close(_) | Asked::CloseUnnamed(_) | Asked::Evict(..), Completes::Close) => true,
             _ => return None,
         };
         debug_assert!(fits);

@@ -14,7 +14,7 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, Trouble,
+    Exchange, QUEUE_BYTES_MAX, Trouble,
     flight::{Again, Asked, For, Forgotten, Undo, Use},
     splice::Splice,
 };
@@ -83,6 +83,11 @@ impl Exchange<'_> {
         let mut at = 0;
         let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));
         let stays = loop {
+            if splice.written() >= QUEUE_BYTES_MAX && scanner.is_between_messages() {
+                // Statements that are taught again may be many times as long as what asks for them.
+                self.held = (at < chunk.len()).then(|| chunk[at..].to_vec().into());
+                break true;
+            }
             match scanner.step(&chunk, at, want).map_err(Trouble::BadClient)? {
                 Step::Message { tag: frontend::TERMINATE, .. } | Step::Carried { tag: frontend::TERMINATE, .. } => {
                     break false;
@@ -347,22 +352,12 @@ impl Exchange<'_> {
         let traits = classify(parse.query);
         let previous = self.front.unnamed.take();
         self.owe(Asked::ParseUnnamed(previous));
-        let refusal = if self.plan.pool.pin { None } else { self.pin(&traits) };
-        let (message, words) = match refusal {
-            None => (Box::from(message), Words::Same),
-            Some(refusal) => {
-                let mut out = Vec::new();
-                frontend::parse(b"", refusal.as_bytes(), &[], &mut out);
-                (Box::from(&out[..]), Words::Other(out))
-            }
-        };
-        if !self.keeps_state_apart() {
-            return words;
+        if self.keeps_state_apart() {
+            let stamp = self.front.next_stamp();
+            self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp }));
+            self.server.unnamed = Some((self.front.id, stamp));
         }
-        let stamp = self.front.next_stamp();
-        self.front.unnamed = Some(Box::new(Unnamed { message, traits, stamp }));
-        self.server.unnamed = Some((self.front.id, stamp));
-        words
+        Words::Same
     }
 
     /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
@@ -403,9 +398,9 @@ impl Exchange<'_> {
         let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
         if bind.statement.is_empty() {
             self.record_bind(&bind, None);
-            let out = self.bind_unnamed(message, bind.portal);
+            let words = self.bind_unnamed(message, bind.portal);
             self.owe(Asked::Bind(None));
-            return Ok(out);
+            return Ok(words);
         }
         let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
         self.record_bind(&bind, known.as_ref().map(|(known, _)| &known.statement));
@@ -425,7 +420,9 @@ impl Exchange<'_> {
         self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
         let mut out = Vec::with_capacity(message.len() + 32);
         if let Some(refusal) = self.pin(statement.traits()) {
-            return Ok(self.bind_refusal(&refusal, bind.portal));
+            let words = self.bind_refusal(&refusal, bind.portal);
+            self.owe(Asked::Bind(None));
+            return Ok(words);
         }
         self.teach(&statement, For::Gateway, None, &mut out);
         self.owe(Asked::Bind(Some(known)));
@@ -450,7 +447,6 @@ impl Exchange<'_> {
         self.flight.push(Asked::Parse(None, None), For::Gateway);
         self.server.unnamed = None;
         frontend::bind(&frontend::BindMessage { portal, ..frontend::BindMessage::default() }, &mut out);
-        self.owe(Asked::Bind(None));
         Words::Other(out)
     }
 
@@ -461,8 +457,9 @@ impl Exchange<'_> {
             self.front.portal_changes.bind(portal, None);
             return self.behind_no_unnamed(message);
         };
-        if !traits.pins.is_empty() && self.plan.pool.pin && self.keeps_state_apart() {
-            self.front.pins.add(traits.pins);
+        if let Some(refusal) = self.pin(&traits) {
+            self.front.portal_changes.bind(portal, None);
+            return self.bind_refusal(&refusal, portal);
         }
         self.front.portal_changes.bind(portal, traits.change);
         match self.prepare_unnamed_again(stamp) {
@@ -557,10 +554,12 @@ impl Exchange<'_> {
             self.front.portal_changes.close(target.name);
         }
         if target.kind == Kind::Statement && target.name.is_empty() {
-            self.front.unnamed = None;
+            let previous = self.front.unnamed.take();
             self.server.unnamed = None;
+            self.owe(Asked::CloseUnnamed(previous));
+            return Ok(Words::Same);
         }
-        if target.kind != Kind::Statement || target.name.is_empty() || !self.tracks_statements() {
+        if target.kind != Kind::Statement || !self.tracks_statements() {
             self.owe(Asked::Close(None));
             return Ok(Words::Same);
         }

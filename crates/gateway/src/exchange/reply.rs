@@ -311,9 +311,7 @@ impl Exchange<'_> {
 
     /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
     fn forget_statements(&mut self, change: Option<&Change>) {
-        if change.is_some_and(Change::forgets) {
-            self.server.statements.drop_stale();
-        } else {
+        if !change.is_some_and(Change::forgets) {
             self.server.statements.mark_all_stale();
             self.front.statements = None;
         }
@@ -427,7 +425,7 @@ impl Exchange<'_> {
             Asked::BindChanged if fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME) => {
                 return Some(columns_changed());
             }
-            Asked::Bind(Some(known)) if fields.get(b'R') == Some(COLUMNS_CHANGED) => {
+            Asked::Bind(Some(known)) | Asked::Describe(Some(known)) if fields.get(b'R') == Some(COLUMNS_CHANGED) => {
                 let now = self.catalog.changes().note(known.statement.digest());
                 if let Some(statements) = &mut self.front.statements {
                     statements.acquaint(&known.name, now);
@@ -459,6 +457,7 @@ impl Exchange<'_> {
                     unnamed = Some(if failed { None } else { previous });
                     self.server.unnamed = None;
                 }
+                Asked::CloseUnnamed(previous) => unnamed = Some(previous),
                 Asked::Query(_, Some(undo)) => {
                     unnamed = Some(undo.unnamed);
                     self.remember(undo.statements);

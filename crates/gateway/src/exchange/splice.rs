@@ -42,6 +42,11 @@ impl Splice {
         self.changed.get_or_insert_with(|| chunk[..self.kept].to_vec())
     }
 
+    /// How many bytes were written, which may be more than the chunk has; those that pass unchanged do not count.
+    pub(crate) fn written(&self) -> usize {
+        self.changed.as_ref().map_or(0, Vec::len)
+    }
+
     /// What is to be sent.
     pub(crate) fn finish(self, mut chunk: Chunk) -> Chunk {
         match self.changed {

@@ -249,6 +249,22 @@ on_each_postgres! {
         });
     }
 
+    /// Nor did it see a Close.
+    fn edge_17_a_discarded_close_does_not_end_the_unnamed_statement(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "", "select 'before'");
+            client.send(&Frames::new().execute_portal("none", 0).close_statement("").sync());
+            client.expect("E:34000 Z:I");
+            assert_eq!(run(&mut client, ""), ["before"]);
+            let discarded = Frames::new().parse("", "select 'x'").execute_portal("none", 0).close_statement("").sync();
+            client.send(&discarded.run("").sync());
+            client.expect("1 E:34000 Z:I 2 D:x C:SELECT_1 Z:I");
+            client.send(&Frames::new().close_statement("").sync().run("").sync());
+            client.expect("3 Z:I E:26000 Z:I");
+        });
+    }
+
     fn edge_18_close_of_an_unknown_name_is_no_error(fixture) {
         fixture.at_both_doors(|door| {
             let mut client = door.client();
@@ -341,6 +357,22 @@ on_each_postgres! {
         });
     }
 
+    /// Each of the small messages has the server taught a text that is a thousand times as long.
+    fn edge_21_a_long_statement_that_has_to_be_prepared_again_and_again(fixture) {
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 1\n");
+        let mut client = gateway.client("postgres");
+        let comment = "x".repeat(100_000);
+        for name in ["a", "b"] {
+            prepare(&mut client, name, &format!("select '{name}' /* {comment} */"));
+        }
+        let turns = |frames: Frames| (0..40).fold(frames, |frames, _| frames.run("a").run("b"));
+        client.send(&turns(Frames::new()).sync().query("select 'behind'"));
+        for _ in 0..40 {
+            client.expect("2 D:a C:SELECT_1 2 D:b C:SELECT_1");
+        }
+        client.expect("Z:I T D:behind C:SELECT_1 Z:I");
+    }
+
     fn edge_21_messages_split_at_every_byte(fixture) {
         fixture.at_both_doors(|door| {
             let mut client = door.client();
@@ -401,6 +433,18 @@ on_each_postgres! {
                     client.expect("3 1 2 D:2222 C:SELECT_1 Z:I");
                 }
             }
+        });
+    }
+
+    /// A second one that fails does not undo what stands between them.
+    fn edge_22_two_that_forget_in_one_pipeline(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            let forget = Frames::new().parse("", "deallocate all").bind_portal("p", "", &[]).execute_portal("p", 0);
+            client.send(&forget.parse("x", "select 2323").execute_portal("p", 0).sync().describe_statement("x").sync());
+            let codes: Vec<_> = (0..2).map(|_| client.until_ready().code().to_owned()).collect();
+            assert_eq!(codes, ["55000", ""]);
+            assert_eq!(run(&mut client, "x"), ["2323"]);
         });
     }
 
@@ -622,6 +666,26 @@ on_each_postgres! {
         assert_eq!(run(&mut clients[0], "star"), ["1", "2"]);
         late.send(&Frames::new().run("star").sync());
         late.expect("2 D C:SELECT_1 Z:T");
+    }
+
+    /// Who hears of it first may do so by asking what the statement gives.
+    fn edge_23_a_changed_result_type_that_a_describe_has_found(fixture) {
+        let table = fixture.own_table("a int");
+        fixture.server.sql(&format!("insert into {table} values (1)"));
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 2);
+        for client in &mut clients {
+            prepare(client, "star", &format!("select * from {table}"));
+            assert_eq!(run(client, "star"), ["1"]);
+        }
+        fixture.server.sql(&format!("alter table {table} add b int default 2"));
+        clients[0].send(&Frames::new().describe_statement("star").sync());
+        clients[0].expect("t E:0A000 Z:I");
+        clients[1].send(&Frames::new().run("star").sync());
+        clients[1].expect("E:0A000 Z:I");
+        for client in &mut clients {
+            assert_eq!(run(client, "star"), ["1", "2"]);
+        }
     }
 
     fn edge_23_a_changed_result_type_in_a_transaction_is_an_error_once(fixture) {

@@ -396,6 +396,20 @@ on_each_postgres! {
         }
     }
 
+    fn edge_60_without_pinning_an_unnamed_statement_with_values_is_refused_with_a_hint(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let mut client = gateway.client("postgres");
+        let lock = lock_number(fixture);
+        for _ in 0..2 {
+            let frames = Frames::new().parse("", "select pg_advisory_lock($1)").describe_statement("");
+            client.send(&frames.bind("", &[&lock]).execute().sync());
+            client.expect("1 t T 2 E:0A000 Z:I");
+            client.send(&Frames::new().bind("", &[&lock]).execute().sync());
+            client.expect("2 E:0A000 Z:I");
+        }
+        client.ok("select 1");
+    }
+
     fn edge_60_words_in_strings_and_comments_do_not_pin(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let harmless = [
