@@ -11,7 +11,7 @@ use crate::address::Address;
 /// | --- | --- |
 /// | `dns:///orders:50051`, `orders:50051` | the A and AAAA records of a name |
 /// | `dns://10.0.0.53:53/orders:50051` | the same, asked of that name server |
-/// | `http://orders`, `https://orders` | the same with port 80, or 443 |
+/// | `http://orders`, `https://orders` | the same with port 80, or 443; a channel takes `https` only with TLS |
 /// | `srv:///_grpc._tcp.orders` | the SRV records of a name, with priorities and weights |
 /// | `ipv4:10.0.0.1:80,10.0.0.2:80`, `ipv6:[::1]:80`, `10.0.0.1:80` | these addresses; nothing is looked up |
 /// | `unix:/run/orders.sock`, `unix:///run/orders.sock` | that socket |
@@ -72,6 +72,12 @@ impl Target {
             }
         }
     }
+}
+
+/// Does a target's text ask for TLS? What is parsed of it says no more than where to connect.
+#[cfg(feature = "tonic")]
+pub(crate) fn is_https(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("https"))
 }
 
 fn parse(text: &str) -> Result<Target, &'static str> {

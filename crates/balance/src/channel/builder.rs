@@ -20,7 +20,7 @@ use crate::policy::{PickFirst, Policy};
 use crate::resolve::{Dns, Follow, MakeResolver, ResolveNow, ResolveRules};
 use crate::service_config::{ServiceConfig, ServiceConfigError};
 use crate::settings::{Settings, Start};
-use crate::target::{Target, TargetError};
+use crate::target::{Target, TargetError, is_https};
 
 /// Builds a [`Channel`].
 #[must_use = "a builder does nothing until it builds"]
@@ -58,6 +58,9 @@ pub enum BuildError {
     /// Neither the target nor [`ChannelBuilder::authority`] tells a name for the servers.
     #[error("`{0}` cannot be the authority of a request: set one with `authority`")]
     Authority(String),
+    /// The target is `https`, and there is no TLS: calls would go out for everybody to read.
+    #[error("`{0}` asks for TLS: set it with `tls` (feature `tls`), or write `http` if none is wanted")]
+    NoTls(String),
 }
 
 impl ChannelBuilder {
@@ -126,7 +129,8 @@ impl ChannelBuilder {
         self
     }
 
-    /// TLS. The name that is checked is the authority's host, not an address. ALPN is set to `h2`.
+    /// TLS, whatever the target's scheme; a target that begins with `https` is refused without it. The name that is
+    /// checked is the authority's host, not an address. ALPN is set to `h2`.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, mut config: tokio_rustls::rustls::ClientConfig) -> Self {
         config.alpn_protocols = vec![b"h2".into()];
@@ -218,7 +222,7 @@ impl ChannelBuilder {
     ///
     /// # Errors
     ///
-    /// When the target or the service config is invalid.
+    /// When the target or the service config is invalid, or the target is `https` and there is no TLS.
     pub fn build(mut self) -> Result<(Channel, ChannelDriver), BuildError> {
         let config = self.service_config.take().map(|json| ServiceConfig::from_json(&json)).transpose()?;
         let config = config.unwrap_or_default();
@@ -265,6 +269,9 @@ impl ChannelBuilder {
         let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
         #[cfg(not(feature = "tls"))]
         let scheme = Scheme::HTTP;
+        if scheme == Scheme::HTTP && is_https(&self.target) {
+            return Err(BuildError::NoTls(self.target.clone()));
+        }
         let of_target = || target.map_or_else(|| self.target.clone(), Target::authority);
         let text = self.authority.clone().unwrap_or_else(of_target);
         let authority = text.parse().map_err(|_| BuildError::Authority(text))?;

@@ -68,3 +68,19 @@ async fn connections_may_be_opened_in_a_way_of_one_s_own() {
     });
     assert_eq!(call(&drive(builder).channel, "/t/Echo").await.unwrap(), "hello");
 }
+
+#[tokio::test]
+async fn https_without_tls_is_refused_before_anything_is_sent() {
+    let backend = Backend::start().await;
+    let (address, roots) = terminate(&backend, b"h2").await;
+    for target in ["https://orders.test", "https://orders.test:8443/path", "https://10.0.0.1", "https://[::1]:1"] {
+        let refused = Channel::builder(target).build().expect_err(target).to_string();
+        assert!(refused.contains("TLS") && refused.contains(target), "{refused}");
+    }
+    // Neither a name nor connections of one's own make them secure.
+    let of_ones_own = Channel::builder("https://orders.test").authority("orders");
+    assert!(of_ones_own.connector(|_| TcpStream::connect("127.0.0.1:1")).build().is_err());
+    let builder = Channel::builder(&format!("https://{address}")).authority("orders.test").tls(client(roots));
+    assert_eq!(call(&drive(builder).channel, "/t/Echo").await.unwrap(), "hello");
+    assert!(Channel::builder("http://orders.test").build().is_ok());
+}
