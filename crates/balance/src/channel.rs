@@ -45,7 +45,8 @@ use self::{call::Call, retry::Throttle};
 /// is sent to another; a call that failed is tried again if the service config's `retryPolicy` says so, on a backend
 /// that was not tried. Errors are [`tonic::Status`].
 ///
-/// When the last clone is dropped, connections end after the calls in flight.
+/// When the last clone is dropped, connections end after the calls in flight, however long these take: a call is in
+/// flight until its answer was read to the end, or dropped.
 #[derive(Clone)]
 pub struct Channel(Arc<Shared>);
 

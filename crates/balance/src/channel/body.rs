@@ -1,6 +1,7 @@
 //! The answer while it is read: its backend counts it as in flight until its end.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tonic::{Code, Status};
 
+use super::Shared;
 use super::node::Node;
 use super::retry::{health, status_of};
 use crate::lease::{Lease, Outcome};
@@ -16,20 +18,28 @@ use crate::lease::{Lease, Outcome};
 /// An answer's body.
 pub(super) struct Answer {
     incoming: Incoming,
-    lease: Option<Lease<Node>>,
+    /// Until its end.
+    held: Option<Held>,
     /// When the answer began: latency does not count how long a stream is.
     began: Instant,
 }
 
+/// What an answer needs until its end.
+struct Held {
+    lease: Lease<Node>,
+    /// The channel does not end before its answers do, whoever drops its clones.
+    _shared: Arc<Shared>,
+}
+
 impl Answer {
-    pub(super) fn new(incoming: Incoming, lease: Lease<Node>, began: Instant) -> Self {
-        Self { incoming, lease: Some(lease), began }
+    pub(super) fn new(incoming: Incoming, lease: Lease<Node>, shared: Arc<Shared>, began: Instant) -> Self {
+        Self { incoming, held: Some(Held { lease, _shared: shared }), began }
     }
 
     /// A body that ends without trailers is no success: their absence is an error to the client.
     fn end(&mut self, outcome: Outcome) {
-        if let Some(lease) = self.lease.take() {
-            lease.finish(Some(self.began), outcome);
+        if let Some(held) = self.held.take() {
+            held.lease.finish(Some(self.began), outcome);
         }
     }
 }

@@ -154,7 +154,8 @@ impl Call {
         if let Some(throttle) = &self.calls.throttle {
             throttle.succeed();
         }
-        let answer = response.map(|incoming| Body::new(Answer::new(incoming, lease, now)));
+        let shared = Arc::clone(&self.shared);
+        let answer = response.map(|incoming| Body::new(Answer::new(incoming, lease, shared, now)));
         Next::Return(Ok(answer))
     }
 

@@ -36,7 +36,7 @@ struct State {
     calls: AtomicUsize,
     accepted: AtomicUsize,
     open: AtomicUsize,
-    /// Calls of `/t/Hold` wait for it.
+    /// Calls of `/t/Hold` wait for it, and answers of `/t/Stream` that have begun.
     release: Notify,
     /// Calls that wait.
     held: AtomicUsize,
@@ -158,6 +158,7 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
     state.calls.fetch_add(1, Ordering::SeqCst);
     let path = request.uri().path().to_owned();
     let attempts = request.headers().get("grpc-previous-rpc-attempts").cloned();
+    let timeout = request.headers().get("grpc-timeout").cloned();
     let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     if let Some(code) = path.strip_prefix("/t/Status") {
         return Ok(head(Some(code), None).body(Body::empty()).expect("a response"));
@@ -169,12 +170,20 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
         return Ok(head(Some("14"), Some("-1")).body(Body::empty()).expect("a response"));
     }
     if path == "/t/Hold" {
-        let released = state.release.notified();
-        state.held.fetch_add(1, Ordering::SeqCst);
-        released.await;
-        state.held.fetch_sub(1, Ordering::SeqCst);
+        hold(Arc::clone(&state)).await;
     }
-    Ok(head(None, None).body(Body::new(Reply::new(&sent))).expect("a response"))
+    let held = (path == "/t/Stream").then(|| Box::pin(hold(state)) as Holding);
+    let head = timeout.into_iter().fold(head(None, None), |head, timeout| head.header("seen-timeout", timeout));
+    Ok(head.body(Body::new(Reply::new(&sent, held))).expect("a response"))
+}
+
+type Holding = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+async fn hold(state: Arc<State>) {
+    let released = state.release.notified();
+    state.held.fetch_add(1, Ordering::SeqCst);
+    released.await;
+    state.held.fetch_sub(1, Ordering::SeqCst);
 }
 
 fn head(status: Option<&str>, pushback: Option<&str>) -> http::response::Builder {
@@ -183,14 +192,17 @@ fn head(status: Option<&str>, pushback: Option<&str>) -> http::response::Builder
     pushback.into_iter().fold(builder, |builder, pause| builder.header("grpc-retry-pushback-ms", pause))
 }
 
-/// What was sent, and then the trailers of success.
-struct Reply(Vec<Frame<Bytes>>);
+/// What was sent, and then the trailers of success; all of it once it is not held any more.
+struct Reply {
+    frames: Vec<Frame<Bytes>>,
+    held: Option<Holding>,
+}
 
 impl Reply {
-    fn new(sent: &Bytes) -> Self {
+    fn new(sent: &Bytes, held: Option<Holding>) -> Self {
         let mut trailers = http::HeaderMap::new();
         trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        Self(vec![Frame::trailers(trailers), Frame::data(sent.clone())])
+        Self { frames: vec![Frame::trailers(trailers), Frame::data(sent.clone())], held }
     }
 }
 
@@ -198,8 +210,12 @@ impl http_body::Body for Reply {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.pop().map(Ok))
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(held) = &mut self.held {
+            std::task::ready!(held.as_mut().poll(cx));
+            self.held = None;
+        }
+        Poll::Ready(self.frames.pop().map(Ok))
     }
 }
 
@@ -304,6 +320,11 @@ pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(20), "it does not come about");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Waits for what a test needs, and not for ever.
+pub(crate) async fn soon_enough<F: Future>(doing: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(20), doing).await.expect("it does not come about")
 }
 
 /// How many backends are ready.

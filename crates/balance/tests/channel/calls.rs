@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
+use http_body_util::BodyExt as _;
 use tidegate_balance::{
     Address, Channel, Exact, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, RingHash, RoundRobin,
     WeightedRoundRobin,
@@ -12,7 +13,9 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
 use tower::Service as _;
 
-use crate::backend::{Backend, backends, call, connections, drive, in_flight, ready, request, soon, target, until};
+use crate::backend::{
+    Backend, backends, call, connections, drive, in_flight, ready, request, soon, soon_enough, target, until,
+};
 
 #[tokio::test]
 async fn round_robin_reaches_all() {
@@ -204,6 +207,45 @@ async fn a_closed_channel_finishes_its_calls_and_takes_no_more() {
     assert_eq!(held.await.unwrap().unwrap(), "hello");
     until(|| driven.driving.is_finished()).await;
     until(|| backends[0].open() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_being_read_outlives_the_last_clone_of_its_channel() {
+    let backends = backends(1).await;
+    // There would be no time for what is cut.
+    let builder = Channel::builder(&target(&backends)).drain_timeout(Duration::ZERO);
+    let (mut channel, driver) = builder.build().unwrap();
+    let (driving, balancer) = (tokio::spawn(driver.run()), channel.balancer().clone());
+    let answer = channel.call(request("/t/Stream", "hello")).await.unwrap();
+    until(|| backends[0].held() == 1).await;
+    drop(channel);
+    // The driver runs on this thread as well: it has had its turn.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!balancer.is_closed());
+    backends[0].release();
+    let answer = soon_enough(answer.into_body().collect()).await.expect("all of it");
+    assert_eq!(answer.to_bytes(), "hello");
+    soon_enough(driving).await.unwrap();
+    until(|| backends[0].open() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_was_read_or_given_up_does_not_keep_its_channel() {
+    let backends = backends(1).await;
+    for read in [true, false] {
+        let (mut channel, driver) = Channel::builder(&target(&backends)).build().unwrap();
+        let driving = tokio::spawn(driver.run());
+        let mut body = channel.call(request(if read { "/t/Echo" } else { "/t/Stream" }, "")).await.unwrap().into_body();
+        while read && let Some(frame) = soon_enough(body.frame()).await {
+            frame.unwrap();
+        }
+        drop(channel);
+        // What was read to its end may be kept.
+        let _kept = read.then_some(body);
+        soon_enough(driving).await.unwrap();
+    }
 }
 
 /// Messages that are bytes.
