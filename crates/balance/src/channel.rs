@@ -4,6 +4,7 @@ mod body;
 mod builder;
 mod call;
 mod connect;
+mod deadline;
 mod dial;
 mod driver;
 mod line;

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderValue, header, request};
 use hyper::body::Incoming;
-use tokio::time::{sleep, timeout_at};
+use tokio::time::sleep;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::body::{Answer, lost};
+use super::deadline::{Deadline, in_time};
 use super::node::Node;
 use super::replay::Replay;
-use super::retry::{header_timeout, health, is_unprocessed, pushback, status_of};
+use super::retry::{health, is_unprocessed, pushback, status_of};
 use super::{Calls, Shared, refused};
 use crate::balancer::Patience;
 use crate::endpoint::EndpointId;
 use crate::lease::{Lease, Outcome};
-use crate::moment::after;
 use crate::pick::Pick;
 use crate::policy::hash_of;
 use crate::service_config::{MethodConfig, RetryPolicy};
@@ -34,6 +34,7 @@ pub(super) struct Call {
     head: request::Parts,
     body: Replay,
     hash: Option<u64>,
+    deadline: Option<Deadline>,
     tried: Vec<EndpointId>,
     /// Attempts that a server may have begun.
     attempts: u32,
@@ -63,32 +64,26 @@ impl Call {
         let hash = header.and_then(|name| head.headers.get(name)).map(|value| hash_of(value.as_bytes()));
         complete(&mut head, &shared);
         let body = Replay::new(body, shared.replay_bytes_max);
-        Self { calls, method, head, body, hash, tried: Vec::new(), attempts: 0, unbegun: 0, shared }
+        let (deadline, tried) = (None, Vec::new());
+        Self { calls, method, head, body, hash, deadline, tried, attempts: 0, unbegun: 0, shared }
     }
 
     pub(super) async fn run(mut self) -> Result<http::Response<Body>, Status> {
         let of_method = self.method.as_ref().and_then(|method| method.timeout).or(self.shared.timeout);
-        let limit = [header_timeout(&self.head.headers), of_method].into_iter().flatten().min();
-        let Some(limit) = limit else { return self.attempts().await };
-        let deadline = after(tokio::time::Instant::now().into_std(), limit).into();
-        let answered = timeout_at(deadline, self.attempts()).await;
-        answered.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
-    }
-
-    async fn attempts(&mut self) -> Result<http::Response<Body>, Status> {
+        self.deadline = Deadline::new(&self.head.headers, of_method);
         loop {
             let attempted = self.attempt().await?;
             match self.judge(attempted) {
                 Next::Return(result) => return result,
                 Next::Again(pause) if pause.is_zero() => (),
-                Next::Again(pause) => sleep(pause).await,
+                Next::Again(pause) => in_time(self.deadline, sleep(pause)).await?,
             }
         }
     }
 
-    /// Sends the call to a backend. An error: there is no backend, or nothing left to send.
+    /// Sends the call to a backend. An error: there is no backend, no time, or nothing left to send.
     async fn attempt(&mut self) -> Result<Attempted, Status> {
-        let lease = self.pick().await?;
+        let lease = in_time(self.deadline, self.pick()).await??;
         let id = lease.endpoint().id();
         let cause = || Arc::new(io::Error::new(io::ErrorKind::NotConnected, "the connection was lost"));
         // Lost between its pick and now: the next pick knows, and waits if it was the last.
@@ -99,12 +94,22 @@ impl Call {
         let Some(body) = self.body.attempt() else {
             return Err(Status::unavailable("the connection was lost, and the request is too long to be sent again"));
         };
+        // Whoever has no time to answer has not failed to.
+        self.deadline.map(|deadline| deadline.left()).transpose()?;
         let mut head = self.head.clone();
         if self.attempts > 0 {
             head.headers.insert("grpc-previous-rpc-attempts", HeaderValue::from(self.attempts));
         }
         self.tried.push(id);
-        Ok(match sender.try_send_request(http::Request::from_parts(head, body)).await {
+        let sending = sender.try_send_request(http::Request::from_parts(head, body));
+        let sent = match in_time(self.deadline, sending).await {
+            Ok(sent) => sent,
+            Err(late) => {
+                lease.finish(Some(Instant::now()), Outcome::Failure);
+                return Err(late);
+            }
+        };
+        Ok(match sent {
             Ok(response) => Attempted::Answered(response, lease),
             Err(mut failed) => {
                 let unbegun = failed.take_message().is_some() || is_unprocessed(failed.error());

@@ -90,23 +90,6 @@ pub(super) fn is_unprocessed(error: &hyper::Error) -> bool {
     false
 }
 
-/// The time that a call's header grants, such as `100m` (milliseconds).
-pub(super) fn header_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    // Eight digits are the most that the protocol has.
-    let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
-    match unit {
-        "H" => Some(Duration::from_secs(number * 3600)),
-        "M" => Some(Duration::from_secs(number * 60)),
-        "S" => Some(Duration::from_secs(number)),
-        "m" => Some(Duration::from_millis(number)),
-        "u" => Some(Duration::from_micros(number)),
-        "n" => Some(Duration::from_nanos(number)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,19 +103,5 @@ mod tests {
         assert!(!throttle.fail());
         (0..20).for_each(|_| throttle.succeed());
         assert!(throttle.fail());
-    }
-
-    #[test]
-    fn timeouts_have_a_unit() {
-        let of = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("grpc-timeout", text.parse().unwrap());
-            header_timeout(&headers)
-        };
-        assert_eq!(of("100m"), Some(Duration::from_millis(100)));
-        assert_eq!(of("2H"), Some(Duration::from_secs(7200)));
-        for text in ["", "m", "1", "1x", "123456789n", "-1S"] {
-            assert_eq!(of(text), None, "{text}");
-        }
     }
 }

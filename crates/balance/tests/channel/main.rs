@@ -4,6 +4,7 @@
 
 mod backend;
 mod calls;
+mod deadlines;
 mod faults;
 mod leaks;
 mod names;
