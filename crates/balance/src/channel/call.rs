@@ -95,7 +95,7 @@ impl Call {
             return Err(Status::unavailable("the connection was lost, and the request is too long to be sent again"));
         };
         // Whoever has no time to answer has not failed to.
-        self.deadline.map(|deadline| deadline.left()).transpose()?;
+        self.deadline.map_or(Ok(()), |deadline| deadline.check())?;
         let mut head = self.head.clone();
         if self.attempts > 0 {
             head.headers.insert("grpc-previous-rpc-attempts", HeaderValue::from(self.attempts));

@@ -22,14 +22,13 @@ impl Deadline {
         Some(Self { span, at: after(Instant::now().into_std(), span).into() })
     }
 
-    /// The time that is left.
+    /// Whether there is time left.
     ///
     /// # Errors
     ///
     /// When there is none.
-    pub(super) fn left(&self) -> Result<Duration, Status> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(self.exceeded()) } else { Ok(left) }
+    pub(super) fn check(&self) -> Result<(), Status> {
+        if self.at <= Instant::now() { Err(self.exceeded()) } else { Ok(()) }
     }
 
     fn exceeded(&self) -> Status {

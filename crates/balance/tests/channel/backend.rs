@@ -158,7 +158,6 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
     state.calls.fetch_add(1, Ordering::SeqCst);
     let path = request.uri().path().to_owned();
     let attempts = request.headers().get("grpc-previous-rpc-attempts").cloned();
-    let timeout = request.headers().get("grpc-timeout").cloned();
     let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     if let Some(code) = path.strip_prefix("/t/Status") {
         return Ok(head(Some(code), None).body(Body::empty()).expect("a response"));
@@ -173,8 +172,7 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
         hold(Arc::clone(&state)).await;
     }
     let held = (path == "/t/Stream").then(|| Box::pin(hold(state)) as Holding);
-    let head = timeout.into_iter().fold(head(None, None), |head, timeout| head.header("seen-timeout", timeout));
-    Ok(head.body(Body::new(Reply::new(&sent, held))).expect("a response"))
+    Ok(head(None, None).body(Body::new(Reply::new(&sent, held))).expect("a response"))
 }
 
 type Holding = Pin<Box<dyn Future<Output = ()> + Send>>;
