@@ -31,6 +31,7 @@ use crate::{
     config::{Route, SessionAttrs},
     error::Refusal,
     hosts::Node,
+    params::{Settings, Value},
     plane::{Fleet, Placed, Worker, WorkerPool},
     server::{ConnectError, Server},
     statements::ClientStatements,
@@ -128,6 +129,9 @@ impl Search<'_> {
         if mute.is_some() {
             // Time enough for the probes to try the login of this client, too.
             limit = limit.min(rules.probe_interval * 3);
+        } else if fleet.cluster.has_unheard() {
+            // Who waits for nobody still has to know who is there.
+            limit = limit.max(rules.probe_timeout);
         }
         if self.began.is_none() {
             self.began = Some(now);
@@ -215,6 +219,9 @@ impl Search<'_> {
         let node = chosen.node().clone();
         let outcome = match &error {
             CheckoutError::Connect(cause) if cause.is_of_server() => Outcome::Failure,
+            CheckoutError::Connect(cause) if cause.is_lack_of_room() && (!is_last || self.has_others(fleet, &node)) => {
+                Outcome::Neutral
+            }
             // Taken out by a reload.
             CheckoutError::Closed(_) => {
                 fleet.forget(&node);
@@ -229,6 +236,13 @@ impl Search<'_> {
         }
         self.tried.push(node);
         Ok(())
+    }
+
+    /// Whether there is a server besides this one that has not failed just now.
+    fn has_others(&self, fleet: &Fleet, node: &Arc<Node>) -> bool {
+        let is_other =
+            |other: &Arc<Node>| !Arc::ptr_eq(other, node) && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, other));
+        fleet.cluster.nodes().iter().any(|other| is_other(other) && other.serves(self.route))
     }
 }
 
@@ -249,7 +263,7 @@ pub(super) fn asked_for(params: &mut Vec<(String, Vec<u8>)>) -> Result<Option<Ro
     })
 }
 
-/// Whether the transaction that these messages begin says that it only reads.
+/// Whether the transaction that these messages begin says that it only reads, and a replica can run it.
 pub(super) fn begins_read_only(request: &[u8], statements: Option<&ClientStatements>) -> bool {
     let Ok(Some(header)) = Header::peek(request) else { return false };
     let Some(body) = request.get(HEADER..header.total()) else { return false };
@@ -266,7 +280,22 @@ pub(super) fn begins_read_only(request: &[u8], statements: Option<&ClientStateme
     }
 }
 
-/// `BEGIN ... READ ONLY`, `START TRANSACTION ... READ ONLY`, alone or as the first of several statements.
+/// The isolation level that only a primary has.
+const SERIALIZABLE: &[u8] = b"serializable";
+
+/// Whether all transactions of a client with these settings are serializable, unless they say something else.
+pub(super) fn is_serializable(settings: &Settings) -> bool {
+    let is_edge = |byte: &u8| *byte == b'\'' || byte.is_ascii_whitespace();
+    let level = settings.get("default_transaction_isolation").map(Value::bytes);
+    // As a text, or as it stood in a SET.
+    level.is_some_and(|level| {
+        let inner = level.iter().skip_while(|byte| is_edge(byte)).take_while(|byte| !is_edge(byte));
+        inner.map(u8::to_ascii_lowercase).eq(SERIALIZABLE.iter().copied())
+    })
+}
+
+/// `BEGIN ... READ ONLY`, `START TRANSACTION ... READ ONLY`, alone or as the first of several statements. A serializable one
+/// is none: replicas refuse those.
 fn is_begin_read_only(text: &[u8]) -> bool {
     let first = text.split(|byte| *byte == b';').next().unwrap_or_default();
     let mut words = first.split(|byte| byte.is_ascii_whitespace() || *byte == b',').filter(|word| !word.is_empty());
@@ -282,6 +311,9 @@ fn is_begin_read_only(text: &[u8]) -> bool {
     }
     let (mut reads, mut only) = (false, false);
     for word in words {
+        if word.eq_ignore_ascii_case(SERIALIZABLE) {
+            return false;
+        }
         if reads {
             only = word.eq_ignore_ascii_case(b"ONLY");
         }
@@ -310,6 +342,7 @@ mod tests {
             "begin read only, read write",
             "begin; select 'read only'",
             "begin isolation level read committed",
+            "begin isolation level Serializable read only deferrable",
             "start read only",
             "select 1",
             "",

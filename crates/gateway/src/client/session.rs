@@ -17,7 +17,7 @@ use super::{
     check,
     idle::{Heard, Idle},
     log, part,
-    route::begins_read_only,
+    route::{begins_read_only, is_serializable},
 };
 use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
@@ -186,7 +186,10 @@ impl Session {
     fn route(&self, request: &[u8]) -> Route {
         let plan = self.home.plan();
         let route = self.asked.unwrap_or(plan.route.route);
-        let follows = plan.route.read_only_to_replica && matches!(route, Route::Primary | Route::Any);
+        // Who keeps a server beyond its transaction would keep the replica for what it writes later.
+        let may_follow = plan.route.read_only_to_replica && plan.pool.mode != Mode::Session;
+        let follows =
+            may_follow && matches!(route, Route::Primary | Route::Any) && !is_serializable(&self.front.settings);
         if follows && begins_read_only(request, self.front.statements.as_deref()) {
             return Route::PreferReplica;
         }

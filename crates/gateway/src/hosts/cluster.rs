@@ -282,6 +282,13 @@ impl Cluster {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether nothing is known yet of one of its servers, or of what their names mean.
+    #[must_use]
+    pub fn has_unheard(&self) -> bool {
+        let nodes = self.nodes();
+        nodes.is_empty() || nodes.iter().any(|node| lock(&node.view).state == HostState::New)
+    }
+
     /// Why, if no server would tell what it is although all are there: a login that none of them lets in.
     #[must_use]
     pub fn mute(&self) -> Option<String> {

@@ -1,5 +1,7 @@
 //! What a server says of itself when it is asked.
 
+use std::mem;
+
 use tidegate_wire::backend::DataRow;
 
 macro_rules! question {
@@ -81,6 +83,18 @@ pub enum Report {
     Mute(String),
     /// It cannot be reached.
     Down(String),
+    /// Nobody asked it: what is missing for that is missing here.
+    Unasked(String),
+}
+
+impl Report {
+    /// Whether both say the same of the server, wherever its WAL is.
+    pub(super) fn agrees_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Answer(one), Self::Answer(other)) => Observation { lsn: other.lsn, ..*one } == *other,
+            _ => mem::discriminant(self) == mem::discriminant(other),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -108,6 +122,16 @@ mod tests {
         let origin = Origin::default();
         let fresh = Observation::read(&row(&[Some("t"), None, None]));
         assert_eq!(fresh, Some(Observation { in_recovery: true, lsn: 0, timeline: 0, origin }));
+    }
+
+    #[test]
+    fn a_wal_that_grows_is_no_news_and_a_promotion_is() {
+        let at =
+            |lsn, in_recovery| Report::Answer(Observation { in_recovery, lsn, timeline: 1, origin: Origin::default() });
+        assert!(at(1, true).agrees_with(&at(2, true)));
+        assert!(!at(1, true).agrees_with(&at(1, false)));
+        assert!(Report::Down("refused".to_owned()).agrees_with(&Report::Down("reset".to_owned())));
+        assert!(!Report::Silent.agrees_with(&at(1, true)));
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub struct Sink(pub(super) mpsc::Sender<Event>);
 /// So many questions are asked on one connection.
 const QUESTIONS_MAX: u32 = 5;
 
-/// However often somebody wants to know, a server is not asked more often.
+/// However often somebody wants to know, a server is not asked more often. The pause doubles with each time that there was
+/// nothing new, up to the interval.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
 /// An answer is a few dozen bytes; a server that says more than this says something else.
@@ -46,6 +47,8 @@ pub async fn watch(
     connect: impl AsyncFn(usize) -> Result<Server, ConnectError>,
 ) {
     let mut probe = Probe { line: None, asked: 0, turn: 0, question: QUESTION };
+    let mut pause = PAUSE_MIN;
+    let mut known: Option<Report> = None;
     while !node.is_gone() {
         let report = match limited(&reactor, rules.probe_timeout, probe.ask(&connect)).await {
             Some(report) => report,
@@ -54,11 +57,14 @@ pub async fn watch(
                 Report::Silent
             }
         };
+        let is_news = known.as_ref().is_none_or(|known| !known.agrees_with(&report));
+        known = Some(report.clone());
         // Whoever reads is a task of its own that never waits; if it has ended, nobody wants to know.
         if sink.0.send(Event::Report(node.name.clone(), report)).await.is_err() {
             return;
         }
-        probe.rest(&reactor, rules.probe_interval, &node).await;
+        let was_kicked = probe.rest(&reactor, rules.probe_interval, pause, &node).await;
+        pause = if was_kicked && !is_news { (pause * 2).min(rules.probe_interval.max(PAUSE_MIN)) } else { PAUSE_MIN };
     }
 }
 
@@ -141,21 +147,26 @@ impl Probe {
                 self.turn += 1;
                 Report::Mute(error.to_string())
             }
+            ConnectError::Closed(_) => Report::Unasked(error.to_string()),
+            error if error.is_of_gateway() => Report::Unasked(error.to_string()),
             error => Report::Down(error.to_string()),
         }
     }
 
-    /// Until the next question is due; sooner, if somebody wants to know, or if the server says anything by itself: it
-    /// tells of its promotion, and of its end.
-    async fn rest(&mut self, reactor: &Reactor, interval: Duration, node: &Node) {
+    /// Until the next question is due; sooner, if somebody wants to know and the pause is over, or if the server says
+    /// anything by itself: it tells of its promotion, and of its end. True if somebody wanted to know.
+    async fn rest(&mut self, reactor: &Reactor, interval: Duration, pause: Duration, node: &Node) -> bool {
         reactor.sleep(PAUSE_MIN.min(interval)).await;
         let mut sleep = pin!(reactor.sleep(interval));
-        let mut kick = pin!(node.kick.notified());
+        let mut kick = pin!(async {
+            reactor.sleep(pause.saturating_sub(PAUSE_MIN)).await;
+            node.kick.notified().await;
+        });
         std::future::poll_fn(|cx| {
             if kick.as_mut().poll(cx).is_ready() {
                 // Something went wrong: what an old connection says is not enough.
                 self.asked = QUESTIONS_MAX;
-                return Poll::Ready(());
+                return Poll::Ready(true);
             }
             if let Some(line) = &mut self.line
                 && let Poll::Ready(read) = line.link().poll_read(cx)
@@ -164,11 +175,11 @@ impl Probe {
                     Ok(chunk) if !chunk.is_empty() => line.link().unread(chunk),
                     _ => self.line = None,
                 }
-                return Poll::Ready(());
+                return Poll::Ready(false);
             }
-            sleep.as_mut().poll(cx)
+            sleep.as_mut().poll(cx).map(|()| false)
         })
-        .await;
+        .await
     }
 }
 

@@ -145,6 +145,17 @@ enum Reached {
 /// A server is silent when it was not heard of so often in a row: one slow answer means little.
 const SILENT_AFTER: u32 = 2;
 
+impl Reached {
+    /// What silence makes of it. Only a server that has answered is given the benefit of the doubt.
+    const fn then_silent(self) -> Self {
+        match self {
+            Self::Never | Self::Yes => Self::Silent(1),
+            Self::Silent(times) => Self::Silent(times.saturating_add(1)),
+            Self::Closed | Self::Down => Self::Silent(SILENT_AFTER),
+        }
+    }
+}
+
 impl Entry {
     fn role(&self) -> Role {
         match self.seen {
@@ -225,10 +236,8 @@ impl Topology {
                 entry.seen = Some(seen);
                 (Reached::Yes, None)
             }
-            Report::Silent => {
-                let times = if let Reached::Silent(times) = entry.reached { times.saturating_add(1) } else { 1 };
-                (Reached::Silent(times), Some("no answer in time".to_owned()))
-            }
+            Report::Silent => (entry.reached.then_silent(), Some("no answer in time".to_owned())),
+            Report::Unasked(error) => (entry.reached, Some(error)),
             Report::Closed(error) => (Reached::Closed, Some(error)),
             Report::Mute(error) => (Reached::Yes, Some(error)),
             Report::Down(error) => (Reached::Down, Some(error)),

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use rustix::io::Errno;
 use rustls::{ClientConfig, pki_types::ServerName};
 use socket2::{SockAddr, SockRef};
 use tidegate_link::{Chunk, Link, Reactor, TlsSide};
@@ -71,7 +72,26 @@ impl ConnectError {
         match self {
             Self::Refused(_) => is_starting(self),
             Self::Secret(_) | Self::Closed(_) | Self::Query(_) => false,
-            _ => true,
+            _ => !self.is_of_gateway(),
+        }
+    }
+
+    /// Whether what is missing is missing here, so that nothing is known of the server: file descriptors, ports, memory.
+    #[must_use]
+    pub fn is_of_gateway(&self) -> bool {
+        let Self::Socket(_, error) = self else { return false };
+        let known = [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL, Errno::NOBUFS, Errno::NOMEM];
+        known.iter().any(|known| error.raw_os_error() == Some(known.raw_os_error()))
+    }
+
+    /// Whether the server has, or can be given, no connection more (53300 and its like), while another one may have some.
+    #[must_use]
+    pub fn is_lack_of_room(&self) -> bool {
+        match self {
+            // Class 53: insufficient resources.
+            Self::Refused(body) => ErrorFields::decode(body)
+                .is_ok_and(|fields| fields.get(b'C').is_some_and(|code| code.starts_with(b"53"))),
+            _ => self.is_of_gateway(),
         }
     }
 
@@ -340,4 +360,39 @@ pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io
     link.start_tls(reactor, TlsSide::Client(plan.config.clone(), plan.name.clone()), Chunk::empty())?;
     link.handshake().await?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(errno: Errno) -> ConnectError {
+        ConnectError::Socket("db:5432".to_owned(), errno.into())
+    }
+
+    fn refused(code: &str) -> ConnectError {
+        ConnectError::Refused(format!("SFATAL\0VFATAL\0C{code}\0Mno\0\0").into_bytes().into())
+    }
+
+    #[test]
+    fn what_is_missing_here_says_nothing_of_the_server() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL] {
+            let error = socket(errno);
+            assert!(error.is_of_gateway() && error.is_lack_of_room() && !error.is_of_server(), "{error}");
+        }
+        for errno in [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::TIMEDOUT] {
+            let error = socket(errno);
+            assert!(!error.is_of_gateway() && !error.is_lack_of_room() && error.is_of_server(), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_server_without_room_is_there() {
+        for (code, is_full, is_away) in
+            [("53300", true, false), ("53400", true, false), ("57P03", false, true), ("28P01", false, false)]
+        {
+            let error = refused(code);
+            assert_eq!((error.is_lack_of_room(), error.is_of_server()), (is_full, is_away), "{code}");
+        }
+    }
 }

@@ -6,8 +6,8 @@ use toml::Value;
 
 use crate::load::{Load, Work};
 use crate::stage::{
-    connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, value, wait_for,
-    wait_until_settled, whereabouts,
+    connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, steady, value,
+    wait_for, wait_until_settled, whereabouts,
 };
 
 /// A gateway before replicas that are read from.
@@ -48,6 +48,26 @@ fn a_replica_that_lies_too_far_behind_is_not_used() {
     }
     // Whatever the primary writes by itself may make one of them lag for a moment.
     eventually("both serve again", || servers_of(&cluster, &mut ro, 6).into_iter().eq([1, 2]));
+}
+
+#[test]
+fn what_a_replica_refuses_to_write_has_nobody_log_in_each_time() {
+    let (cluster, _) = steady();
+    sql(cluster.primary(), "create database counted");
+    [1, 2].map(|index| cluster.catch_up(index).expect("replicas stream"));
+    let section = database(cluster, "db", "route = \"replica\"").replace("\"postgres\"", "\"counted\"");
+    let gateway = gateway(&[section.replace("probe_interval = \"50ms\"", "probe_interval = \"60s\"")]);
+    let mut client = connect(&gateway, "db");
+    wait_until_settled(&gateway, cluster, "db");
+    for _ in 0..6000 {
+        assert_eq!(client.query("create table x ()").code(), "25006");
+    }
+    let sessions = "select sum(sessions) from pg_stat_database where datname = 'counted'";
+    for index in [1, 2] {
+        let logins: u32 = value(cluster.server(index), sessions).parse().expect("a number");
+        // Each pause is twice the last one: this many would take longer than any test may.
+        assert!(logins < 20, "{logins} logins to server {index}");
+    }
 }
 
 #[test]

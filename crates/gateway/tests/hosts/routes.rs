@@ -108,6 +108,42 @@ fn a_transaction_that_only_reads_goes_to_a_replica_if_it_may() {
 }
 
 #[test]
+fn a_transaction_that_a_replica_cannot_run_stays_with_the_primary() {
+    let (cluster, _) = steady();
+    let keys = "read_only_to_replica = true";
+    let kept = format!("{keys}\nmode = \"session\"");
+    let gateway = gateway(&[database(cluster, "app", keys), database(cluster, "kept", &kept)]);
+    let mut client = connect(&gateway, "app");
+    wait_until_settled(&gateway, cluster, "app");
+    let reads = |client: &mut RawClient, begin: &str| {
+        client.ok(begin);
+        client.ok("select count(*) from t");
+        client.ok("commit");
+    };
+    reads(&mut client, "begin isolation level serializable read only");
+    let mut serializable =
+        log_in(&gateway.startup("app").parameter("options", "-c default_transaction_isolation=serializable"));
+    reads(&mut serializable, "begin read only");
+    client.ok("set default_transaction_isolation = 'serializable'");
+    reads(&mut client, "begin read only");
+    // A session keeps its server for what it writes later.
+    let mut session = connect(&gateway, "kept");
+    wait_until_settled(&gateway, cluster, "kept");
+    reads(&mut session, "begin read only");
+    session.ok("insert into t (v) values ('after reading')");
+}
+
+#[test]
+fn who_waits_for_nobody_is_served_as_soon_as_the_servers_are_known() {
+    let (cluster, _) = steady();
+    for _ in 0..5 {
+        let section = database(cluster, "app", "");
+        let gateway = gateway(&[section.replace("failover_wait = \"120s\"", "failover_wait = 0")]);
+        connect(&gateway, "app").ok("select 1");
+    }
+}
+
+#[test]
 fn prepared_statements_and_settings_follow_a_client_from_server_to_server() {
     let (cluster, _) = steady();
     let gateway = gateway(&[database(cluster, "any", "route = \"any\"")]);

@@ -130,6 +130,30 @@ fn one_slow_answer_means_nothing_two_mean_silence() {
 }
 
 #[test]
+fn a_server_that_is_gone_is_not_brought_back_by_silence() {
+    for gone in [Report::Down("connection refused".to_owned()), Report::Closed("shutting down".to_owned())] {
+        let mut stage = stage(Rules::default()).settled();
+        stage.says("a", gone);
+        stage.says("a", Report::Silent);
+        assert_eq!((stage.verdict().as_str(), stage.state("a")), ("- | b c | b c", HostState::Silent));
+        stage.primary("a", 1, 100);
+        assert_eq!(stage.verdict(), "a | b c | a b c");
+    }
+}
+
+#[test]
+fn a_question_that_was_never_sent_says_nothing_of_a_server() {
+    let unasked = || Report::Unasked("too many open files".to_owned());
+    let mut stage = stage(Rules::default());
+    stage.says("a", unasked());
+    assert_eq!((stage.state("a"), stage.view("a").error.as_deref()), (HostState::New, Some("too many open files")));
+    let mut stage = stage.settled();
+    stage.down("c");
+    ["a", "b", "c"].iter().for_each(|name| stage.says(name, unasked()));
+    assert_eq!((stage.verdict().as_str(), stage.state("c")), ("a | b | a b", HostState::Down));
+}
+
+#[test]
 fn when_all_are_silent_all_are_used() {
     let mut stage = stage(Rules::default()).settled();
     for name in ["a", "b", "c", "a", "b", "c"] {

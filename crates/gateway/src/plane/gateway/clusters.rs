@@ -149,7 +149,7 @@ async fn log_in(worker: &Worker, cluster: &Arc<Cluster>, node: &Node, turn: usiz
     let mut homes = gateway.pools();
     homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));
     if homes.is_empty() {
-        return Err(ConnectError::Secret("nobody has logged in yet whose login could be used to ask the server"));
+        return Err(ConnectError::Closed("nobody has logged in yet whose login could be used to ask the server"));
     }
     let plan = super::one_of(&homes[turn % homes.len()].plan(), node);
     let setup = gateway.setup();
