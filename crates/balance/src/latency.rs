@@ -10,6 +10,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Latency(AtomicU64);
 
+/// What a first failure costs at least.
+const PENALTY_MIN_US: f32 = 1e3;
+/// What failures cost at most, however many there are: one second.
+const PENALTY_MAX_US: f32 = 1e6;
+
 /// The cost at a time.
 #[derive(Clone, Copy)]
 struct Sample {
@@ -54,6 +59,17 @@ impl Latency {
         });
     }
 
+    /// Takes a failure into account. It may come fast, and would draw more calls to who fails if its time counted: it
+    /// doubles the cost instead, which comes down as that of any peak, so that who fails is tried ever less often.
+    pub(crate) fn penalise(&self, now_ms: u32, took: Duration, decay: Duration) {
+        let took_us = took.as_secs_f32() * 1e6;
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            let left = Sample::unpack(word).decayed(now_ms, decay);
+            let penalty = (left * 2.0).clamp(PENALTY_MIN_US, PENALTY_MAX_US);
+            Some(Sample { cost_us: penalty.max(left).max(took_us), at_ms: now_ms }.pack())
+        });
+    }
+
     /// The cost as of `now_ms`, in microseconds; zero if nothing was observed.
     pub(crate) fn cost_us(&self, now_ms: Option<u32>, decay: Duration) -> f32 {
         let sample = Sample::unpack(self.0.load(Ordering::Relaxed));
@@ -76,6 +92,22 @@ mod tests {
         latency.observe(2, Duration::from_millis(1), DECAY);
         assert!(latency.cost_us(Some(2), DECAY) > 99_000.0);
         assert!(latency.cost_us(Some(60_000), DECAY) < 1_000.0);
+    }
+
+    #[test]
+    fn a_failure_costs_more_the_more_there_were() {
+        let latency = Latency::new();
+        let cost_ms = |latency: &Latency| (latency.cost_us(Some(0), DECAY) / 1e3).round();
+        for expected in [1.0, 2.0, 4.0, 8.0] {
+            latency.penalise(0, Duration::from_micros(10), DECAY);
+            assert_eq!(cost_ms(&latency), expected);
+        }
+        (0..200).for_each(|_| latency.penalise(0, Duration::ZERO, DECAY));
+        assert_eq!(cost_ms(&latency), 1e3);
+        latency.penalise(0, Duration::from_secs(5), DECAY);
+        latency.penalise(0, Duration::ZERO, DECAY);
+        assert_eq!(cost_ms(&latency), 5e3, "a real peak is not taken back");
+        assert!(latency.cost_us(Some(100_000), DECAY) < 1e3, "and is forgotten as any");
     }
 
     #[test]

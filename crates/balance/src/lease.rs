@@ -52,9 +52,8 @@ impl<T: Send + Sync + 'static> Lease<T> {
             Outcome::Failure => self.failed(now),
             Outcome::Neutral => return,
         }
-        // A failure may come fast, and would draw more calls to who fails if its latency counted.
-        if let (Outcome::Success, Some(began), Some(now)) = (outcome, self.began, now) {
-            load.answered(began, now);
+        if let (Some(began), Some(now)) = (self.began, now) {
+            load.answered(began, now, outcome == Outcome::Success);
         }
     }
 

@@ -59,7 +59,7 @@ impl Load {
     }
 
     /// The moving peak of the answers' time, in microseconds, as of `now` (or as of the last answer); zero before the
-    /// first answer.
+    /// first answer. Each failure doubles it.
     pub fn latency_us(&self, now: Option<Instant>) -> f32 {
         self.latency.cost_us(now.map(|now| self.millis(now)), self.decay)
     }
@@ -82,8 +82,13 @@ impl Load {
         self.streak.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    pub(crate) fn answered(&self, began: Instant, now: Instant) {
-        self.latency.observe(self.millis(now), now.saturating_duration_since(began), self.decay);
+    pub(crate) fn answered(&self, began: Instant, now: Instant, well: bool) {
+        let took = now.saturating_duration_since(began);
+        if well {
+            self.latency.observe(self.millis(now), took, self.decay);
+        } else {
+            self.latency.penalise(self.millis(now), took, self.decay);
+        }
     }
 
     /// Takes the counts of an interval, and starts the next.

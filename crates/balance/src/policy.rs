@@ -232,18 +232,26 @@ impl fmt::Debug for View<'_> {
     }
 }
 
-/// Of `choices` at random, the one that is worth most by `better`; of all, if the pick is restricted.
-fn best_of(view: &View<'_>, local: &mut Local, choices: usize, better: impl Fn(usize, usize) -> bool) -> Option<usize> {
+/// Of `choices` at random, the one that is worth most by `better`; of all, if the pick is restricted, or if the weights of
+/// those that were drawn are all zero.
+fn best_of(
+    view: &View<'_>,
+    local: &mut Local,
+    choices: usize,
+    weights: &[u64],
+    better: impl Fn(usize, usize) -> bool,
+) -> Option<usize> {
     let best = |best: usize, next: usize| if better(next, best) { next } else { best };
+    // From a random place on, because the first of equals wins.
+    let of_all = |start: usize| (start..view.len).chain(0..start).filter(|&index| view.allows(index)).reduce(best);
     if view.restricted || view.len <= choices {
-        // From a random place on, because the first of equals wins.
-        let start = local.random.usize(..view.len.max(1));
-        return (start..view.len).chain(0..start).filter(|&index| view.allows(index)).reduce(best);
+        return of_all(local.random.usize(..view.len.max(1)));
     }
     let first = local.random.usize(..view.len);
     // The second is another one: of two, half the picks would otherwise have no choice.
     let other = local.random.usize(..view.len - 1);
     let second = other + usize::from(other >= first);
     let more = (2..choices).map(|_| local.random.usize(..view.len));
-    Some(more.fold(best(first, second), best))
+    let chosen = more.fold(best(first, second), best);
+    if weights.get(chosen) == Some(&0) { of_all(first) } else { Some(chosen) }
 }

@@ -46,7 +46,9 @@ impl Table for Least {
         let cost = |index: usize| u128::from(view.load(index).outstanding()) + 1;
         let weight = |index: usize| u128::from(self.weights.get(index).copied().unwrap_or(1));
         // Fractions are compared crosswise; a weight of zero is an endless cost.
-        best_of(view, local, self.choices, |one, other| cost(one) * weight(other) < cost(other) * weight(one))
+        best_of(view, local, self.choices, &self.weights, |one, other| {
+            cost(one) * weight(other) < cost(other) * weight(one)
+        })
     }
 }
 

@@ -8,7 +8,8 @@ use super::{Local, Member, Policy, Table, View, best_of};
 /// To the endpoint with the least of (latency x (outstanding + 1) / weight), of two drawn at random.
 ///
 /// The latency is a moving average that follows a rise at once and a fall slowly (peak EWMA, from Finagle). Who has
-/// answered nothing yet counts as fast, one request after the other.
+/// answered nothing yet counts as fast, one request after the other. A failure counts as a slow answer, the next one as one
+/// twice as slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeakEwma;
 
@@ -31,7 +32,7 @@ const UNKNOWN_US: f32 = 1e9;
 
 impl Table for Soonest {
     fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        best_of(view, local, 2, |one, other| self.cost(view, one) < self.cost(view, other))
+        best_of(view, local, 2, &self.weights, |one, other| self.cost(view, one) < self.cost(view, other))
     }
 }
 
@@ -41,7 +42,9 @@ impl Soonest {
         let outstanding = load.outstanding() as f32;
         let known_us = load.latency_us(view.wants.now);
         let latency_us = if known_us > 0.0 || outstanding == 0.0 { known_us } else { UNKNOWN_US };
-        // Zero divided by zero is no number, and compares as false: the first drawn stays.
-        (latency_us * (outstanding + 1.0)) / self.weights.get(index).map_or(1.0, |&weight| weight as f32)
+        match self.weights.get(index) {
+            Some(0) => f32::INFINITY,
+            weight => latency_us * (outstanding + 1.0) / weight.map_or(1.0, |&weight| weight as f32),
+        }
     }
 }

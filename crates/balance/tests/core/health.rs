@@ -160,6 +160,25 @@ fn least_request_prefers_who_has_less_to_do() {
 }
 
 #[test]
+fn peak_ewma_is_not_drawn_to_who_fails_fast() {
+    for count in [2, 3] {
+        let balancer = ready(Arc::new(PeakEwma), count);
+        let mut now = Instant::now();
+        let mut failed = 0;
+        for _ in 0..10_000 {
+            let lease = balancer.pick(&Pick::new().at(now)).unwrap();
+            let fails = *lease == key(0);
+            let took = if fails { SECOND / 100_000 } else { SECOND / 1000 };
+            now += took;
+            lease.finish(Some(now), if fails { Outcome::Failure } else { Outcome::Success });
+            failed += u32::from(fails);
+        }
+        // Ten seconds, in which it is tried again now and then.
+        assert!((1..10).contains(&failed), "{failed} of {count}");
+    }
+}
+
+#[test]
 fn peak_ewma_prefers_who_answers_sooner() {
     let balancer = ready(Arc::new(PeakEwma), 2);
     let now = Instant::now();

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate_balance::{Balancer, LeastRequest, Pick, PickFirst, Policy, RoundRobin, Settings, WeightedRoundRobin};
+use tidegate_balance::{
+    Balancer, LeastRequest, PeakEwma, Pick, PickFirst, Policy, RoundRobin, Settings, WeightedRoundRobin,
+};
 
 use crate::house::{SECOND, at_once, counts, key, policies, set, specs};
 
@@ -77,6 +79,18 @@ fn t58_a_slow_start_gives_fewer_requests_to_a_new_endpoint_by_load_too() {
     let leases: Vec<_> = (0..110).map(|_| balancer.pick(&Pick::new()).unwrap()).collect();
     let new = leases.iter().filter(|lease| ***lease == key(1)).count();
     assert!((5..20).contains(&new), "about a tenth of the other's: {new}");
+}
+
+#[test]
+fn who_has_no_weight_gets_nothing_while_others_have_some() {
+    let now = Instant::now();
+    for policy in [Arc::new(LeastRequest::default()) as Arc<dyn Policy>, Arc::new(PeakEwma)] {
+        let balancer = Balancer::with_policy(policy, at_once(), 1, now);
+        set(&balancer, now, specs(0..5));
+        (0..3).for_each(|number| assert!(balancer.set_weight(&key(number).as_str().into(), 0)));
+        let leases: Vec<_> = (0..300).map(|_| balancer.pick(&Pick::new().at(now)).unwrap()).collect();
+        assert!(leases.iter().all(|lease| **lease == key(3) || **lease == key(4)));
+    }
 }
 
 #[test]
