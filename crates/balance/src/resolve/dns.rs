@@ -1,9 +1,10 @@
 //! Names by DNS: A and AAAA looked up apart, SRV with priorities and weights, the system's files read when they change.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,6 +16,7 @@ use hickory_resolver::proto::rr::{RData, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Resolver, TokioResolver};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use super::hosts::Hosts;
 use super::{Resolution, Resolve, ResolveError, Resolving};
@@ -24,6 +26,8 @@ use crate::address::{Address, Resolved, interleave};
 const LOOKUPS_MAX: usize = 64;
 /// So many targets of one SRV answer are looked up.
 const SRV_TARGETS_MAX: usize = 128;
+/// Once one family has addresses, the other has so long: some name servers never answer questions for AAAA records.
+const SECOND_FAMILY_WAIT: Duration = Duration::from_secs(1);
 
 /// A name service. Clones share its connections, and its bound on look-ups under way.
 #[derive(Clone, Debug)]
@@ -80,14 +84,15 @@ impl Dns {
         Self(Arc::new(Inner { source, loaded: Mutex::new(None), permits: Semaphore::new(LOOKUPS_MAX) }))
     }
 
-    /// Resolves the A and AAAA records of `host`; each address gets the port. When one of the two look-ups fails, the
-    /// addresses that it last found stand.
+    /// Resolves the A and AAAA records of `host`; each address gets the port. When one of the two look-ups fails, or has no
+    /// answer a second after the other one has, the addresses that it last found stand.
     pub fn name(&self, host: &str, port: u16) -> Box<dyn Resolve> {
         Box::new(Name { dns: self.clone(), host: host.to_owned(), port, families: Default::default() })
     }
 
     /// Resolves the SRV records of `name`, and the addresses of their targets, those of each family apart as with
-    /// [`name`](Self::name). A lower priority is a lower tier.
+    /// [`name`](Self::name). A lower priority is a lower tier. A target that has no addresses is left out, unless none has
+    /// any; one that cannot be looked up and was never found fails the whole look.
     pub fn srv(&self, name: &str) -> Box<dyn Resolve> {
         Box::new(Srv { dns: self.clone(), name: name.to_owned(), targets: HashMap::new() })
     }
@@ -175,18 +180,18 @@ struct Family {
 }
 
 impl Family {
-    /// Takes an answer over; its time to live, or why there is none.
-    fn take(&mut self, answer: Answer) -> Result<Option<Duration>, NetError> {
+    /// Takes an answer over; its time to live, if it has one.
+    fn take(&mut self, answer: Answer) -> Option<Duration> {
         match answer {
             Answer::Found(lookup) => {
                 self.addresses = lookup.answers().iter().filter_map(|record| address(&record.data)).collect();
-                Ok(Some(ttl(&lookup)))
+                Some(ttl(&lookup))
             }
             Answer::Nothing => {
                 self.addresses.clear();
-                Ok(None)
+                None
             }
-            Answer::Failed(error) => Err(error),
+            Answer::Failed(_) => None,
         }
     }
 }
@@ -211,6 +216,14 @@ struct Families {
 }
 
 impl Families {
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.v6.addresses.iter().chain(&self.v4.addresses).copied().collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.v4.addresses.is_empty() && self.v6.addresses.is_empty()
+    }
+
     /// The addresses of a host: of the file, or of both families, each as last known.
     async fn look(
         &mut self,
@@ -222,21 +235,50 @@ impl Families {
         if !fixed.is_empty() {
             return Ok((fixed.to_vec(), None));
         }
-        let (v4, v6) =
-            tokio::join!(dns.lookup(loaded, host, RecordType::A), dns.lookup(loaded, host, RecordType::AAAA));
-        // An answer of both that there is nothing must not clear what the schedule is to keep: the caller keeps the set.
-        let (v4, v6) = (self.v4.take(v4), self.v6.take(v6));
-        let addresses: Vec<IpAddr> = self.v6.addresses.iter().chain(&self.v4.addresses).copied().collect();
-        let failed = match (v4, v6) {
-            (Err(error), Err(_)) => Some(error),
-            (Err(error), _) | (_, Err(error)) if addresses.is_empty() => Some(error),
-            (v4, v6) => {
-                let ttl = [v4, v6].into_iter().filter_map(|ttl| ttl.ok().flatten()).min();
-                return if addresses.is_empty() { Err(none(host)) } else { Ok((addresses, ttl)) };
+        let (v4, mut v6) =
+            both(dns.lookup(loaded, host, RecordType::A), dns.lookup(loaded, host, RecordType::AAAA)).await;
+        if let (Answer::Found(one), Answer::Found(other)) = (&v4, &v6)
+            && one.query().name() != other.query().name()
+        {
+            // Found by different search domains: that is another host.
+            v6 = Answer::Nothing;
+        }
+        // What is known is cleared only beside something that was found.
+        match (v4, v6) {
+            (Answer::Failed(error), Answer::Failed(_) | Answer::Nothing) | (Answer::Nothing, Answer::Failed(error)) => {
+                Err(ResolveError::lookup(host, error))
             }
-        };
-        Err(failed.map_or_else(|| none(host), |error| ResolveError::lookup(host, error)))
+            (Answer::Nothing, Answer::Nothing) => Err(none(host)),
+            (v4, v6) => {
+                let ttl = [self.v4.take(v4), self.v6.take(v6)].into_iter().flatten().min();
+                let addresses = self.addresses();
+                if addresses.is_empty() { Err(none(host)) } else { Ok((addresses, ttl)) }
+            }
+        }
     }
+}
+
+/// The answers for both families. The second one has a while once the first has found something.
+async fn both(one: impl Future<Output = Answer>, other: impl Future<Output = Answer>) -> (Answer, Answer) {
+    tokio::pin!(one, other);
+    tokio::select! {
+        first = &mut one => {
+            let second = second(&first, other).await;
+            (first, second)
+        }
+        first = &mut other => {
+            let second = second(&first, one).await;
+            (second, first)
+        }
+    }
+}
+
+async fn second(first: &Answer, other: Pin<&mut impl Future<Output = Answer>>) -> Answer {
+    if !matches!(first, Answer::Found(_)) {
+        return other.await;
+    }
+    let late = Answer::Failed(NetError::Timeout);
+    tokio::time::timeout(SECOND_FAMILY_WAIT, other).await.unwrap_or(late)
 }
 
 fn none(name: &str) -> ResolveError {
@@ -282,13 +324,16 @@ impl Resolve for Srv {
             };
             let (mut found, mut lives) = (Vec::new(), ttl(&lookup));
             let mut targets = HashMap::new();
-            for record in lookup.answers().iter().take(SRV_TARGETS_MAX) {
-                let RData::SRV(srv) = &record.data else { continue };
-                let host = srv.target.to_utf8();
-                // A target without an answer must not shrink the set: the whole look fails, and the old set stays.
-                let mut families = self.targets.get(&host).cloned().unwrap_or_default();
-                let (addresses, ttl) = families.look(&self.dns, &loaded, &host).await?;
-                targets.insert(host, families);
+            let records = || {
+                lookup.answers().iter().take(SRV_TARGETS_MAX).filter_map(|record| match &record.data {
+                    RData::SRV(srv) => Some((srv, srv.target.to_utf8())),
+                    _ => None,
+                })
+            };
+            let looked = self.look_up_targets(&loaded, records().map(|(_, host)| host)).await?;
+            for (srv, host) in records() {
+                let Some((families, (addresses, ttl))) = looked.get(&host) else { continue };
+                targets.insert(host, families.clone());
                 lives = ttl.map_or(lives, |ttl| ttl.min(lives));
                 let at = |&address: &IpAddr| Address::Socket(SocketAddr::new(address, srv.port));
                 found.extend(addresses.iter().map(at).map(|address| Resolved {
@@ -298,8 +343,49 @@ impl Resolve for Srv {
                     tier: srv.priority,
                 }));
             }
+            if found.is_empty() {
+                return Err(none(&self.name));
+            }
             self.targets = targets;
             Ok(Resolution { found, ttl: Some(lives) })
         })
+    }
+}
+
+/// What is known of a target now, its addresses, and how long they hold.
+type Target = (Families, (Vec<IpAddr>, Option<Duration>));
+
+impl Srv {
+    /// All targets that have addresses, looked up at the same time.
+    async fn look_up_targets(
+        &self,
+        loaded: &Arc<Loaded>,
+        hosts: impl Iterator<Item = String>,
+    ) -> Result<HashMap<String, Target>, ResolveError> {
+        let mut looking = JoinSet::new();
+        for host in hosts.collect::<BTreeSet<_>>() {
+            let (dns, loaded) = (self.dns.clone(), Arc::clone(loaded));
+            let mut families = self.targets.get(&host).cloned().unwrap_or_default();
+            looking.spawn(async move {
+                let looked = families.look(&dns, &loaded, &host).await;
+                (host, families, looked)
+            });
+        }
+        let mut targets = HashMap::new();
+        while let Some(ended) = looking.join_next().await {
+            let (host, families, looked) = ended.map_err(|_| ResolveError::Panicked)?;
+            match looked {
+                Ok(found) => drop(targets.insert(host, (families, found))),
+                // It is listed still, and gone.
+                Err(ResolveError::NoAddresses { .. }) => {}
+                // It keeps what it had. Without that, a set that is smaller must not pass for the whole one.
+                Err(_) if !families.is_empty() => {
+                    let addresses = families.addresses();
+                    targets.insert(host, (families, (addresses, None)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(targets)
     }
 }

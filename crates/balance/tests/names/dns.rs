@@ -51,6 +51,46 @@ async fn t24_when_one_family_fails_its_last_addresses_stand() {
 }
 
 #[tokio::test]
+async fn t24_a_family_that_is_never_answered_costs_the_other_one_nothing() {
+    let (server, mut resolver) = resolver().await;
+    server.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
+    server.tell("orders.test", AAAA, Answer::Silence);
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:80"]);
+    server.tell("orders.test", A, Answer::Silence);
+    server.tell("orders.test", AAAA, addresses(60, &["fd00::1"]));
+    assert_eq!(found(&resolver.resolve().await), ["[fd00::1]:80", "10.0.0.1:80"]);
+}
+
+#[tokio::test]
+async fn t24_nothing_of_one_family_beside_a_failure_of_the_other_clears_nothing() {
+    let (server, mut resolver) = resolver().await;
+    server.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
+    server.tell("orders.test", AAAA, addresses(60, &["fd00::1"]));
+    resolver.resolve().await.unwrap();
+    server.tell("orders.test", A, Answer::Code(ResponseCode::NXDomain));
+    server.tell("orders.test", AAAA, Answer::Code(ResponseCode::ServFail));
+    assert!(resolver.resolve().await.is_err(), "the schedule keeps the set");
+    server.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
+    assert_eq!(found(&resolver.resolve().await), ["[fd00::1]:80", "10.0.0.1:80"]);
+}
+
+#[tokio::test]
+async fn t36_a_target_that_is_listed_and_gone_is_left_out() {
+    let server = NameServer::start().await;
+    let records = vec![srv(10, 1, 5001, "a.test."), srv(10, 1, 5002, "b.test.")];
+    server.tell("_pg._tcp.orders.test", SRV, Answer::Records(60, records));
+    server.tell("a.test", A, addresses(60, &["10.0.0.1"]));
+    let mut resolver = Dns::from_servers([server.address]).srv("_pg._tcp.orders.test.");
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:5001"]);
+    server.tell("b.test", A, addresses(60, &["10.0.0.2"]));
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:5001", "10.0.0.2:5002"]);
+    for gone in ["a.test", "b.test"] {
+        server.tell(gone, A, Answer::Code(ResponseCode::NXDomain));
+    }
+    assert!(matches!(resolver.resolve().await, Err(ResolveError::NoAddresses { .. })), "that is no answer");
+}
+
+#[tokio::test]
 async fn t23_an_error_and_a_name_that_does_not_exist_are_told_apart() {
     let (server, mut resolver) = resolver().await;
     let told = resolver.resolve().await.unwrap_err().to_string();
