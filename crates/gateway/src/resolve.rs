@@ -1,6 +1,7 @@
 //! Work that a data-plane thread must not wait for: name look-ups and key derivations, done on the control plane.
 
 mod names;
+mod rotation;
 
 use std::{
     net::SocketAddr,
@@ -22,6 +23,7 @@ use crate::{
 use names::{Found, Names};
 
 pub use names::{ChangedName, KnownName};
+pub use rotation::Rotation;
 
 /// Hands work to the control plane, and brings the result back.
 #[derive(Clone, Debug)]
@@ -65,7 +67,7 @@ impl Resolver {
         } else {
             None
         };
-        self.set_ttl(settings);
+        self.set_times(settings);
         Self { dns, rules: rules(settings), ..self }
     }
 
@@ -74,9 +76,16 @@ impl Resolver {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long look-ups for connections hold, and those that found nothing.
-    pub fn set_ttl(&self, settings: &config::Dns) {
-        self.names().set_ttl(settings.cache_ttl, settings.cache_failure_ttl);
+    /// For how long look-ups for connections hold, and those that found nothing; and for how long addresses of names whose
+    /// answers take turns may be left out.
+    pub fn set_times(&self, settings: &config::Dns) {
+        self.names().set_times(settings.cache_ttl, settings.cache_failure_ttl, settings.rotation_grace);
+    }
+
+    /// For how long addresses of names whose answers take turns may be left out.
+    #[must_use]
+    pub fn rotation_grace(&self) -> Duration {
+        self.names().rotation_grace()
     }
 
     /// The same, with all that it does from now on below this scope.

@@ -87,7 +87,7 @@ fn who_has_no_weight_gets_nothing_while_others_have_some() {
     for policy in [Arc::new(LeastRequest::default()) as Arc<dyn Policy>, Arc::new(PeakEwma)] {
         let balancer = Balancer::with_policy(policy, at_once(), 1, now);
         set(&balancer, now, specs(0..5));
-        (0..3).for_each(|number| assert!(balancer.set_weight(&key(number).as_str().into(), 0)));
+        (0..3).for_each(|number| balancer.set_weight(&key(number).as_str().into(), 0));
         let leases: Vec<_> = (0..300).map(|_| balancer.pick(&Pick::new().at(now)).unwrap()).collect();
         assert!(leases.iter().all(|lease| **lease == key(3) || **lease == key(4)));
     }

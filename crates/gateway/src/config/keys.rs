@@ -574,6 +574,8 @@ section! {
         cache_ttl: Duration = Duration::ZERO => Live Process;
         /// How long such a look-up holds that has found nothing.
         cache_failure_ttl: Duration = Duration::ZERO => Live Process;
+        /// How long an address stays although answers leave it out, of a name whose answers take turns; 0 is not at all.
+        rotation_grace: Duration = Duration::from_secs(300) => Live Process;
         /// Period in which names are looked up again although nothing is connected; 0 is off.
         check_period: Duration = Duration::ZERO => Restart Process;
     }

@@ -6,17 +6,20 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tidegate_balance::{
-    Balancer, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, Resolved, RoundRobin, Settings, Spec, Start,
+    Address, Balancer, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, Resolved, RoundRobin, Settings, Spec, Start,
     WeightedRoundRobin,
 };
 use tokio::sync::{Notify, watch};
 
 use super::topology::{HostState, HostView, Role};
-use crate::config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls};
+use crate::{
+    config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls},
+    resolve::Rotation,
+};
 
 /// What makes two clusters the same: databases that agree in it share the probes.
 #[derive(Clone, Debug, PartialEq)]
@@ -177,6 +180,20 @@ pub struct Sight {
     pub is_ejected: bool,
 }
 
+/// What an entry of the list means: an answer, and those that it left out, where answers take turns.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    addresses: Vec<Resolved>,
+    rotation: Rotation<SocketAddr>,
+}
+
+fn socket(resolved: &Resolved) -> Option<SocketAddr> {
+    match resolved.address {
+        Address::Socket(address) => Some(address),
+        _ => None,
+    }
+}
+
 /// The servers of one or several databases. See the [module](super).
 pub struct Cluster {
     /// What it is made of.
@@ -184,8 +201,8 @@ pub struct Cluster {
     /// One set to choose from for each [`Group`].
     groups: [Balancer<Arc<Node>>; 3],
     nodes: Mutex<Vec<Arc<Node>>>,
-    /// What the names of the list were found to mean last, by place in the list.
-    found: Mutex<Vec<Vec<Resolved>>>,
+    /// What the names of the list mean, by place in the list.
+    found: Mutex<Vec<Found>>,
     changes: watch::Sender<u64>,
     begun: AtomicBool,
     closed: AtomicBool,
@@ -200,7 +217,7 @@ impl Cluster {
         let group = || Balancer::with_policy(policy(&spec), settings(&spec.rules), fastrand::u64(..), now);
         Self {
             groups: [group(), group(), group()],
-            found: Mutex::new(vec![Vec::new(); spec.hosts.len()]),
+            found: Mutex::new(vec![Found::default(); spec.hosts.len()]),
             spec,
             nodes: Mutex::default(),
             changes: watch::Sender::new(0),
@@ -240,20 +257,28 @@ impl Cluster {
         for (spec, found) in self.spec.hosts.iter().zip(found.iter_mut()) {
             let is_same = |known: &HostSpec| known.host == spec.host && known.srv == spec.srv;
             let place = other.spec.hosts.iter().position(is_same);
-            if let Some(answer) = place.and_then(|place| known.get(place)).filter(|answer| !answer.is_empty()) {
+            if let Some(answer) = place.and_then(|place| known.get(place)).filter(|found| !found.addresses.is_empty()) {
                 found.clone_from(answer);
             }
         }
     }
 
     pub(super) fn found(&self, index: usize) -> Vec<Resolved> {
-        lock(&self.found).get(index).cloned().unwrap_or_default()
+        lock(&self.found).get(index).map(|found| found.addresses.clone()).unwrap_or_default()
     }
 
-    pub(super) fn set_found(&self, index: usize, found: Vec<Resolved>) {
-        if let Some(known) = lock(&self.found).get_mut(index) {
-            *known = found;
-        }
+    /// Takes an answer in: what the entry stands for now. Where answers take turns, those that this one leaves out are among
+    /// it for the grace, as they were.
+    pub(super) fn learn(&self, index: usize, answer: Vec<Resolved>, grace: Duration, now: Instant) -> Vec<Resolved> {
+        let mut found = lock(&self.found);
+        let Some(Found { addresses, rotation }) = found.get_mut(index) else { return answer };
+        let named: Vec<SocketAddr> = answer.iter().filter_map(socket).collect();
+        rotation.learn(&named, grace, now);
+        let is_kept =
+            |old: &Resolved| socket(old).is_some_and(|address| rotation.has(&address) && !named.contains(&address));
+        let kept = std::mem::replace(addresses, answer).into_iter().filter(is_kept);
+        addresses.extend(kept);
+        addresses.clone()
     }
 
     /// Hears of whatever changes who may serve.

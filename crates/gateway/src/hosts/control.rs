@@ -58,6 +58,7 @@ struct Control<G> {
     topology: Topology,
     /// What each entry of the list stands for.
     places: Vec<Vec<Arc<Node>>>,
+    resolver: Resolver,
     verdict: Verdict,
     sink: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
@@ -80,7 +81,7 @@ pub fn own<G: Ground>(
     let class = Class::new(tree::kept(Restart::Transient), move |_: &&'static str, ctx: Ctx| {
         // Those of an earlier life may not have ended yet.
         let scope = parent.child("names");
-        Control::new(cluster.clone(), ground()).run(ctx, scope, names.clone())
+        Control::new(cluster.clone(), ground(), names.clone()).run(ctx, scope)
     });
     // It is refused when the process is ending already.
     let _ = scope.on(resolver.runtime()).spawn_kept("owner", &class);
@@ -88,12 +89,13 @@ pub fn own<G: Ground>(
 
 impl<G: Ground> Control<G> {
     /// The owner of `cluster`, to be run.
-    fn new(cluster: Arc<Cluster>, ground: G) -> Self {
+    fn new(cluster: Arc<Cluster>, ground: G, resolver: Resolver) -> Self {
         let rules = &cluster.spec.rules;
         let (sink, events) = mpsc::channel(EVENTS_MAX);
         Self {
             topology: Topology::new(Rules { lag_bytes_max: rules.lag_bytes_max, lag_max: rules.lag_max }),
             places: vec![Vec::new(); cluster.spec.hosts.len()],
+            resolver,
             verdict: Verdict::default(),
             look_again: Vec::new(),
             followers: Vec::new(),
@@ -106,8 +108,8 @@ impl<G: Ground> Control<G> {
     }
 
     /// Works until the cluster is closed, or the scope is stopped.
-    async fn run(mut self, ctx: Ctx, scope: Scope<Followed>, resolver: Resolver) {
-        self.begin(&scope, &resolver);
+    async fn run(mut self, ctx: Ctx, scope: Scope<Followed>) {
+        self.begin(&scope);
         let cluster = self.cluster.clone();
         while !cluster.is_closed() {
             let tick = Group::ALL.iter().filter_map(|group| cluster.group(*group).tick(Instant::now())).min();
@@ -127,7 +129,7 @@ impl<G: Ground> Control<G> {
     }
 
     /// Servers whose addresses are written in the list are known at once; names are followed.
-    fn begin(&mut self, scope: &Scope<Followed>, resolver: &Resolver) {
+    fn begin(&mut self, scope: &Scope<Followed>) {
         // What an owner that failed has left behind: its probes report to nobody any more.
         self.cluster.set_nodes(Vec::new());
         for group in Group::ALL {
@@ -135,13 +137,13 @@ impl<G: Ground> Control<G> {
         }
         let hosts = self.cluster.spec.hosts.clone();
         for (index, spec) in hosts.iter().enumerate() {
-            if follower(spec, resolver).is_none() {
+            if follower(spec, &self.resolver).is_none() {
                 let tier = self.tier(index, 0);
                 let node = Node::new(spec.host.to_string().into(), spec.host.clone(), None, spec.weight, tier);
                 self.places[index] = vec![Arc::new(node)];
                 continue;
             };
-            self.follow(index, spec, scope, resolver);
+            self.follow(index, spec, scope);
             // What was found before a reload serves until there is another answer.
             let known = self.cluster.found(index);
             self.resolve(index, &known);
@@ -150,10 +152,10 @@ impl<G: Ground> Control<G> {
     }
 
     /// Has the name of an entry looked up again and again.
-    fn follow(&mut self, index: usize, spec: &HostSpec, scope: &Scope<Followed>, resolver: &Resolver) {
+    fn follow(&mut self, index: usize, spec: &HostSpec, scope: &Scope<Followed>) {
         let asked = ResolveNow::default();
         let (sink, cluster) = (self.sink.clone(), self.cluster.clone());
-        let (spec, names, now) = (spec.clone(), resolver.clone(), asked.clone());
+        let (spec, names, now) = (spec.clone(), self.resolver.clone(), asked.clone());
         let key = Followed { entry: index, host: spec.host.to_string() };
         let class = Class::new(tree::kept(Restart::Transient), move |_: &Followed, ctx: Ctx| {
             let make = follower(&spec, &names);
@@ -170,7 +172,7 @@ impl<G: Ground> Control<G> {
                 }
             }
         });
-        self.followers.extend(scope.on(resolver.runtime()).spawn_kept(key, &class));
+        self.followers.extend(scope.on(self.resolver.runtime()).spawn_kept(key, &class));
         self.look_again.push(asked);
     }
 
@@ -185,9 +187,9 @@ impl<G: Ground> Control<G> {
                 self.publish();
             }
             Event::Resolved(index, found) => {
+                let found = self.cluster.learn(index, found, self.resolver.rotation_grace(), Instant::now());
                 self.resolve(index, &found);
                 self.renew();
-                self.cluster.set_found(index, found);
             }
             Event::Unresolved(index, error) => {
                 let host = &self.cluster.spec.hosts[index].host;

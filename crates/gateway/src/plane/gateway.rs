@@ -315,7 +315,7 @@ impl Gateway {
         let peer_id = setup.config.listen.peer_id;
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
-        resolver.set_ttl(&setup.config.dns);
+        resolver.set_times(&setup.config.dns);
         let resolver = resolver.under(&scope);
         Ok(Self {
             client_scope: scope.child("clients"),
@@ -382,7 +382,7 @@ impl Gateway {
         if !setup.config.auth.method.may_vouch() {
             self.connector.secrets.forget_vouched();
         }
-        self.connector.resolver.set_ttl(&setup.config.dns);
+        self.connector.resolver.set_times(&setup.config.dns);
         let (homes, _) = self.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
         // Before the pools of their servers: from a cluster that is closed none is made any more.

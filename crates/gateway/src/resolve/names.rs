@@ -1,15 +1,14 @@
 //! What is known of names, for how long, and which of them have come to mean other addresses. Pure: the time is an argument.
 //!
-//! An address that an answer leaves out is gone: whoever moves a database by its name wants connections to follow. But there
-//! are name servers that give a part of the addresses in each answer, in turn; there, connections would be replaced at every
-//! look-up. So a name of which an address comes back that was gone, or left out, is held to rotate for [`ROTATION_MEMORY`];
-//! its addresses are gone only when they were left out for [`ROTATION_GRACE`].
+//! An address that an answer leaves out is gone, unless answers [take turns](super::rotation).
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
+
+use super::rotation::Rotation;
 
 /// What a look-up came to; the ports mean nothing.
 pub(super) type Found = Result<Vec<SocketAddr>, String>;
@@ -38,57 +37,7 @@ pub struct ChangedName {
 struct Known {
     found: Found,
     until: Instant,
-    addresses: Addresses,
-}
-
-/// The addresses of a name, as answers have named them.
-#[derive(Debug, Default)]
-struct Addresses {
-    /// Those it has, and when an answer last named each.
-    current: BTreeMap<IpAddr, Instant>,
-    /// Those it had, and when they were given up.
-    gone: BTreeMap<IpAddr, Instant>,
-    /// The last answer.
-    answered_at: Option<Instant>,
-    /// When an address last came back.
-    came_back_at: Option<Instant>,
-}
-
-/// How long a name is held to rotate after an address has come back.
-const ROTATION_MEMORY: Duration = Duration::from_secs(3600);
-/// How long an address of such a name may be left out; four look-ups, if that is longer.
-const ROTATION_GRACE: Duration = Duration::from_secs(300);
-/// Addresses that a name had and that are remembered; beyond that it is no rotation that could be followed.
-const GONE_MAX: usize = 256;
-
-impl Addresses {
-    /// Takes an answer in. Whether an address is gone that the name had before.
-    fn learn(&mut self, answer: &[IpAddr], ttl: Duration, now: Instant) -> bool {
-        let before = self.answered_at.replace(now);
-        self.gone.retain(|_, at| now.saturating_duration_since(*at) < ROTATION_MEMORY);
-        for ip in answer {
-            let named_at = self.current.insert(*ip, now);
-            let was_left_out = named_at.is_some_and(|at| before.is_some_and(|before| at < before));
-            if self.gone.remove(ip).is_some() || was_left_out {
-                self.came_back_at = Some(now);
-            }
-        }
-        let grace = match self.came_back_at {
-            Some(at) if now.saturating_duration_since(at) < ROTATION_MEMORY => ROTATION_GRACE.max(ttl * 4),
-            _ => Duration::ZERO,
-        };
-        let count = self.current.len();
-        let gone = &mut self.gone;
-        self.current.retain(|ip, named_at| {
-            let kept = !grace.is_zero() && now.saturating_duration_since(*named_at) <= grace;
-            let stays = kept || answer.contains(ip);
-            if !stays && gone.len() < GONE_MAX {
-                gone.insert(*ip, now);
-            }
-            stays
-        });
-        self.current.len() < count
-    }
+    addresses: Rotation<IpAddr>,
 }
 
 /// The names that were looked up.
@@ -96,6 +45,7 @@ impl Addresses {
 pub(super) struct Names {
     ttl: Duration,
     failure_ttl: Duration,
+    rotation_grace: Duration,
     known: BTreeMap<String, Known>,
     changed: Vec<ChangedName>,
 }
@@ -104,9 +54,13 @@ pub(super) struct Names {
 const NAMES_MAX: usize = 10_000;
 
 impl Names {
-    /// For how long look-ups hold, and those that found nothing.
-    pub(super) fn set_ttl(&mut self, ttl: Duration, failure_ttl: Duration) {
-        (self.ttl, self.failure_ttl) = (ttl, failure_ttl);
+    /// For how long look-ups hold, and those that found nothing; and for how long addresses may be left out by turns.
+    pub(super) fn set_times(&mut self, ttl: Duration, failure_ttl: Duration, rotation_grace: Duration) {
+        (self.ttl, self.failure_ttl, self.rotation_grace) = (ttl, failure_ttl, rotation_grace);
+    }
+
+    pub(super) fn rotation_grace(&self) -> Duration {
+        self.rotation_grace
     }
 
     /// What a name means, if that is known still.
@@ -123,10 +77,11 @@ impl Names {
         }
         let mut addresses = known.map(|known| known.addresses).unwrap_or_default();
         // A name server that is away for a while has moved nobody.
+        let grace = if self.rotation_grace.is_zero() { Duration::ZERO } else { self.rotation_grace.max(self.ttl * 4) };
         if let Ok(answer) = found
-            && addresses.learn(&sorted(answer), self.ttl, now)
+            && addresses.learn(&sorted(answer), grace, now)
         {
-            let left = addresses.current.keys().copied().collect();
+            let left = addresses.current().copied().collect();
             self.changed.push(ChangedName { name: name.to_owned(), addresses: left });
         }
         if self.known.len() < NAMES_MAX {
@@ -159,8 +114,10 @@ fn sorted(addresses: &[SocketAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rotation::MEMORY;
     use super::*;
 
+    const GRACE: Duration = Duration::from_secs(300);
     const TTL: Duration = Duration::from_secs(15);
 
     fn found(addresses: &[&str]) -> Found {
@@ -169,7 +126,7 @@ mod tests {
 
     fn names() -> (Names, Instant) {
         let mut names = Names::default();
-        names.set_ttl(TTL, TTL / 3);
+        names.set_times(TTL, TTL / 3, GRACE);
         (names, Instant::now())
     }
 
@@ -217,7 +174,7 @@ mod tests {
             assert_eq!(answer(&mut names, &turns[(round + 2) % 3]), [0; 0], "round {round}");
         }
         // One of them is taken out for good.
-        let grace = (ROTATION_GRACE.as_secs() / TTL.as_secs()) as usize;
+        let grace = (GRACE.as_secs() / TTL.as_secs()) as usize;
         let rest = ["10.0.0.2", "10.0.0.3"];
         for _ in 0..grace {
             assert_eq!(answer(&mut names, &rest), [0; 0]);
@@ -225,7 +182,7 @@ mod tests {
         let told: Vec<_> = (0..3).flat_map(|_| answer(&mut names, &rest)).collect();
         assert_eq!(told, [2], "it is gone, once");
         // After a long time without a turn it is a name like others.
-        for _ in 0..ROTATION_MEMORY.as_secs() / TTL.as_secs() {
+        for _ in 0..MEMORY.as_secs() / TTL.as_secs() {
             assert_eq!(answer(&mut names, &rest), [0; 0]);
         }
         assert_eq!(answer(&mut names, &["10.0.0.9"]), [1]);

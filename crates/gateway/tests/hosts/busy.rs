@@ -67,7 +67,7 @@ fn t63_a_server_that_is_full_leaves_its_clients_to_one_that_is_free() {
 fn a_server_that_has_no_connection_for_a_user_leaves_it_to_the_others() {
     let (cluster, _) = steady();
     sql(cluster.primary(), "drop role if exists narrow; create role narrow login connection limit 2");
-    [1, 2].map(|index| cluster.catch_up(index).expect("replicas stream"));
+    [1, 2].iter().for_each(|index| cluster.catch_up(*index).expect("replicas stream"));
     let gateway = gateway(&[database(cluster, "db", "route = \"replica\"")]);
     // Its login is one that the probes can use.
     connect(&gateway, "db").ok("select 1");

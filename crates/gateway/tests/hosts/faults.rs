@@ -54,7 +54,7 @@ fn a_replica_that_lies_too_far_behind_is_not_used() {
 fn what_a_replica_refuses_to_write_has_nobody_log_in_each_time() {
     let (cluster, _) = steady();
     sql(cluster.primary(), "create database counted");
-    [1, 2].map(|index| cluster.catch_up(index).expect("replicas stream"));
+    [1, 2].iter().for_each(|index| cluster.catch_up(*index).expect("replicas stream"));
     let section = database(cluster, "db", "route = \"replica\"").replace("\"postgres\"", "\"counted\"");
     let gateway = gateway(&[section.replace("probe_interval = \"50ms\"", "probe_interval = \"60s\"")]);
     let mut client = connect(&gateway, "db");

@@ -15,7 +15,13 @@ const POLICIES: [&str; 4] = ["round_robin", "least_request", "peak_ewma", "pick_
 
 /// A gateway with these databases, which asks this name server.
 fn asking(names: &NameServer, sections: &[String]) -> Gateway {
-    let dns = format!("[dns]\nservers = [\"{}\"]\nttl_min = \"50ms\"\nttl_max = \"500ms\"\n", names.address());
+    // Addresses of these tests come back although they were meant to be gone.
+    asking_with(names, "rotation_grace = 0", sections)
+}
+
+fn asking_with(names: &NameServer, keys: &str, sections: &[String]) -> Gateway {
+    let server = names.address();
+    let dns = format!("[dns]\nservers = [\"{server}\"]\nttl_min = \"50ms\"\nttl_max = \"500ms\"\n{keys}\n");
     gateway(&[std::slice::from_ref(&dns), sections].concat())
 }
 
@@ -230,6 +236,39 @@ fn t47_an_address_that_comes_back_serves_while_a_transaction_there_is_still_open
     assert_eq!(place(&mut stays), PLACES[0].to_string());
     stays.ok("commit");
     assert_eq!(place(&mut stays), PLACES[0].to_string());
+}
+
+#[test]
+fn servers_whose_name_has_one_of_them_in_each_answer_are_all_used() {
+    let (cluster, _) = steady();
+    let names = NameServer::start();
+    let section = database("app", &format!("db.test:{}", cluster.server(1).port()), "route = \"replica\"");
+    names.addresses("db.test", &PLACES[..1]);
+    let mut gateway = asking_with(&names, "", &[section]);
+    let mut client = connect(&gateway, "app");
+    let turn = |gateway: &Gateway, turn: usize| {
+        let place = PLACES[turn % 3];
+        names.addresses("db.test", &[place]);
+        eventually("the answer is heard", || up(gateway, "app").contains(&place.to_string()));
+        let before = names.asked();
+        eventually("and once more", || names.asked() >= before + 8);
+    };
+    // That an address is back later cannot be known the first time.
+    (0..7).for_each(|number| turn(&gateway, number));
+    assert_eq!(up(&gateway, "app"), texts(&PLACES));
+    assert_eq!(places_of(&mut client, 6), texts(&PLACES));
+    let removed = || gateway.log().matches("host removed").count();
+    let before = removed();
+    (7..13).for_each(|number| turn(&gateway, number));
+    assert_eq!(removed(), before, "nobody is left because another one is named");
+    // A reload forgets neither the servers nor that they take turns.
+    gateway.rewrite("databases.app.lag_max", "1h");
+    gateway.signal(Signal::HUP);
+    eventually("the reload is in force", || {
+        gateway.show("CONFIG").iter().any(|row| row["key"] == "databases.app.lag_max")
+    });
+    (13..16).for_each(|number| turn(&gateway, number));
+    assert_eq!(places_of(&mut client, 6), texts(&PLACES));
 }
 
 #[test]
