@@ -45,12 +45,20 @@ fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
 impl NameServer {
     /// Starts one that knows nothing.
     pub fn start() -> Self {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        Self::start_at((Ipv4Addr::LOCALHOST, 0).into()).expect("a port is free")
+    }
+
+    /// The same at this address.
+    ///
+    /// # Errors
+    /// When it is taken, or needs a privilege.
+    pub fn start_at(address: SocketAddr) -> std::io::Result<Self> {
+        let socket = UdpSocket::bind(address)?;
         let address = socket.local_addr().expect("it is bound");
         let (told, asked): (Arc<Mutex<Told>>, Arc<AtomicU64>) = Default::default();
         let (its_told, its_asked) = (Arc::clone(&told), Arc::clone(&asked));
         let serving = Some(std::thread::spawn(move || serve(&socket, &its_told, &its_asked)));
-        Self { address, told, asked, serving }
+        Ok(Self { address, told, asked, serving })
     }
 
     /// Where it listens, for UDP alone.

@@ -1,9 +1,13 @@
 //! What servers are asked before they are used, in what order they are, and what sockets are like.
 
-use std::{collections::BTreeSet, os::unix::fs::MetadataExt as _};
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::MetadataExt as _,
+};
 
 use rustix::process::{getegid, geteuid};
-use tidegate_testkit::{Frames, eventually};
+use tidegate_testkit::{Frames, NameServer, eventually};
 
 use crate::bouncer::{Bouncer, Setup, server};
 
@@ -161,6 +165,25 @@ fn names_are_kept_for_a_while() {
         (bouncer.setting("dns_max_ttl").as_str(), bouncer.setting("dns.check_period").as_str()),
         ("500", "100s")
     );
+}
+
+#[test]
+fn names_are_asked_of_the_servers_of_the_file_that_is_named() {
+    // Such a file names no port, and the usual one is for those alone who have the privilege.
+    let [a, b] = (std::process::id() as u16).to_be_bytes();
+    let address = SocketAddr::from((Ipv4Addr::new(127, 77, a, b), 53));
+    let Ok(names) = NameServer::start_at(address) else { return };
+    names.addresses("db.test", &[Ipv4Addr::LOCALHOST]);
+    let file = std::env::temp_dir().join(format!("tidegate-resolv-{}.conf", std::process::id()));
+    std::fs::write(&file, format!("nameserver {}\n", address.ip())).expect("a file");
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host=db.test port={} dbname=postgres\n[pgbouncer]\nresolv_conf = {}\n",
+        server().port(),
+        file.display()
+    ));
+    bouncer.client("shop").ok("select 1");
+    assert!(names.asked() > 0);
+    std::fs::remove_file(&file).expect("it is there");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A Postgres as the sink.
 
 use rustix::process::Signal;
+use tidegate_sandbox::{Cluster, Postgres, Shutdown};
 use tidegate_testkit::{Authority, Fixture};
 
 use crate::ledger::Ledger;
@@ -100,6 +101,43 @@ fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
     ledger.audit(0..800);
+}
+
+#[test]
+fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
+    let builder = Postgres::builder().setting("wal_retrieve_retry_interval", "50ms").setting("shared_buffers", "16MB");
+    let mut cluster = Cluster::start(&builder.hba("local all all trust\nhost all all 127.0.0.0/8 trust"), 1).unwrap();
+    cluster
+        .primary()
+        .simple_query("create table t (id bigint generated always as identity, k text, n bigint)")
+        .unwrap();
+    cluster.catch_up(1).unwrap();
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..200, 20));
+    let [one, other] = [0, 1].map(|index| cluster.server(index).port());
+    let url = format!("postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/postgres");
+    let sql = "insert into t (k, n) values ($1, $2::bigint)";
+    let arguments = ["--from", &file, "--follow", "--key", "/k", "--to", &url, "--sql", sql, "--name", "moves"];
+    let more = ["--param", "/k", "--param", "/n", "--attempts", "0", "--retry-wait", "1ms"];
+    let stream = Stream::start(arguments.iter().chain(&more));
+    let distinct = |server: &Postgres| {
+        let rows = server.simple_query("select count(distinct n) from t").unwrap();
+        rows[0][0].clone().unwrap()
+    };
+    eventually("what is there arrives", || distinct(cluster.primary()) == "200");
+    // Ended in the middle of its work, and what it has confirmed reaches the other one.
+    folder.append("in.ndjson", &numbers(200..2_000, 20));
+    cluster.server(0).close(Shutdown::Fast);
+    cluster.server_mut(0).wait_closed().unwrap();
+    cluster.promote(1).unwrap();
+    folder.append("in.ndjson", &numbers(2_000..2_100, 20));
+    eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");
+    // What was under way comes again; the first arrivals of each key are in order.
+    let order = "select count(*) from (select n, lag(n) over (partition by k order by first) before from \
+                 (select k, n, min(id) first from t group by k, n) firsts) pairs where before > n";
+    assert_eq!(cluster.server(1).simple_query(order).unwrap()[0][0].as_deref(), Some("0"));
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
 }
 
 /// The first takes connections and says nothing, as a machine does whose Postgres hangs.
