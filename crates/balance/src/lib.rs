@@ -65,6 +65,8 @@
 mod address;
 mod backoff;
 mod balancer;
+#[cfg(feature = "tokio")]
+mod caught;
 #[cfg(feature = "tonic")]
 mod channel;
 mod endpoint;

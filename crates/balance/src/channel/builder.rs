@@ -118,7 +118,7 @@ impl ChannelBuilder {
         self
     }
 
-    /// Opens connections in a way of one's own.
+    /// Opens connections in a way of one's own. A panic is an error like others.
     pub fn connector<F, R, S>(mut self, open: F) -> Self
     where
         F: Fn(Address) -> R + Send + Sync + 'static,
@@ -194,7 +194,8 @@ impl ChannelBuilder {
         self
     }
 
-    /// A call's answer must begin within this time, if neither the call nor the service config says otherwise.
+    /// A call's answer must begin within this time, unless the service config says otherwise for its method. The time of
+    /// a method, or of a call (`grpc-timeout`), covers all of the answer, and servers are told what is left of it.
     pub fn timeout(mut self, within: Duration) -> Self {
         self.timeout = Some(within);
         self

@@ -34,6 +34,9 @@ pub(super) struct Call {
     head: request::Parts,
     body: Replay,
     hash: Option<u64>,
+    /// Until all of the answer is there.
+    whole: Option<Deadline>,
+    /// Until the answer begins.
     deadline: Option<Deadline>,
     tried: Vec<EndpointId>,
     /// Attempts that a server may have begun.
@@ -64,13 +67,15 @@ impl Call {
         let hash = header.and_then(|name| head.headers.get(name)).map(|value| hash_of(value.as_bytes()));
         complete(&mut head, &shared);
         let body = Replay::new(body, shared.replay_bytes_max);
-        let (deadline, tried) = (None, Vec::new());
-        Self { calls, method, head, body, hash, deadline, tried, attempts: 0, unbegun: 0, shared }
+        let (whole, deadline, tried) = (None, None, Vec::new());
+        Self { calls, method, head, body, hash, whole, deadline, tried, attempts: 0, unbegun: 0, shared }
     }
 
     pub(super) async fn run(mut self) -> Result<http::Response<Body>, Status> {
-        let of_method = self.method.as_ref().and_then(|method| method.timeout).or(self.shared.timeout);
-        self.deadline = Deadline::new(&self.head.headers, of_method);
+        let of_method = self.method.as_ref().and_then(|method| method.timeout);
+        self.whole = Deadline::new(&self.head.headers, of_method);
+        let begins = self.shared.timeout.filter(|_| of_method.is_none()).map(Deadline::within);
+        self.deadline = self.whole.map(|whole| whole.or_sooner(begins)).or(begins);
         loop {
             let attempted = self.attempt().await?;
             match self.judge(attempted) {
@@ -97,6 +102,9 @@ impl Call {
         // Whoever has no time to answer has not failed to.
         self.deadline.map_or(Ok(()), |deadline| deadline.check())?;
         let mut head = self.head.clone();
+        if let Some(whole) = &self.whole {
+            head.headers.insert("grpc-timeout", whole.header());
+        }
         if self.attempts > 0 {
             head.headers.insert("grpc-previous-rpc-attempts", HeaderValue::from(self.attempts));
         }
@@ -159,8 +167,8 @@ impl Call {
         if let Some(throttle) = &self.calls.throttle {
             throttle.succeed();
         }
-        let shared = Arc::clone(&self.shared);
-        let answer = response.map(|incoming| Body::new(Answer::new(incoming, lease, shared, now)));
+        let (shared, whole) = (Arc::clone(&self.shared), self.whole);
+        let answer = response.map(|incoming| Body::new(Answer::new(incoming, lease, shared, now, whole)));
         Next::Return(Ok(answer))
     }
 

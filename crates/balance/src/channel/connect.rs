@@ -14,6 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use super::line::{Line, Stop};
 use super::replay::Attempt;
 use crate::address::Address;
+use crate::caught::caught;
 
 /// Any stream of bytes.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -79,7 +80,9 @@ impl Connect {
 
     async fn try_connect(&self, address: Address, stop: Arc<Stop>) -> io::Result<(Sender, Running)> {
         let stream = match &self.opener {
-            Some(open) => open(address).await?,
+            Some(open) => {
+                caught(|| open(address)).await.unwrap_or_else(|| Err(io::Error::other("the connector panicked")))?
+            }
             None => open(address).await?,
         };
         let stream = self.secure(stream).await?;

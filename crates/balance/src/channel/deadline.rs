@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use http::HeaderMap;
-use tokio::time::{Instant, timeout_at};
+use http::{HeaderMap, HeaderValue};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::Status;
 
 use crate::moment::after;
@@ -16,10 +16,19 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// The time begins now. The shorter of what the call's header and the channel grant counts.
+    /// The time begins now. The shorter of what the call's header and others grant counts.
     pub(super) fn new(headers: &HeaderMap, granted: Option<Duration>) -> Option<Self> {
-        let span = [header_timeout(headers), granted].into_iter().flatten().min()?;
-        Some(Self { span, at: after(Instant::now().into_std(), span).into() })
+        [header_timeout(headers), granted].into_iter().flatten().min().map(Self::within)
+    }
+
+    /// The time begins now.
+    pub(super) fn within(span: Duration) -> Self {
+        Self { span, at: after(Instant::now().into_std(), span).into() }
+    }
+
+    /// The earlier one.
+    pub(super) fn or_sooner(self, other: Option<Self>) -> Self {
+        other.filter(|other| other.at < self.at).unwrap_or(self)
     }
 
     /// Whether there is time left.
@@ -31,7 +40,22 @@ impl Deadline {
         if self.at <= Instant::now() { Err(self.exceeded()) } else { Ok(()) }
     }
 
-    fn exceeded(&self) -> Status {
+    /// What is left, for the header of an attempt.
+    pub(super) fn header(&self) -> HeaderValue {
+        let left = self.at.saturating_duration_since(Instant::now());
+        // Eight digits, in the finest unit in which they are enough.
+        let units = [(left.as_nanos(), "n"), (left.as_micros(), "u"), (left.as_millis(), "m")];
+        let fitting = units.into_iter().find(|(number, _)| *number < 100_000_000);
+        let (number, unit) = fitting.unwrap_or((u128::from(left.as_secs()).min(99_999_999), "S"));
+        HeaderValue::from_str(&format!("{number}{unit}")).unwrap_or_else(|_| HeaderValue::from_static("0n"))
+    }
+
+    /// Until it is over.
+    pub(super) fn sleep(&self) -> Sleep {
+        sleep_until(self.at)
+    }
+
+    pub(super) fn exceeded(&self) -> Status {
         Status::deadline_exceeded(format!("no answer within {:?}", self.span))
     }
 }
@@ -64,6 +88,19 @@ fn header_timeout(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_has_the_finest_unit_that_fits() {
+        let of = |span: Duration| {
+            let deadline = Deadline { span, at: Instant::now() + span };
+            deadline.header().to_str().unwrap().to_owned()
+        };
+        assert_eq!(of(Duration::from_millis(99)), "99000000n");
+        assert_eq!(of(Duration::from_millis(100)), "100000u");
+        assert_eq!(of(Duration::from_secs(3600)), "3600000m");
+        assert_eq!(of(Duration::from_secs(100_000 * 3600)), "99999999S");
+        assert_eq!(of(Duration::ZERO), "0n");
+    }
 
     #[test]
     fn timeouts_have_a_unit() {

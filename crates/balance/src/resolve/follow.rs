@@ -1,10 +1,8 @@
 //! Follows a name: looks when it is due, and tells what it found.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Instant;
 
 use tokio::sync::Notify;
@@ -13,6 +11,7 @@ use tokio::time::{self, sleep_until};
 use super::schedule::{ResolveRules, Schedule};
 use super::{MakeResolver, Resolution, Resolve, ResolveError};
 use crate::address::Resolved;
+use crate::caught::caught;
 
 /// Asks for a look soon, from anywhere. Asked a thousand times, it is one look.
 #[derive(Clone, Debug, Default)]
@@ -107,7 +106,8 @@ impl Follow {
             Some(resolver) => resolver,
             none => none.insert(make(&mut self.make)?),
         };
-        let looked = time::timeout(self.timeout, caught(&mut **resolver)).await;
+        let looked = time::timeout(self.timeout, caught(|| resolver.resolve())).await;
+        let looked = looked.map(|looked| looked.unwrap_or(Err(ResolveError::Panicked)));
         let result = looked.unwrap_or(Err(ResolveError::TimedOut(self.timeout)));
         if matches!(result, Err(ResolveError::Panicked)) {
             self.resolver = None;
@@ -134,15 +134,4 @@ fn now() -> Instant {
 
 fn make(make: &mut MakeResolver) -> Result<Box<dyn Resolve>, ResolveError> {
     catch_unwind(AssertUnwindSafe(make)).unwrap_or(Err(ResolveError::Panicked))
-}
-
-/// A look whose panic is an error.
-async fn caught(resolver: &mut dyn Resolve) -> Result<Resolution, ResolveError> {
-    // The call itself may panic as well, so it happens within the first poll.
-    let mut look = Box::pin(async { resolver.resolve().await });
-    poll_fn(|cx| {
-        let polled = catch_unwind(AssertUnwindSafe(|| look.as_mut().poll(cx)));
-        polled.unwrap_or(Poll::Ready(Err(ResolveError::Panicked)))
-    })
-    .await
 }

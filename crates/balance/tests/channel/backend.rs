@@ -158,6 +158,7 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
     state.calls.fetch_add(1, Ordering::SeqCst);
     let path = request.uri().path().to_owned();
     let attempts = request.headers().get("grpc-previous-rpc-attempts").cloned();
+    let timeout = request.headers().get("grpc-timeout").map(|value| Bytes::copy_from_slice(value.as_bytes()));
     let sent = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     if let Some(code) = path.strip_prefix("/t/Status") {
         return Ok(head(Some(code), None).body(Body::empty()).expect("a response"));
@@ -167,6 +168,10 @@ async fn answer(state: Arc<State>, request: http::Request<Incoming>) -> Result<h
     }
     if path.starts_with("/t/NoMore") {
         return Ok(head(Some("14"), Some("-1")).body(Body::empty()).expect("a response"));
+    }
+    if path == "/t/Timeout" {
+        let told = timeout.unwrap_or_default();
+        return Ok(head(None, None).body(Body::new(Reply::new(&told, None))).expect("a response"));
     }
     if path == "/t/Hold" {
         hold(Arc::clone(&state)).await;

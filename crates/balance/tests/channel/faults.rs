@@ -90,6 +90,24 @@ async fn t41_a_dead_backend_is_tried_with_pauses_and_not_once_per_call() {
 }
 
 #[tokio::test]
+async fn a_connector_that_panics_has_failed_to_connect() {
+    let backends = backends(1).await;
+    let tries = AtomicUsize::new(0);
+    let builder = Channel::builder(&target(&backends)).backoff(soon()).connector(move |address| {
+        let number = tries.fetch_add(1, Ordering::SeqCst);
+        assert!(number != 0, "on purpose");
+        async move {
+            assert!(number != 1, "on purpose");
+            let Address::Socket(address) = address else { return Err(std::io::ErrorKind::Unsupported.into()) };
+            tokio::net::TcpStream::connect(address).await
+        }
+    });
+    let driven = drive(builder);
+    until(|| ready(&driven.channel) == 1).await;
+    assert_eq!(call(&driven.channel, "/t/Echo").await.unwrap(), "hello");
+}
+
+#[tokio::test]
 async fn t43_a_removed_backend_finishes_its_calls_and_is_closed() {
     for policy in policies() {
         removed_it_finishes(policy).await;
