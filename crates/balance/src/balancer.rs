@@ -195,7 +195,8 @@ impl<T: Send + Sync + 'static> Balancer<T> {
         self.shared().change(None, |roster| {
             roster.outlier = rules;
             roster.interval_ends = after(roster.now, rules.unwrap_or_default().every());
-            ((), Change::None)
+            // Whoever ticks has to hear of the new interval.
+            ((), Change::Publish)
         });
     }
 

@@ -142,9 +142,10 @@ impl<T> Endpoint<T> {
         self.load.slot.poll_drained(cx)
     }
 
-    /// Ends a drain that takes too long: who still holds a lease is on its own, and the endpoint cannot be revived.
-    pub fn abandon(&self) {
-        self.load.slot.force();
+    /// Ends a drain that takes too long: who still holds a lease is on its own, and the endpoint cannot be revived. If it
+    /// was revived already, nothing happens.
+    pub fn abandon(&self) -> Drained {
+        self.load.slot.force()
     }
 }
 

@@ -99,6 +99,21 @@ fn t47_a_slot_is_closed_or_revived_but_not_both() {
 }
 
 #[test]
+fn t47_a_drain_that_is_given_up_closes_nobody_who_was_brought_back() {
+    loom::model(|| {
+        let slot = Arc::new(Slot::new());
+        assert!(slot.enter());
+        slot.drain();
+        let other = Arc::clone(&slot);
+        let reviving = thread::spawn(move || other.revive());
+        let end = slot.force();
+        let revived = reviving.join().expect("does not panic");
+        assert_eq!(end, if revived { Drained::Revived } else { Drained::Empty });
+        assert_eq!((slot.is_closed(), slot.enter()), (!revived, revived));
+    });
+}
+
+#[test]
 fn t50_who_waits_for_a_publication_is_woken_or_sees_it() {
     loom::model(|| {
         let shared = Arc::new((Published::new(1, std::sync::Arc::new(())), Waiters::new(8)));

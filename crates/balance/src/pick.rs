@@ -50,7 +50,8 @@ impl<'a, T> Pick<'a, T> {
         self
     }
 
-    /// Endpoints that may serve this call; a role, a bound on lag. Unlike `tried`, it is never overruled. Picks with
+    /// Endpoints that may serve this call; a role, a bound on lag. Unlike `tried`, it is never overruled. As with `tried`,
+    /// it is asked of the [tier](crate::Spec::tier) that serves, and not of the next one if nobody there fits. Picks with
     /// different filters are spread most evenly from [`Picker`](crate::Picker)s of their own.
     #[must_use]
     pub fn filter(mut self, filter: Filter<'a, T>) -> Self {

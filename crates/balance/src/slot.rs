@@ -77,10 +77,12 @@ impl Slot {
         revived
     }
 
-    /// Closed whoever holds it.
-    pub(crate) fn force(&self) {
-        self.word.fetch_or(DRAINING | CLOSED, Ordering::AcqRel);
+    /// Closed whoever holds it, if it drains still.
+    pub(crate) fn force(&self) -> Drained {
+        let close = |word: u64| (word & DRAINING != 0).then_some(word | CLOSED);
+        let closed = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, close).is_ok();
         self.wake();
+        if closed { Drained::Empty } else { Drained::Revived }
     }
 
     /// Ready once it was closed empty, or revived. One drain waits at a time; a second takes its place.

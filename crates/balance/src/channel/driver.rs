@@ -216,10 +216,7 @@ impl ChannelDriver {
             let within = self.drain_within;
             self.tasks.spawn(async move {
                 let drained = timeout(within, endpoint.drained()).await;
-                if drained.is_err() {
-                    endpoint.abandon();
-                }
-                Done::Drained(endpoint.id(), drained.unwrap_or(Drained::Empty))
+                Done::Drained(endpoint.id(), drained.unwrap_or_else(|_| endpoint.abandon()))
             });
         }
     }

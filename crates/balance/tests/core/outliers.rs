@@ -181,7 +181,9 @@ fn rules_may_change_while_they_run() {
     let now = Instant::now();
     calls(&balancer, 0, 10, Outcome::Failure, now);
     assert_eq!(ejected(&balancer), 0);
+    let before = balancer.version();
     balancer.set_outlier(Some(Outlier::consecutive(2)));
+    assert_ne!(balancer.version(), before, "who ticks has to hear of it");
     calls(&balancer, 0, 2, Outcome::Failure, now);
     assert_eq!(ejected(&balancer), 1);
 }

@@ -65,7 +65,7 @@ fn t05_a_pick_sees_one_snapshot_and_versions_only_grow() {
     let replace = |generation: u64| {
         let names = (0..generation % 5 + 1).map(|number| Spec::new(format!("{generation}-{number}").as_str()));
         balancer.update(Instant::now(), names, |_, _| generation);
-        balancer.departed().iter().for_each(|endpoint| endpoint.abandon());
+        balancer.departed().iter().for_each(|endpoint| _ = endpoint.abandon());
     };
     replace(0);
     let stop = AtomicBool::new(false);
@@ -129,7 +129,7 @@ fn change(balancer: &Keys, random: &mut fastrand::Rng) {
         (2, Some(endpoint)) => balancer.ready(endpoint.id(), now),
         (3, _) => balancer.set_policy(random.choice(policies()).expect("there are policies")),
         (4, Some(endpoint)) => balancer.set_weight(endpoint.key(), random.u32(..4)),
-        _ => balancer.departed().iter().for_each(|endpoint| endpoint.abandon()),
+        _ => balancer.departed().iter().for_each(|endpoint| _ = endpoint.abandon()),
     }
 }
 
