@@ -267,6 +267,12 @@ impl Config {
         found.map(|(entry, database)| (entry.as_str(), database))
     }
 
+    /// The databases whose clients all log in as one user, with that user.
+    pub fn shared_users(&self) -> impl Iterator<Item = (&str, &str)> {
+        let named = self.databases.iter().filter(|(name, _)| *name != "*");
+        named.filter_map(|(name, database)| Some((name.as_str(), database.shared_user()?)))
+    }
+
     /// The settings of the pool for a client of that database and user; `None` if there is no such database.
     pub fn pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
         let (_, found) = self.database(database)?;

@@ -260,6 +260,7 @@ impl Running {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         duties::start(&self.gateway);
+        self.gateway.open_kept_pools();
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();

@@ -320,7 +320,8 @@ section! {
         mode: Mode = Mode::Transaction => Live Pool;
         /// Server connections per database and user. Each costs Postgres a process.
         size: u32 = 20, in 1..=100_000 => Live Pool;
-        /// Server connections that are kept open although nobody uses them.
+        /// Server connections that are kept open although nobody uses them; before a client comes, too, if all share a pool
+        /// (`shared_pool`).
         min_size: u32 = 0, in 0..=100_000 => Live Pool;
         /// Further server connections once a client has waited for `reserve_after`.
         reserve_size: u32 = 0, in 0..=100_000 => Live Pool;

@@ -389,6 +389,23 @@ impl Gateway {
         self.close_unused_clusters();
         let (_, hosts) = self.homes_and_hosts();
         hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
+        self.open_kept_pools();
+    }
+
+    /// Opens the pools that keep connections (`min_size`) before a client comes: those of databases whose clients all log in
+    /// as one user. Nobody knows the users of the others yet.
+    pub fn open_kept_pools(self: &Arc<Self>) {
+        for (database, user) in self.setup().config.shared_users() {
+            let plan = self.setup().config.pool_for(database, user);
+            if plan.is_none_or(|plan| plan.pool.min_size == 0 || plan.choice.is_some()) {
+                continue;
+            }
+            let (Some(pool), workers) = (self.pool(database, user), self.workers()) else { continue };
+            if let Some(worker) = workers.get(pool.id % workers.len().max(1)) {
+                // Its timer opens what the pool is to keep.
+                worker.visit(move |worker| drop(worker.pool(&pool)));
+            }
+        }
     }
 
     /// The pools of clients, and those of single servers that they choose from.

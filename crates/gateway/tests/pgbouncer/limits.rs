@@ -104,6 +104,23 @@ fn a_replication_connection_counts_and_can_be_killed() {
 }
 
 #[test]
+fn a_pool_whose_user_is_known_has_its_connections_before_a_client_comes() {
+    let ini = |min: u32| {
+        format!(
+            "[databases]\nshop = $PG dbname=postgres user=postgres min_pool_size={min}\nother = $PG dbname=postgres\n\
+             [pgbouncer]\nmin_pool_size = 3\n"
+        )
+    };
+    let bouncer = Bouncer::start(&ini(2));
+    bouncer.wait_for_pool("shop", "sv_idle", 2);
+    assert!(bouncer.show("POOLS").iter().all(|row| row["database"] != "other"), "its users are not known yet");
+    bouncer.rewrite(&ini(4));
+    bouncer.console().ok("RELOAD");
+    bouncer.wait_for_pool("shop", "sv_idle", 4);
+    assert_eq!(bouncer.startup("shop").user("somebody").connect().value("select current_user"), "postgres");
+}
+
+#[test]
 fn a_user_has_pools_of_a_size_of_its_own() {
     let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[users]\npostgres = pool_size=1\n");
     let mut owner = bouncer.client("shop");
