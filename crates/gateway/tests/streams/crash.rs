@@ -1,14 +1,11 @@
 //! Whenever the process is killed, every record is done at least once, and those of a key first come in their order.
 
 use crate::ledger::Ledger;
-use crate::process::{Folder, Stream, eventually, numbers};
+use crate::process::{Folder, Stream, eventually, numbers, random};
 
 #[test]
 fn a_file_that_is_killed_again_and_again_is_done_at_least_once() {
-    let seed =
-        std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("TIDEGATE_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = random();
     let (folder, ledger) = (Folder::new(), Ledger::new());
     let file = folder.write("in.ndjson", &numbers(0..3_000, 30));
     let (checkpoint, url, sql) = (folder.path("done"), ledger.url(), ledger.sql());

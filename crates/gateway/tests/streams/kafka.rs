@@ -1,7 +1,7 @@
 //! Kafka on either side, with a real broker.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdkafka::Message as _;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use tidegate_sandbox::kafka::Broker;
 
 use crate::ledger::Ledger;
-use crate::process::{Folder, LIMIT, Stream, assert_each_once_in_order, eventually, number, numbers};
+use crate::process::{Folder, LIMIT, Stream, assert_each_once_in_order, eventually, number, numbers, random};
 use crate::web::{Answer, Web};
 
 /// Topics and a group that no other test knows.
@@ -62,7 +62,7 @@ impl World {
         let (mut records, deadline) = (Vec::new(), Instant::now() + LIMIT);
         while records.len() < count {
             assert!(Instant::now() < deadline, "{} of {count} records", records.len());
-            let Some(Ok(message)) = reader.poll(std::time::Duration::from_millis(100)) else { continue };
+            let Some(Ok(message)) = reader.poll(Duration::from_millis(100)) else { continue };
             let headers = message.headers().map(|headers| headers.iter().map(|header| header.key.to_owned()).collect());
             records.push((text(message.key()), text(message.payload()), headers.unwrap_or_default()));
         }
@@ -197,10 +197,7 @@ fn a_signal_lets_what_runs_end_and_the_next_run_repeats_nothing() {
 
 #[test]
 fn a_topic_whose_reader_is_killed_again_and_again_is_done_at_least_once() {
-    let seed =
-        std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("TIDEGATE_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = random();
     let (world, ledger) = (World::new(), Ledger::new());
     let from = world.topic("in", 3);
     world.fill("in", 0..3_000, 30);
@@ -258,6 +255,25 @@ fn a_second_process_takes_its_part_and_gives_it_back() {
     second.wait().expect(0);
     // In order, and nothing twice: lanes that left had come to rest and were committed.
     assert_each_once_in_order(&web.bodies(), 0..filled);
+}
+
+/// Also while it joins its group, or is about to get its partitions: the client waited for ever then, now and then.
+#[test]
+fn a_signal_at_any_moment_ends_the_stream() {
+    let mut random = random();
+    let (world, web) = (World::new(), Web::start(|_| Answer::Status(200)));
+    let (from, url) = (world.topic("in", 2), web.url("/"));
+    world.fill("in", 0..100, 20);
+    for _ in 0..20 {
+        let stream = Stream::start(with(world.from(&from), ["--to", &url]));
+        std::thread::sleep(Duration::from_millis(random.u64(..600)));
+        stream.signal(Signal::TERM);
+        stream.wait();
+    }
+    let stream = Stream::start(with(world.from(&from), ["--to", &url]));
+    eventually("all is committed", || world.committed("in", 2) == 100);
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
 }
 
 #[test]

@@ -46,6 +46,14 @@ impl Folder {
     }
 }
 
+/// Chance that can be repeated: `TIDEGATE_SEED=n`.
+pub(crate) fn random() -> fastrand::Rng {
+    let seed = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("TIDEGATE_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
+}
+
 /// Records `from..to`: number `n` has the key `n % keys`.
 pub(crate) fn numbers(range: std::ops::Range<u64>, keys: u64) -> String {
     range.map(|n| format!("{{\"k\":\"k{}\",\"n\":{n}}}\n", n % keys)).collect()

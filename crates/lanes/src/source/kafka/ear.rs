@@ -4,7 +4,8 @@
 //! So the callback only takes a note, the thread goes on polling while lanes come to rest, and answers when they have.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
@@ -16,6 +17,11 @@ use super::Error;
 use super::handover::Handover;
 use super::settings::RECORD_BYTES;
 use crate::sync::{Mutex, lock};
+
+/// A member that leaves is quiet when it has wanted nothing for so long...
+const SETTLING_TURN: Duration = Duration::from_millis(20);
+/// ... or when it was answered so often.
+const SETTLING_TURNS: u32 = 50;
 
 /// What was heard.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub(super) struct Ear {
     notes: Mutex<Vec<Heard>>,
     /// Nobody reads the notes any more.
     is_deaf: AtomicBool,
+    /// What was answered since then.
+    answers: AtomicU32,
     complaints: log::Complaints,
 }
 
@@ -39,6 +47,7 @@ impl Ear {
             handover,
             notes: Mutex::default(),
             is_deaf: AtomicBool::new(false),
+            answers: AtomicU32::new(0),
             complaints: log::Complaints::default(),
         }
     }
@@ -74,12 +83,26 @@ pub(super) fn give_up(member: &BaseConsumer<Ear>) -> KafkaResult<()> {
     }
 }
 
+/// Gives up all that the member has and may be about to get, before the client is closed. Closing it would do so as well, but
+/// in one that has just closed, an answer to what it had asked for waits for ever (librdkafka drops the request unanswered).
+pub(super) fn unsubscribe(member: &BaseConsumer<Ear>) {
+    member.unsubscribe();
+    for _ in 0..SETTLING_TURNS {
+        let before = member.context().answers.load(Ordering::Relaxed);
+        let _ = member.poll(SETTLING_TURN);
+        if member.context().answers.load(Ordering::Relaxed) == before {
+            return;
+        }
+    }
+}
+
 impl ConsumerContext for Ear {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
         let is_grant = what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         if self.is_deaf.load(Ordering::Relaxed) {
             // Whatever fails now, the client ends anyway.
             let _ = if is_grant { take_over(consumer) } else { give_up(consumer) };
+            self.answers.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let partitions = partitions.clone();

@@ -314,9 +314,23 @@ impl Member {
         if result.is_ok() {
             self.committer.join();
         }
-        // A commit that still waits keeps the client until it ends, which is when it is closed then.
-        drop(self.group);
+        ear::unsubscribe(&self.group);
+        close(self.group, self.settings.close);
         result
+    }
+}
+
+/// Closes the client, for which nobody waits longer than that. A commit that still waits keeps it until it ends, which is when
+/// it is closed then.
+fn close(group: Arc<BaseConsumer<Ear>>, within: Duration) {
+    let (closing, closed) = std::sync::mpsc::channel::<()>();
+    let body = move || {
+        drop(group);
+        drop(closing);
+    };
+    // Without a thread it was closed when the closure was dropped.
+    if std::thread::Builder::new().name("lanes-close".to_owned()).spawn(body).is_ok() {
+        let _ = closed.recv_timeout(within);
     }
 }
 
