@@ -8,7 +8,7 @@ use crate::bounds::{Bounds, low};
 use crate::frontier::Frontier;
 use crate::moment::Moment;
 use crate::record::{Epoch, Lane, Position, Record};
-use crate::shard::Report;
+use crate::shard::{Begun, Report, is_later};
 use crate::source::Mark;
 
 /// One assignment of a lane.
@@ -18,6 +18,8 @@ pub(crate) struct Assignment {
     frontier: Frontier,
     /// Records that are with the shards.
     open: usize,
+    /// The last number that is done.
+    done: Option<u32>,
     /// When the record of a number, and those behind it, arrived.
     arrivals: VecDeque<(u32, Moment)>,
     committed: Option<Position>,
@@ -28,10 +30,47 @@ pub(crate) struct Assignment {
 
 /// It is to be given back.
 #[derive(Clone, Copy, Debug)]
-struct Leaving {
+pub(crate) struct Leaving {
+    since: Moment,
     /// At the latest then.
     by: Moment,
     who: Who,
+    waits: Waits,
+}
+
+/// What waits in the shards: it runs if it stands before something that has begun, as long as there is time.
+#[derive(Clone, Copy, Debug)]
+enum Waits {
+    /// So many shards have to say how far they have begun; the furthest yet.
+    Asked { shards: usize, last: Option<u32> },
+    /// The shards have been told how far they may go.
+    Told,
+    /// They have been told to drop all.
+    Dropped,
+}
+
+impl Leaving {
+    /// All `shards` are to be asked.
+    pub(crate) fn new(since: Moment, by: Moment, who: Who, shards: usize) -> Self {
+        Self { since, by, who, waits: Waits::Asked { shards, last: None } }
+    }
+
+    /// When what waits is dropped, so that what runs has as much time again.
+    fn drop_at(&self) -> Moment {
+        self.since.after(self.by.since(self.since) / 2)
+    }
+
+    /// When it has to be looked at.
+    fn due(&self) -> Moment {
+        if matches!(self.waits, Waits::Dropped) { self.by } else { self.drop_at().min(self.by) }
+    }
+}
+
+/// Whether it was to be given back before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    First,
+    Further,
 }
 
 /// Who wants a lane to be given back, and hears when it is.
@@ -89,6 +128,7 @@ impl Assigned {
             epoch,
             frontier: Frontier::new(),
             open: 0,
+            done: None,
             arrivals: VecDeque::new(),
             committed: None,
             flow: Flow::Open,
@@ -124,6 +164,7 @@ impl Assigned {
         assignment.open -= 1;
         if report.is_done {
             assignment.frontier.close(report.seq);
+            assignment.done = Some(latest(assignment.done, report.seq));
         }
     }
 
@@ -174,12 +215,44 @@ impl Assigned {
         assignment.into_iter().for_each(|assignment| assignment.committed = None);
     }
 
-    /// The lane is to be given back `by` then, or by an earlier time that was said before. `false` if it is not ours.
-    pub(crate) fn leave(&mut self, lane: Lane, epoch: Epoch, by: Moment, who: Who) -> bool {
-        let Some(assignment) = self.of(lane, epoch) else { return false };
-        let by = assignment.leaving.map_or(by, |leaving| leaving.by.min(by));
-        assignment.leaving = Some(Leaving { by, who });
-        true
+    /// The lane is to be given back, by the earlier time if that is said twice. `None` if it is not ours.
+    pub(crate) fn leave(&mut self, lane: Lane, epoch: Epoch, new: Leaving) -> Option<Step> {
+        let leaving = &mut self.of(lane, epoch)?.leaving;
+        let Some(leaving) = leaving else {
+            *leaving = Some(new);
+            return Some(Step::First);
+        };
+        (leaving.by, leaving.who) = (leaving.by.min(new.by), new.who);
+        Some(Step::Further)
+    }
+
+    /// A shard has said how far it has begun with a lane. When all have, how far the lane has, if at all.
+    pub(crate) fn heard(&mut self, begun: Begun) -> Option<Option<u32>> {
+        let assignment = self.of(begun.lane, begun.epoch)?;
+        let Waits::Asked { shards, last } = &mut assignment.leaving.as_mut()?.waits else { return None };
+        *shards -= 1;
+        *last = begun.last.map(|seq| latest(*last, seq)).or(*last);
+        if *shards > 0 {
+            return None;
+        }
+        // Of a halted lane nothing is committed behind the record for which it was.
+        let last = last.filter(|_| !assignment.is_halted);
+        let last = assignment.done.filter(|_| !assignment.is_halted).map(|seq| latest(last, seq)).or(last);
+        assignment.leaving.as_mut()?.waits = Waits::Told;
+        Some(last)
+    }
+
+    /// Lanes on their way out that have no time left for what has not begun; each is said once.
+    pub(crate) fn take_impatient(&mut self, now: Moment) -> Vec<(Lane, Epoch)> {
+        let mut impatient = Vec::new();
+        for (lane, assignment) in &mut self.lanes {
+            let Some(leaving) = &mut assignment.leaving else { continue };
+            if !matches!(leaving.waits, Waits::Dropped) && leaving.drop_at() <= now {
+                leaving.waits = Waits::Dropped;
+                impatient.push((*lane, assignment.epoch));
+            }
+        }
+        impatient
     }
 
     /// Lanes that are to be given back are so `by` then at the latest.
@@ -206,9 +279,9 @@ impl Assigned {
         Some(Left { lane, epoch: assignment.epoch, through, is_at_rest: assignment.open == 0, who })
     }
 
-    /// When the first lane that is to be given back runs out of time.
+    /// When the first lane that is to be given back runs out of time, for what waits or for what runs.
     pub(crate) fn leave_by(&self) -> Option<Moment> {
-        self.lanes.values().filter_map(|assignment| assignment.leaving).map(|leaving| leaving.by).min()
+        self.lanes.values().filter_map(|assignment| assignment.leaving).map(|leaving| leaving.due()).min()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -250,6 +323,11 @@ pub(crate) struct Left {
     pub(crate) through: Option<Position>,
     pub(crate) is_at_rest: bool,
     pub(crate) who: Who,
+}
+
+/// The later one of two numbers.
+fn latest(known: Option<u32>, seq: u32) -> u32 {
+    known.filter(|known| is_later(*known, seq)).unwrap_or(seq)
 }
 
 impl Assignment {

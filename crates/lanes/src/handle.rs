@@ -22,7 +22,8 @@ impl Handle {
         Self { shared }
     }
 
-    /// Ends the subscription: nothing more begins, what runs has `within` to end, then what is done is committed. Of
+    /// Ends the subscription: what runs has `within` to end, then what is done is committed. Nothing more begins but what
+    /// stands before something that has begun, in half of that time, since what is done behind it could not be committed. Of
     /// several stops, and of lanes that are being taken away, the nearest deadline counts.
     pub fn stop(&self, within: Duration) {
         self.request(Request::Stop(within));
@@ -31,7 +32,7 @@ impl Handle {
     /// Ends the subscription as if its source had come to its end: nothing more is taken, everything that was taken is done,
     /// and it ends with the same results. [`stop`](Self::stop) after it sets a deadline.
     ///
-    /// A `stop` alone drops what has not begun; what is done behind that is not committed, and comes again.
+    /// A `stop` alone drops the rest.
     pub fn finish(&self) {
         self.request(Request::Finish);
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use crate::assigned::{Assigned, Valve, Who};
+use crate::assigned::{Assigned, Leaving, Step, Valve, Who};
 use crate::bounds::{Bounds, low};
 use crate::error::RunError;
 use crate::mailbox::Mail;
@@ -25,7 +25,7 @@ use crate::observe::IntakeStatus;
 use crate::pace::Appetite;
 use crate::policy::Keyless;
 use crate::record::{Epoch, Lane, Record};
-use crate::shard::{Alarm, Arrival, Order, Report, Standing};
+use crate::shard::{Alarm, Arrival, Begun, Order, Report, Standing};
 use crate::source::{Event, Room, Source};
 use crate::worker::Shared;
 use ending::Phase;
@@ -43,6 +43,8 @@ pub(crate) enum Request {
 pub(crate) struct IntakeMail {
     pub(crate) reports: Vec<Report>,
     pub(crate) alarms: Vec<Alarm>,
+    /// What shards say of lanes that are to be given back. What they had done before is among the reports.
+    pub(crate) begun: Vec<Begun>,
     /// Shards and what they hold.
     pub(crate) standings: Vec<(usize, Standing)>,
     pub(crate) requests: Vec<Request>,
@@ -50,7 +52,8 @@ pub(crate) struct IntakeMail {
 
 impl Mail for IntakeMail {
     fn is_empty(&self) -> bool {
-        self.reports.is_empty() && self.alarms.is_empty() && self.standings.is_empty() && self.requests.is_empty()
+        let has_news = !self.reports.is_empty() || !self.standings.is_empty() || !self.begun.is_empty();
+        !has_news && self.alarms.is_empty() && self.requests.is_empty()
     }
 }
 
@@ -148,6 +151,11 @@ impl<S: Source> Intake<S> {
             self.pending_bytes -= report.bytes;
             self.assigned.report(&report);
         }
+        for begun in mail.begun.drain(..) {
+            if let Some(last) = self.assigned.heard(begun) {
+                self.order(|| Order::LeaveBehind(begun.lane, begun.epoch, last));
+            }
+        }
         for (shard, standing) in mail.standings.drain(..) {
             self.appetite.note(shard, standing);
         }
@@ -161,7 +169,7 @@ impl<S: Source> Intake<S> {
                     self.shared.pace.set(bounds.ready_max);
                 }
                 Request::Finish => self.phase.source_ended(),
-                Request::Stop(within) => self.begin_end(None, now.after(within)),
+                Request::Stop(within) => self.begin_end(None, now, now.after(within)),
             }
         }
         self.mail = mail;
@@ -179,7 +187,9 @@ impl<S: Source> Intake<S> {
             // It may say so again and again.
             Poll::Ready(Ok(Event::Ended)) if !self.phase.takes_records() => return false,
             Poll::Ready(Ok(event)) => self.take_event(event, now),
-            Poll::Ready(Err(error)) => self.begin_end(Some(RunError::Source(Box::new(error))), now.after(self.drain)),
+            Poll::Ready(Err(error)) => {
+                self.begin_end(Some(RunError::Source(Box::new(error))), now, now.after(self.drain))
+            }
         }
         true
     }
@@ -199,7 +209,7 @@ impl<S: Source> Intake<S> {
             // One that comes while we end is not taken up: nobody would let go of it.
             Event::Assigned { lane, epoch } if self.phase.takes_records() => self.assigned.assign(lane, epoch),
             Event::Assigned { .. } => {}
-            Event::Revoked { lanes, within } => self.give_back(&lanes, now.after(within), Who::Source),
+            Event::Revoked { lanes, within } => self.give_back(&lanes, now, now.after(within), Who::Source),
             Event::Lost { lanes } => self.lose(&lanes),
             Event::Passed { lane, epoch, through } => self.assigned.pass(lane, epoch, through),
             Event::CommitFailed { mark, reason } => {
@@ -296,21 +306,27 @@ impl<S: Source> Intake<S> {
     }
 
     /// Lets go of lanes when they are at rest, or `by` then.
-    fn give_back(&mut self, lanes: &[(Lane, Epoch)], by: Moment, who: Who) {
+    fn give_back(&mut self, lanes: &[(Lane, Epoch)], now: Moment, by: Moment, who: Who) {
+        let shards = self.shared.shards.len();
         for (lane, epoch) in lanes.iter().copied() {
-            if self.assigned.leave(lane, epoch, by, who) {
-                self.order(|| Order::Leave(lane, epoch));
-            } else {
-                self.source.release(lane, epoch, None);
+            match self.assigned.leave(lane, epoch, Leaving::new(now, by, who, shards)) {
+                Some(Step::First) => self.order(|| Order::Leave(lane, epoch)),
+                Some(Step::Further) => {}
+                None => self.source.release(lane, epoch, None),
             }
         }
+    }
+
+    /// Gives up what waits and what runs.
+    fn abandon(&self, lane: Lane, epoch: Epoch) {
+        self.order(|| Order::LeaveBehind(lane, epoch, None));
+        self.order(|| Order::Abandon(lane, epoch));
     }
 
     fn lose(&mut self, lanes: &[(Lane, Epoch)]) {
         for (lane, epoch) in lanes.iter().copied() {
             self.assigned.remove(lane, epoch);
-            self.order(|| Order::Leave(lane, epoch));
-            self.order(|| Order::Abandon(lane, epoch));
+            self.abandon(lane, epoch);
         }
     }
 

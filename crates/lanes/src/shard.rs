@@ -32,8 +32,10 @@ use crate::tally::Tally;
 use flights::{Flights, Kind};
 use hot::HotKeys;
 use keys::{Keys, State};
+use leave::Leaver;
 
 pub(crate) use hot::Heat;
+pub(crate) use leave::is_later;
 
 /// A record on its way to its shard.
 #[derive(Debug)]
@@ -48,8 +50,10 @@ pub(crate) struct Arrival {
 /// What a shard is told to do.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Give up what has not begun of this assignment, and try nothing of it again.
+    /// Begin nothing of this assignment behind what has begun, try nothing of it again, and say how far it has begun.
     Leave(Lane, Epoch),
+    /// Give up what has not begun of it behind this number, or all that has not.
+    LeaveBehind(Lane, Epoch, Option<u32>),
     /// Give up what still runs of it, too.
     Abandon(Lane, Epoch),
     /// Let parked keys go on: the one of this name, or all.
@@ -102,6 +106,14 @@ pub(crate) struct Report {
     pub(crate) bytes: usize,
     /// Otherwise it was given up, and its position stays open.
     pub(crate) is_done: bool,
+}
+
+/// How far a shard has begun with an assignment that is to be given back: the last number, if there is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Begun {
+    pub(crate) lane: Lane,
+    pub(crate) epoch: Epoch,
+    pub(crate) last: Option<u32>,
 }
 
 /// What somebody should know of at once.
@@ -191,6 +203,8 @@ pub(crate) struct Shard {
     /// A record of each key that a timer keeps here without records, so that it is found by name.
     namesakes: HashMap<u32, Record>,
     halted: Vec<(Lane, Epoch)>,
+    /// Assignments that are on their way out and have records here.
+    leavers: Vec<Leaver>,
     /// Records of parked keys.
     held: usize,
     /// Records that ever arrived.
@@ -199,6 +213,7 @@ pub(crate) struct Shard {
     random: fastrand::Rng,
     reports: Vec<Report>,
     alarms: Vec<Alarm>,
+    begun: Vec<Begun>,
     tally: Tally,
 }
 
@@ -213,12 +228,14 @@ impl Shard {
             verdicts: HashMap::new(),
             namesakes: HashMap::new(),
             halted: Vec::new(),
+            leavers: Vec::new(),
             held: 0,
             arrived: 0,
             hot: HotKeys::default(),
             random: fastrand::Rng::with_seed(seed),
             reports: Vec::new(),
             alarms: Vec::new(),
+            begun: Vec::new(),
             tally: Tally::default(),
         }
     }
@@ -314,6 +331,9 @@ impl Shard {
             self.park(key);
             return false;
         }
+        if !self.leavers.is_empty() && self.withhold(key, head) {
+            return false;
+        }
         if !self.verdicts.contains_key(&head)
             && let Some(reason) = self.items[head].record.damage()
         {
@@ -336,6 +356,9 @@ impl Shard {
         let record = &item.record;
         let (lane, epoch, bytes) = (record.lane(), record.epoch(), record.size_bytes());
         self.reports.push(Report { lane, epoch, seq: item.seq, bytes, is_done });
+        if !self.leavers.is_empty() {
+            self.count_left(lane, epoch);
+        }
     }
 
     /// Lets the keys go on whose time has come.
@@ -385,6 +408,11 @@ impl Shard {
 
     pub(crate) fn take_alarms(&mut self) -> Vec<Alarm> {
         mem::take(&mut self.alarms)
+    }
+
+    /// How far it has begun with lanes that are to be given back.
+    pub(crate) fn take_begun(&mut self) -> Vec<Begun> {
+        mem::take(&mut self.begun)
     }
 
     /// What the intake wants to know of it.

@@ -221,6 +221,7 @@ impl<C: Crew> Worker<C> {
     fn obey(&mut self, order: Order, now: Moment) {
         match order {
             Order::Leave(lane, epoch) => self.shard.leave(lane, epoch),
+            Order::LeaveBehind(lane, epoch, last) => self.shard.leave_behind(lane, epoch, last),
             Order::Abandon(lane, epoch) => self.abandon(lane, epoch),
             Order::Unpark(key) => self.shard.unpark(key.as_deref(), now),
             Order::End => self.is_over = true,
@@ -336,7 +337,7 @@ impl<C: Crew> Worker<C> {
 
     fn send_reports(&mut self) {
         self.shard.take_reports(&mut self.reports);
-        let alarms = self.shard.take_alarms();
+        let (alarms, begun) = (self.shard.take_alarms(), self.shard.take_begun());
         let standing = self.shard.standing();
         let is_news = standing.is_news(&self.told, self.shared.pace.low());
         self.shared.board.write_shard(self.number, self.shard.tally());
@@ -344,7 +345,7 @@ impl<C: Crew> Worker<C> {
         if self.turns % HOT_TURNS == 1 {
             self.shared.board.write_hot(self.number, self.shard.hot_keys());
         }
-        if self.reports.is_empty() && alarms.is_empty() && !is_news {
+        if self.reports.is_empty() && alarms.is_empty() && begun.is_empty() && !is_news {
             return;
         }
         self.told = standing;
@@ -352,6 +353,7 @@ impl<C: Crew> Worker<C> {
         self.shared.intake.post(|mail| {
             mail.reports.append(reports);
             mail.alarms.extend(alarms);
+            mail.begun.extend(begun);
             mail.standings.push((number, standing));
         });
     }

@@ -44,12 +44,12 @@ impl Phase {
 impl<S: Source> Intake<S> {
     /// Takes nothing more, and ends when every lane is at rest, or `by` then. The first reason counts, and the nearest
     /// deadline.
-    pub(super) fn begin_end(&mut self, why: Option<RunError>, by: Moment) {
+    pub(super) fn begin_end(&mut self, why: Option<RunError>, now: Moment, by: Moment) {
         self.assigned.hasten(by);
         if matches!(self.phase, Phase::Running | Phase::Ended) {
             self.phase = Phase::Draining(why);
             let lanes = self.assigned.staying();
-            self.give_back(&lanes, by, Who::Us);
+            self.give_back(&lanes, now, by, Who::Us);
         }
     }
 
@@ -61,7 +61,7 @@ impl<S: Source> Intake<S> {
             AlarmKind::Halt => self.assigned.halt(alarm.lane, alarm.epoch),
             AlarmKind::Stop => {
                 let error = RunError::Exhausted { lane, position: alarm.position, failure: alarm.failure };
-                self.begin_end(Some(error), now.after(self.drain));
+                self.begin_end(Some(error), now, now.after(self.drain));
             }
             AlarmKind::Parked | AlarmKind::Skipped | AlarmKind::NotBuried => {}
         }
@@ -88,7 +88,7 @@ impl<S: Source> Intake<S> {
         let held = self.appetite.held();
         let is_done = self.pending <= held;
         if is_done {
-            self.begin_end((held > 0).then_some(RunError::HeldBack { records: held }), now);
+            self.begin_end((held > 0).then_some(RunError::HeldBack { records: held }), now, now);
             self.settle(now);
         }
         is_done
@@ -96,10 +96,13 @@ impl<S: Source> Intake<S> {
 
     /// Lets go of lanes that are at rest or out of time.
     pub(super) fn release_left(&mut self, now: Moment) {
+        for (lane, epoch) in self.assigned.take_impatient(now) {
+            self.order(|| Order::LeaveBehind(lane, epoch, None));
+        }
         while let Some(left) = self.assigned.take_left(now) {
             let (lane, epoch) = (left.lane, left.epoch);
             if !left.is_at_rest {
-                self.order(|| Order::Abandon(lane, epoch));
+                self.abandon(lane, epoch);
             }
             match (left.who, left.through) {
                 (Who::Source, through) => self.source.release(lane, epoch, through),

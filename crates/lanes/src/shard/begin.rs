@@ -23,6 +23,9 @@ impl Shard {
         }
         let attempt = u32::from(item.attempts);
         let ticket = self.flights.begin(head, key, kind, now);
+        if !self.leavers.is_empty() && self.is_leaving(&self.items[head].record) {
+            self.flights.get(ticket).into_iter().for_each(|flight| flight.is_leaving = true);
+        }
         let key = self.keys.get(key);
         (key.state, key.flight) = (State::Running, ticket.flight);
         Start { ticket, records, attempt, bury: verdict }
@@ -52,7 +55,7 @@ impl Shard {
 
     /// May it run in one batch with `head`?
     fn belongs(&self, head: u32, other: u32) -> bool {
-        other != NONE && {
+        other != NONE && (self.leavers.is_empty() || self.is_reached(other)) && {
             let (head, other) = (&self.items[head], &self.items[other]);
             other.attempts == 0 && other.record.damage().is_none() && other.record.epoch() == head.record.epoch()
         }

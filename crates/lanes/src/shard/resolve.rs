@@ -92,6 +92,7 @@ impl Shard {
     }
 
     pub(super) fn give_up(&mut self, flight: &Flight) {
+        self.drop_followers(flight.key, flight.head);
         self.free_key(flight.key, flight.head);
         self.let_go(flight, false);
     }

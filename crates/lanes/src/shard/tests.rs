@@ -13,8 +13,8 @@ use crate::policy::Quota;
 
 const NOW: Moment = Moment(0);
 
-fn record(at: u64, key: u8) -> Record {
-    Record::new(Lane(0), Epoch(u32::from(key) / 100), Position(at), Some(&[key]), Some(b""))
+fn record(at: u64, key: u8, epoch: Epoch) -> Record {
+    Record::new(Lane(0), epoch, Position(at), Some(&[key]), Some(b""))
 }
 
 fn shard(change: impl FnOnce(&mut Policy)) -> Shard {
@@ -24,7 +24,11 @@ fn shard(change: impl FnOnce(&mut Policy)) -> Shard {
 }
 
 fn arrive(shard: &mut Shard, at: u64, key: u8, hash: u64, now: Moment) {
-    shard.arrive(Arrival { record: record(at, key), hash, seq: at as u32 }, now);
+    arrive_in(shard, Epoch(0), at, key, hash, now);
+}
+
+fn arrive_in(shard: &mut Shard, epoch: Epoch, at: u64, key: u8, hash: u64, now: Moment) {
+    shard.arrive(Arrival { record: record(at, key, epoch), hash, seq: at as u32 }, now);
 }
 
 fn word(ticket: Ticket, outcome: Outcome) -> Word {
@@ -69,7 +73,10 @@ enum Step {
     Start,
     End(prop::sample::Index, Ending),
     Sleep(u16),
+    /// A lane begins to leave, or gets a step further on its way.
     Leave(bool),
+    /// A lane that leaves has no time left for what waits.
+    Hurry(bool),
     Unpark,
 }
 
@@ -90,14 +97,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Ending::KeyReleased),
         1 => Just(Ending::TwiceDone),
     ];
-    // Keys from 100 belong to another epoch.
+    // Keys from 100 belong to another assignment.
     let key = prop_oneof![4 => 0..6_u8, 1 => 100..103_u8];
     prop_oneof![
         8 => key.prop_map(Step::Arrive),
         8 => Just(Step::Start),
         8 => (any::<prop::sample::Index>(), ending).prop_map(|(index, ending)| Step::End(index, ending)),
         2 => (0..2000_u16).prop_map(Step::Sleep),
-        1 => any::<bool>().prop_map(Step::Leave),
+        2 => any::<bool>().prop_map(Step::Leave),
+        1 => any::<bool>().prop_map(Step::Hurry),
         1 => Just(Step::Unpark),
     ]
 }
@@ -114,6 +122,26 @@ struct Play {
     released: BTreeSet<u64>,
     reported: BTreeMap<u64, bool>,
     compacts: bool,
+    assignments: [Assignment; 2],
+}
+
+/// An assignment of the lane, which is given back now and then and comes again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Assignment {
+    epoch: Epoch,
+    /// Its first position.
+    since: u64,
+    leaving: Leaving,
+    /// The last position of it that ever began.
+    begun: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Leaving {
+    #[default]
+    Not,
+    Asked,
+    Told,
 }
 
 impl Play {
@@ -121,26 +149,33 @@ impl Play {
         let shard = shard(policy);
         let compacts = shard.policy.compact;
         let (running, keys, reported, released) = (Vec::new(), BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { shard, now: NOW, next: 0, running, keys, released, reported, compacts }
+        let assignments = [Assignment::default(), Assignment { epoch: Epoch(1), ..Assignment::default() }];
+        Self { shard, now: NOW, next: 0, running, keys, released, reported, compacts, assignments }
     }
 
     #[allow(clippy::needless_pass_by_value, reason = "a step is taken once")]
     fn step(&mut self, step: Step) {
         match step {
-            Step::Arrive(key) => {
-                arrive(&mut self.shard, self.next, key, u64::from(key % 3), self.now);
-                self.keys.insert(self.next, key);
-                self.next += 1;
-            }
+            Step::Arrive(key) => self.arrive(key),
             Step::Start => self.start(),
             Step::End(index, ending) if !self.running.is_empty() => self.end(index.index(self.running.len()), ending),
             Step::End(..) => {}
             Step::Sleep(ms) => self.now = self.now.after(Duration::from_millis(ms.into())),
-            Step::Leave(other) => self.leave(Epoch(u32::from(other))),
+            Step::Leave(other) => self.leave(usize::from(other)),
+            Step::Hurry(other) => self.hurry(usize::from(other)),
             Step::Unpark => self.shard.unpark(None, self.now),
         }
         self.shard.wake(self.now);
         self.read_reports();
+    }
+
+    fn arrive(&mut self, key: u8) {
+        let assignment = self.assignments[usize::from(key / 100)];
+        if assignment.leaving == Leaving::Not {
+            arrive_in(&mut self.shard, assignment.epoch, self.next, key, u64::from(key % 3), self.now);
+            self.keys.insert(self.next, key);
+            self.next += 1;
+        }
     }
 
     fn start(&mut self) {
@@ -155,6 +190,7 @@ impl Play {
         let key = (!self.released.contains(&positions[0])).then_some(key);
         let overlaps = self.running.iter().any(|(.., other)| key.is_some() && *other == key);
         assert!(!overlaps, "two of key {key:?} run");
+        self.note_start(&positions, records[0].epoch());
         self.running.push((start.ticket, positions, key));
     }
 
@@ -178,12 +214,52 @@ impl Play {
         }
     }
 
-    fn leave(&mut self, epoch: Epoch) {
-        self.shard.leave(Lane(0), epoch);
+    /// Of a lane that leaves, nothing begins behind what had begun, or behind what was given up of its key.
+    fn note_start(&mut self, positions: &[u64], epoch: Epoch) {
+        let key = self.keys[&positions[0]];
+        let assignment = &mut self.assignments[usize::from(key / 100)];
+        assert_eq!(assignment.epoch, epoch, "what is over does not begin");
+        let last = positions.last().copied();
+        if assignment.leaving == Leaving::Not {
+            assignment.begun = assignment.begun.max(last);
+            return;
+        }
+        assert!(last <= assignment.begun, "{last:?} stands behind {:?}", assignment.begun);
+        let mut before = self.reported.range(assignment.since..positions[0]);
+        let given_up = before.find(|(at, is_done)| !**is_done && self.keys[*at] == key && !self.released.contains(at));
+        assert_eq!(given_up, None, "{positions:?} overtook what was given up");
+    }
+
+    fn leave(&mut self, which: usize) {
+        let Assignment { epoch, leaving, .. } = self.assignments[which];
+        match leaving {
+            Leaving::Not => {
+                self.shard.leave(Lane(0), epoch);
+                self.assignments[which].leaving = Leaving::Asked;
+            }
+            Leaving::Asked => {
+                let begun = self.assignments[which].begun.map(|at| at as u32);
+                let said: Vec<Begun> = self.shard.begun.extract_if(.., |begun| begun.epoch == epoch).collect();
+                assert!(said.len() == 1 && said[0].last <= begun, "{said:?} of {begun:?}");
+                self.shard.leave_behind(Lane(0), epoch, begun);
+                self.assignments[which].leaving = Leaving::Told;
+            }
+            Leaving::Told => self.hurry(which),
+        }
+    }
+
+    fn hurry(&mut self, which: usize) {
+        let Assignment { epoch, leaving, .. } = self.assignments[which];
+        if leaving == Leaving::Not {
+            return;
+        }
+        self.shard.leave_behind(Lane(0), epoch, None);
         for ticket in self.shard.running_of(Lane(0), epoch) {
             self.running.retain(|(other, ..)| *other != ticket);
             self.shard.abandon(ticket);
         }
+        self.shard.begun.retain(|begun| begun.epoch != epoch);
+        self.assignments[which] = Assignment { epoch: Epoch(epoch.0 + 2), since: self.next, ..Assignment::default() };
     }
 
     fn read_reports(&mut self) {
@@ -198,6 +274,9 @@ impl Play {
 
     /// Ends everything well. Nothing may be left: no record, no key, no timer.
     fn finish(mut self) {
+        for other in [false, true] {
+            self.step(Step::Hurry(other));
+        }
         for _ in 0..10_000 {
             self.step(Step::Unpark);
             self.step(Step::Start);
@@ -211,6 +290,7 @@ impl Play {
         }
         assert_eq!((self.shard.items.len(), self.shard.keys.len(), self.shard.flights.len()), (0, 0, 0));
         assert_eq!((self.shard.held, self.shard.tally.keys_parked, self.shard.keys.ready()), (0, 0, 0));
+        assert!(self.shard.leavers.is_empty() && self.shard.begun.is_empty());
         assert!(self.shard.verdicts.is_empty() && self.shard.namesakes.is_empty() && self.shard.due.is_empty());
         assert_eq!(self.reported.len() as u64, self.next, "every record is reported");
         assert!(self.compacts || self.reported.len() == self.keys.len());

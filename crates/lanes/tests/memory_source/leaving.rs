@@ -5,14 +5,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_lanes::{Delivery, Event, Lane, Position, Subscription};
+use tidegate_lanes::source::MemoryHandle;
+use tidegate_lanes::{Delivery, Event, Failure, Handle, Lane, Position, RunError, Subscription, Tally};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::checker::{Checker, LANE, MS, SECOND, record, records, seed, until, watched};
 use crate::stage::filled;
 
 const OTHER: Lane = Lane(1);
+
+/// A subscription that runs.
+type Ending = JoinHandle<Result<Tally, RunError>>;
 
 /// Handlers that finish when they are let, and know how many of them run.
 #[derive(Clone)]
@@ -290,4 +295,91 @@ async fn what_was_started_ends_when_the_run_is_dropped() {
     drop(run);
     until("all handlers are gone", || work.running.load(SeqCst) == 0).await;
     assert_eq!(feed.committed(LANE), None);
+}
+
+/// Records at 0, 1, 3 and 5 of one key, whose handlers wait; those at 2 and 4 of others are done at once.
+async fn behind_a_busy_key(shards: usize) -> (Work, MemoryHandle, Checker, Handle, Ending) {
+    let (source, feed, checker) = filled(6, |at| if [2, 4].contains(&at) { at } else { 0 });
+    let work = Work::new(&checker);
+    let (waiting, watch) = (work.handler(), checker.clone());
+    let handler = move |delivery: Delivery| -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        if delivery.key() == record(LANE, delivery.epoch(), 0, 0).key() {
+            return waiting(delivery);
+        }
+        watch.done(&delivery);
+        delivery.finish();
+        Box::pin(std::future::ready(()))
+    };
+    let builder = Subscription::builder("test").source(source).shards(shards).commit_every(1000 * SECOND);
+    let subscription = builder.handler(handler).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("the others are done", || checker.count_done() == 2 && work.running.load(SeqCst) == 1).await;
+    (work, feed, checker, handle, running)
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_28_what_stands_before_something_done_is_done_before_its_lane_leaves() {
+    for shards in [1, 4] {
+        let (work, feed, checker, _, running) = behind_a_busy_key(shards).await;
+        feed.revoke(&[LANE], 100 * SECOND);
+        work.gate.add_permits(10);
+        until("the lane is released", || feed.releases().len() == 1).await;
+        assert_eq!(feed.releases()[0].2, Some(Position(4)), "nothing that was done comes again");
+        assert_eq!(checker.count_done(), 5, "what stands behind all that had begun does not begin");
+        feed.end();
+        running.await.unwrap().unwrap();
+        checker.assert_order();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_37_what_stands_before_something_done_is_done_before_a_stop() {
+    let (work, feed, checker, handle, running) = behind_a_busy_key(4).await;
+    handle.stop(100 * SECOND);
+    work.gate.add_permits(10);
+    assert_eq!(running.await.unwrap().unwrap().done, 5);
+    assert_eq!(feed.committed(LANE), Some(Position(4)));
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_29_what_has_not_begun_in_half_of_the_time_is_dropped() {
+    let (work, feed, checker, handle, running) = behind_a_busy_key(4).await;
+    feed.revoke(&[LANE], 10 * SECOND);
+    until("what waited is dropped", || handle.metrics().pending == 1).await;
+    work.gate.add_permits(10);
+    until("the lane is released", || feed.releases().len() == 1).await;
+    assert_eq!((feed.releases()[0].2, checker.count_done()), (Some(Position(0)), 3));
+    feed.end();
+    running.await.unwrap().unwrap();
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_29_what_waits_behind_a_record_that_fails_does_not_overtake_it() {
+    let (source, feed, checker) = filled(4, |at| u64::from(at == 3));
+    let (gate, begun) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (watch, opened, seen) = (checker.clone(), Arc::clone(&gate), Arc::clone(&begun));
+    let handler = move |delivery: Delivery| {
+        let (watch, gate) = (watch.clone(), Arc::clone(&opened));
+        seen.lock().unwrap().push(delivery.position().0);
+        async move {
+            if delivery.position() == Position(0) {
+                gate.acquire().await.unwrap().forget();
+                return delivery.fail(Failure::new("no"));
+            }
+            watch.done(&delivery);
+            delivery.finish();
+        }
+    };
+    let subscription = Subscription::builder("test").source(source).shards(1).handler(handler).unwrap();
+    let running = tokio::spawn(subscription.run());
+    until("the other key is done", || checker.count_done() == 1).await;
+    feed.revoke(&[LANE], 10 * SECOND);
+    gate.add_permits(10);
+    until("the lane is released", || feed.releases().len() == 1).await;
+    assert_eq!((feed.releases()[0].2, begun.lock().unwrap().clone()), (None, vec![0, 3]));
+    feed.end();
+    running.await.unwrap().unwrap();
 }
