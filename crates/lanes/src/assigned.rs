@@ -36,6 +36,8 @@ pub(crate) struct Leaving {
     by: Moment,
     who: Who,
     waits: Waits,
+    /// Nothing begins any more, whatever waits.
+    is_shut: bool,
 }
 
 /// What waits in the shards: it runs if it stands before something that has begun, as long as there is time.
@@ -52,12 +54,17 @@ enum Waits {
 impl Leaving {
     /// All `shards` are to be asked.
     pub(crate) fn new(since: Moment, by: Moment, who: Who, shards: usize) -> Self {
-        Self { since, by, who, waits: Waits::Asked { shards, last: None } }
+        Self { since, by, who, waits: Waits::Asked { shards, last: None }, is_shut: false }
+    }
+
+    /// If nothing may begin, what waits is waited for in vain.
+    pub(crate) fn shut(self, is_shut: bool) -> Self {
+        Self { is_shut, ..self }
     }
 
     /// When what waits is dropped, so that what runs has as much time again.
     fn drop_at(&self) -> Moment {
-        self.since.after(self.by.since(self.since) / 2)
+        if self.is_shut { self.since } else { self.since.after(self.by.since(self.since) / 2) }
     }
 
     /// When it has to be looked at.

@@ -90,6 +90,12 @@ impl Gate {
         state.wake(usize::MAX, wake);
     }
 
+    /// Nothing starts until somebody changes that.
+    pub(crate) fn is_shut(&self) -> bool {
+        let state = lock(&self.0);
+        state.limit == 0 || state.bucket.as_ref().is_some_and(|bucket| bucket.per_second <= 0.0)
+    }
+
     pub(crate) fn used(&self) -> usize {
         lock(&self.0).used
     }

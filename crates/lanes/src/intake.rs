@@ -307,9 +307,9 @@ impl<S: Source> Intake<S> {
 
     /// Lets go of lanes when they are at rest, or `by` then.
     fn give_back(&mut self, lanes: &[(Lane, Epoch)], now: Moment, by: Moment, who: Who) {
-        let shards = self.shared.shards.len();
+        let leaving = Leaving::new(now, by, who, self.shared.shards.len()).shut(self.shared.gate.is_shut());
         for (lane, epoch) in lanes.iter().copied() {
-            match self.assigned.leave(lane, epoch, Leaving::new(now, by, who, shards)) {
+            match self.assigned.leave(lane, epoch, leaving) {
                 Some(Step::First) => self.order(|| Order::Leave(lane, epoch)),
                 Some(Step::Further) => {}
                 None => self.source.release(lane, epoch, None),

@@ -344,6 +344,19 @@ async fn la_37_what_stands_before_something_done_is_done_before_a_stop() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn la_37_a_stop_of_what_is_paused_waits_for_nothing_that_has_not_begun() {
+    let (work, feed, checker, handle, running) = behind_a_busy_key(4).await;
+    handle.set_rate(Some(0.0));
+    let began = Instant::now();
+    handle.stop(100 * SECOND);
+    work.gate.add_permits(10);
+    assert_eq!(running.await.unwrap().unwrap().done, 3);
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    assert_eq!(feed.committed(LANE), Some(Position(0)));
+    checker.assert_order();
+}
+
+#[tokio::test(start_paused = true)]
 async fn la_29_what_has_not_begun_in_half_of_the_time_is_dropped() {
     let (work, feed, checker, handle, running) = behind_a_busy_key(4).await;
     feed.revoke(&[LANE], 10 * SECOND);
