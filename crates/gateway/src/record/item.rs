@@ -260,13 +260,15 @@ impl Item {
             return;
         }
         self.sqlstate.extend_from_slice(error.sqlstate);
-        let message = cut(error.message, MESSAGE_BYTES_MAX).0;
-        let has_parameters = self.said.as_ref().is_some_and(|said| said.has_parameters);
+        // A call by FunctionCall has no text, and may have arguments.
+        let has_parameters = self.said.as_ref().is_none_or(|said| said.has_parameters);
         if hides.literals || (hides.parameters && has_parameters) {
-            hide_values(error.sqlstate, message, &mut self.message);
+            hide_values(error, &mut self.message);
         } else {
-            self.message.extend_from_slice(message);
+            self.message.extend_from_slice(error.message);
         }
+        // Not before: of a value that is cut nobody could say where it ends.
+        self.message.truncate(cut(&self.message, MESSAGE_BYTES_MAX).0.len());
     }
 }
 
@@ -282,13 +284,20 @@ pub(super) struct Hides {
 pub(super) struct Failure<'a> {
     pub(super) sqlstate: &'a [u8],
     pub(super) message: &'a [u8],
+    /// The author of a function has made it up, with whatever SQLSTATE.
+    is_raised: bool,
 }
 
 impl<'a> Failure<'a> {
     pub(super) fn of(fields: &ErrorFields<'a>) -> Self {
-        Self { sqlstate: fields.get(b'C').unwrap_or(b"XX000"), message: fields.get(b'M').unwrap_or_default() }
+        let field = |name| fields.get(name).unwrap_or_default();
+        let (sqlstate, message) = (fields.get(b'C').unwrap_or(b"XX000"), field(b'M'));
+        Self { sqlstate, message, is_raised: LANGUAGES.contains(&field(b'F')) }
     }
 }
+
+/// The source files in which the languages of functions report what a function raises.
+const LANGUAGES: [&[u8]; 6] = [b"pl_exec.c", b"plpy_elog.c", b"plpy_plpymodule.c", b"plperl.c", b"pltcl.c", b"plv8.cc"];
 
 /// Appends to a list that is joined by `; `, as long as it fits.
 pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
@@ -304,21 +313,34 @@ pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
     out.extend_from_slice(part);
 }
 
-/// Messages of class 22 (data exception) quote the value that is at fault; those of P0 (PL/pgSQL) and of other people's
-/// classes say whatever their author wanted. The rest name objects only.
-fn hide_values(sqlstate: &[u8], message: &[u8], out: &mut Vec<u8>) {
-    match sqlstate {
-        [b'P', b'0', ..] | [b'I'..=b'O' | b'Q'..=b'W' | b'Y' | b'Z', ..] => out.extend_from_slice(b"***"),
-        [b'2', b'2', ..] => {
-            for (at, part) in message.split(|byte| *byte == b'"').enumerate() {
-                if at > 0 {
-                    out.push(b'"');
-                }
-                out.extend_from_slice(if at % 2 == 1 { b"***" } else { part });
-            }
+/// Messages of class 22 (data exception) quote the value that is at fault, and a syntax error the place where the server could
+/// not read on; what functions raise, and errors of P0 (PL/pgSQL), 38 (external routines) and of other people's classes, say
+/// whatever their author wanted. The rest name objects only.
+fn hide_values(error: &Failure<'_>, out: &mut Vec<u8>) {
+    match error.sqlstate {
+        _ if error.is_raised => out.extend_from_slice(HIDDEN),
+        [b'P', b'0', ..] | [b'3', b'8', ..] | [b'I'..=b'O' | b'Q'..=b'W' | b'Y' | b'Z', ..] => {
+            out.extend_from_slice(HIDDEN);
         }
-        _ => out.extend_from_slice(message),
+        [b'2', b'2', ..] | b"42601" => hide_quoted(error.message, out),
+        _ => out.extend_from_slice(error.message),
     }
+}
+
+const HIDDEN: &[u8] = b"***";
+/// In one language or another.
+const QUOTES: [char; 15] = ['"', '«', '»', '„', '“', '”', '‚', '‘', '’', '‹', '›', '「', '」', '『', '』'];
+
+/// From the first quote to the last one: what is quoted may have quotes in it.
+fn hide_quoted(message: &[u8], out: &mut Vec<u8>) {
+    let Ok(text) = str::from_utf8(message) else { return out.extend_from_slice(HIDDEN) };
+    let Some((first, quote)) = text.char_indices().find(|(_, c)| QUOTES.contains(c)) else {
+        return out.extend_from_slice(message);
+    };
+    let last = text.rfind(QUOTES).filter(|last| *last > first).unwrap_or(text.len());
+    out.extend_from_slice(&message[..first + quote.len_utf8()]);
+    out.extend_from_slice(HIDDEN);
+    out.extend_from_slice(&message[last..]);
 }
 
 #[cfg(test)]
@@ -337,15 +359,30 @@ mod tests {
     fn an_error_gives_no_value_away() {
         let hidden = |sqlstate: &str, message: &str| {
             let mut out = Vec::new();
-            hide_values(sqlstate.as_bytes(), message.as_bytes(), &mut out);
+            let failure = Failure { sqlstate: sqlstate.as_bytes(), message: message.as_bytes(), is_raised: false };
+            hide_values(&failure, &mut out);
             String::from_utf8(out).unwrap()
         };
         assert_eq!(
             hidden("22P02", "invalid input syntax for type integer: \"secret\""),
             "invalid input syntax for type integer: \"***\""
         );
+        assert_eq!(
+            hidden("22P02", "ungültige Syntax für Typ integer: »{\"a\": 1}«"),
+            "ungültige Syntax für Typ integer: »***«"
+        );
+        assert_eq!(hidden("22003", "value \"7\" is out of range"), "value \"***\" is out of range");
+        assert_eq!(hidden("22P02", "in half: \"secret"), "in half: \"***");
+        assert_eq!(hidden("22012", "division by zero"), "division by zero");
+        assert_eq!(hidden("42601", "syntax error at or near \"'ann'\""), "syntax error at or near \"***\"");
         assert_eq!(hidden("P0001", "no such customer: ann"), "***");
+        assert_eq!(hidden("38000", "no such customer: ann"), "***");
         assert_eq!(hidden("42P01", "relation \"t\" does not exist"), "relation \"t\" does not exist");
+        let mut out = Vec::new();
+        // In Latin 1.
+        let failure = Failure { sqlstate: b"22P02", message: b"ung\xfcltig: \xbbann\xab", is_raised: false };
+        hide_values(&failure, &mut out);
+        assert_eq!(out, HIDDEN);
     }
 
     #[test]

@@ -54,6 +54,8 @@ type Portals = Vec<(Vec<u8>, Option<Rc<Said>>)>;
 const PORTALS_MAX: usize = 64;
 /// Postgres looks at 63 bytes of an identifier; names of statements may be longer.
 const NAME_BYTES_MAX: usize = 256;
+/// Of a character in UTF-8.
+const CHAR_BYTES_MAX: usize = 4;
 
 /// Which server a query goes to.
 #[derive(Clone, Copy)]
@@ -154,7 +156,8 @@ impl Ledger {
     pub fn parse(&mut self, parse: &Parse<'_>, is_kept: bool) {
         let bytes_max = self.bytes_max();
         if is_kept && !parse.name.is_empty() {
-            self.witness.keep_prepared(parse.name, parse.query);
+            // A little more than is written down, so that it is known to be cut.
+            self.witness.keep_prepared(parse.name, cut(parse.query, bytes_max + CHAR_BYTES_MAX).0);
         }
         let book = &mut *self.book;
         book.parsed_is_latest = parse.name.is_empty();

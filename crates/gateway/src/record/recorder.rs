@@ -14,7 +14,7 @@ use super::{
     archive::{CONNECTIONS, QUERIES},
     decision::wants,
     entry::{Calendar, Draft, Kind, Moment, Who, write_server, write_who},
-    item::{Hides, Item, Wants},
+    item::{Hides, Item, Wants, cut},
     ledger::{Book, Upstream},
     shape::{Found, Shapes},
 };
@@ -178,8 +178,10 @@ impl Recorder {
         draft.kind = Some(Kind::Query);
         draft.who = who;
         draft.transaction = Some(transaction);
-        draft.statement = &statement[..statement.len().min(journal.statement_bytes as usize)];
-        draft.is_cut = !statement.is_empty() && item.is_cut();
+        // A shape may be longer than what it is of.
+        let (statement, is_cut) = cut(statement, journal.statement_bytes as usize);
+        draft.statement = statement;
+        draft.is_cut = !statement.is_empty() && (is_cut || item.is_cut());
         draft.fingerprint = found.as_ref().map(Found::fingerprint);
         if let Some(said) = &item.said {
             draft.prepared = &said.prepared;

@@ -198,7 +198,19 @@ impl<'a> Tokens<'a> {
     /// The cursor stands on the opening quote.
     fn string(&mut self, escapes: bool) -> Token<'a> {
         self.at = self.end_of_quoted(self.at + 1, b'\'', escapes);
+        while escapes && let Some(quote) = self.continued() {
+            self.at = self.end_of_quoted(quote + 1, b'\'', escapes);
+        }
         Token::Literal
+    }
+
+    /// Where the string that ends here goes on: behind a line break, and with the escapes that it began with (scan.l,
+    /// `quotecontinue`). One without escapes may as well be two.
+    fn continued(&self) -> Option<usize> {
+        let mut next = Self { text: self.text, at: self.at };
+        next.skip_blanks();
+        let breaks = self.text[self.at.min(next.at)..next.at].iter().any(|byte| matches!(byte, b'\n' | b'\r'));
+        (breaks && next.peek(0) == Some(b'\'')).then_some(next.at)
     }
 
     fn number(&mut self) -> Token<'a> {
@@ -218,7 +230,7 @@ impl<'a> Tokens<'a> {
             self.at = self.run(from + 1, |byte| byte.is_ascii_digit());
             return Token::Literal;
         }
-        let end = self.run(from + 1, |byte| is_word(byte) && byte != b'$');
+        let end = self.run(from + 1, |byte| SORTS[usize::from(byte)] & IN_WORD != 0 && byte != b'$');
         if self.text.get(end) != Some(&b'$') {
             self.at += 1;
             return Token::Mark(b'$');
@@ -451,6 +463,10 @@ mod tests {
             ),
             ("insert into t values (1, 'a'), ($1, null)", "insert into t values(?), (?, null)"),
             ("select t1.a2 from t1 where a->>'k' @> U&'x'", "select t1.a2 from t1 where a ->> ? @> ?"),
+            ("select $a1$secret$a1$, $_9b$ $1 $_9b$ from t", "select ? from t"),
+            ("select E'a' -- b\n 'c\\'d' from t", "select ? from t"),
+            ("select E'a' 'b\\' from t", "select ? ? from t"),
+            ("select 'a'\n'b\\' from t", "select ? ? from t"),
             ("select 'open", "select ?"),
             ("  ;; ", ""),
             ("select 1; select 2", "select ?; select ?"),

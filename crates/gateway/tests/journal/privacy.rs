@@ -63,10 +63,59 @@ on_each_postgres! {
         }
     }
 
+    /// What a server says of a statement that it could not read, or of a value that it could not take, whatever is in it.
+    fn literals_stand_in_no_error(fixture) {
+        let kept = Kept::new(fixture, "size = 1\n", "statement = \"normalised\"");
+        let mut client = kept.gateway.client("postgres");
+        let raised = format!("do $a1$ begin raise exception 'no {SECRET}' using errcode = '23505'; end $a1$");
+        for (text, code) in [
+            (format!("select 1 '{SECRET}'"), "42601"),
+            (format!("select 'O'{SECRET} Brien'"), "42601"),
+            (format!("select 'open {SECRET}"), "42601"),
+            (format!("select '{{\"password\":\"{SECRET}\"}}'::int"), "22P02"),
+            (format!("select '{}\"{SECRET}'::int", "x".repeat(2000)), "22P02"),
+            (format!("select '\"{}{SECRET}'::int", "x".repeat(900)), "22P02"),
+            (format!("select $q1${SECRET}$q1$::int"), "22P02"),
+            (format!("select E'a'\n'\\'{SECRET}'::int"), "22P02"),
+            (raised, "23505"),
+        ] {
+            assert_eq!(client.query(&text).code(), code, "{text}");
+        }
+        drop(client);
+        kept.when("all stand there", |entries| queries(entries).len() == 9);
+        let leaks = holds(&kept.path(), SECRET);
+        let entries = kept.end();
+        assert!(!leaks, "{:?}", queries(&entries));
+        let message = queries(&entries)[0].message.clone().unwrap_or_default();
+        assert_eq!(message, "syntax error at or near \"***\"");
+    }
+
     fn a_long_statement_is_cut(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement_bytes = 64");
         let mut client = kept.gateway.client("postgres");
         client.ok(&format!("select '{}'", "é".repeat(5000)));
+        drop(client);
+        let entries = kept.end();
+        let statement = queries(&entries)[0].statement.clone().unwrap_or_default();
+        assert!(statement.ends_with("é…") && statement.len() <= 64 + 3, "{statement}");
+        // Blanks are put in, so that it is longer than what the client said.
+        let kept = Kept::new(fixture, "size = 1\n", "statement = \"normalised\"\nstatement_bytes = 64");
+        let mut client = kept.gateway.client("postgres");
+        client.ok(&format!("select {} from pg_class", ["oid"; 11].join(",")));
+        drop(client);
+        let entries = kept.end();
+        let statement = queries(&entries)[0].statement.clone().unwrap_or_default();
+        assert!(statement.ends_with('…') && statement.len() <= 64 + 3, "{statement}");
+    }
+
+    /// The gateway knows what is prepared in session mode by what it has heard only.
+    fn a_long_prepared_statement_of_a_session_is_cut(fixture) {
+        let kept = Kept::new(fixture, "size = 1\nmode = \"session\"\n", "statement_bytes = 64");
+        let mut client = kept.gateway.client("postgres");
+        client.send(&Frames::new().parse("a", &format!("select '{}'", "é".repeat(5000))).sync());
+        client.expect("1 Z:I");
+        client.send(&Frames::new().bind("a", &[]).execute().sync());
+        client.expect("2 D C:SELECT_1 Z:I");
         drop(client);
         let entries = kept.end();
         let statement = queries(&entries)[0].statement.clone().unwrap_or_default();
