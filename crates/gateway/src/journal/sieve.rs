@@ -48,9 +48,9 @@ impl Sieve {
     pub(super) fn judge(&self, item: &Item) -> Verdict {
         let late = |grace: u64| self.until.is_some_and(|until| item.time.micros() > until.micros() + grace);
         match &item.what {
-            _ if late(UNORDERED_MICROS) => Verdict::Over,
-            // A hole is shown if it may have had something of the time in it.
+            // A hole is shown if it may have had something of the time in it, however long after that it ended.
             What::Loss(loss) if self.until.is_none_or(|until| loss.first <= until) => Verdict::Wanted,
+            _ if late(UNORDERED_MICROS) => Verdict::Over,
             What::Missing { .. } | What::Damage(_) => Verdict::Wanted,
             _ if late(0) || self.since.is_some_and(|since| item.time < since) => Verdict::Unwanted,
             What::Record { entry, .. } if self.takes(entry) => Verdict::Wanted,
@@ -192,6 +192,10 @@ mod tests {
             r#"{"gap":{"class":"queries","cause":"newest","records":3,"bytes":90,"first_ns":1000,"last_ns":2000}}"#;
         let sieve = cli::Sieve { user: words(&["ann"]), errors: true, ..cli::Sieve::default() };
         assert_eq!(judge(&sieve, loss), Verdict::Wanted);
+        let long = loss.replace("2000", "3600000000000");
+        let until = |text: &str| cli::Sieve { until: Some(text.to_owned()), ..cli::Sieve::default() };
+        assert_eq!(judge(&until("1970-01-01 00:10"), &long), Verdict::Wanted, "it began before");
+        assert_eq!(judge(&until("1970-01-01 00:10"), &long.replace("1000", "3500000000000")), Verdict::Over);
     }
 
     #[test]
