@@ -14,7 +14,9 @@ pub struct Budget {
 impl Budget {
     /// `restarts` at once, and as many again in every `per`. Zero restarts: none ever.
     pub fn new(restarts: u32, per: Duration) -> Self {
-        Self { restarts, per }
+        /// Longer than anything runs, and short enough to be added to an instant.
+        const EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        Self { restarts, per: per.min(EVER) }
     }
 
     /// Any number of restarts: the back-off alone says how often.
@@ -62,7 +64,7 @@ impl Bucket {
 
     fn after_one_more(&self, now: Instant) -> Option<(Instant, Duration)> {
         let each = self.budget.per.checked_div(self.budget.restarts)?;
-        let full_at = self.full_at.map_or(now, |at| at.max(now)) + each;
+        let full_at = self.full_at.map_or(now, |at| at.max(now)).checked_add(each)?;
         // Rounding of `each` must not let one more through than the budget says, nor one fewer.
         let room = each * self.budget.restarts;
         Some((full_at, full_at.duration_since(now).saturating_sub(room)))
@@ -155,6 +157,17 @@ mod tests {
         let mut bucket = Budget::new(0, SECOND).bucket();
         assert_eq!(bucket.try_take(Instant::now()), Err(Duration::MAX));
         assert_eq!(bucket.reserve(Instant::now()), None);
+    }
+
+    #[test]
+    fn a_budget_for_ever_is_used_up_once() {
+        let began = Instant::now();
+        let mut bucket = Budget::new(2, Duration::MAX).bucket();
+        assert_eq!([(); 2].map(|()| bucket.try_take(began)), [Ok(()); 2]);
+        assert!(bucket.try_take(began + 1_000_000 * SECOND).is_err());
+        let mut waiting = Budget::new(1, Duration::MAX).bucket();
+        assert_eq!(waiting.reserve(began), Some(Duration::ZERO));
+        assert!((0..10).all(|_| waiting.reserve(began) != Some(Duration::ZERO)), "and nobody waits for an end of time");
     }
 
     #[test]

@@ -498,6 +498,30 @@ fn sv_23_a_runtime_that_goes_in_the_middle_of_a_stop_ends_it() {
     assert_eq!((report.exits[Exit::Dropped], report.left), (1000, 0), "{report}");
 }
 
+/// It has lent its workers to the sweep, and its clock to the deadlines.
+#[test]
+fn sv_23_a_runtime_that_goes_under_a_stop_of_its_own_ends_it() {
+    for _ in 0..20 {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+        let scope = Scope::root::<u64>("root").on(Tokio::new(runtime.handle().clone()));
+        for _ in 0..1000 {
+            drop(scope.spawn(|_| pending::<()>()).unwrap());
+        }
+        let stop = scope.stop(LONG, LONG);
+        let (begun, has_begun) = mpsc::channel();
+        let stopper = std::thread::spawn(move || {
+            let mut stop = pin!(stop);
+            assert!(poll_once(&mut stop).is_pending());
+            begun.send(()).unwrap();
+            block_on(stop)
+        });
+        has_begun.recv().unwrap();
+        drop(runtime);
+        let report = stopper.join().unwrap();
+        assert_eq!((report.exits[Exit::Dropped], report.left), (1000, 0), "{report}");
+    }
+}
+
 #[tokio::test]
 async fn a_part_of_a_child_with_a_waker_of_its_own_is_told_as_well() {
     use futures_util::stream::{FuturesUnordered, StreamExt};
