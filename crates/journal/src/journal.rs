@@ -289,12 +289,11 @@ impl Journal {
         let lost = self.stats().classes.iter().map(ClassStats::lost_in_all).sum();
         let mut report = CloseReport { numbered: 0, written: 0, unwritten: 0, lost, took: begun.elapsed() };
         for stripe in &self.shared.stripes {
-            let (first, next, written) = (stripe.first_seq(), stripe.next_seq(), stripe.acks.written());
+            let (numbered, written) = (stripe.next_seq() - stripe.first_seq(), stripe.progress().written);
             let displaced: u64 = stripe.staged().2.iter().map(|books| books.lost[Cause::Oldest as usize]).sum();
-            report.numbered += next - first;
-            report.unwritten += next - written;
-            // Those were numbered and never written.
-            report.written += (written - first).saturating_sub(displaced);
+            report.numbered += numbered;
+            report.written += written;
+            report.unwritten += numbered.saturating_sub(written + displaced);
         }
         report
     }

@@ -40,7 +40,9 @@ struct Found {
     name: SegmentName,
     bytes: u64,
     modified: SystemTime,
-    /// The newest of its stripe, which the writer may have open.
+    /// When it was written to last, or one before it: the order of a stripe is that of its numbers, whatever the clock did.
+    written: SystemTime,
+    /// The newest of a stripe that there is, which its writer may have open.
     newest: bool,
 }
 
@@ -86,17 +88,27 @@ impl Keeper {
             // It may be gone by now.
             let Ok(metadata) = fs::symlink_metadata(name.path(&self.config.folder)) else { continue };
             let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            found.push(Found { name, bytes: metadata.len(), modified, newest: true });
+            let newest = usize::from(name.stripe) < self.config.stripes;
+            found.push(Found { name, bytes: metadata.len(), modified, written: modified, newest });
         }
         for at in 1..found.len() {
-            found[at - 1].newest = found[at - 1].name.stripe != found[at].name.stripe;
+            if found[at - 1].name.stripe == found[at].name.stripe {
+                found[at - 1].newest = false;
+                found[at].written = found[at].written.max(found[at - 1].written);
+            }
         }
         Ok(found)
     }
 
     fn count(&self) -> io::Result<()> {
         let found = self.found()?;
-        self.disk.bytes.store(found.iter().filter(|f| !f.newest).map(|f| f.bytes).sum(), Ordering::Relaxed);
+        // Their writers know better how large those are that are open.
+        let open = |found: &&Found| {
+            let stripe = self.stripes.get(usize::from(found.name.stripe));
+            stripe.is_some_and(|stripe| found.name.number >= stripe.progress().first_open)
+        };
+        let ended = found.iter().filter(|found| !open(found));
+        self.disk.bytes.store(ended.map(|found| found.bytes).sum(), Ordering::Relaxed);
         self.disk.segments.store(found.len() as u64, Ordering::Relaxed);
         Ok(())
     }
@@ -108,7 +120,8 @@ impl Keeper {
         }
         let mut found = self.found()?;
         let (mut bytes, mut segments) = (found.iter().map(|f| f.bytes).sum::<u64>(), found.len());
-        found.sort_by_key(|found| found.modified);
+        found.sort_by_key(|found| found.written);
+        let mut outcome = Ok(());
         for old in found.iter().filter(|found| !found.newest) {
             let age = old.modified.elapsed().unwrap_or_default();
             let too_many = retention.segments.is_some_and(|max| segments > max.max(1));
@@ -116,11 +129,13 @@ impl Keeper {
             if !too_many && !too_large && retention.age.is_none_or(|max| age < max) {
                 continue;
             }
-            fs::remove_file(old.name.path(&self.config.folder))?;
-            bytes -= old.bytes;
-            segments -= 1;
+            match fs::remove_file(old.name.path(&self.config.folder)) {
+                // One that stays must not keep the others.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => outcome = outcome.and(Err(error)),
+                _ => (bytes, segments) = (bytes - old.bytes, segments - 1),
+            }
         }
-        Ok(())
+        outcome
     }
 
     fn pack_all(&self, level: i32) {

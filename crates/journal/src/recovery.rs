@@ -1,6 +1,7 @@
 //! What an earlier life left behind, looked at once when a journal is opened.
 //!
-//! Only the newest segment of each stripe is read: all others were complete before it began. A write that was cut short
+//! Only the newest segment of each stripe is read, and those right before it that were given up: all others were complete
+//! before it began. A write that was cut short
 //! is cut off, and the segment gets its sum. Damage with frames behind it is reported and left alone: what to do about it
 //! is for people, or for [`repair`](crate::repair), to decide. Done twice, it changes nothing more.
 
@@ -80,23 +81,56 @@ pub(crate) fn recover(config: &Config) -> Result<(Recovery, Vec<Beginning>), Ope
 fn recover_stripe(config: &Config, names: &[SegmentName], recovery: &mut Recovery) -> Result<Beginning, OpenError> {
     let mut beginning = Beginning { next_number: 1, ..Beginning::default() };
     beginning.next_number += names.last().map_or(0, |newest| newest.number);
-    for name in names.iter().rev() {
+    let (mut known, mut earlier) = (0, names.iter().rev());
+    for name in earlier.by_ref() {
         let path = name.path(&config.folder);
         match end_of(name, &path, recovery).map_err(OpenError::io(&path))? {
             End::Known(seq) => {
-                beginning.next_seq += seq;
+                known = seq;
                 break;
             }
             // Numbers that are not reused, whatever they were: readers skip numbers that they have seen.
             End::Unknown { records_max } => beginning.next_seq += records_max,
         }
     }
+    beginning.next_seq += known.max(given_up(&config.folder, earlier));
     if let Space::Ring { .. } = config.space {
         let plain = names.iter().filter(|name| !name.packed && name.format == Format::Framed);
         let left = plain.filter(|name| name.path(&config.folder).exists());
         beginning.ring = left.map(|name| name.number).collect();
     }
     Ok(beginning)
+}
+
+/// The number after the last of segments that were given up: what they hold was to be stored again in the next one, which may
+/// not have come to it. Those before one that ended in order are of no interest, nor is one that cannot be read.
+fn given_up<'a>(folder: &Path, earlier: impl Iterator<Item = &'a SegmentName>) -> u64 {
+    let mut most = 0;
+    for name in earlier.take_while(|name| name.format == Format::Framed) {
+        let Ok(Some((end, in_order))) = end_of_earlier(name, &name.path(folder)) else { break };
+        most = most.max(end);
+        if in_order {
+            break;
+        }
+    }
+    most
+}
+
+/// The number after the last that a segment of frames holds, and whether it ended in order. `None`: it does not say.
+fn end_of_earlier(name: &SegmentName, path: &Path) -> io::Result<Option<(u64, bool)>> {
+    if let Some((_, Some(sum))) = scan::header_and_sum(path)? {
+        return Ok(Some((sum.end_seq, true)));
+    }
+    let Some(mut scan) = Scan::open(path, name.packed)? else { return Ok(None) };
+    let mut end = scan.header().first_seq;
+    loop {
+        match scan.advance(Tail::Final)? {
+            Step::Frame => end = scan.frame().seq + 1,
+            Step::Damage { .. } | Step::Torn { .. } => {}
+            Step::End(sum) => return Ok(Some((sum.map_or(end, |sum| sum.end_seq.max(end)), sum.is_some()))),
+            Step::Pending => return Ok(Some((end, false))),
+        }
+    }
 }
 
 /// Which number comes after a segment.
@@ -111,10 +145,11 @@ enum End {
 /// Ends a segment in order, if it was not.
 fn end_of(name: &SegmentName, path: &Path, recovery: &mut Recovery) -> io::Result<End> {
     match name.format {
-        _ if name.packed => Ok(match scan::header_and_sum(path)? {
-            Some((_, Some(sum))) => End::Known(sum.end_seq),
-            _ => End::Unknown { records_max: 0 },
+        Format::Framed if name.packed => Ok(match end_of_earlier(name, path)? {
+            Some((seq, _)) => End::Known(seq),
+            None => End::Unknown { records_max: 0 },
         }),
+        _ if name.packed => Ok(End::Unknown { records_max: 0 }),
         Format::Framed => end_of_frames(name, path, recovery),
         Format::Json | Format::Text => end_of_lines(path, recovery).map(|()| End::Unknown { records_max: 0 }),
     }

@@ -37,6 +37,8 @@ pub(crate) struct Ended {
     pub(crate) path: PathBuf,
     /// Those that no sync has reached.
     pub(crate) seqs: Range<u64>,
+    /// The folder knows its name for good.
+    pub(crate) named: bool,
 }
 
 /// Why a batch could not be stored yet.
@@ -311,7 +313,8 @@ impl Sink {
                 let _ = open.file.truncate(open.bytes);
             }
         }
-        self.ended.push(Ended { file: open.file, path: open.path, seqs: open.synced_seq..open.end_seq });
+        let (seqs, named) = (open.synced_seq..open.end_seq, open.named);
+        self.ended.push(Ended { file: open.file, path: open.path, seqs, named });
     }
 
     fn begin(&mut self, first_seq: u64) -> io::Result<Open> {
@@ -428,6 +431,11 @@ impl Sink {
 
     pub(crate) fn open_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.bytes)
+    }
+
+    /// Segments of smaller numbers are not written to any more.
+    pub(crate) fn first_open(&self) -> u64 {
+        self.next_number - u64::from(self.open.is_some())
     }
 }
 

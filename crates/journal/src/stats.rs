@@ -38,7 +38,7 @@ pub struct Stats {
     pub numbered: u64,
     /// Of these, how many are written: all but those that wait and those that were displaced.
     pub written: u64,
-    /// Of these, how many are durable: all below.
+    /// Of these, how many are durable.
     pub durable: u64,
     /// Calls to write.
     pub writes: u64,
@@ -80,14 +80,14 @@ impl Stats {
 
     /// Adds a stripe; returns the time of its oldest record that is not written.
     pub(crate) fn add(&mut self, stripe: &Stripe) -> Option<Time> {
-        let Progress { counts, open_bytes, in_flight_bytes, in_flight_oldest } = stripe.progress();
+        let Progress { counts, open_bytes, in_flight_bytes, in_flight_oldest, written, durable, .. } =
+            stripe.progress();
         let (staged_bytes, staged_oldest, books) = stripe.staged();
         self.queued_bytes += staged_bytes + in_flight_bytes;
         self.disk_bytes += open_bytes;
         self.numbered += stripe.next_seq() - stripe.first_seq();
-        let displaced: u64 = books.iter().map(|books| books.lost[Cause::Oldest as usize]).sum();
-        self.written += (stripe.acks.written() - stripe.first_seq()).saturating_sub(displaced);
-        self.durable += stripe.acks.durable() - stripe.first_seq();
+        self.written += written;
+        self.durable += durable;
         self.writes += counts.writes;
         self.written_bytes += counts.written_bytes;
         self.syncs += counts.syncs;

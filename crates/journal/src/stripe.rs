@@ -1,6 +1,7 @@
 //! One staging buffer, one segment, and the step that moves batches from the one to the other.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -12,6 +13,7 @@ use std::{
 use crate::{
     acks::Acks,
     budget::{Budget, Credit},
+    chunk::Chunk,
     config::Config,
     frame::Framed,
     gap::Gap,
@@ -51,6 +53,7 @@ pub(crate) struct Stripe {
     reopen: AtomicBool,
     abandoned: AtomicBool,
     config: Arc<Config>,
+    storage: Arc<dyn Storage>,
     budget: Arc<Budget>,
     health: Arc<Health>,
     keeper: Arc<OnceLock<Thread>>,
@@ -71,9 +74,23 @@ struct Writing {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) counts: SinkCounts,
+    /// Segments of smaller numbers are not written to any more.
+    pub(crate) first_open: u64,
     pub(crate) open_bytes: u64,
     pub(crate) in_flight_bytes: usize,
     pub(crate) in_flight_oldest: Option<Time>,
+    /// Records and gaps that are written, and how many of them are durable.
+    pub(crate) written: u64,
+    pub(crate) durable: u64,
+    /// Of those that are written, how many will never be called durable.
+    doubtful: u64,
+}
+
+impl Progress {
+    /// All that is written is durable, but for what is in doubt.
+    fn settle(&mut self) {
+        self.durable = self.written.saturating_sub(self.doubtful);
+    }
 }
 
 /// What the writer does next.
@@ -98,18 +115,19 @@ pub(crate) struct Surroundings {
 impl Stripe {
     pub(crate) fn new(index: u16, around: &Surroundings, beginning: &Beginning) -> Self {
         let Surroundings { config, storage, budget, health, keeper } = around.clone();
-        let sink = Sink::new(Arc::clone(&config), storage, index, beginning);
+        let sink = Sink::new(Arc::clone(&config), Arc::clone(&storage), index, beginning);
         Self {
             index,
             acks: Acks::new(beginning.next_seq),
             staging: Mutex::new(Staging::new(config.classes.len(), beginning.next_seq)),
             sink: Mutex::new(Writing { sink, failures: 0, synced: None }),
             ended: Mutex::new(Vec::new()),
-            progress: Mutex::new(Progress::default()),
+            progress: Mutex::new(Progress { first_open: beginning.next_number, ..Progress::default() }),
             writer: OnceLock::new(),
             reopen: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             config,
+            storage,
             budget,
             health,
             keeper,
@@ -226,8 +244,7 @@ impl Stripe {
     /// Takes one batch and stores it.
     fn step(&self, writing: &mut Writing) -> Step {
         if self.reopen.swap(false, Ordering::AcqRel) {
-            writing.sink.end();
-            self.hand_over(&mut writing.sink);
+            self.end(writing);
         }
         if !writing.sink.has_pending() {
             let taken = lock(&self.staging).take(&self.pace(writing), Instant::now());
@@ -236,14 +253,20 @@ impl Stripe {
                 Taken::Linger(time) => return Step::Sleep(Some(time)),
                 Taken::Idle => return Step::Sleep(None),
                 Taken::Ended => {
-                    writing.sink.end();
-                    self.hand_over(&mut writing.sink);
+                    self.end(writing);
                     self.sync_ended();
                     return Step::Ended;
                 }
             }
         }
         self.store(writing)
+    }
+
+    /// Lets go of the open segment.
+    fn end(&self, writing: &mut Writing) {
+        writing.sink.end();
+        self.note(writing);
+        self.hand_over(&mut writing.sink);
     }
 
     fn accept(&self, writing: &mut Writing, batch: Batch) {
@@ -295,11 +318,14 @@ impl Stripe {
             writing.failures = 0;
             self.health.stored();
         }
+        // Before the keeper looks at what has ended.
+        self.note(writing);
+        lock(&self.progress).written += batch.chunks.iter().map(Chunk::records).sum::<u64>();
         self.hand_over(&mut writing.sink);
         if batch.ask == Ack::Durable {
             self.sync_ended();
+            lock(&self.progress).settle();
         }
-        self.note(writing);
         // First the room, so that whoever is told finds the books settled.
         batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
         self.acks.publish(batch.end, batch.ask);
@@ -319,20 +345,19 @@ impl Stripe {
     }
 
     fn note(&self, writing: &Writing) {
-        let (counts, open_bytes) = (writing.sink.counts, writing.sink.open_bytes());
-        let pending = writing.sink.has_pending();
+        let Writing { sink, .. } = writing;
         let mut progress = lock(&self.progress);
-        *progress = if pending {
-            Progress { counts, open_bytes, ..*progress }
-        } else {
-            Progress { counts, open_bytes, in_flight_bytes: 0, in_flight_oldest: None }
-        };
+        (progress.counts, progress.open_bytes) = (sink.counts, sink.open_bytes());
+        progress.first_open = sink.first_open();
+        if !sink.has_pending() {
+            (progress.in_flight_bytes, progress.in_flight_oldest) = (0, None);
+        }
     }
 
     /// Ended segments go to the keeper, who syncs and packs them.
     fn hand_over(&self, sink: &mut Sink) {
         for range in sink.take_unsafe() {
-            self.acks.lose(range, Ack::Durable);
+            self.doubt(range);
         }
         let fresh = sink.take_ended();
         if fresh.is_empty() {
@@ -354,13 +379,20 @@ impl Stripe {
     pub(crate) fn sync_ended(&self) {
         let mut ended = lock(&self.ended);
         while let Some(mut segment) = ended.pop() {
-            if let Err(error) = segment.file.sync() {
+            let named = || if segment.named { Ok(()) } else { self.storage.sync_folder(&self.config.folder) };
+            if let Err(error) = segment.file.sync().and_then(|()| named()) {
                 self.health.upkeep(&segment.path, &error);
                 if !segment.seqs.is_empty() {
-                    self.acks.lose(segment.seqs, Ack::Durable);
+                    self.doubt(segment.seqs);
                 }
             }
         }
+    }
+
+    /// These are written, and will never be called durable.
+    fn doubt(&self, seqs: Range<u64>) {
+        lock(&self.progress).doubtful += seqs.end - seqs.start;
+        self.acks.lose(seqs, Ack::Durable);
     }
 
     pub(crate) fn first_seq(&self) -> u64 {

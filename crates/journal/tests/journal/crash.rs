@@ -8,7 +8,7 @@ use tidegate_journal::{Ack, Config, Journal, Recovery, Space};
 use crate::{
     LONG,
     checker::{Promises, name},
-    faults::{Deed, Faulty, Image},
+    faults::{Answer, Call, Deed, Faulty, Image},
     note, payloads, seed, small,
 };
 
@@ -253,4 +253,38 @@ fn jo_07_dead_in_the_middle_of_a_recovery() {
 fn image_of(folder: &Path) -> Image {
     let paths = crate::segments(folder);
     Image(paths.into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect())
+}
+
+/// A segment is given up in the middle of a batch, of which it holds a part, and the process dies before the fresh one has
+/// any of it.
+#[test]
+fn jo_01_what_comes_after_a_crash_is_not_taken_for_what_a_segment_that_was_given_up_holds() {
+    let (origin, folder) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (config, copy) = (small(origin.path()), folder.path().to_path_buf());
+    let (from, mut writes) = (origin.path().to_path_buf(), 0);
+    let disk = Faulty::new(move |call| {
+        writes += usize::from(matches!(call, Call::Write(_)));
+        match (call, writes) {
+            // The header, what the disk hung with, one chunk of the batch; not the next one.
+            (Call::Write(_), 4) => return Answer::Fail(0, rustix::io::Errno::IO.into()),
+            // Of the fresh segment there is the header only.
+            (Call::Write(_), 6) => image_of(&from).restore(&copy),
+            _ => {}
+        }
+        Answer::Do
+    });
+    let (journal, _) = Journal::open_with(config.clone(), disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    crate::fill(&disk, &producer);
+    disk.go();
+    assert!(journal.close(LONG).is_complete());
+    assert_eq!(crate::segments(folder.path()).len(), 2, "the one that was given up, and a fresh one");
+
+    let (journal, _) = Journal::open(Config { folder: folder.path().to_path_buf(), ..config }).unwrap();
+    for number in 0..3 {
+        journal.producer().commit_blocking(note(format!("after {number}").as_bytes()).ack(Ack::Written)).unwrap();
+    }
+    assert!(journal.close(LONG).is_complete());
+    let after = payloads(folder.path()).into_iter().filter(|record| record.starts_with(b"after")).count();
+    assert_eq!(after, 3, "they have numbers of their own");
 }

@@ -332,6 +332,21 @@ fn jo_28_durable_is_never_said_before_the_sync_returned() {
     }
 }
 
+/// A file that was never synced while it was open, and that a log rotation has ended: its name is to be safe as well.
+#[test]
+fn jo_28_a_segment_that_has_ended_is_not_durable_before_its_folder_is() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::remembering();
+    let (journal, _) = open(&folder, &disk);
+    journal.producer().commit_blocking(note(b"a").ack(Ack::Written)).unwrap();
+    journal.reopen();
+    assert_eq!(journal.flush(Ack::Durable, LONG), Ok(true));
+    let deeds = disk.deeds();
+    let synced = deeds.iter().position(|deed| matches!(deed, Deed::Sync(_)));
+    let named = deeds.iter().position(|deed| *deed == Deed::SyncFolder);
+    assert!(synced.is_some() && named > synced, "{deeds:?}");
+}
+
 #[test]
 fn jo_29_records_that_never_reach_the_disk_fail_once_each() {
     let folder = TempDir::new().unwrap();

@@ -153,6 +153,32 @@ fn jo_19_who_waits_for_a_record_that_was_displaced_is_told_so() {
     assert_eq!((report.numbered, report.written, report.lost), (1002, 1002 - lost, lost), "{report:?}");
 }
 
+/// Those that had to go for younger ones were never written; what was written before stays so.
+#[test]
+fn jo_19_what_is_written_stays_written_while_others_are_displaced() {
+    let folder = TempDir::new().unwrap();
+    let disk = Faulty::sound();
+    let config = Config { classes: vec![ClassConfig::new("a").overload(Overload::DropOldest)], ..small(folder.path()) };
+    let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    for _ in 0..10 {
+        producer.commit_blocking(Note::new(Class::new(0), b"safe").ack(Ack::Written)).unwrap();
+    }
+    disk.stall();
+    producer.offer(Note::new(Class::new(0), b"the one that hangs")).unwrap();
+    disk.wait_for_stall();
+    for _ in 0..500 {
+        producer.offer(Note::new(Class::new(0), &[b'x'; SIZE])).unwrap();
+    }
+    let stats = journal.stats();
+    let displaced = stats.classes[0].lost(Cause::Oldest);
+    assert!(displaced > 300 && stats.written == 10, "{stats:?}");
+    let report = journal.close(Duration::from_millis(1));
+    assert_eq!((report.numbered, report.written, report.lost), (511, 10, displaced), "{report:?}");
+    assert_eq!(report.unwritten, 511 - 10 - displaced, "{report:?}");
+    disk.go();
+}
+
 #[test]
 fn jo_20_a_record_that_is_too_large_is_refused_counted_and_told() {
     let folder = TempDir::new().unwrap();

@@ -62,6 +62,60 @@ fn jo_46_segments_go_by_age() {
     assert_eq!(segments(folder.path()).len(), count - 1);
 }
 
+fn dated(path: &std::path::Path, time: SystemTime) {
+    fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+/// The clock was a year ahead, and was put right: what was written first has the latest times.
+#[test]
+fn jo_46_after_the_clock_went_back_the_oldest_go_first_all_the_same() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(rotating(folder.path(), Retention::default(), Pack::No)).unwrap();
+    write(&journal, 200);
+    drop(journal);
+    let files = segments(folder.path());
+    let ahead = SystemTime::now() + Duration::from_secs(365 * 24 * 3600);
+    files[..files.len() / 2].iter().for_each(|path| dated(path, ahead));
+    let keep = Retention { segments: Some(4), ..Retention::default() };
+    let (journal, _) = Journal::open(rotating(folder.path(), keep, Pack::No)).unwrap();
+    until("some are gone", || segments(folder.path()).len() <= 4);
+    drop(journal);
+    let left = segments(folder.path());
+    assert_eq!(left[..], files[files.len() - left.len()..], "the newest stay");
+}
+
+#[test]
+fn jo_46_what_stripes_left_that_are_no_more_goes_too() {
+    let folder = TempDir::new().unwrap();
+    let keep = Retention { age: Some(Duration::from_secs(3600)), ..Retention::default() };
+    let config = rotating(folder.path(), keep, Pack::No);
+    let (journal, _) = Journal::open(Config { stripes: 2, bytes_max: 128 << 10, ..config.clone() }).unwrap();
+    for stripe in 0..2 {
+        journal.producer_for(stripe).commit_blocking(note(b"old").ack(Ack::Written)).unwrap();
+    }
+    drop(journal);
+    let files = segments(folder.path());
+    files.iter().for_each(|path| dated(path, SystemTime::now() - Duration::from_secs(7200)));
+    let (journal, _) = Journal::open(config).unwrap();
+    until("that of the second stripe is gone", || !files[1].exists());
+    assert!(files[0].exists(), "the newest of a stripe that there is may be open");
+    drop(journal);
+}
+
+#[test]
+fn what_an_earlier_life_left_takes_room_on_the_disk_as_well() {
+    let folder = TempDir::new().unwrap();
+    let config = rotating(folder.path(), Retention::default(), Pack::No);
+    let (journal, _) = Journal::open(config.clone()).unwrap();
+    write(&journal, 100);
+    drop(journal);
+    let sizes = || segments(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum::<u64>();
+    let (journal, _) = Journal::open(config).unwrap();
+    until("all of it is counted", || journal.stats().disk_bytes == sizes());
+    write(&journal, 100);
+    until("what is new as well", || journal.stats().disk_bytes == sizes());
+}
+
 #[test]
 fn jo_46_nothing_else_is_ever_removed() {
     let folder = TempDir::new().unwrap();
