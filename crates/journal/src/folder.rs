@@ -27,16 +27,19 @@ pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
 
 /// Makes the folder for its owner alone, so that it is there after a loss of power, too.
 pub(crate) fn make(folder: &Path) -> io::Result<()> {
+    make_named(folder, |parent| match File::open(parent) {
+        Ok(parent) => parent.sync_all(),
+        // Who may not read it may have made something there all the same.
+        Err(_) => Ok(()),
+    })
+}
+
+/// `sync` makes the names in a folder durable.
+fn make_named(folder: &Path, sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let folder = std::path::absolute(folder)?;
     let missing = folder.ancestors().take_while(|path| !path.exists()).count();
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-    for parent in folder.ancestors().skip(1).take(missing) {
-        // Who may not read it may have made something there all the same.
-        if let Ok(parent) = File::open(parent) {
-            parent.sync_all()?;
-        }
-    }
-    Ok(())
+    folder.ancestors().skip(1).take(missing).try_for_each(sync)
 }
 
 const LOCK_FILE: &str = "journal.lock";
@@ -62,5 +65,31 @@ impl Ownership {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folders_in_which_new_ones_were_made_are_synced() {
+        let outer = tempfile::tempdir().expect("a temporary folder can be made");
+        let outer = outer.path();
+        let synced = |folder: &str| {
+            let mut synced = Vec::new();
+            make_named(&outer.join(folder), |parent| {
+                assert!(outer.join(folder).is_dir(), "not before they are there");
+                synced.push(parent.to_path_buf());
+                Ok(())
+            })
+            .expect("they can be made");
+            synced
+        };
+        assert_eq!(synced("a/b/c"), [outer.join("a/b"), outer.join("a"), outer.to_path_buf()]);
+        assert_eq!(synced("a/d"), [outer.join("a")]);
+        assert!(synced("a/b/c").is_empty(), "it is there");
+        let fails = |_: &Path| Err(io::ErrorKind::StorageFull.into());
+        assert!(make_named(&outer.join("e"), fails).is_err(), "or nobody knows whether it stays");
     }
 }

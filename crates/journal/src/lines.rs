@@ -78,6 +78,8 @@ pub(crate) struct LineScan {
     /// Where the line begins.
     start: u64,
     number: u64,
+    /// What follows cannot be unpacked.
+    is_broken: bool,
 }
 
 impl LineScan {
@@ -85,7 +87,7 @@ impl LineScan {
         let file = File::open(path)?;
         let source: Box<dyn BufRead + Send> =
             if packed { Box::new(BufReader::new(pack::unpack(file)?)) } else { Box::new(BufReader::new(file)) };
-        Ok(Self { source, line: Vec::new(), start: 0, number: 0 })
+        Ok(Self { source, line: Vec::new(), start: 0, number: 0, is_broken: false })
     }
 
     /// The next line. What it is not: longer than a record may be.
@@ -95,8 +97,15 @@ impl LineScan {
             self.number += 1;
             self.line.clear();
         }
+        if self.is_broken {
+            return Ok(Step::End(None));
+        }
         let most = (LINE_BYTES_MAX - self.line.len()) as u64;
-        self.source.by_ref().take(most).read_until(b'\n', &mut self.line)?;
+        let read = self.source.by_ref().take(most).read_until(b'\n', &mut self.line);
+        self.look(read)?;
+        if self.is_broken {
+            return Ok(self.pass_over(0));
+        }
         if self.line.ends_with(b"\n") {
             return Ok(Step::Frame);
         }
@@ -115,16 +124,34 @@ impl LineScan {
 
     /// A line that no journal wrote.
     fn skip_line(&mut self) -> io::Result<Step> {
+        let skipped = self.source.skip_until(b'\n');
+        let more = self.look(skipped)? as u64;
+        Ok(self.pass_over(more))
+    }
+
+    /// What was read of the line, and so much more, is none.
+    fn pass_over(&mut self, more: u64) -> Step {
         let at = self.start;
-        self.start += self.line.len() as u64;
+        self.start += self.line.len() as u64 + more;
         self.line.clear();
-        self.start += self.source.skip_until(b'\n')? as u64;
-        Ok(Step::Damage { at, bytes: self.start - at })
+        Step::Damage { at, bytes: self.start - at }
     }
 
     pub(crate) fn skip_to(&mut self, offset: u64) -> io::Result<()> {
-        self.start = io::copy(&mut self.source.by_ref().take(offset), &mut io::sink())?;
+        let copied = io::copy(&mut self.source.by_ref().take(offset), &mut io::sink());
+        self.start = self.look(copied)?;
         Ok(())
+    }
+
+    /// An error of the system is one; that of whoever unpacks is damage.
+    fn look<T: Default>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        match result {
+            Err(error) if error.raw_os_error().is_none() => {
+                self.is_broken = true;
+                Ok(T::default())
+            }
+            result => result,
+        }
     }
 
     /// The line without its end.

@@ -90,7 +90,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 fn segments(folder: &Path) -> Vec<std::path::PathBuf> {
     let is_segment = |path: &std::path::PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        [".tgj", ".tgj.zst", ".jsonl", ".log"].iter().any(|extension| name.ends_with(extension))
+        [".tgj", ".tgj.zst", ".jsonl", ".jsonl.zst", ".log"].iter().any(|extension| name.ends_with(extension))
     };
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> = entries.filter(is_segment).collect();

@@ -186,6 +186,31 @@ fn jo_06_damage_in_a_packed_segment_is_reported_and_read_past() {
     assert!(verify(folder.path()).unwrap().is_whole());
 }
 
+/// Lines have no checks, but bytes that cannot be unpacked are no lines.
+#[test]
+#[cfg(feature = "zstd")]
+fn jo_06_damage_in_a_packed_segment_of_lines_is_reported_and_read_past() {
+    let folder = TempDir::new().unwrap();
+    let mut config = rotating(folder.path(), Retention::default(), Pack::Zstd(3));
+    config.format = tidegate_journal::Format::Json;
+    let (journal, _) = Journal::open(config).unwrap();
+    write(&journal, 300);
+    let packed = || segments(folder.path()).into_iter().filter(|path| path.extension().unwrap() == "zst");
+    until("all but the newest are packed", || packed().count() + 1 == segments(folder.path()).len());
+    drop(journal);
+    let middle = packed().nth(4).unwrap();
+    let whole = fs::read(&middle).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2..].iter_mut().for_each(|byte| *byte = !*byte);
+    for (what, bytes) in [("flipped", &flipped[..]), ("cut", &whole[..whole.len() / 2]), ("noise", &[7; 90])] {
+        fs::write(&middle, bytes).unwrap();
+        let verdict = verify(folder.path()).unwrap();
+        assert_eq!(verdict.damage.len(), 1, "{what}: {verdict:?}");
+        assert!(verdict.damage[0].path == middle && !verdict.is_whole(), "{what}: {verdict:?}");
+        assert_eq!(payloads(folder.path()).last().unwrap(), format!("{:>1000}", 299).as_bytes(), "{what}");
+    }
+}
+
 /// What stands before the packed bytes spares a reader the unpacking. If it is damaged, the bytes are what counts.
 #[test]
 #[cfg(feature = "zstd")]
