@@ -310,6 +310,7 @@ async fn sv_29_a_crash_loop_does_not_starve_a_stop() {
 
 #[tokio::test(start_paused = true)]
 async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
+    const CROWD: u32 = 100_000;
     let scope: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(100, SECOND), Exhausted::Wait).build();
     let scope = scope.on(Tokio::current());
     let (fail, _) = tokio::sync::watch::channel(false);
@@ -323,18 +324,30 @@ async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
             }
         }
     });
-    for id in 0..100_000 {
-        scope.spawn_kept(id, &class).unwrap();
+    let polls = Arc::new(AtomicUsize::new(0));
+    for id in 0..CROWD {
+        let mut child = Box::pin(scope.wrap_kept(id, &class, tokio::time::sleep).unwrap());
+        let polls = Arc::clone(&polls);
+        let counted = std::future::poll_fn(move |cx| {
+            polls.fetch_add(1, SeqCst);
+            child.as_mut().poll(cx)
+        });
+        drop(tokio::spawn(counted));
     }
     tokio::task::yield_now().await;
     fail.send_replace(true);
     tokio::time::sleep(Duration::from_millis(1)).await;
     fail.send_replace(false);
     tokio::time::sleep(10 * SECOND).await;
-    let restarts = scope.counts().restarts;
+    let counts = scope.counts();
+    let restarts = counts.restarts;
     assert!((1000..=1200).contains(&restarts), "a hundred at once and a hundred a second: {restarts}");
+    assert_eq!(counts.started, u64::from(CROWD) + restarts);
     let report = scope.stop(LONG, LONG).await;
     assert_eq!((report.left, report.aborted()), (0, 0));
+    // Begun, told to fail, paused, and stopped; those that came up again once more. Nobody asks while he waits.
+    let most = 4 * u64::from(CROWD) + 4 * restarts;
+    assert!(polls.load(SeqCst) as u64 <= most, "{polls:?} of {most}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 
-use tidegate_supervise::{Exit, Scope, Tokio};
+use tidegate_supervise::{Backoff, Class, Exit, Policy, Restart, Scope, Tokio};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -58,7 +58,7 @@ fn sv_46_spans_close_once_with_the_exit() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     tracing::subscriber::with_default(subscriber, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let scope = Scope::root::<u32>("root").on(Tokio::current());
             let returns = scope.spawn_as(1, |_| ready(())).unwrap();
@@ -69,10 +69,29 @@ fn sv_46_spans_close_once_with_the_exit() {
             drop(scope.wrap_as(4, |_| pending::<()>()).unwrap());
             assert!(scope.wrap_as(5, |_| ready(())).unwrap().await.is_ok());
             assert!(scope.get(&5).is_none());
+            let panics = scope.spawn_as(6, |_| async { std::panic::resume_unwind(Box::new("silent")) }).unwrap();
+            let ended: Result<Result<(), Exit>, _> = panics.await;
+            assert_eq!(ended.unwrap(), Err(Exit::Panicked));
+            // All its lives are one child.
+            let lives = std::sync::atomic::AtomicU32::new(0);
+            let policy = Policy::new(Restart::Transient).backoff(Backoff::none());
+            let class = Class::new(policy, move |_: &u32, _| {
+                ready(if lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 { Err(()) } else { Ok(()) })
+            });
+            scope.spawn_kept(7, &class).unwrap().ended().await;
+            drop(scope.hold(0).unwrap());
         });
     });
-    let expected =
-        [("1", Exit::Returned), ("2", Exit::Failed), ("3", Exit::Aborted), ("4", Exit::Dropped), ("5", Exit::Returned)];
+    let expected = [
+        ("", Exit::Returned),
+        ("1", Exit::Returned),
+        ("2", Exit::Failed),
+        ("3", Exit::Aborted),
+        ("4", Exit::Dropped),
+        ("5", Exit::Returned),
+        ("6", Exit::Panicked),
+        ("7", Exit::Returned),
+    ];
     let expected: Vec<_> = expected.map(|(key, exit)| (key.to_owned(), "root".to_owned(), exit.to_string(), 1)).into();
     assert_eq!(rows(&spans), expected);
 }
