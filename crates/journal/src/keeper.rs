@@ -107,9 +107,9 @@ impl Keeper {
             let stripe = self.stripes.get(usize::from(found.name.stripe));
             stripe.is_some_and(|stripe| found.name.number >= stripe.progress().first_open)
         };
-        let ended = found.iter().filter(|found| !open(found));
-        self.disk.bytes.store(ended.map(|found| found.bytes).sum(), Ordering::Relaxed);
-        self.disk.segments.store(found.len() as u64, Ordering::Relaxed);
+        let ended = || found.iter().filter(|found| !open(found));
+        self.disk.bytes.store(ended().map(|found| found.bytes).sum(), Ordering::Relaxed);
+        self.disk.segments.store(ended().count() as u64, Ordering::Relaxed);
         Ok(())
     }
 

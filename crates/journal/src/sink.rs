@@ -77,6 +77,8 @@ struct Open {
     unsynced: bool,
     /// The folder knows its name for good.
     named: bool,
+    /// Where in it the batch at hand begins, and with which of its chunks.
+    batch: (u64, usize),
     since: Instant,
     looked: Instant,
 }
@@ -89,9 +91,10 @@ struct Pending {
 }
 
 impl Pending {
-    /// Numbers from here on are stored again if anything fails.
+    /// The first number of what is to be stored yet.
     fn first_seq(&self) -> u64 {
-        self.batch.chunks.iter().find_map(Chunk::seqs).map_or(self.batch.end, |(first, _)| first)
+        let rest = self.batch.chunks.get(self.next..).unwrap_or_default();
+        rest.iter().find_map(Chunk::seqs).map_or(self.batch.end, |(first, _)| first)
     }
 }
 
@@ -166,6 +169,9 @@ impl Sink {
     }
 
     pub(crate) fn accept(&mut self, batch: Batch) {
+        if let Some(open) = &mut self.open {
+            open.batch = (open.bytes, 0);
+        }
         self.pending = Some(Pending { batch, next: 0 });
     }
 
@@ -185,21 +191,24 @@ impl Sink {
             Err(Failure { error, path, is_sync }) => {
                 let cut = self.cut();
                 let gives_up = is_sync || !is_full(&error) || cut.is_err();
-                let poisoned = gives_up && self.give_up(&pending);
-                if poisoned {
-                    pending.next = 0;
-                }
+                let poisoned = gives_up && self.give_up(&mut pending);
                 self.pending = Some(pending);
                 Err(Trouble { error, path, poisoned })
             }
         }
     }
 
-    /// Writes to the open segment no more. `false`: there is none.
-    fn give_up(&mut self, pending: &Pending) -> bool {
-        let Some(open) = self.open.take() else { return false };
+    /// Writes to the open segment no more; what it has of the batch is stored again. `false`: there is none.
+    fn give_up(&mut self, pending: &mut Pending) -> bool {
+        let Some(mut open) = self.open.take() else { return false };
         self.counts.poisoned += 1;
+        let (at, chunk) = open.batch;
+        pending.next = pending.next.min(chunk);
         let again = pending.first_seq();
+        if self.config.format != Format::Framed {
+            // Readers know frames that they have seen by their numbers, which lines have not.
+            let _ = open.file.truncate(at);
+        }
         self.doubt(open.synced_seq..open.end_seq.min(again));
         if open.first_seq >= again && matches!(self.config.space, Space::Segments { .. }) {
             // Everything in it is stored again. A disk that goes on failing would fill the folder with such files, and
@@ -218,7 +227,7 @@ impl Sink {
 
     fn store_all(&mut self, pending: &mut Pending) -> Result<(), Failure> {
         while let Some(chunk) = pending.batch.chunks.get_mut(pending.next) {
-            self.write(chunk).map_err(|error| Failure { error, path: self.path(), is_sync: false })?;
+            self.write(chunk, pending.next).map_err(|error| Failure { error, path: self.path(), is_sync: false })?;
             pending.next += 1;
         }
         if pending.batch.ask == Ack::Durable {
@@ -232,8 +241,8 @@ impl Sink {
     fn sync_ended(&mut self, pending: &mut Pending) -> Result<(), Failure> {
         while let Some(mut ended) = self.ended.pop() {
             if let Err(error) = ended.file.sync() {
-                self.doubt(ended.seqs.start..ended.seqs.end.min(pending.first_seq()));
                 pending.next = 0;
+                self.doubt(ended.seqs.start..ended.seqs.end.min(pending.first_seq()));
                 return Err(Failure { error, path: ended.path, is_sync: true });
             }
         }
@@ -245,14 +254,18 @@ impl Sink {
         self.open.as_ref().map_or_else(|| self.config.folder.clone(), |open| open.path.clone())
     }
 
-    fn write(&mut self, chunk: &mut Chunk) -> io::Result<()> {
+    /// Writes a chunk, of which the place in its batch is `index`.
+    fn write(&mut self, chunk: &mut Chunk, index: usize) -> io::Result<()> {
         if chunk.is_empty() {
             return Ok(());
         }
         self.end_if_due(chunk.bytes().len())?;
         let mut open = match self.open.take() {
             Some(open) => open,
-            None => self.begin(chunk.seqs().map_or(self.next_seq, |(first, _)| first))?,
+            None => {
+                let open = self.begin(chunk.seqs().map_or(self.next_seq, |(first, _)| first))?;
+                Open { batch: (open.bytes, index), ..open }
+            }
         };
         let lines = &mut self.lines;
         let bytes = match self.config.format {
@@ -368,6 +381,7 @@ impl Sink {
             times: None,
             unsynced: true,
             named: false,
+            batch: (bytes, 0),
             since,
             looked: since,
         })
@@ -435,7 +449,11 @@ impl Sink {
 
     /// Segments of smaller numbers are not written to any more.
     pub(crate) fn first_open(&self) -> u64 {
-        self.next_number - u64::from(self.open.is_some())
+        self.next_number - u64::from(self.is_open())
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
     }
 }
 

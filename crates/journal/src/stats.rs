@@ -80,11 +80,12 @@ impl Stats {
 
     /// Adds a stripe; returns the time of its oldest record that is not written.
     pub(crate) fn add(&mut self, stripe: &Stripe) -> Option<Time> {
-        let Progress { counts, open_bytes, in_flight_bytes, in_flight_oldest, written, durable, .. } =
-            stripe.progress();
+        let progress = stripe.progress();
+        let Progress { counts, open_bytes, in_flight_bytes, in_flight_oldest, written, durable, .. } = progress;
         let (staged_bytes, staged_oldest, books) = stripe.staged();
         self.queued_bytes += staged_bytes + in_flight_bytes;
         self.disk_bytes += open_bytes;
+        self.segments += u64::from(progress.is_open);
         self.numbered += stripe.next_seq() - stripe.first_seq();
         self.written += written;
         self.durable += durable;

@@ -74,6 +74,7 @@ struct Writing {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) counts: SinkCounts,
+    pub(crate) is_open: bool,
     /// Segments of smaller numbers are not written to any more.
     pub(crate) first_open: u64,
     pub(crate) open_bytes: u64,
@@ -348,7 +349,7 @@ impl Stripe {
         let Writing { sink, .. } = writing;
         let mut progress = lock(&self.progress);
         (progress.counts, progress.open_bytes) = (sink.counts, sink.open_bytes());
-        progress.first_open = sink.first_open();
+        (progress.is_open, progress.first_open) = (sink.is_open(), sink.first_open());
         if !sink.has_pending() {
             (progress.in_flight_bytes, progress.in_flight_oldest) = (0, None);
         }

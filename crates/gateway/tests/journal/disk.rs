@@ -27,12 +27,13 @@ impl Drop for Small {
 
 on_each_postgres! {
     fn a_full_disk_harms_no_client_and_is_left_again(fixture) {
-        let Some(small) = Small::mount(6 << 20) else {
+        // What waits in memory has room when the ballast is gone.
+        let Some(small) = Small::mount(20 << 20) else {
             eprintln!("not run: this test needs leave to mount a tmpfs");
             return;
         };
         let folder = small.0.path().join("journal");
-        std::fs::write(small.0.path().join("ballast"), vec![1; 5 << 20]).expect("it fits");
+        std::fs::write(small.0.path().join("ballast"), vec![1; 19 << 20]).expect("it fits");
         let section = format!("size = 1\n[journal]\nfolder = \"{}\"\n", folder.display());
         let gateway = fixture.gateway(&section);
         let shown = |key: &str| {
@@ -51,7 +52,7 @@ on_each_postgres! {
         }
         assert_eq!(shown("state"), "disk full");
         std::fs::remove_file(small.0.path().join("ballast")).expect("it is there");
-        tidegate_testkit::eventually("it is written again", || shown("state") == "healthy" || shown("segments") != "1");
+        tidegate_testkit::eventually("it is written again", || shown("state") == "healthy");
         client.ok("select 'still served'");
     }
 

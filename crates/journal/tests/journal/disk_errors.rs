@@ -154,6 +154,45 @@ fn jo_12_a_sync_that_finds_no_room_is_not_tried_again_on_the_same_file_either() 
     }
 }
 
+/// Lines have no numbers by which a reader knows what it has seen.
+#[test]
+fn jo_12_lines_that_are_stored_again_stand_in_one_file_only() {
+    for fails_at in [Call::Sync, Call::Write(0)] {
+        let folder = TempDir::new().unwrap();
+        let fails = Arc::new(AtomicBool::new(false));
+        let (failing, mut writes) = (Arc::clone(&fails), 0);
+        let disk = Faulty::new(move |call| match (call, fails_at) {
+            (Call::Sync, Call::Sync) if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
+            (Call::Write(_), Call::Write(_)) if failing.load(SeqCst) => {
+                writes += 1;
+                // The first chunk of the batch is there, of the second a part.
+                if writes == 2 { Answer::Fail(10, eio()) } else { Answer::Do }
+            }
+            _ => Answer::Do,
+        });
+        let config = tidegate_journal::Config { format: tidegate_journal::Format::Json, ..small(folder.path()) };
+        let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+        let producer = journal.producer();
+        producer.commit_blocking(note(b"\"before\"").ack(Ack::Durable)).unwrap();
+        disk.stall();
+        producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
+        disk.wait_for_stall();
+        let records: Vec<String> = (0..20).map(|number| format!("\"{number:>1000}\"")).collect();
+        records.iter().for_each(|record| drop(producer.offer(note(record.as_bytes())).unwrap()));
+        let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
+        fails.store(true, SeqCst);
+        disk.go();
+        assert_eq!(crate::block_on(producer.wait(last, Ack::Durable)), Ok(()));
+        assert_eq!(journal.stats().poisoned, 1);
+        assert!(journal.close(LONG).is_complete());
+        let expected =
+            [&["\"before\"".to_owned(), "\"hangs\"".to_owned()], &records[..], &["\"last\"".to_owned()]].concat();
+        let found: Vec<String> =
+            payloads(folder.path()).into_iter().map(|record| String::from_utf8(record).unwrap()).collect();
+        assert_eq!(found, expected);
+    }
+}
+
 /// Or those that fail would fill the folder, and retention let whole ones go for them.
 #[test]
 fn jo_12_segments_in_which_nothing_is_but_what_is_stored_again_do_not_stay() {
