@@ -154,7 +154,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
         }
         inside::enter(|| {
             // A value whose Debug form logs comes back here, and was turned away above; so the scratch is free.
-            SCRATCH.with_borrow_mut(|scratch| self.record(event, &context, scratch));
+            let kept = SCRATCH.try_with(|scratch| self.record(event, &context, &mut scratch.borrow_mut()));
+            // A thread that ends has none any more.
+            kept.unwrap_or_else(|_| self.record(event, &context, &mut Vec::new()));
         });
     }
 }

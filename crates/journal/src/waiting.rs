@@ -22,13 +22,18 @@ impl Wake for Unpark {
 }
 
 thread_local! {
-    static WAKER: Waker = Arc::new(Unpark(thread::current())).into();
+    static WAKER: Waker = own_waker();
+}
+
+fn own_waker() -> Waker {
+    Arc::new(Unpark(thread::current())).into()
 }
 
 /// Polls to the end, and parks the thread in between. `None`: the deadline came first.
 pub(crate) fn block_until<F: Future>(future: F, deadline: Option<Instant>) -> Option<F::Output> {
     let mut future = pin!(future);
-    let waker = WAKER.with(Waker::clone);
+    // A thread that ends has none any more.
+    let waker = WAKER.try_with(Waker::clone).unwrap_or_else(|_| own_waker());
     let mut context = Context::from_waker(&waker);
     loop {
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {

@@ -1,6 +1,6 @@
 //! Events of `tracing`.
 
-use std::{fmt, sync::Arc};
+use std::{cell::RefCell, fmt, sync::Arc};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -8,7 +8,7 @@ use tidegate_journal::{
     Class, ClassConfig, Config, Event, Journal, Overload,
     trace::{JournalLayer, JournalWriter, Manner},
 };
-use tracing::{Level, error, info, info_span, subscriber::with_default};
+use tracing::{Dispatch, Level, dispatcher, error, info, info_span, subscriber::with_default};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::{
@@ -94,4 +94,35 @@ fn jo_42_what_is_logged_inside_of_the_journal_does_not_come_back_to_it() {
     let lines = payloads(folder.path());
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(String::from_utf8_lossy(&lines[0]).contains(r#""value":"chatty""#));
+}
+
+/// Logs when its thread ends, and with it what the thread has for itself.
+struct LastWords(Dispatch);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        dispatcher::with_default(&self.0, || info!("goodbye"));
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<LastWords>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn what_is_logged_while_a_thread_ends_is_written_too() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let layer = JournalLayer::new(journal.producer()).manner(Manner::Block);
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+    let thread = std::thread::spawn(move || {
+        // What comes first goes last: what `tracing` needs, then who logs at the end, then what the layer has.
+        dispatcher::with_default(&dispatch, || ());
+        LAST.set(Some(LastWords(dispatch.clone())));
+        dispatcher::with_default(&dispatch, || info!("hello"));
+    });
+    thread.join().unwrap();
+    assert!(journal.close(LONG).is_complete());
+    let lines = payloads(folder.path());
+    assert!(lines.len() == 2 && String::from_utf8_lossy(&lines[1]).contains("goodbye"), "{lines:?}");
 }
