@@ -15,12 +15,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::Sleep;
 
 use crate::runtime::{Spawn, Timer};
 use crate::stop::Sweep;
 use crate::sync::{Mutex, lock};
-use crate::tokio::Tokio;
+use crate::tokio::{Tokio, TokioSleep};
 
 /// A tokio runtime that runs children in bundles: for hundreds of thousands of small children of one type, which start in
 /// about half the time and take a sixth less memory than with a task each.
@@ -189,9 +188,9 @@ fn own_place() -> usize {
 }
 
 impl<F> Timer for Bundled<F> {
-    type Sleep = Sleep;
+    type Sleep = TokioSleep;
 
-    fn sleep(&self, duration: Duration) -> Sleep {
+    fn sleep(&self, duration: Duration) -> TokioSleep {
         self.runtime.sleep(duration)
     }
 

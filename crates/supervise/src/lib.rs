@@ -113,4 +113,4 @@ pub use shard::{ChildInfo, Counts};
 pub use stop::{Report, Stuck, Sweep};
 pub use supervisor::Supervisor;
 #[cfg(feature = "tokio")]
-pub use tokio::Tokio;
+pub use tokio::{Tokio, TokioSleep};

@@ -1,9 +1,12 @@
 //! Children as tokio tasks, and sweeps on tokio's workers.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
@@ -37,12 +40,32 @@ impl Tokio {
     }
 }
 
-impl Timer for Tokio {
-    type Sleep = Sleep;
+pin_project! {
+    /// A sleep by the clock of a tokio runtime. It is over when its runtime is: there is nothing left to wait for.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct TokioSleep {
+        #[pin]
+        sleep: Sleep,
+    }
+}
 
-    fn sleep(&self, duration: Duration) -> Sleep {
+impl Future for TokioSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let sleep = self.project().sleep;
+        // Of a runtime that has gone it panics, and there is no other way to ask.
+        catch_unwind(AssertUnwindSafe(|| sleep.poll(cx))).unwrap_or(Poll::Ready(()))
+    }
+}
+
+impl Timer for Tokio {
+    type Sleep = TokioSleep;
+
+    fn sleep(&self, duration: Duration) -> TokioSleep {
         let _inside = self.0.enter();
-        tokio::time::sleep(duration)
+        TokioSleep { sleep: tokio::time::sleep(duration) }
     }
 
     fn now(&self) -> Instant {

@@ -522,6 +522,34 @@ fn sv_23_a_runtime_that_goes_under_a_stop_of_its_own_ends_it() {
     }
 }
 
+/// It does not wait for a child that blocks; with its clock gone, there is no time left.
+#[test]
+fn sv_23_a_runtime_that_goes_before_a_child_that_blocks_leaves_it_stuck() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+    let scope = Scope::root::<u64>("root").on(Tokio::new(runtime.handle().clone()));
+    let (release, blocked) = mpsc::channel::<()>();
+    let (runs, is_running) = mpsc::channel();
+    let work = move |_| {
+        runs.send(()).unwrap();
+        let _ = blocked.recv();
+    };
+    drop(scope.spawn_blocking_as(7, work).unwrap());
+    is_running.recv().unwrap();
+    let stop = scope.stop(LONG, LONG);
+    let (begun, has_begun) = mpsc::channel();
+    let stopper = std::thread::spawn(move || {
+        let mut stop = pin!(stop);
+        assert!(poll_once(&mut stop).is_pending());
+        begun.send(()).unwrap();
+        block_on(stop)
+    });
+    has_begun.recv().unwrap();
+    runtime.shutdown_background();
+    let report = stopper.join().unwrap();
+    assert_eq!((report.left, report.stuck[0].key.as_deref()), (1, Some("7")), "{report}");
+    drop(release);
+}
+
 #[tokio::test]
 async fn a_part_of_a_child_with_a_waker_of_its_own_is_told_as_well() {
     use futures_util::stream::{FuturesUnordered, StreamExt};
