@@ -28,7 +28,10 @@ impl<E> Backoff<E> {
         let pause = start.saturating_mul(1 << self.failures.min(20)).min(max);
         self.failures += 1;
         // Between half and all of it, so that cores and pools do not knock in step.
-        self.until = Some(now + pause.mul_f64(0.5 + self.random.f64() / 2.0));
+        let pause = pause.mul_f64(0.5 + self.random.f64() / 2.0);
+        // Never within the same moment: those who wait hear of it first, and a host that refuses at once is not asked again
+        // and again in one call.
+        self.until = Some(now + pause.max(Duration::from_nanos(1)));
     }
 
     /// A connect succeeded, or an operator wants it tried at once.

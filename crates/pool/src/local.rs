@@ -395,7 +395,7 @@ impl<C: Connection> Inner<C> {
     }
 
     /// Somebody asked for an idle connection, and those here did not suffice: ask the next core that has some, or tell
-    /// the client's core that none is left, so that it may open one.
+    /// the cores with clients that none is left, so that they may open one.
     fn pass_request_on(&self) {
         if !self.granting.get() {
             return;
@@ -405,7 +405,8 @@ impl<C: Connection> Inner<C> {
         };
         match self.pool.board.idle_elsewhere(self.core) {
             Some((idle, _)) if idle != waiting && self.pool.post(idle, Mail::Wanted) => {}
-            _ => drop(self.pool.post(waiting, Mail::Look)),
+            // All of them: several may have asked here, and been content with what was idle.
+            _ => self.pool.nudge_waiting(),
         }
     }
 

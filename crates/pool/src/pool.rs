@@ -128,8 +128,9 @@ impl<C: Connection> Pool<C> {
         self.change(|control| control.paused = true);
     }
 
-    /// Undo [`pause`](Self::pause).
+    /// Undo [`pause`](Self::pause). What failed before is tried at once.
     pub fn resume(&self) {
+        self.backoff().clear();
         self.change(|control| control.paused = false);
     }
 
@@ -148,7 +149,8 @@ impl<C: Connection> Pool<C> {
         all_follow && counts.active + counts.cleaning == 0
     }
 
-    /// Close every connection opened before now: the idle ones soon, the others when they are released.
+    /// Close every connection opened before now: the idle ones soon, the others when they are released. Of a connect that
+    /// began before now nobody hears if it fails: it is tried again at once.
     pub fn reconnect(&self) {
         self.backoff().clear();
         self.change(|control| control.generation += 1);

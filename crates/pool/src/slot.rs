@@ -59,7 +59,10 @@ impl<C: Connection> Slot<C> {
             return;
         };
         lower(&self.local.line().connecting);
-        self.local.pool.connect_failed(error, now, &self.local.limits());
+        // One that began before all were to be replaced says nothing of those that begin now.
+        if self.generation == self.local.pool.generation() {
+            self.local.pool.connect_failed(error, now, &self.local.limits());
+        }
         drop(permit);
         self.local.serve(now);
     }

@@ -176,6 +176,21 @@ fn when_no_idle_connection_is_left_the_client_s_core_opens_one() {
 }
 
 #[test]
+fn when_several_cores_ask_for_the_last_idle_connection_none_of_them_is_forgotten() {
+    let bench = Bench::new(4, limits(4));
+    let mut first = bench.waiter(0);
+    bench.connected(0);
+    first.lease().release(Fate::Reuse, bench.now());
+    let mut waiters = vec![bench.waiter(1), bench.waiter(2), bench.waiter(3)];
+    // The core that had it serves the client of one of them, and that of another one leaves.
+    assert!(bench.deliver(0));
+    waiters.remove(1);
+    bench.settle();
+    assert_eq!(waiters.iter_mut().filter_map(|waiter| waiter.poll()).count(), 1);
+    assert_eq!((1..4).map(|core| bench.slots(core)).sum::<usize>(), 1, "one is opened for the other");
+}
+
+#[test]
 fn connects_asked_for_by_two_cores_share_one_limit() {
     let bench = Bench::new(2, Limits { connecting_max: 3, ..limits(4) });
     let _waiters: Vec<_> = (0..8).map(|i| bench.waiter(i % 2)).collect();

@@ -1,8 +1,13 @@
 //! One core: who gets which connection, and what becomes of those who leave.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::atomic::Ordering::SeqCst,
+    time::{Duration, Instant},
+};
 
-use tidegate_pool::{Checkout, CheckoutError, Fate, Lease, Limits};
+use tidegate_pool::{Checkout, CheckoutError, Fate, Host, Lease, Limits, Pool, Slot};
 
 use crate::fake::{Bench, Client, Conn, Failure, ids, limits};
 
@@ -263,6 +268,40 @@ fn a_dropped_slot_gives_its_permit_back_and_clients_keep_waiting() {
 }
 
 #[test]
+fn clients_hear_of_a_failed_connect_even_if_the_next_is_tried_at_once() {
+    let bench = Bench::new(2, Limits { retry_start: Duration::ZERO, retry_max: Duration::ZERO, ..limits(2) });
+    let (mut told, mut elsewhere) = (bench.waiter(0), bench.waiter(1));
+    bench.failed(1, 1);
+    bench.failed(0, 2);
+    bench.settle();
+    for client in [&mut told, &mut elsewhere] {
+        let error = client.poll().expect("answered").unwrap_err();
+        assert!(matches!(&error, CheckoutError::Connect(e) if **e == Failure(2)), "{error:?}");
+    }
+    bench.advance_ms(1);
+    let _next = bench.waiter(0);
+    assert_eq!(bench.slots(0), 1);
+}
+
+#[test]
+fn a_host_that_refuses_to_connect_is_not_asked_again_and_again_in_one_call() {
+    struct Nobody(Rc<Cell<usize>>);
+    impl Host<Conn> for Nobody {
+        fn connect(&self, _: Slot<Conn>) {
+            self.0.set(self.0.get() + 1);
+            assert!(self.0.get() < 100, "asked for ever");
+        }
+    }
+    let asked = Rc::new(Cell::new(0));
+    let limits = Limits { retry_start: Duration::ZERO, retry_max: Duration::ZERO, ..limits(2) };
+    let pool = Pool::new(1, limits, 1, Instant::now(), |_| ());
+    let local = pool.local(0, Instant::now(), Nobody(asked.clone()));
+    let waiting = local.checkout(Instant::now());
+    assert_eq!((asked.get(), pool.counts().open), (1, 0));
+    drop(waiting);
+}
+
+#[test]
 fn the_pause_after_failures_grows_up_to_its_maximum() {
     let bench = Bench::new(1, limits(1));
     let pauses = (0..12).map(|number| {
@@ -284,6 +323,33 @@ fn reconnect_ends_the_pause_after_a_failure() {
     bench.pool.reconnect();
     let _next = bench.waiter(0);
     assert_eq!(bench.slots(0), 1);
+}
+
+#[test]
+fn nobody_hears_of_a_failure_of_before_a_reconnect() {
+    let bench = Bench::new(1, limits(1));
+    let mut waiter = bench.waiter(0);
+    let slot = bench.slot(0);
+    // What it leads to was moved meanwhile.
+    bench.pool.reconnect();
+    slot.fail(Failure(1), bench.now());
+    assert!(waiter.poll().is_none(), "told of a place that is not asked any more");
+    bench.connected(0);
+    assert_eq!(waiter.lease().id, 0);
+}
+
+#[test]
+fn nobody_hears_of_a_failure_of_before_a_resume() {
+    let bench = Bench::new(1, limits(1));
+    let mut waiter = bench.waiter(0);
+    bench.pool.pause();
+    bench.failed(0, 1);
+    bench.settle();
+    bench.pool.resume();
+    bench.settle();
+    assert!(waiter.poll().is_none(), "told of what was so before the pause was over");
+    bench.connected(0);
+    assert_eq!(waiter.lease().id, 0);
 }
 
 #[test]
