@@ -139,8 +139,19 @@ impl Gateway {
         let (tables, key) = path.rsplit_once('.').expect("a path names a table and a key");
         let into = tables.split('.').fold(&mut self.config, |table_, name| table(table_, name));
         into.insert(key.to_owned(), value.into());
-        let file = self.config_file();
-        fs::write(file, self.config.to_string()).expect("the folder can be written");
+        self.write();
+    }
+
+    /// Takes a table or a key out of the configuration file, such as `databases.app`; the gateway is not told.
+    pub fn remove(&mut self, path: &str) {
+        let (tables, key) = path.rsplit_once('.').expect("a path names a table and a key");
+        let from = tables.split('.').fold(&mut self.config, |table_, name| table(table_, name));
+        from.remove(key).unwrap_or_else(|| panic!("there is no {path}"));
+        self.write();
+    }
+
+    fn write(&self) {
+        fs::write(self.config_file(), self.config.to_string()).expect("the folder can be written");
     }
 
     /// The configuration file it runs with.

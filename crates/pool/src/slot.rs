@@ -9,9 +9,9 @@ use crate::{
     local::Inner,
 };
 
-/// The order to open one connection. Answer with [`fulfil`](Self::fulfil), [`fail`](Self::fail) or
-/// [`retry`](Self::retry); dropped, it is to be retried.
-#[must_use = "a slot wants to be fulfilled, failed or retried"]
+/// The order to open one connection. Answer with [`fulfil`](Self::fulfil), [`fail`](Self::fail), [`retry`](Self::retry) or
+/// [`withdraw`](Self::withdraw); dropped, it is to be retried.
+#[must_use = "a slot wants to be fulfilled, failed, retried or withdrawn"]
 pub struct Slot<C: Connection> {
     local: Rc<Inner<C>>,
     permit: Option<Permit<C>>,
@@ -46,6 +46,15 @@ impl<C: Connection> Slot<C> {
     /// [`fail`](Self::fail): after a pause, at a [`sweep`](crate::Local::sweep).
     pub fn retry(mut self, now: Instant) {
         self.end(None, now);
+    }
+
+    /// Nothing was tried, and need not be now: the order is given anew when somebody waits.
+    pub fn withdraw(mut self, now: Instant) {
+        if let Some(permit) = self.permit.take() {
+            lower(&self.local.line().connecting);
+            drop(permit);
+            self.local.serve(now);
+        }
     }
 
     /// The core that opens it.

@@ -8,6 +8,7 @@ use std::{
 };
 
 use tidegate_link::Link;
+use tidegate_pool::Pool;
 use tidegate_wire::backend::{self, TxStatus};
 
 use super::{
@@ -40,7 +41,7 @@ pub(super) async fn replicate(
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
     };
-    let Some(_quota) = worker.room_for(&chosen).await else { return Err(LoginError::Gone) };
+    let Some(_quota) = worker.room_for(&chosen, Pool::is_closed).await else { return Err(LoginError::Gone) };
     let mut server =
         connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
     let mut out = Vec::new();

@@ -14,7 +14,7 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
-use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
+use tidegate_pool::{Courier, Fate, Lease, Local, Pool, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 
@@ -416,8 +416,8 @@ impl Worker {
     }
 
     /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
-    /// that lies idle in another pool has to go. `None` if the gateway is stopping.
-    pub async fn room_for(&self, pool: &WorkerPool) -> Option<Quota> {
+    /// that lies idle in another pool has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
+    pub async fn room_for(&self, pool: &WorkerPool, is_over: impl Fn(&Pool<Server>) -> bool) -> Option<Quota> {
         let (gateway, key) = (&self.gateway, &pool.shared.key);
         let mut evicted_at: Option<Instant> = None;
         loop {
@@ -427,7 +427,7 @@ impl Worker {
                 Ok(quota) => return Some(quota),
                 Err(full) => full,
             };
-            if gateway.phase() == Phase::Stopping {
+            if gateway.phase() == Phase::Stopping || is_over(&pool.shared.pool) {
                 return None;
             }
             let now = self.reactor.now();
@@ -511,14 +511,22 @@ impl tidegate_pool::Host<Server> for PoolHost {
     }
 
     fn send(&self, courier: Courier<Server>) {
-        if let Some(worker) = self.worker.upgrade() {
-            worker.spawn_chore(0, courier);
+        if let Some((worker, pool)) = self.upgrade() {
+            worker.spawn_chore(0, async move {
+                courier.await;
+                // Not before: a pool that nobody has in hand may be forgotten, and made anew.
+                drop(pool);
+            });
         }
     }
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
-    let Some(quota) = worker.room_for(&pool).await else { return };
+    // A pause need not wait for other pools; and whoever has waited may have left, or got another.
+    let is_over = |pool: &Pool<Server>| pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0;
+    let Some(quota) = worker.room_for(&pool, is_over).await else {
+        return slot.withdraw(worker.reactor.now());
+    };
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
     let setup = worker.gateway.setup();

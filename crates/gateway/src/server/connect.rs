@@ -324,7 +324,7 @@ impl Target<'_> {
     /// Begins TLS; `None` if the server has none and the mode lets that pass.
     async fn begin_tls(&self, reactor: &Reactor, link: &mut Link) -> Result<Option<TlsPlan>, ConnectError> {
         let label = self.host.to_string();
-        let Some(config) = self.tls else { return Ok(None) };
+        let Some(config) = self.tls else { return self.without_tls(label) };
         let Host::Tcp { name, .. } = self.host else { return Ok(None) };
         let name = ServerName::try_from(name.clone())
             .map_err(|_| ConnectError::Tls(label.clone(), format!("\"{name}\" is no name for a certificate")))?;
@@ -332,10 +332,22 @@ impl Target<'_> {
         let plan = TlsPlan { config: config.clone(), name, direct };
         match begin_tls(reactor, link, &plan).await {
             Ok(true) => Ok(Some(plan)),
-            Ok(false) if matches!(self.plan.tls.mode, SslMode::Prefer | SslMode::Allow) => Ok(None),
+            Ok(false) if self.may_be_plain() => Ok(None),
             Ok(false) => Err(ConnectError::Tls(label, "the server does not support it".into())),
             Err(error) => Err(ConnectError::Tls(label, error.to_string())),
         }
+    }
+
+    /// There is nothing to begin TLS with: its database was taken out of the configuration a moment ago.
+    fn without_tls(&self, label: String) -> Result<Option<TlsPlan>, ConnectError> {
+        match self.may_be_plain() {
+            true => Ok(None),
+            false => Err(ConnectError::Tls(label, "the database was taken out of the configuration".into())),
+        }
+    }
+
+    fn may_be_plain(&self) -> bool {
+        matches!(self.plan.tls.mode, SslMode::Disable | SslMode::Allow | SslMode::Prefer)
     }
 }
 
@@ -365,6 +377,7 @@ pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     fn socket(errno: Errno) -> ConnectError {
         ConnectError::Socket("db:5432".to_owned(), errno.into())
@@ -383,6 +396,18 @@ mod tests {
         for errno in [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::TIMEDOUT] {
             let error = socket(errno);
             assert!(!error.is_of_gateway() && !error.is_lack_of_room() && error.is_of_server(), "{error}");
+        }
+    }
+
+    /// Its database was taken out of the configuration while it was being connected.
+    #[test]
+    fn a_login_that_wants_tls_does_not_go_out_in_the_clear_when_there_is_nothing_to_begin_it_with() {
+        for (mode, is_plain) in [("disable", true), ("allow", true), ("prefer", true), ("require", false)] {
+            let config = Config::from_url(&format!("postgres://db.example/shop?sslmode={mode}")).unwrap();
+            let plan = config.pool_for("shop", "app").unwrap();
+            let address = SocketAddr::from(([127, 0, 0, 1], 5432)).into();
+            let target = Target { host: &plan.hosts[0], address, plan: &plan, tls: None, extra: &[] };
+            assert_eq!(target.without_tls("db.example".into()).is_ok(), is_plain, "{mode}");
         }
     }
 

@@ -1,9 +1,22 @@
 //! The console: who may do what, over both protocols.
 
-use tidegate_testkit::{Frames, Gateway, Signal, eventually};
+use tidegate_testkit::{Frames, Gateway, RawClient, Signal, eventually};
 
 fn console_for_all(fixture: &tidegate_testkit::Fixture) -> Gateway {
     fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n")
+}
+
+/// A gateway whose user may have one server, with a client of the database `one` that has it in a transaction, and one of
+/// `two` that waits for it.
+fn one_server_for_two(fixture: &tidegate_testkit::Fixture) -> (Gateway, RawClient, RawClient) {
+    let limit = "[pool]\nmax_per_user = 1\n[timeouts]\ncheckout = \"60s\"\n";
+    let gateway = fixture.gateway_to(&[("one", "postgres"), ("two", "postgres")], limit);
+    let mut waiting = gateway.client("two");
+    let mut busy = gateway.client("one");
+    busy.ok("begin");
+    waiting.send(&Frames::new().query("select 1"));
+    eventually("it asks for a server", || gateway.pool_count("two", "sv_login") == 1);
+    (gateway, busy, waiting)
 }
 
 const COMMANDS: &[&str] = &[
@@ -129,6 +142,40 @@ on_each_postgres! {
         let told = own.values().any(|value| value.to_lowercase().contains("listen"))
             || own.iter().any(|(name, value)| name.contains("pin") && !["", "0", "no", "false"].contains(&value.as_str()));
         assert!(told, "{own:?}");
+    }
+
+    /// What it waits for is the other databases' to give.
+    fn edge_73_a_pause_does_not_wait_for_a_connect_that_waits_for_room(fixture) {
+        let (gateway, _busy, waiting) = one_server_for_two(fixture);
+        gateway.console().ok("PAUSE two");
+        assert_eq!(gateway.pool_count("two", "sv_login"), 0);
+        gateway.console().ok("RESUME two");
+        eventually("it asks for a server again", || gateway.pool_count("two", "sv_login") == 1);
+        drop(waiting);
+    }
+
+    fn edge_73_nothing_is_connected_for_clients_that_have_left(fixture) {
+        let (gateway, mut busy, waiting) = one_server_for_two(fixture);
+        waiting.vanish(false);
+        gateway.wait_for_pool("two", "sv_login", 0);
+        busy.ok("commit");
+        // And nothing is held against those who come next.
+        gateway.client("two").ok("select 1");
+    }
+
+    fn edge_73_nothing_is_connected_for_a_database_that_was_taken_out(fixture) {
+        let (mut gateway, mut busy, mut waiting) = one_server_for_two(fixture);
+        let connects = |gateway: &Gateway| {
+            let rows = gateway.show("TASKS");
+            let chores = rows.iter().filter(|row| row["path"].starts_with("tidegate/chores"));
+            chores.map(|row| row["live"].parse::<u32>().expect("a count")).sum::<u32>()
+        };
+        assert_eq!(connects(&gateway), 1);
+        gateway.remove("databases.two");
+        gateway.console().ok("RELOAD");
+        waiting.expect_fatal("57P01");
+        eventually("the connect is given up", || connects(&gateway) == 0);
+        busy.ok("commit");
     }
 
     fn edge_73_kill_closes_the_clients_of_a_database(fixture) {

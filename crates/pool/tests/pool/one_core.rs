@@ -302,6 +302,18 @@ fn a_host_that_refuses_to_connect_is_not_asked_again_and_again_in_one_call() {
 }
 
 #[test]
+fn a_slot_that_is_withdrawn_is_no_failure() {
+    let bench = Bench::new(1, limits(1));
+    drop(bench.waiter(0));
+    bench.slot(0).withdraw(bench.now());
+    assert_eq!((bench.pool.counts().open, bench.slots(0)), (0, 0), "nobody waits");
+    let mut waiter = bench.waiter(0);
+    bench.slot(0).withdraw(bench.now());
+    bench.connected(0);
+    assert_eq!(waiter.lease().id, 0, "it was asked for again at once");
+}
+
+#[test]
 fn the_pause_after_failures_grows_up_to_its_maximum() {
     let bench = Bench::new(1, limits(1));
     let pauses = (0..12).map(|number| {
