@@ -149,9 +149,11 @@ pub struct NewCard<'a> {
 }
 
 impl Card {
-    /// Sends a signal to the client's task.
+    /// Sends a signal to the client's task. Who is sent away already is, whatever else is wanted of it.
     pub fn signal(&self, signal: Signal) {
-        self.signal.set(Some(signal));
+        if self.signal.get() != Some(Signal::Kill) {
+            self.signal.set(Some(signal));
+        }
         self.wake();
     }
 
@@ -376,6 +378,27 @@ pub fn place_of(pid: u32) -> (usize, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_sent_away_is_not_kept_by_a_cancel_request() {
+        let roster = Roster::default();
+        let entry = roster.enter(NewCard {
+            id: 1,
+            key: PoolKey::new("shop", "app"),
+            user: "app",
+            peer: Address::Unix,
+            local: None,
+            process: 0,
+            tls: None,
+            pid: None,
+            secret: Box::new([0; 4]),
+        });
+        for other in [Signal::CancelWait, Signal::Deposed] {
+            entry.card.signal(Signal::Kill);
+            entry.card.signal(other);
+            assert_eq!(entry.card.peek_signal(), Some(Signal::Kill), "after {other:?}");
+        }
+    }
 
     #[test]
     fn a_process_id_names_its_place_and_is_positive() {
