@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -261,10 +261,12 @@ impl Running {
         let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
         duties::start(&self.gateway);
         self.gateway.open_kept_pools();
+        let mut stops_since = None;
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.phase();
             if !phase.goes_on() {
+                stops_since.get_or_insert_with(Instant::now);
                 self.close_listeners().await;
             }
             tokio::select! {
@@ -275,7 +277,7 @@ impl Running {
                 _ = quit.recv() => self.escalate(Phase::Stopping),
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
-                () = drained(&gateway, &self.streams, phase) => break,
+                () = drained(&gateway, &self.streams, phase, stops_since) => break,
                 () = gateway.phase_changed.notified() => {}
             }
         }
@@ -284,14 +286,13 @@ impl Running {
 
     /// The first signal says what to wait for, the second ends the wait.
     fn escalate(&self, wanted: Phase) {
-        let phase = match self.gateway.phase() {
+        let phase = self.gateway.change_phase(|phase| match phase {
             Phase::Active | Phase::Paused | Phase::Suspended => wanted,
             Phase::WaitingForClients if wanted == Phase::WaitingForTransactions => wanted,
             _ => Phase::Stopping,
-        };
+        });
         process::notify("STOPPING=1");
         tracing::info!(?phase, clients = self.gateway.client_count(), "shutting down");
-        self.gateway.set_phase(phase);
     }
 
     /// SIGUSR1, as PAUSE in the console.
@@ -304,7 +305,7 @@ impl Running {
 
     /// SIGUSR2, as RESUME.
     fn resume(&self) {
-        if self.gateway.phase().holds_all() {
+        if self.gateway.holds_all() {
             tracing::info!("resumed by a signal");
             self.gateway.resume(None);
         }
@@ -353,7 +354,7 @@ impl Running {
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {
-        self.gateway.set_phase(Phase::Stopping);
+        self.gateway.change_phase(|_| Phase::Stopping);
         self.close_listeners().await;
         // What has not ended by now has no time left; what it did not commit comes again.
         self.streams.abort(STOP_ABORT).await;
@@ -384,16 +385,18 @@ impl Running {
     }
 }
 
-/// Completes when the gateway may end, given what the operator wants.
-async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase) {
+/// Completes when the gateway may end, given what the operator wants, and since when it is about to end.
+async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase, since: Option<Instant>) {
     match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
             let limit = gateway.setup().config.timeouts.shutdown;
+            // From the beginning of the stop: whatever happens meanwhile does not prolong it.
+            let rest = limit.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
             if limit.is_zero() {
                 no_clients(gateway, streams).await;
-            } else if tokio::time::timeout(limit, no_clients(gateway, streams)).await.is_err() {
+            } else if tokio::time::timeout(rest, no_clients(gateway, streams)).await.is_err() {
                 tracing::warn!(clients = gateway.client_count(), "timeouts.shutdown is over");
             }
         }

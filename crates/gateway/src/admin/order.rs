@@ -135,6 +135,7 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
     let limit = gateway.setup().config.timeouts.suspend;
     let since = worker.reactor.now();
     loop {
+        must_not_be_stopping(gateway)?;
         if gateway.phase() != Phase::Suspended {
             return Err(not_now("resumed before all servers were released"));
         }
@@ -183,7 +184,8 @@ async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
     gateway.pause(database);
     loop {
         let pools = pools_of(gateway, database)?;
-        if !database.map_or(gateway.phase() == Phase::Paused, |name| gateway.is_paused(name)) {
+        let all_paused = || gateway.holds_all() && gateway.phase() != Phase::Suspended;
+        if !database.map_or_else(all_paused, |name| gateway.is_paused(name)) {
             return Err(not_now("resumed before all servers were released"));
         }
         // Every pool is looked at, whatever the others say: each may have a server to close.
@@ -208,7 +210,7 @@ fn is_released(shared: &SharedPool) -> bool {
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     pools_of(gateway, database)?;
-    if database.is_some() && gateway.phase().holds_all() {
+    if database.is_some() && gateway.holds_all() {
         return Err(not_now("all databases are paused").hint("RESUME without a name ends that."));
     }
     gateway.resume(database);
@@ -272,9 +274,9 @@ fn shut_down(gateway: &Gateway, wanted: Phase) -> Result<(), Fault> {
         Phase::WaitingForTransactions => 2,
         Phase::Stopping => 3,
     };
-    if haste(gateway.phase()) > haste(wanted) {
+    let now = gateway.change_phase(|phase| if haste(phase) > haste(wanted) { phase } else { wanted });
+    if now != wanted {
         return Err(not_now("the gateway is shutting down faster than that already"));
     }
-    gateway.set_phase(wanted);
     Ok(())
 }

@@ -246,6 +246,8 @@ const PASSWORD_CHECKS_MAX: usize = 16;
 /// What all threads of one gateway share.
 pub struct Gateway {
     setup: ArcSwap<Setup>,
+    /// Held while a configuration takes the place of another: all pools follow one before the next comes.
+    replacing: Mutex<()>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
     pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
     clusters: Mutex<Vec<Arc<Cluster>>>,
@@ -325,6 +327,7 @@ impl Gateway {
             server_scope: scope.child_builder("servers").phase(2).build(),
             scope,
             setup: ArcSwap::from_pointee(setup),
+            replacing: Mutex::default(),
             workers: OnceLock::new(),
             pools: Mutex::default(),
             clusters: Mutex::default(),
@@ -373,6 +376,7 @@ impl Gateway {
 
     /// Puts another configuration in force, for logins and pools from now on.
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
+        let replacing = lock(&self.replacing);
         self.setup.store(Arc::new(setup));
         self.connector.secrets.forget_derived();
         if let Some(log) = &self.log {
@@ -389,6 +393,7 @@ impl Gateway {
         self.close_unused_clusters();
         let (_, hosts) = self.homes_and_hosts();
         hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
+        drop(replacing);
         self.open_kept_pools();
     }
 
@@ -473,9 +478,9 @@ impl Gateway {
         if self.is_disabled(database) {
             return None;
         }
-        let setup = self.setup.load();
+        let setup = self.setup();
         let user = setup.config.pool_user(database, user);
-        self.pool_of(PoolKey::new(database, user), &setup.config)
+        self.pool_of(PoolKey::new(database, user), &setup)
     }
 
     /// The pool on which users of a database are looked up by `user`; `None` as for [`pool`](Self::pool).
@@ -483,20 +488,26 @@ impl Gateway {
         if self.is_disabled(database) {
             return None;
         }
-        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.setup.load().config)
+        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.setup())
     }
 
-    fn pool_of(self: &Arc<Self>, key: PoolKey, config: &Config) -> Option<Arc<SharedPool>> {
+    fn pool_of(self: &Arc<Self>, key: PoolKey, setup: &Arc<Setup>) -> Option<Arc<SharedPool>> {
         if let Some(pool) = lock(&self.pools).get(&key) {
             return Some(pool.clone());
         }
-        let plan = key.plan(config)?;
+        let plan = key.plan(&setup.config)?;
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
+        // A reload that came meanwhile may not have seen it.
+        let _replacing = lock(&self.replacing);
+        let now = self.setup();
+        if !Arc::ptr_eq(&now, setup) {
+            self.follow_setup(&now, &pool);
+        }
         if let Some(cluster) = pool.cluster() {
             self.watch_cluster(&cluster, &pool.plan());
         }
-        Some(pool)
+        (!pool.pool.is_closed()).then_some(pool)
     }
 
     /// The pool of one of the servers that the clients of `home` have a choice of; `None` if the server, or the whole
@@ -561,18 +572,6 @@ impl Gateway {
             }
         };
         Pool::new(self.clients.len(), limits(plan), fastrand::u64(..), Instant::now(), wake)
-    }
-
-    /// What the operator wants of the gateway.
-    #[must_use]
-    pub fn phase(&self) -> Phase {
-        *lock(&self.phase)
-    }
-
-    /// Changes what the operator wants.
-    pub fn set_phase(&self, phase: Phase) {
-        *lock(&self.phase) = phase;
-        self.phase_changed.notify_one();
     }
 
     /// Clients connected.

@@ -265,9 +265,9 @@ async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
     tracing::info!("another process has taken over: this one ends when its clients have left");
     goods.listeners.iter().for_each(Listener::leave_file);
     goods.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
-    if gateway.phase().goes_on() {
-        gateway.set_phase(Phase::WaitingForClients);
-    }
+    // A RESUME would reach the other process, which knows of no pause.
+    gateway.resume(None);
+    gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 
 /// Passes all sockets on, and waits until the other process accepts.

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use tidegate_testkit::{FaultyServer, Frames, Lost, Server, Signal, Startup, eventually, reply};
+use tidegate_testkit::{FaultyServer, Frames, Gateway, Lost, Server, Signal, Startup, eventually, reply};
 
 use crate::gateway_before;
 
@@ -161,6 +161,48 @@ on_each_postgres! {
         gateway.signal(Signal::TERM);
         gateway.wait();
         assert!(client.try_query("select 1").is_err());
+    }
+
+    /// Whatever happens during the stop, a reload or another command, does not let it begin anew.
+    fn edge_68_reloads_do_not_prolong_a_shutdown(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n[timeouts]\nshutdown = \"1s\"\n");
+        let mut client = gateway.client("postgres");
+        client.ok("begin");
+        gateway.signal(Signal::TERM);
+        eventually("it ends", || {
+            if gateway.is_running() {
+                gateway.signal(Signal::HUP);
+            }
+            !gateway.is_running()
+        });
+    }
+
+    /// Its databases are held still, which has to be seen and can be ended.
+    fn edge_68_a_pause_outlives_a_sigterm_until_it_is_resumed(fixture) {
+        for by_signal in [false, true] {
+            let mut gateway = fixture.gateway("size = 1\n[admin]\nusers = [\"postgres\"]\n");
+            let mut console = gateway.console();
+            let mut client = gateway.client("postgres");
+            client.ok("select 1");
+            console.ok("PAUSE");
+            client.send(&Frames::new().query("select 'resumed'"));
+            gateway.wait_for_pool("postgres", "cl_waiting", 1);
+            gateway.signal(Signal::TERM);
+            eventually("no new clients are taken", || gateway.startup("postgres").try_connect().is_err());
+            let state = console.show("STATE");
+            let of = |key: &str| state.iter().find(|row| row["key"] == key).map(|row| row["value"].clone());
+            assert_eq!(of("paused").as_deref(), Some("yes"), "{state:?}");
+            assert_eq!(of("stopping").as_deref(), Some("waits for clients"), "{state:?}");
+            assert!(console.show("DATABASES").iter().any(|row| row["name"] == "postgres" && row["paused"] == "1"));
+            if by_signal {
+                gateway.signal(Signal::USR2);
+            } else {
+                console.ok("RESUME");
+            }
+            client.expect("T D:resumed C:SELECT_1 Z:I");
+            client.send(&Frames::new().terminate());
+            assert!(gateway.wait().success());
+        }
     }
 
     fn edge_68_a_reload_of_a_bad_file_keeps_the_old_configuration(fixture) {
@@ -339,6 +381,45 @@ on_each_postgres! {
             client.ok("commit");
         });
     }
+}
+
+/// A stop refuses to connect for whoever waits still.
+#[test]
+fn edge_68_a_stop_while_clients_wait_for_a_server_that_may_be_tried_at_once() {
+    let server = FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent);
+    let mut gateway = gateway_before(&server, "size = 2\n[timeouts]\nconnect_retry = \"0s\"\n");
+    let mut waiting: Vec<_> = (0..20).map(|_| gateway.startup("postgres").open()).collect();
+    for client in &mut waiting {
+        client.send_bytes(&gateway.startup("postgres").packet());
+    }
+    gateway.wait_for_pool("postgres", "cl_waiting", 20);
+    gateway.signal(Signal::QUIT);
+    assert!(gateway.wait().success(), "{}", gateway.log());
+}
+
+/// The next is tried at once; a client hears of it all the same.
+#[test]
+fn edge_69_nobody_listens_and_the_pause_between_connects_is_none() {
+    let nobody = tidegate_testkit::free_address(20_000..30_000);
+    let pool = "size = 2\n[timeouts]\nconnect_retry = \"0s\"\n";
+    let gateway = Gateway::before(env!("CARGO_BIN_EXE_tidegate"), nobody, pool);
+    for _ in 0..3 {
+        assert_eq!(gateway.startup("postgres").refused().code, "08006");
+    }
+}
+
+/// Of the address that a database had before, nobody is told anything any more.
+#[test]
+fn edge_69_a_reload_that_moves_a_database_while_a_connect_to_its_old_place_is_under_way() {
+    let (old, new) = (FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent), FaultyServer::obliging());
+    let mut gateway = gateway_before(&old, "size = 1\n[timeouts]\nconnect = \"1s\"\n");
+    let mut client = gateway.startup("postgres").open();
+    client.send_bytes(&gateway.startup("postgres").packet());
+    eventually("it is being connected", || old.connections() == 1);
+    gateway.rewrite("databases.postgres.port", i64::from(new.address().port()));
+    gateway.console().ok("RELOAD");
+    client.log_in(None).expect("the new place has answered");
+    client.ok("select 1");
 }
 
 /// Deaths that Postgres does not announce.

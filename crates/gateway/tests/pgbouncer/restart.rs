@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal as Raw, kill_process};
-use tidegate_testkit::{Signal, Startup, eventually};
+use tidegate_testkit::{Frames, Signal, Startup, eventually};
 
 use crate::{
     bouncer::{Bouncer, Setup, binary, free_port, server},
@@ -76,6 +76,25 @@ fn nobody_is_refused_while_a_process_takes_over_from_another() {
         assert!(newest.wait().success());
         assert!(!pid_file.exists() && !file.exists());
     });
+}
+
+/// A RESUME reaches the new process only, which knows of no pause.
+#[test]
+fn clients_that_wait_in_a_pause_are_served_when_another_process_takes_over() {
+    let mut old = Bouncer::start(SHOP);
+    let mut waiting = old.client("shop");
+    waiting.ok("select 1");
+    old.console().ok("PAUSE");
+    waiting.send(&Frames::new().query("select 'served'"));
+    let waits = || old.show("CLIENTS").iter().filter(|row| row["state"] == "waiting").count();
+    eventually("it waits", || waits() == 1);
+    let mut new = old.beside(&["-R"]);
+    new.wait_for_log("took over");
+    waiting.expect("T D:served C:SELECT_1 Z:I");
+    drop(waiting);
+    assert!(old.wait().success());
+    new.signal(Signal::QUIT);
+    assert!(new.wait().success());
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub(super) const VERSION: &[Column] = &[text("version")];
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     let phase = gateway.phase();
     let is = |wanted: Phase| if phase == wanted { "yes" } else { "no" };
+    // A stop that waits for clients does not end a pause.
+    let paused = gateway.holds_all() && phase != Phase::Suspended;
     let stopping = match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => "no",
         Phase::WaitingForClients => "waits for clients",
@@ -19,7 +21,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     };
     vec![
         row!["active", is(Phase::Active)],
-        row!["paused", is(Phase::Paused)],
+        row!["paused", if paused { "yes" } else { "no" }],
         row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
         row!["started_at", timestamp(gateway.started_at)],

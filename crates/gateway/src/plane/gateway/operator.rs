@@ -9,6 +9,8 @@ use super::{Gateway, Phase, lock};
 /// Orders for single databases; those for the whole gateway are its [`Phase`].
 #[derive(Debug, Default)]
 pub(super) struct Orders {
+    /// All were held when a stop began that waits for clients: they still are.
+    all_held: bool,
     paused: BTreeSet<String>,
     disabled: BTreeSet<String>,
 }
@@ -25,14 +27,14 @@ impl Gateway {
     pub fn pause(&self, database: Option<&str>) {
         match database {
             Some(name) => drop(lock(&self.orders).paused.insert(name.to_owned())),
-            None => self.set_phase(Phase::Paused),
+            None => drop(self.change_phase(|phase| if phase.goes_on() { Phase::Paused } else { phase })),
         }
         self.follow_orders();
     }
 
     /// Gives no server out any more, as [`Gateway::pause`], but closes none.
     pub fn suspend(&self) {
-        self.set_phase(Phase::Suspended);
+        self.change_phase(|phase| if phase.goes_on() { Phase::Suspended } else { phase });
         self.follow_orders();
     }
 
@@ -41,10 +43,10 @@ impl Gateway {
         match database {
             Some(name) => drop(lock(&self.orders).paused.remove(name)),
             None => {
-                lock(&self.orders).paused.clear();
-                if self.phase().holds_all() {
-                    self.set_phase(Phase::Active);
-                }
+                self.change_phase(|phase| if phase.holds_all() { Phase::Active } else { phase });
+                let mut orders = lock(&self.orders);
+                orders.paused.clear();
+                orders.all_held = false;
             }
         }
         self.follow_orders();
@@ -53,7 +55,32 @@ impl Gateway {
     /// Whether no server of a database is given out.
     #[must_use]
     pub fn is_paused(&self, database: &str) -> bool {
-        self.phase().holds_all() || lock(&self.orders).paused.contains(database)
+        self.holds_all() || lock(&self.orders).paused.contains(database)
+    }
+
+    /// Whether no server of any database is given out, be it that a stop has begun since.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.phase().holds_all() || lock(&self.orders).all_held
+    }
+
+    /// What the operator wants of the gateway.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Changes what the operator wants, in view of what that is. Returns what it is now.
+    pub fn change_phase(&self, next: impl FnOnce(Phase) -> Phase) -> Phase {
+        let mut phase = lock(&self.phase);
+        let (before, now) = (*phase, next(*phase));
+        if before.holds_all() && !now.goes_on() {
+            lock(&self.orders).all_held = true;
+        }
+        *phase = now;
+        drop(phase);
+        self.phase_changed.notify_one();
+        now
     }
 
     /// Lets no new client into a database.
@@ -114,7 +141,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{config::Config, plane::Setup, resolve::Resolver};
+    use crate::{
+        config::Config,
+        plane::{PoolKey, Setup},
+        resolve::Resolver,
+    };
 
     fn with_gateway(test: impl AsyncFnOnce(Arc<Gateway>)) {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -153,9 +184,49 @@ mod tests {
     #[test]
     fn resuming_does_not_call_a_shutdown_off() {
         with_gateway(async |gateway| {
-            gateway.set_phase(Phase::WaitingForClients);
+            gateway.change_phase(|_| Phase::WaitingForClients);
             gateway.resume(None);
             assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_does_not_end_a_pause_by_halves() {
+        with_gateway(async |gateway| {
+            let before = gateway.pool("shop", "a").unwrap();
+            gateway.pause(None);
+            gateway.change_phase(|_| Phase::WaitingForClients);
+            let after = gateway.pool("shop", "b").unwrap();
+            assert!(before.pool.is_paused() && after.pool.is_paused() && gateway.is_paused("shop"));
+            gateway.resume(None);
+            assert!(!before.pool.is_paused() && !after.pool.is_paused() && !gateway.is_paused("shop"));
+            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_pause_that_comes_too_late_does_not_call_a_shutdown_off() {
+        with_gateway(async |gateway| {
+            gateway.change_phase(|_| Phase::WaitingForClients);
+            gateway.pause(None);
+            gateway.suspend();
+            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_pool_that_is_made_while_the_configuration_is_replaced_follows_the_new_one() {
+        let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
+        with_gateway(async |gateway| {
+            // A login has looked at the configuration, and a reload comes before it makes its pool.
+            let old = gateway.setup();
+            gateway.replace_setup(setup("postgres://other.example/shop"));
+            let pool = gateway.pool_of(PoolKey::new("shop", "a"), &old).unwrap();
+            assert_eq!(pool.plan().hosts, gateway.setup().config.pool_for("shop", "a").unwrap().hosts);
+            let old = gateway.setup();
+            gateway.replace_setup(setup("postgres://other.example/books"));
+            assert!(gateway.pool_of(PoolKey::new("shop", "b"), &old).is_none(), "there is no such database any more");
+            assert!(gateway.pools().is_empty());
         });
     }
 
