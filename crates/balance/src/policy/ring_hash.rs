@@ -7,8 +7,9 @@ use super::{Local, Member, Policy, Table, View};
 /// Calls of the same [hash](crate::Pick::hash) to the same endpoint, as long as it is there.
 ///
 /// Each endpoint owns points on a ring; a call goes to the owner of the next point (Karger et al., "Consistent Hashing
-/// and Random Trees", 1997). When one of n endpoints comes or goes, about 1/n of the hashes move. The points depend on
-/// keys and weights alone, so processes agree. A slow start does not apply: it would move hashes twice.
+/// and Random Trees", 1997). When one of n endpoints comes or goes, about 1/n of the hashes move; at most twice as many
+/// when the ring is full. The points depend on keys and weights alone, so processes agree. A slow start does not apply: it
+/// would move hashes twice.
 #[derive(Clone, Copy, Debug)]
 pub struct RingHash {
     points_max: usize,
@@ -18,8 +19,8 @@ pub struct RingHash {
 const POINTS: u64 = 128;
 
 impl RingHash {
-    /// A ring of so many points at most, but one for each endpoint at least. When all together would have more, every
-    /// endpoint gets half, or a quarter, and so on.
+    /// A ring of about so many points at most, but of one for each endpoint at least. When all together would have more,
+    /// every endpoint gets as much less.
     pub fn new(points_max: usize) -> Self {
         Self { points_max }
     }
@@ -41,11 +42,11 @@ impl Policy for RingHash {
         let all_zero = members.iter().all(|member| member.weight == 0);
         let full = |member: &Member| if all_zero { POINTS } else { u64::from(member.weight) * POINTS };
         let total: u64 = members.iter().map(full).sum();
-        let shift = (0..u64::BITS).find(|shift| total >> shift <= self.points_max as u64).unwrap_or(0);
+        let most = (self.points_max as u64).min(total);
         let mut ring = Vec::new();
         for (owner, member) in members.iter().enumerate() {
-            let points = (full(member) >> shift).max(u64::from(member.weight > 0));
             let base = hash_of(member.key.as_str().as_bytes());
+            let points = share(full(member), most, total, base).max(u64::from(member.weight > 0));
             ring.extend((0..points).map(|point| (mix(base ^ mix(point + 1)), owner as u32)));
         }
         ring.sort_unstable();
@@ -53,11 +54,20 @@ impl Policy for RingHash {
     }
 }
 
+/// The part of `most` that `full` of `total` is worth. What is left of a whole point is one for some and none for others,
+/// by their hashes: so not all lose a point at the same moment when the total grows.
+fn share(full: u64, most: u64, total: u64, base: u64) -> u64 {
+    let whole = u128::from(total.max(1));
+    let luck = (u128::from(base) * whole) >> 64;
+    ((u128::from(full) * u128::from(most) + luck) / whole) as u64
+}
+
 struct Ring(Box<[(u64, u32)]>);
 
 impl Table for Ring {
     fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        let hash = view.wants.hash.unwrap_or_else(|| local.random.u64(..));
+        // Mixed, since it may be a plain number: those of few digits lie side by side, before one and the same point.
+        let hash = view.wants.hash.map_or_else(|| local.random.u64(..), mix);
         let start = self.0.partition_point(|&(point, _)| point < hash);
         let mut round = self.0[start..].iter().chain(&self.0[..start]).map(|&(_, owner)| owner as usize);
         let found = round.find(|&owner| view.allows(owner));
