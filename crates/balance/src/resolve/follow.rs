@@ -3,24 +3,45 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Notify;
 use tokio::time::{self, sleep_until};
 
-use super::schedule::{ResolveRules, Schedule};
+use super::schedule::{Asking, ResolveRules, Schedule};
 use super::{MakeResolver, Resolution, Resolve, ResolveError};
 use crate::address::Resolved;
 use crate::caught::caught;
 
 /// Asks for a look soon, from anywhere. Asked a thousand times, it is one look.
 #[derive(Clone, Debug, Default)]
-pub struct ResolveNow(Arc<Notify>);
+pub struct ResolveNow(Arc<Asked>);
+
+#[derive(Debug, Default)]
+struct Asked {
+    notify: Notify,
+    /// By somebody who does not want to wait for the pause after a failure.
+    now: AtomicBool,
+}
 
 impl ResolveNow {
     /// Asks. The look happens as soon as [`ResolveRules::interval_min`] has passed since the last one.
     pub fn ask(&self) {
-        self.0.notify_one();
+        self.0.now.store(true, Ordering::Release);
+        self.0.notify.notify_one();
+    }
+
+    /// Says that the set may have changed: an endpoint was lost. Like [`ask`](Self::ask), unless the last look failed:
+    /// whoever loses its endpoints and its name service together must not ask the latter again and again, so the pauses
+    /// of [`ResolveRules::backoff`] stand.
+    pub fn hint(&self) {
+        self.0.notify.notify_one();
+    }
+
+    async fn asked(&self) -> Asking {
+        self.0.notify.notified().await;
+        if self.0.now.swap(false, Ordering::AcqRel) { Asking::Now } else { Asking::Hint }
     }
 }
 
@@ -87,7 +108,7 @@ impl Follow {
             let due = self.schedule.due();
             let next = self.schedule.stale_at().map_or(due, |stale| stale.min(due));
             tokio::select! {
-                () = self.asked.0.notified() => self.schedule.ask(now()),
+                asking = self.asked.asked() => self.schedule.ask(now(), asking),
                 () = sleep_until(next.into()) => {
                     if self.schedule.stale_at().is_some_and(|stale| stale <= now()) {
                         self.schedule.forget();

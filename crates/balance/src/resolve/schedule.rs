@@ -45,6 +45,15 @@ impl Default for ResolveRules {
     }
 }
 
+/// How a look is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asking {
+    /// Whatever happened to the last one.
+    Now,
+    /// Unless the last one failed: its pause stands.
+    Hint,
+}
+
 /// When the next look is due.
 #[derive(Debug)]
 pub(crate) struct Schedule {
@@ -72,8 +81,10 @@ impl Schedule {
     }
 
     /// Somebody wants a look soon: as soon as it may be. Once asked, asking again changes nothing.
-    pub(crate) fn ask(&mut self, now: Instant) {
-        self.due = self.due.min(self.earliest().max(now));
+    pub(crate) fn ask(&mut self, now: Instant, asking: Asking) {
+        if asking == Asking::Now || self.failures == 0 {
+            self.due = self.due.min(self.earliest().max(now));
+        }
     }
 
     pub(crate) fn succeed(&mut self, now: Instant, ttl: Option<Duration>, random: f64) {
@@ -157,11 +168,21 @@ mod tests {
         let (mut schedule, now) = schedule();
         schedule.succeed(now, None, 0.5);
         for millis in 0..1000 {
-            schedule.ask(now + Duration::from_millis(millis));
+            schedule.ask(now + Duration::from_millis(millis), Asking::Hint);
             assert_eq!(schedule.due(), now + 5 * SECOND);
         }
-        schedule.ask(now + 7 * SECOND);
+        schedule.ask(now + 7 * SECOND, Asking::Now);
         assert_eq!(schedule.due(), now + 5 * SECOND, "already due");
+    }
+
+    #[test]
+    fn t27_a_hint_does_not_cut_the_pause_after_a_failure_short_and_who_asks_does() {
+        let (mut schedule, now) = schedule();
+        (0..4).for_each(|_| schedule.fail(now, 0.5));
+        schedule.ask(now + SECOND, Asking::Hint);
+        assert_eq!(schedule.due(), now + 40 * SECOND);
+        schedule.ask(now + SECOND, Asking::Now);
+        assert_eq!(schedule.due(), now + 5 * SECOND, "and not before the least interval has passed");
     }
 
     #[test]

@@ -180,6 +180,21 @@ async fn t27_t28_a_thousand_requests_are_one_look_at_the_end_of_the_interval() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn t26_lost_endpoints_do_not_make_a_failing_resolver_look_more_often() {
+    let following = follow(&[Look::Good(1), Look::Error], rules());
+    // Somebody tries to connect to what is gone, each second.
+    for _ in 0..400 {
+        sleep(SECOND).await;
+        following.now.hint();
+    }
+    assert_eq!(following.gaps(), [5, 5, 10, 20, 40, 80, 160], "the first hint is followed, the others wait");
+    // An operator who knows better is heard.
+    following.now.ask();
+    sleep(SECOND).await;
+    assert_eq!(following.looks(), 9);
+}
+
+#[tokio::test(start_paused = true)]
 async fn t29_a_look_that_hangs_ends_by_its_time_out_and_with_its_owner() {
     let following = follow(&[Look::Good(1), Look::Hang], rules());
     sleep(45 * SECOND).await;
