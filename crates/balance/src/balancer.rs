@@ -167,7 +167,13 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// It could not be connected, or must not be used: it is not chosen from the next pick on. Returns when it is to be
     /// tried again, or `None` if it is not known any more.
     pub fn failed(&self, id: EndpointId, now: Instant, cause: Cause) -> Option<Instant> {
-        self.shared().change(Some(now), |roster| roster.fail(id, cause))
+        self.shared().change(Some(now), |roster| roster.fail(id, cause, 1))
+    }
+
+    /// Like [`failed`](Self::failed), of one that failed so often in a row, at least, although it was ready in between.
+    #[cfg(feature = "tonic")]
+    pub(crate) fn failed_often(&self, id: EndpointId, now: Instant, cause: Cause, times: u32) -> Option<Instant> {
+        self.shared().change(Some(now), |roster| roster.fail(id, cause, times))
     }
 
     /// Changes a weight between updates.

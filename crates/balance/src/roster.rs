@@ -226,13 +226,13 @@ impl<T> Roster<T> {
         self.set_state(id, State::Connecting)
     }
 
-    /// When it is to be tried again, if it is known.
-    pub(crate) fn fail(&mut self, id: EndpointId, cause: Cause) -> (Option<Instant>, Change) {
+    /// When it is to be tried again, if it is known. It failed so many `times` in a row at least.
+    pub(crate) fn fail(&mut self, id: EndpointId, cause: Cause, times: u32) -> (Option<Instant>, Change) {
         let (now, random, backoff) = (self.now, self.random.f64(), self.settings.backoff);
         let none_ready = !self.present.iter().any(Entry::is_ready);
         let Some(entry) = self.find(id) else { return (None, Change::None) };
         let (was_ready, was_settled) = (entry.state == State::Ready, entry.settled);
-        entry.failures = entry.failures.saturating_add(1);
+        entry.failures = entry.failures.saturating_add(1).max(times);
         entry.cause = Some(cause);
         let retry_at = after(now, backoff.pause(entry.failures, random));
         entry.enter(State::Failed { retry_at }, now);

@@ -248,7 +248,7 @@ impl ChannelBuilder {
         let driver = ChannelDriver::new(balancer.clone(), connect, members, resolve_now.clone(), dropped).with(
             self.connections,
             self.drain_within,
-            self.settings.backoff.first,
+            self.settings.backoff,
         );
         let shared = Shared {
             balancer,

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connect::Connect;
+use super::line::Stop;
 use super::node::Node;
+use crate::backoff::Backoff;
 use crate::balancer::Balancer;
 use crate::endpoint::{Cause, Endpoint};
 use crate::moment::after;
 use crate::resolve::ResolveNow;
 
-/// A connection that lived at least so long is opened again at once; so is the first that did not, but no second one.
+/// A connection that lived at least so long is opened again at once; so is the first that did not, but no second one. If
+/// none of them answered a call, it counts as a failure to connect.
 const LIVED: Duration = Duration::from_secs(1);
 
 /// One of the connections to a backend.
@@ -21,35 +24,44 @@ pub(super) struct Dial {
     pub(super) connect: Arc<Connect>,
     pub(super) resolve_now: ResolveNow,
     /// Before a connection that ended too soon is opened again.
-    pub(super) pause: Duration,
+    pub(super) backoff: Backoff,
+}
+
+/// How the connections before went, one after the other.
+#[derive(Default)]
+struct Past {
+    /// So many lived too short a time.
+    short: u32,
+    /// So many of those answered nothing.
+    fruitless: u32,
 }
 
 impl Dial {
     /// Runs until it is dropped.
     pub(super) async fn keep(self) {
-        let mut short_lives = 0;
+        let mut past = Past::default();
         loop {
             self.endpoint.value().remove(None, |others| {
                 if !others {
                     self.balancer.connecting(self.endpoint.id());
                 }
             });
-            let began = Instant::now();
-            let (number, cause) = self.live().await;
-            let due = self.ended(number, cause);
+            let (began, stop) = (Instant::now(), self.endpoint.value().stop());
+            let (number, cause) = self.live(Arc::clone(&stop)).await;
+            past = past.then(number.is_some() && began.elapsed() < LIVED, stop.has_answered());
+            let due = self.ended(number, cause, &past);
             // Who is lost may have moved.
-            self.resolve_now.ask();
-            short_lives = if number.is_some() && began.elapsed() < LIVED { short_lives + 1 } else { 0 };
-            if number.is_none() || short_lives > 1 {
+            self.resolve_now.hint();
+            if number.is_none() || past.short > 1 {
                 tokio::time::sleep_until(due.into()).await;
             }
         }
     }
 
     /// Opens the connection and runs it to its end: its number, if it came about, and how it ended.
-    async fn live(&self) -> (Option<u64>, Cause) {
+    async fn live(&self, stop: Arc<Stop>) -> (Option<u64>, Cause) {
         let node = self.endpoint.value();
-        let (sender, running) = match self.connect.connect(node.address().clone(), node.stop()).await {
+        let (sender, running) = match self.connect.connect(node.address().clone(), stop).await {
             Ok(connected) => connected,
             Err(error) => return (None, Arc::new(named(node, &error))),
         };
@@ -61,18 +73,29 @@ impl Dial {
     }
 
     /// Tells the balancer, unless there are other connections; when to try again.
-    fn ended(&self, number: Option<u64>, cause: Cause) -> Instant {
+    fn ended(&self, number: Option<u64>, cause: Cause, past: &Past) -> Instant {
         let (now, id) = (Instant::now(), self.endpoint.id());
+        let failures = past.fruitless.saturating_sub(1);
         let due = self.endpoint.value().remove(number, |others| match number {
             _ if others => None,
             // It was connected, and may be again in a moment.
-            Some(_) => {
+            Some(_) if failures == 0 => {
                 self.balancer.lost(id, cause);
                 None
             }
-            None => self.balancer.failed(id, now, cause),
+            // A connection that comes about and ends at once, again and again, is as good as none.
+            _ => self.balancer.failed_often(id, now, cause, failures),
         });
-        due.unwrap_or_else(|| after(now, self.pause))
+        due.unwrap_or_else(|| after(now, self.backoff.pause(failures.max(1), fastrand::f64())))
+    }
+}
+
+impl Past {
+    fn then(self, is_short: bool, has_answered: bool) -> Self {
+        if !is_short {
+            return Self::default();
+        }
+        Self { short: self.short + 1, fruitless: if has_answered { 0 } else { self.fruitless + 1 } }
     }
 }
 

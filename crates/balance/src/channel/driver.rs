@@ -13,6 +13,7 @@ use super::connect::Connect;
 use super::dial::Dial;
 use super::node::Node;
 use crate::address::{Address, Resolved};
+use crate::backoff::Backoff;
 use crate::balancer::Balancer;
 use crate::endpoint::{Endpoint, EndpointId, Spec};
 use crate::policy::Dials;
@@ -42,7 +43,7 @@ pub struct ChannelDriver {
     channels: watch::Receiver<()>,
     connections: usize,
     drain_within: Duration,
-    pause: Duration,
+    backoff: Backoff,
     tasks: JoinSet<Done>,
     kept: HashMap<EndpointId, Kept>,
 }
@@ -84,14 +85,14 @@ impl ChannelDriver {
             channels,
             connections: 1,
             drain_within: Duration::ZERO,
-            pause: Duration::ZERO,
+            backoff: Backoff::default(),
             tasks: JoinSet::new(),
             kept: HashMap::new(),
         }
     }
 
-    pub(super) fn with(mut self, connections: usize, drain_within: Duration, pause: Duration) -> Self {
-        (self.connections, self.drain_within, self.pause) = (connections, drain_within, pause);
+    pub(super) fn with(mut self, connections: usize, drain_within: Duration, backoff: Backoff) -> Self {
+        (self.connections, self.drain_within, self.backoff) = (connections, drain_within, backoff);
         self
     }
 
@@ -203,7 +204,7 @@ impl ChannelDriver {
             balancer: self.balancer.clone(),
             connect: Arc::clone(&self.connect),
             resolve_now: self.resolve_now.clone(),
-            pause: self.pause,
+            backoff: self.backoff,
         };
         self.tasks.spawn(async {
             dial.keep().await;

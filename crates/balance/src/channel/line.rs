@@ -22,6 +22,8 @@ pub(super) struct Stop {
     reader: Mutex<Option<Waker>>,
     /// The server said something.
     spoke: Notify,
+    /// It answered a call.
+    answered: AtomicBool,
 }
 
 impl Stop {
@@ -37,6 +39,12 @@ impl Stop {
     /// system accepted for a process that is stopped, or hangs, never gets there.
     pub(super) async fn spoke(&self) {
         self.spoke.notified().await;
+    }
+
+    /// Whether the server has begun to answer a call. It is known from what was read, and not from the call: whoever runs
+    /// the connection may see its end before the caller sees the answer.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
     }
 
     fn is_cut(&self) -> bool {
@@ -61,6 +69,8 @@ pub(super) struct Line<S> {
     stream: S,
     stop: Arc<Stop>,
     is_silent: bool,
+    /// Until there was an answer.
+    frames: Option<Frames>,
     unheard: Option<Unheard>,
 }
 
@@ -76,7 +86,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl<S> Line<S> {
     pub(super) fn new(stream: S, stop: Arc<Stop>) -> Self {
-        Self { stream, stop, is_silent: true, unheard: None }
+        Self { stream, stop, is_silent: true, frames: Some(Frames::default()), unheard: None }
     }
 
     /// Takes what was written as written, if the peer is gone.
@@ -94,11 +104,60 @@ impl<S> Line<S> {
         }
     }
 
+    fn heard(&mut self, bytes: &[u8]) {
+        if self.is_silent && !bytes.is_empty() {
+            self.is_silent = false;
+            self.stop.spoke.notify_one();
+        }
+        if self.frames.as_mut().is_some_and(|frames| frames.have_answer(bytes)) {
+            self.frames = None;
+            self.stop.answered.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Ready when nothing more is to be heard.
     fn poll_unheard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(unheard) = &mut self.unheard else { return Poll::Pending };
         std::task::ready!(unheard.until.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(unheard.error.kind(), unheard.error.to_string())))
+    }
+}
+
+/// The head of an HTTP/2 frame: three bytes of length, the kind, flags, and the stream (RFC 9113, section 4.1).
+const FRAME_HEAD: usize = 9;
+/// The kind of those that begin an answer.
+const HEADERS: u8 = 1;
+
+/// The place in the frames that are read.
+#[derive(Debug, Default)]
+struct Frames {
+    head: [u8; FRAME_HEAD],
+    /// So much of the head is there.
+    begun: usize,
+    /// So much of the frame before is still to come.
+    rest: usize,
+}
+
+impl Frames {
+    /// Takes what was read; true once there is a frame that begins an answer.
+    fn have_answer(&mut self, mut bytes: &[u8]) -> bool {
+        loop {
+            let passed = self.rest.min(bytes.len());
+            self.rest -= passed;
+            bytes = &bytes[passed..];
+            let taken = (FRAME_HEAD - self.begun).min(bytes.len());
+            self.head[self.begun..self.begun + taken].copy_from_slice(&bytes[..taken]);
+            self.begun += taken;
+            bytes = &bytes[taken..];
+            if self.begun < FRAME_HEAD {
+                return false;
+            }
+            let [high, middle, low, kind, ..] = self.head;
+            if kind == HEADERS {
+                return true;
+            }
+            (self.begun, self.rest) = (0, u32::from_be_bytes([0, high, middle, low]) as usize);
+        }
     }
 }
 
@@ -119,9 +178,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Line<S> {
         }
         if polled.is_pending() {
             self.stop.register(cx);
-        } else if self.is_silent && buf.filled().len() > before {
-            self.is_silent = false;
-            self.stop.spoke.notify_one();
+        } else {
+            self.heard(&buf.filled()[before..]);
         }
         // Registered first, looked at after: a cut in between is seen.
         if self.stop.is_cut() { Poll::Ready(Err(cut())) } else { polled }
@@ -192,6 +250,20 @@ mod tests {
 
         fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
+        }
+    }
+
+    #[test]
+    fn an_answer_is_found_among_frames_however_they_arrive() {
+        // SETTINGS of one entry, PING, and then HEADERS.
+        let settings = [&[0, 0, 6, 4, 0, 0, 0, 0, 0][..], &[HEADERS; 6]].concat();
+        let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[HEADERS; 8]].concat();
+        let whole = [settings, ping, vec![0, 0, 1, HEADERS, 4, 0, 0, 0, 1]].concat();
+        for size in 1..=whole.len() {
+            let mut frames = Frames::default();
+            let mut parts = whole[..whole.len() - 1].chunks(size);
+            assert!(parts.all(|part| !frames.have_answer(part)), "{size}");
+            assert!(frames.have_answer(&whole[whole.len() - 1..]), "{size}");
         }
     }
 

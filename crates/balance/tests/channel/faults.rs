@@ -5,21 +5,49 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_balance::{
-    Address, Backoff, Channel, ChannelBuilder, Dials, MakeResolver, Policy, Resolution, Resolve, ResolveRules,
-    Resolved, Resolving, RoundRobin,
+    Address, Backoff, Channel, ChannelBuilder, Dials, MakeResolver, Policy, Resolution, Resolve, ResolveError,
+    ResolveRules, Resolved, Resolving, RoundRobin, State,
 };
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::backend::{Backend, Driven, backends, call, drive, in_flight, ready, soon, target, until};
 use crate::calls::policies;
 
+/// What a name means.
+#[derive(Clone, Debug)]
+pub(crate) enum Meaning {
+    Addresses(Vec<Address>),
+    /// The name service says that it cannot tell.
+    Error,
+    /// It says nothing.
+    Silence,
+    /// There is no such name.
+    Nobody,
+}
+
 /// A resolver whose answer the test changes.
-#[derive(Clone, Default)]
-pub(crate) struct Told(pub(crate) Arc<Mutex<Vec<Address>>>);
+#[derive(Clone)]
+pub(crate) struct Told(Arc<Mutex<(Meaning, usize)>>);
+
+impl Default for Told {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new((Meaning::Addresses(Vec::new()), 0))))
+    }
+}
 
 impl Told {
     fn tell(&self, backends: &[&Backend]) {
-        *self.0.lock().expect("not poisoned") =
-            backends.iter().map(|backend| Address::Socket(backend.address)).collect();
+        self.mean(Meaning::Addresses(backends.iter().map(|backend| Address::Socket(backend.address)).collect()));
+    }
+
+    fn mean(&self, meaning: Meaning) {
+        *self.0.lock().expect("not poisoned") = (meaning, 0);
+    }
+
+    /// How often it was asked since it means what it does.
+    fn asked(&self) -> usize {
+        self.0.lock().expect("not poisoned").1
     }
 
     fn make(&self) -> MakeResolver {
@@ -30,8 +58,18 @@ impl Told {
 
 impl Resolve for Told {
     fn resolve(&mut self) -> Resolving<'_> {
-        let found = self.0.lock().expect("not poisoned").iter().cloned().map(Resolved::new).collect();
-        Box::pin(async move { Ok(Resolution { found, ttl: None }) })
+        let mut told = self.0.lock().expect("not poisoned");
+        told.1 += 1;
+        let meaning = told.0.clone();
+        Box::pin(async move {
+            let found = match meaning {
+                Meaning::Addresses(list) => list.into_iter().map(Resolved::new).collect(),
+                Meaning::Error => return Err(ResolveError::lookup("orders", std::io::Error::other("SERVFAIL"))),
+                Meaning::Silence => std::future::pending().await,
+                Meaning::Nobody => return Err(ResolveError::NoAddresses { name: "orders".to_owned() }),
+            };
+            Ok(Resolution { found, ttl: None })
+        })
     }
 }
 
@@ -87,6 +125,30 @@ async fn t41_a_dead_backend_is_tried_with_pauses_and_not_once_per_call() {
         call(&driven.channel, "/t/Echo").await.unwrap();
     }
     assert_eq!(tries.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn t41_a_server_that_lets_in_and_answers_nothing_is_tried_with_pauses_and_not_waited_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // SETTINGS, and the end once the client has taken them.
+            stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            let mut heard = Vec::new();
+            while !heard.ends_with(&[0, 0, 0, 4, 1, 0, 0, 0, 0]) && stream.read_buf(&mut heard).await.unwrap_or(0) > 0 {
+            }
+        }
+    });
+    let backoff = Backoff { first: Duration::from_millis(1), factor: 1.01, ..Backoff::default() };
+    let driven = drive(Channel::builder(&format!("ipv4:{address}")).policy(RoundRobin).backoff(backoff));
+    let status = || driven.channel.balancer().status();
+    until(|| status().first().is_some_and(|status| status.failures >= 5)).await;
+    until(|| matches!(status()[0].state, State::Failed { .. })).await;
+    let told = call(&driven.channel, "/t/Echo").await.unwrap_err();
+    assert_eq!(told.code(), tonic::Code::Unavailable, "{told}");
+    serving.abort();
 }
 
 #[tokio::test]
@@ -306,15 +368,20 @@ async fn t23_no_answer_and_empty_answers_leave_connections_alone() {
         let backends = backends(1).await;
         let told = Told::default();
         told.tell(&[&backends[0]]);
-        let driven = drive(Channel::builder("orders").resolver(told.make()).resolve(quickly()));
+        let builder = Channel::builder("orders").resolver(told.make());
+        let (most, timeout) = (Duration::from_millis(5), Duration::from_millis(5));
+        let backoff = Backoff { first: most, most, ..Backoff::default() };
+        let driven = drive(builder.resolve(ResolveRules { timeout, backoff, ..quickly() }));
         driven.channel.balancer().set_policy(Arc::clone(&policy));
         call(&driven.channel, "/t/Echo").await.unwrap();
-        told.tell(&[]);
-        for _ in 0..50 {
+        for meaning in [Meaning::Error, Meaning::Silence, Meaning::Nobody, Meaning::Addresses(Vec::new())] {
+            told.mean(meaning.clone());
+            // Three times it came to nothing, a time-out among them.
+            until(|| told.asked() > 3).await;
             call(&driven.channel, "/t/Echo").await.unwrap();
-            driven.channel.resolve_now();
+            assert_eq!(ready(&driven.channel), 1, "{policy:?}, {meaning:?}");
         }
-        assert_eq!((backends[0].accepted(), backends[0].calls()), (1, 51), "{policy:?}");
+        assert_eq!((backends[0].accepted(), backends[0].calls()), (1, 5), "{policy:?}");
     }
 }
 

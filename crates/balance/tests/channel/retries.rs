@@ -1,9 +1,12 @@
 //! Calls that fail are tried again, elsewhere, when that is safe or asked for.
 
-use tidegate_balance::{Channel, RoundRobin};
+use std::sync::Arc;
+
+use tidegate_balance::{Channel, Policy, RoundRobin};
 use tonic::Code;
 
 use crate::backend::{Backend, backends, call, drive, in_flight, ready, soon, target, until};
+use crate::calls::policies;
 
 const RETRY: &str = r#"{"loadBalancingConfig":[{"round_robin":{}}],"methodConfig":[{"name":[{"service":"t"}],
     "retryPolicy":{"maxAttempts":3,"initialBackoff":"0.001s","maxBackoff":"0.01s","backoffMultiplier":2,
@@ -25,18 +28,26 @@ async fn a_code_that_the_policy_names_is_tried_again() {
 
 #[tokio::test]
 async fn t52_each_attempt_is_at_a_backend_that_was_not_tried_until_all_were() {
+    for policy in policies() {
+        each_attempt_is_elsewhere(policy).await;
+    }
+}
+
+async fn each_attempt_is_elsewhere(policy: Arc<dyn Policy>) {
     let backends = backends(3).await;
     let driven = drive(Channel::builder(&target(&backends)).service_config(RETRY));
     until(|| ready(&driven.channel) == 3).await;
+    // All stay connected, also under a policy that would not have connected to all.
+    driven.channel.balancer().set_policy(Arc::clone(&policy));
     for round in 1..=10 {
         let status = call(&driven.channel, "/t/Status14").await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(backends.iter().all(|backend| backend.calls() == round));
+        assert!(backends.iter().all(|backend| backend.calls() == round), "{policy:?}");
     }
     backends[0].kill();
     until(|| ready(&driven.channel) == 2).await;
     call(&driven.channel, "/t/Status14").await.unwrap_err();
-    assert_eq!(backends[1].calls() + backends[2].calls(), 23, "two backends, three attempts");
+    assert_eq!(backends[1].calls() + backends[2].calls(), 23, "{policy:?}: two backends, three attempts");
     assert_eq!(in_flight(&driven.channel), 0);
 }
 
