@@ -18,9 +18,9 @@ use crate::pick::Pick;
 use crate::picker::Picker;
 use crate::policy::{Local, Policy, Table, View};
 use crate::published::Published;
-use crate::roster::{Change, Roster, State, Status, Update};
+use crate::roster::{Change, Equals, Roster, State, Status, Update};
 use crate::settings::Settings;
-use crate::snapshot::{Endpoints, Snapshot};
+use crate::snapshot::{Endpoints, Snapshot, Tier};
 use crate::sync::{Mutex, lock};
 use crate::thread::{self, Places};
 use crate::wait::Waiters;
@@ -98,6 +98,7 @@ impl<T: Send + Sync + 'static> Balancer<T> {
             ready: Arc::default(),
             turning: Arc::default(),
             table: Box::new(Nobody),
+            further: Box::default(),
             known: 0,
             cause: None,
             closed: false,
@@ -415,23 +416,24 @@ impl<T> Shared<T> {
         let (_, before) = self.published.read();
         roster.grow_shares();
         let chosen = roster.choose();
-        let build = || {
-            let table = roster.policy.table(&chosen.members, Some(&*before.table))?;
-            Ok::<_, Box<dyn Error + Send + Sync>>((table.takes_turns(), table))
-        };
-        let Ok(Ok((takes_turns, table))) = catch_unwind(AssertUnwindSafe(build)) else {
+        // Who ends it is heard, whatever becomes of the policy.
+        let built = if roster.closed { Some(nobody()) } else { build(&*roster.policy, chosen.tiers, &before) };
+        let Some((takes_turns, first, further)) = built else {
             self.counters.policy_failures.fetch_add(1, Ordering::Relaxed);
+            roster.retry_publication();
             return None;
         };
-        let ready: Endpoints<T> = chosen.ready.into();
+        let Tier { ready, table } = first;
         let next = Snapshot {
             turning: if takes_turns { Arc::clone(&ready) } else { Arc::default() },
             ready,
             table,
+            further,
             known: chosen.known,
             cause: chosen.cause,
             closed: roster.closed,
         };
+        roster.published();
         let old = self.published.publish(next_number(), Arc::new(next));
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
         roster.depart();
@@ -474,7 +476,31 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The table before the first.
+/// What takes the place of a set: does the first of the tiers take turns, that one, and the others.
+type Built<T> = (bool, Tier<T>, Box<[Tier<T>]>);
+
+/// Has the policy build the tables of all tiers. `None`: it failed, or panicked.
+fn build<T>(policy: &dyn Policy, tiers: Vec<Equals<T>>, before: &Snapshot<T>) -> Option<Built<T>> {
+    let former = std::iter::once(&before.table).chain(before.further.iter().map(|tier| &tier.table));
+    let former = former.map(|table| Some(&**table)).chain(std::iter::repeat(None));
+    let tables = || {
+        let tables = tiers.iter().zip(former).map(|(tier, before)| policy.table(&tier.members, before));
+        let tables = tables.collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, Box<dyn Error + Send + Sync>>((tables.first().is_some_and(|table| table.takes_turns()), tables))
+    };
+    let (takes_turns, tables) = catch_unwind(AssertUnwindSafe(tables)).ok()?.ok()?;
+    let ready = tiers.into_iter().map(|tier| Endpoints::from(tier.ready));
+    let mut built = ready.zip(tables).map(|(ready, table)| Tier { ready, table });
+    let first = built.next()?;
+    Some((takes_turns, first, built.collect()))
+}
+
+/// The end of a set.
+fn nobody<T>() -> Built<T> {
+    (false, Tier { ready: Arc::default(), table: Box::new(Nobody) }, Box::default())
+}
+
+/// The table before the first, and after the last.
 struct Nobody;
 
 impl Table for Nobody {

@@ -72,7 +72,8 @@ pub struct Spec {
     pub key: Key,
     /// Its share, for policies that know weights. Zero: only if all others are zero, too.
     pub weight: u32,
-    /// The lowest tier that has a usable endpoint serves alone: priorities of SRV records, zones.
+    /// The lowest tier that has a usable endpoint serves alone, but for picks that none of it may serve: priorities of
+    /// SRV records, zones.
     pub tier: u16,
 }
 

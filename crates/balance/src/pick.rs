@@ -43,16 +43,17 @@ impl<'a, T> Pick<'a, T> {
         self
     }
 
-    /// Endpoints that this call has tried already. They are chosen only if there is no other.
+    /// Endpoints that this call has tried already. They are chosen only if there is no other, of whatever
+    /// [tier](crate::Spec::tier).
     #[must_use]
     pub fn tried(mut self, tried: &'a [EndpointId]) -> Self {
         self.tried = tried;
         self
     }
 
-    /// Endpoints that may serve this call; a role, a bound on lag. Unlike `tried`, it is never overruled. As with `tried`,
-    /// it is asked of the [tier](crate::Spec::tier) that serves, and not of the next one if nobody there fits. Picks with
-    /// different filters are spread most evenly from [`Picker`](crate::Picker)s of their own.
+    /// Endpoints that may serve this call; a role, a bound on lag. Unlike `tried`, it is never overruled. If it allows
+    /// nobody of the [tier](crate::Spec::tier) that serves, the next tiers are asked. Picks with different filters are
+    /// spread most evenly from [`Picker`](crate::Picker)s of their own.
     #[must_use]
     pub fn filter(mut self, filter: Filter<'a, T>) -> Self {
         self.filter = Some(filter);

@@ -139,8 +139,7 @@ impl<T: Send + Sync + 'static> Held<T> {
 
     #[cold]
     fn any_open(&self, pick: &Pick<'_, T>) -> Result<Lease<T>, PickError> {
-        let ready = &self.snapshot.ready;
-        let mut open = ready.iter().filter(|endpoint| pick.retry().allows(endpoint));
+        let mut open = self.snapshot.all().filter(|endpoint| pick.retry().allows(endpoint));
         let lease = open.find_map(|endpoint| Lease::enter(endpoint, pick.wants.now));
         lease.ok_or_else(|| PickError::NotReady { known: self.snapshot.known, cause: self.snapshot.cause.clone() })
     }

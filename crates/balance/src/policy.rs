@@ -80,8 +80,8 @@ pub trait Policy: fmt::Debug + Send + Sync + 'static {
     /// Its name, for people.
     fn name(&self) -> &'static str;
 
-    /// Builds the table over those who are ready, in the order of their ids. `before` is the table in use, of whatever
-    /// policy.
+    /// Builds the table over those of one [tier](crate::Spec::tier) who are ready, in the order of their ids. `before` is
+    /// the table in use, of whatever policy.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ mod members;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::balancer::Shared;
 use crate::endpoint::{Cause, Endpoint, EndpointId, Key, Spec};
@@ -23,6 +23,7 @@ use crate::settings::{Settings, Start};
 
 pub(crate) use self::entry::Entry;
 pub use self::entry::{State, Status};
+pub(crate) use self::members::Equals;
 
 pub(crate) struct Roster<T> {
     pub(crate) present: Vec<Entry<T>>,
@@ -41,6 +42,8 @@ pub(crate) struct Roster<T> {
     /// When the rules over an interval are due.
     pub(crate) interval_ends: Instant,
     pub(crate) closed: bool,
+    /// The policy failed: what was decided is published when it is asked again, then at the latest.
+    unpublished: Option<Instant>,
     next_id: u64,
     epoch: Instant,
 }
@@ -55,6 +58,9 @@ pub struct Update<T> {
     /// How many leave; [`Balancer::departed`](crate::Balancer::departed) tells which, once they are out of use.
     pub removed: usize,
 }
+
+/// A policy that failed is asked again after so long, if nothing else changes before.
+const PUBLISH_AGAIN: Duration = Duration::from_secs(1);
 
 /// Does a change concern those who pick?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +97,7 @@ impl<T> Roster<T> {
             now,
             interval_ends: after(now, outlier.unwrap_or_default().every()),
             closed: false,
+            unpublished: None,
             next_id: 0,
             epoch: now,
         }
@@ -238,6 +245,15 @@ impl<T> Roster<T> {
         entry.enter(State::Failed { retry_at }, now);
         // Who fails fast wants to know the latest cause.
         (Some(retry_at), Change::when(was_ready || !was_settled || none_ready))
+    }
+
+    /// What was decided could not be published: the policy failed.
+    pub(crate) fn retry_publication(&mut self) {
+        self.unpublished = Some(after(self.now, PUBLISH_AGAIN));
+    }
+
+    pub(crate) fn published(&mut self) {
+        self.unpublished = None;
     }
 
     /// Everybody leaves at once, and nobody comes any more.

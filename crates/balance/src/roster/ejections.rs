@@ -30,7 +30,8 @@ impl<T> Roster<T> {
         }
         let waited = |entry: &Entry<T>| entry.leaving.is_some_and(|until| until <= now);
         let grown = self.grow_shares();
-        Change::when(changed || grown || self.present.iter().any(waited))
+        let again = self.unpublished.is_some_and(|at| at <= now);
+        Change::when(changed || grown || again || self.present.iter().any(waited))
     }
 
     fn end_interval(&mut self, rules: &Outlier) -> bool {
@@ -62,6 +63,8 @@ impl<T> Roster<T> {
         let returns = self.present.iter().filter_map(|entry| entry.ejection.until);
         let leaves = self.present.iter().filter_map(|entry| entry.leaving);
         let interval = self.outlier.map(|_| self.interval_ends);
-        returns.chain(leaves).chain(interval).chain(self.next_ramp()).min()
+        let next = returns.chain(leaves).chain(interval).chain(self.next_ramp()).min();
+        // What is due and could not be published is due still: whoever ticks would do nothing else.
+        self.unpublished.or(next)
     }
 }

@@ -1,5 +1,6 @@
 //! Who of those known may be chosen now, and with which share.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,30 +15,37 @@ const STEPS: u32 = 16;
 
 /// Those who may be chosen.
 pub(crate) struct Chosen<T> {
-    pub(crate) ready: Box<[Arc<Endpoint<T>>]>,
-    pub(crate) members: Vec<Member>,
+    /// The one that serves, and those that stand in for it; one at least, which may be empty.
+    pub(crate) tiers: Vec<Equals<T>>,
     pub(crate) cause: Option<Cause>,
     /// How many are in the set, ready or not.
     pub(crate) known: usize,
 }
 
+/// Those of one tier, in the order of their ids.
+pub(crate) struct Equals<T> {
+    pub(crate) ready: Box<[Arc<Endpoint<T>>]>,
+    pub(crate) members: Vec<Member>,
+}
+
 impl<T> Roster<T> {
-    /// Ready, not ejected, of the first tier that has any; or, if too many are ejected, the ejected ones as well.
+    /// Ready and not ejected, by tier; or, if too many are ejected, the ejected ones as well.
     pub(crate) fn choose(&self) -> Chosen<T> {
         let hold = self.must_hold();
         let usable: Vec<&Entry<T>> = self.present.iter().filter(|entry| entry.in_use(hold, self.now)).collect();
         let healthy = usable.iter().filter(|entry| !entry.ejection.is_out()).count();
         let panics = healthy == 0 || (healthy as f64) < self.settings.panic_threshold * usable.len() as f64;
         let fit = |entry: &&&Entry<T>| panics || !entry.ejection.is_out();
-        let tier = usable.iter().filter(fit).map(|entry| entry.tier).min();
-        let chosen: Vec<&Entry<T>> =
-            usable.iter().filter(fit).filter(|entry| Some(entry.tier) == tier).copied().collect();
+        let mut tiers: BTreeMap<u16, Vec<&Entry<T>>> = BTreeMap::new();
+        usable.iter().filter(fit).for_each(|entry| tiers.entry(entry.tier).or_default().push(entry));
+        if tiers.is_empty() {
+            tiers.insert(0, Vec::new());
+        }
         let stays = |entry: &&Entry<T>| entry.leaving.is_none() || entry.in_use(hold, self.now);
         Chosen {
-            members: chosen.iter().map(|entry| member(entry)).collect(),
-            cause: if chosen.is_empty() { self.cause() } else { None },
+            cause: if usable.is_empty() { self.cause() } else { None },
             known: self.present.iter().filter(stays).count(),
-            ready: chosen.iter().map(|entry| Arc::clone(&entry.endpoint)).collect(),
+            tiers: tiers.into_values().map(|entries| equals(&entries)).collect(),
         }
     }
 
@@ -69,6 +77,13 @@ impl<T> Roster<T> {
         let rest =
             starting.map(|since| self.now.saturating_duration_since(since)).filter(|passed| *passed < slow_start);
         rest.map(|passed| self.now + until_next_step(passed, slow_start)).min()
+    }
+}
+
+fn equals<T>(entries: &[&Entry<T>]) -> Equals<T> {
+    Equals {
+        ready: entries.iter().map(|entry| Arc::clone(&entry.endpoint)).collect(),
+        members: entries.iter().map(|entry| member(entry)).collect(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tidegate_balance::{
-    Balancer, LeastRequest, Member, Pick, PickError, Policy, RoundRobin, Settings, Spec, State, Table,
+    Balancer, Endpoint, LeastRequest, Member, Pick, PickError, Policy, RoundRobin, Settings, Spec, State, Table,
 };
 
 use crate::house::{at_once, counts, id_of, key, pick_key, policies, ready, set, specs};
@@ -69,10 +69,9 @@ impl Policy for Moody {
 
 #[test]
 fn t20_a_policy_that_fails_or_panics_leaves_the_snapshot_as_it_was() {
-    let (fails, panics) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let moody = Moody { fails: Arc::clone(&fails), panics: Arc::clone(&panics) };
+    let (moody, moods) = moody();
     let balancer = ready(Arc::new(moody), 2);
-    for (number, mood) in [(1, &fails), (2, &panics)] {
+    for (number, mood) in (1..).zip(&moods) {
         mood.store(true, Ordering::Relaxed);
         set(&balancer, Instant::now(), specs(1..4));
         assert_eq!(balancer.counters().policy_failures, number);
@@ -83,6 +82,68 @@ fn t20_a_policy_that_fails_or_panics_leaves_the_snapshot_as_it_was() {
     }
     set(&balancer, Instant::now(), specs(0..4));
     assert_eq!(counts(&balancer, 4, 20), [5, 5, 5, 5]);
+}
+
+fn moody() -> (Moody, [Arc<AtomicBool>; 2]) {
+    let (fails, panics) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    (Moody { fails: Arc::clone(&fails), panics: Arc::clone(&panics) }, [fails, panics])
+}
+
+#[test]
+fn t20_a_policy_that_cannot_build_its_first_table_leaves_the_one_before_in_use() {
+    for policy in policies() {
+        for mood in [0, 1] {
+            let balancer = ready(Arc::clone(&policy), 3);
+            let version = balancer.version();
+            let (moody, moods) = moody();
+            moods[mood].store(true, Ordering::Relaxed);
+            balancer.set_policy(Arc::new(moody));
+            assert_eq!((balancer.counters().policy_failures, balancer.version()), (1, version), "{policy:?}");
+            let lease = balancer.pick(&Pick::new()).unwrap();
+            drop(lease);
+            // It recovers, or another one takes its place.
+            moods[mood].store(false, Ordering::Relaxed);
+            set(&balancer, Instant::now(), specs(0..2));
+            assert_eq!(counts(&balancer, 2, 10), [5, 5], "{policy:?}");
+            balancer.set_policy(Arc::clone(&policy));
+            pick_key(&balancer);
+        }
+    }
+}
+
+#[test]
+fn t20_a_policy_that_fails_does_not_keep_the_balancer_from_being_closed() {
+    for mood in [0, 1] {
+        let (moody, moods) = moody();
+        let balancer = ready(Arc::new(moody), 2);
+        let lease = balancer.pick(&Pick::new()).unwrap();
+        moods[mood].store(true, Ordering::Relaxed);
+        balancer.close();
+        assert!(matches!(balancer.pick(&Pick::new()), Err(PickError::Closed)));
+        assert_eq!(balancer.departed().len(), 2, "its owner can close them");
+        drop(lease);
+    }
+}
+
+#[test]
+fn t20_a_policy_that_fails_does_not_make_its_owner_spin() {
+    for mood in [0, 1] {
+        let (moody, moods) = moody();
+        let balancer = ready(Arc::new(moody), 2);
+        moods[mood].store(true, Ordering::Relaxed);
+        let mut now = Instant::now();
+        set(&balancer, now, specs(1..2));
+        for _ in 0..10 {
+            let next = balancer.tick(now).expect("what is due could not be published");
+            assert!(next > now, "due at once, for ever");
+            now = next;
+        }
+        // And what was decided meanwhile is published once it can be.
+        moods[mood].store(false, Ordering::Relaxed);
+        balancer.tick(now);
+        assert_eq!((pick_key(&balancer), balancer.departed().len()), (key(1), 1));
+        assert_eq!(balancer.tick(now), None);
+    }
 }
 
 #[test]
@@ -191,4 +252,27 @@ fn tiers_serve_in_order() {
         balancer.failed(near.id(), now, Arc::new(std::io::Error::other("gone")));
     }
     assert_eq!(pick_key(&balancer), "far");
+}
+
+#[test]
+fn t52_who_was_tried_or_does_not_fit_is_replaced_by_one_of_the_next_tier() {
+    for policy in policies() {
+        let balancer = ready(Arc::clone(&policy), 0);
+        let tiers = vec![Spec::new("near").tier(1), Spec::new("far").tier(2), Spec::new("last").tier(3)];
+        set(&balancer, Instant::now(), tiers);
+        let mut tried = Vec::new();
+        for expected in ["near", "far", "last"] {
+            let lease = balancer.pick(&Pick::new().tried(&tried).hash(5)).unwrap();
+            assert_eq!(*lease, expected, "{policy:?}");
+            tried.push(lease.endpoint().id());
+        }
+        // All were tried: the best of them again.
+        assert_eq!(*balancer.pick(&Pick::new().tried(&tried)).unwrap(), "near", "{policy:?}");
+        let fits = |endpoint: &Endpoint<String>| endpoint.value() != "near";
+        assert_eq!(*balancer.pick(&Pick::new().filter(&fits)).unwrap(), "far", "{policy:?}");
+        assert_eq!(*balancer.pick(&Pick::new().filter(&fits).tried(&tried)).unwrap(), "far", "{policy:?}");
+        let nobody = balancer.pick(&Pick::new().filter(&|_| false).tried(&tried)).map(drop);
+        assert!(matches!(nobody, Err(PickError::NoMatch { ready: 3 })), "{policy:?}: {nobody:?}");
+        assert_eq!(pick_key(&balancer), "near", "{policy:?}");
+    }
 }

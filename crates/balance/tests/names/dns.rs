@@ -141,13 +141,9 @@ async fn t24_when_one_family_of_a_target_fails_its_last_addresses_stand() {
 
 #[tokio::test]
 async fn t37_changes_of_the_hosts_file_and_of_resolv_conf_are_picked_up() {
-    let (one, other) = (NameServer::start().await, NameServer::start().await);
-    one.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
-    other.tell("orders.test", A, addresses(60, &["10.0.0.2"]));
     let folder = std::env::temp_dir().join(format!("tidegate-balance-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (resolv_conf, hosts) = (folder.join("resolv.conf"), folder.join("hosts"));
-    // The file names no port, so its servers cannot be ours; what is seen is that another file is read.
     std::fs::write(&resolv_conf, "nonsense\n").unwrap();
     std::fs::write(&hosts, "10.0.0.7 db\n").unwrap();
     let dns = Dns::from_files(&resolv_conf, &hosts);
@@ -158,6 +154,29 @@ async fn t37_changes_of_the_hosts_file_and_of_resolv_conf_are_picked_up() {
     std::fs::write(&hosts, "10.0.0.8 db\n10.0.0.9 db\n").unwrap();
     assert_eq!(found(&resolver.resolve().await), ["10.0.0.8:5432", "10.0.0.9:5432"]);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[tokio::test]
+async fn t37_other_servers_in_resolv_conf_are_asked_from_the_next_look_on() {
+    // The file names no port, and the usual one is for those alone who have the privilege.
+    let [a, b] = (std::process::id() as u16).to_be_bytes();
+    let at = |last| NameServer::start_at(([127, a | 1, b, last], 53).into());
+    let (Ok(one), Ok(other)) = (at(1).await, at(2).await) else { return };
+    one.tell("orders.test", A, addresses(60, &["10.0.0.1"]));
+    other.tell("orders.test", A, addresses(60, &["10.0.0.2"]));
+    let file = std::env::temp_dir().join(format!("tidegate-balance-resolv-{}", std::process::id()));
+    let write = |server: &NameServer, more: &str| {
+        std::fs::write(&file, format!("nameserver {}\n{more}", server.address.ip())).unwrap();
+    };
+    write(&one, "");
+    let mut resolver = Dns::from_files(&file, "/nowhere").name("orders.test.", 5432);
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:5432"]);
+    write(&other, "options timeout:2\n");
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.2:5432"]);
+    std::fs::remove_file(&file).unwrap();
+    assert!(resolver.resolve().await.is_err(), "a file that is gone names nobody");
+    write(&one, "");
+    assert_eq!(found(&resolver.resolve().await), ["10.0.0.1:5432"]);
 }
 
 #[tokio::test]

@@ -42,11 +42,15 @@ pub(crate) struct NameServer {
 
 impl NameServer {
     pub(crate) async fn start() -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        Self::start_at(([127, 0, 0, 1], 0).into()).await.expect("a port")
+    }
+
+    pub(crate) async fn start_at(address: SocketAddr) -> std::io::Result<Self> {
+        let socket = UdpSocket::bind(address).await?;
         let address = socket.local_addr().expect("bound");
         let (answers, asked) = (Answers::default(), Arc::default());
         let serving = tokio::spawn(serve(socket, Arc::clone(&answers), Arc::clone(&asked)));
-        Self { address, answers, asked, serving }
+        Ok(Self { address, answers, asked, serving })
     }
 
     /// From now on; what was never told does not exist.

@@ -137,6 +137,12 @@ impl Node {
         self.gone.load(Ordering::Acquire)
     }
 
+    /// Lower ones go first.
+    #[must_use]
+    pub fn tier(&self) -> u16 {
+        lock(&self.place).1
+    }
+
     pub(super) fn move_to(&self, weight: u32, tier: u16) {
         *lock(&self.place) = (weight, tier);
     }

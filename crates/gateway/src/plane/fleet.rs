@@ -45,6 +45,10 @@ impl Placed {
     }
 }
 
+fn has(nodes: &[Arc<Node>], node: &Arc<Node>) -> bool {
+    nodes.iter().any(|known| Arc::ptr_eq(known, node))
+}
+
 impl Fleet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
         let picker = |group| cluster.group(group).picker(fastrand::u64(..));
@@ -62,9 +66,39 @@ impl Fleet {
         tried: &[Arc<Node>],
         now: Instant,
     ) -> Option<Placed> {
-        let untried = |endpoint: &Endpoint<Arc<Node>>| !tried.iter().any(|node| Arc::ptr_eq(node, endpoint.value()));
-        let pick = if self.measures { Pick::new().at(now) } else { Pick::new() };
-        let pick = if tried.is_empty() { pick } else { pick.filter(&untried) };
+        let untried = |endpoint: &Endpoint<Arc<Node>>| !has(tried, endpoint.value());
+        let pick = if tried.is_empty() { Pick::new() } else { Pick::new().filter(&untried) };
+        self.pick_by(worker, home, route, pick, now)
+    }
+
+    /// Chooses a server like that one: one that serves the route as well as it, other than those.
+    pub fn pick_like(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        model: &Node,
+        except: &[Arc<Node>],
+        now: Instant,
+    ) -> Option<Placed> {
+        let tier = model.tier();
+        let is_like = |endpoint: &Endpoint<Arc<Node>>| {
+            let node = endpoint.value();
+            !has(except, node) && node.tier() == tier
+        };
+        self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
+    }
+
+    #[inline]
+    fn pick_by(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        pick: Pick<'_, Arc<Node>>,
+        now: Instant,
+    ) -> Option<Placed> {
+        let pick = if self.measures { pick.at(now) } else { pick };
         let mut pickers = self.pickers.borrow_mut();
         let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
         drop(pickers);

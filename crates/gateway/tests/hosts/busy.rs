@@ -4,7 +4,8 @@ use tidegate_sandbox::Cluster;
 use tidegate_testkit::{Frames, Gateway, RawClient, Startup};
 
 use crate::stage::{
-    connect, database, gateway, index_of, log_in, ours, shown, sql, steady, wait_for, wait_until_settled, whereabouts,
+    connect, database, gateway, hosts, index_of, log_in, ours, shown, sql, steady, wait_for, wait_until_settled,
+    whereabouts,
 };
 
 /// Policies by which servers share the work.
@@ -68,19 +69,29 @@ fn a_server_that_has_no_connection_for_a_user_leaves_it_to_the_others() {
     let (cluster, _) = steady();
     sql(cluster.primary(), "drop role if exists narrow; create role narrow login connection limit 2");
     [1, 2].iter().for_each(|index| cluster.catch_up(*index).expect("replicas stream"));
-    let gateway = gateway(&[database(cluster, "db", "route = \"replica\"")]);
-    // Its login is one that the probes can use.
-    connect(&gateway, "db").ok("select 1");
-    wait_until_settled(&gateway, cluster, "db");
-    let address = ([127, 0, 0, 1], cluster.server(1).port()).into();
+    let [a, b, c] = [0, 1, 2].map(|index| cluster.server(index).port());
+    let zones = format!(
+        "hosts = [\"127.0.0.1:{a}\", {{ host = \"127.0.0.1:{b}\", zone = \"near\" }}, {{ host = \"127.0.0.1:{c}\" }}]"
+    );
+    let plain = format!("hosts = {:?}", hosts(cluster, &[0, 1, 2]));
+    let section = |keys: &str| database(cluster, "db", &format!("route = \"replica\"\n{keys}"));
+    let address = ([127, 0, 0, 1], b).into();
     let direct = |_| log_in(&Startup::tcp(address, "narrow", "postgres"));
     let _taken: Vec<RawClient> = (0..2).map(direct).collect();
-    let mut narrow = log_in(&gateway.startup("db").user("narrow"));
-    for _ in 0..20 {
-        assert_eq!(whereabouts(cluster, &mut narrow), 2);
+    // As one of equals, as the first of the list, and as the only one of the own zone.
+    let near = section("zone = \"near\"").replace(&plain, &zones);
+    for section in [section(""), section("policy = \"pick_first\""), near] {
+        let gateway = gateway(&[section]);
+        // Its login is one that the probes can use.
+        connect(&gateway, "db").ok("select 1");
+        wait_until_settled(&gateway, cluster, "db");
+        let mut narrow = log_in(&gateway.startup("db").user("narrow"));
+        for _ in 0..20 {
+            assert_eq!(whereabouts(cluster, &mut narrow), 2);
+        }
+        assert_eq!(shown(&gateway, cluster, "db", 1, "state"), "up");
+        assert_eq!(shown(&gateway, cluster, "db", 1, "ejections"), "0");
     }
-    assert_eq!(shown(&gateway, cluster, "db", 1, "state"), "up");
-    assert_eq!(shown(&gateway, cluster, "db", 1, "ejections"), "0");
 }
 
 #[test]

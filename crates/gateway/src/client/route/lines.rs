@@ -104,10 +104,13 @@ impl<'a> Lines<'a> {
         Poll::Ready((line.placed, answer))
     }
 
+    /// For lack of room alone nobody goes to a server that is less preferred.
     fn pick_other(&self, except: &[Arc<Node>]) -> Option<Placed> {
+        let model = self.lines.first()?.placed.node();
         let mut except = except.to_vec();
         except.extend(self.lines.iter().map(|line| line.placed.node().clone()));
-        self.fleet.pick(self.worker, self.home, self.route, &except, self.worker.reactor.now())
+        let now = self.worker.reactor.now();
+        self.fleet.pick_like(self.worker, self.home, self.route, model, &except, now)
     }
 
     fn join(&mut self, placed: Placed) {
