@@ -386,6 +386,25 @@ async fn t23_no_answer_and_empty_answers_leave_connections_alone() {
 }
 
 #[tokio::test]
+async fn t23_a_set_that_is_older_than_it_may_be_is_given_up_and_calls_are_told_why() {
+    let backends = backends(1).await;
+    let told = Told::default();
+    told.tell(&[&backends[0]]);
+    let most = Duration::from_millis(5);
+    let backoff = Backoff { first: most, most, ..Backoff::default() };
+    let rules = ResolveRules { backoff, max_stale: Some(Duration::from_millis(50)), ..quickly() };
+    let driven = drive(Channel::builder("orders").policy(RoundRobin).resolver(told.make()).resolve(rules));
+    call(&driven.channel, "/t/Echo").await.unwrap();
+    told.mean(Meaning::Error);
+    until(|| backends[0].open() == 0).await;
+    let failed = call(&driven.channel, "/t/Echo").await.unwrap_err();
+    assert!(failed.message().contains("SERVFAIL"), "{failed}");
+    told.tell(&[&backends[0]]);
+    until(|| ready(&driven.channel) == 1).await;
+    call(&driven.channel, "/t/Echo").await.unwrap();
+}
+
+#[tokio::test]
 async fn t45_all_connections_lost_at_once_cost_no_call_that_no_server_began() {
     for policy in policies() {
         lose_all_at_once(policy).await;

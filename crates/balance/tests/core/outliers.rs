@@ -89,37 +89,52 @@ fn t53_when_all_are_ejected_all_are_used() {
 fn t53_below_the_panic_threshold_the_ejected_are_used_as_well() {
     let rules = Outlier { percent_max: 100, ..Outlier::consecutive(1) };
     let settings = Settings { outlier: Some(rules), panic_threshold: 0.5, ..at_once() };
-    let balancer = with_settings(Arc::new(RoundRobin), 4, settings);
-    let now = Instant::now();
-    (0..2).for_each(|number| calls(&balancer, number, 1, Outcome::Failure, now));
-    assert_eq!(counts(&balancer, 4, 40), [0, 0, 20, 20], "half is enough");
-    calls(&balancer, 2, 1, Outcome::Failure, now);
-    assert_eq!(counts(&balancer, 4, 40), [10, 10, 10, 10]);
+    for policy in policies() {
+        let balancer = with_settings(Arc::clone(&policy), 4, settings.clone());
+        let now = Instant::now();
+        let may_serve = |number: usize| {
+            let only = |endpoint: &Endpoint<String>| *endpoint.value() == key(number);
+            balancer.pick(&Pick::new().filter(&only)).is_ok()
+        };
+        (0..2).for_each(|number| calls(&balancer, number, 1, Outcome::Failure, now));
+        assert_eq!([0, 1, 2, 3].map(may_serve), [false, false, true, true], "{policy:?}: half is enough");
+        assert_eq!(counts(&balancer, 4, 40)[..2], [0, 0], "{policy:?}");
+        calls(&balancer, 2, 1, Outcome::Failure, now);
+        assert_eq!([0, 1, 2, 3].map(may_serve), [true; 4], "{policy:?}");
+        if policy.name() == "round_robin" {
+            assert_eq!(counts(&balancer, 4, 40), [10, 10, 10, 10]);
+        }
+    }
 }
 
 #[test]
 fn t54_no_more_than_the_share_is_ejected() {
-    for (percent_max, most) in [(10, 1), (30, 3), (50, 5), (100, 10), (0, 1)] {
-        let balancer = with_rules(Arc::new(RoundRobin), 10, Outlier { percent_max, ..Outlier::consecutive(1) });
-        (0..10).for_each(|number| calls(&balancer, number, 1, Outcome::Failure, Instant::now()));
-        assert_eq!(ejected(&balancer), most, "{percent_max} %");
+    for policy in policies() {
+        for (percent_max, most) in [(10, 1), (30, 3), (50, 5), (100, 10), (0, 1)] {
+            let balancer = with_rules(Arc::clone(&policy), 10, Outlier { percent_max, ..Outlier::consecutive(1) });
+            (0..10).for_each(|number| calls(&balancer, number, 1, Outcome::Failure, Instant::now()));
+            assert_eq!(ejected(&balancer), most, "{policy:?}, {percent_max} %");
+        }
     }
 }
 
 #[test]
 fn t57_a_share_of_failures_ejects_at_the_end_of_an_interval() {
     let share = FailureShare { percent: 50, enforced: 100, ..FailureShare::default() };
-    let balancer = with_rules(Arc::new(RoundRobin), 5, Outlier { failure_share: Some(share), ..Outlier::default() });
-    let now = Instant::now();
-    for number in 0..5 {
-        let failures = if number == 3 { 60 } else { 10 };
-        calls(&balancer, number, failures, Outcome::Failure, now);
-        calls(&balancer, number, 50, Outcome::Success, now);
+    for policy in policies() {
+        let rules = Outlier { failure_share: Some(share), ..Outlier::default() };
+        let balancer = with_rules(Arc::clone(&policy), 5, rules);
+        let now = Instant::now();
+        for number in 0..5 {
+            let failures = if number == 3 { 60 } else { 10 };
+            calls(&balancer, number, failures, Outcome::Failure, now);
+            calls(&balancer, number, 50, Outcome::Success, now);
+        }
+        balancer.tick(now + 9 * SECOND);
+        assert_eq!(ejected(&balancer), 0, "{policy:?}");
+        balancer.tick(now + 11 * SECOND);
+        assert!(ejected(&balancer) == 1 && status(&balancer, 3).ejected_until.is_some(), "{policy:?}");
     }
-    balancer.tick(now + 9 * SECOND);
-    assert_eq!(ejected(&balancer), 0);
-    balancer.tick(now + 11 * SECOND);
-    assert!(ejected(&balancer) == 1 && status(&balancer, 3).ejected_until.is_some());
 }
 
 #[test]
