@@ -24,6 +24,10 @@ impl<T> Roster<T> {
         let now = self.now;
         let ended = self.present.iter_mut().filter(|entry| entry.ejection.is_out());
         let mut changed = ended.fold(false, |any, entry| entry.ejection.end(now) | any);
+        // Who has left may be known for long: whoever still has it in a snapshot keeps it.
+        for entry in &mut self.departing {
+            entry.ejection.end(now);
+        }
         if let Some(rules) = self.outlier.filter(|_| now >= self.interval_ends) {
             self.interval_ends = after(now, rules.every());
             changed |= self.end_interval(&rules);
@@ -60,7 +64,7 @@ impl<T> Roster<T> {
 
     /// When [`tick`](Self::tick) has something to do.
     pub(crate) fn next_tick(&self) -> Option<Instant> {
-        let returns = self.present.iter().filter_map(|entry| entry.ejection.until);
+        let returns = self.present.iter().chain(&self.departing).filter_map(|entry| entry.ejection.until);
         let leaves = self.present.iter().filter_map(|entry| entry.leaving);
         let interval = self.outlier.map(|_| self.interval_ends);
         let next = returns.chain(leaves).chain(interval).chain(self.next_ramp()).min();

@@ -57,6 +57,28 @@ fn t57_failures_in_a_row_eject_at_once_and_longer_each_time() {
 }
 
 #[test]
+fn t57_an_ejection_ends_in_time_also_of_one_that_has_left() {
+    for policy in policies() {
+        let balancer = with_rules(Arc::clone(&policy), 3, Outlier::consecutive(1));
+        let now = Instant::now();
+        // Whoever has it in a snapshot, or in use, keeps it known.
+        let picker = balancer.picker(1);
+        calls(&balancer, 0, 1, Outcome::Failure, now);
+        let until = status(&balancer, 0).ejected_until.expect("it is ejected");
+        set(&balancer, now, specs(1..3));
+        drop(balancer.departed());
+        assert!(status(&balancer, 0).leaving, "{policy:?}");
+        let mut now = now;
+        while now < until {
+            now = balancer.tick(now).expect("its ejection ends");
+        }
+        balancer.tick(now);
+        assert_eq!(status(&balancer, 0).ejected_until, None, "{policy:?}");
+        drop(picker);
+    }
+}
+
+#[test]
 fn t57_an_interval_without_an_ejection_makes_the_next_shorter() {
     let balancer = with_rules(Arc::new(RoundRobin), 3, Outlier::consecutive(1));
     let mut now = Instant::now();
