@@ -20,7 +20,7 @@ use crate::statements::ClientStatements;
 pub(super) struct Idle {
     /// The beginning of a message that has not arrived whole.
     beginning: Vec<u8>,
-    /// Bytes of copy data that are still to be passed over.
+    /// Bytes of copy data, or of a function call, that are still to be passed over.
     passing_over: usize,
     /// Everything up to the next Sync is passed over.
     skipping: bool,
@@ -84,6 +84,10 @@ impl Idle {
             }
             if chunk.len() < header.total() && header.tag != frontend::FUNCTION_CALL {
                 return Ok(self.keep(&chunk));
+            }
+            if header.tag == frontend::FUNCTION_CALL && self.skipping {
+                self.passing_over = header.total();
+                continue;
             }
             let body = &chunk[HEADER..header.total().min(chunk.len())];
             match header.tag {
@@ -211,6 +215,17 @@ mod tests {
         let (_, early) = hear(&mut idle, &bytes[..50]);
         assert!(early.is_empty());
         assert_eq!(hear(&mut idle, &bytes[50..]).1, b"Z\0\0\0\x05I");
+    }
+
+    #[test]
+    fn a_function_call_in_pieces_is_passed_over_in_a_refused_flight() {
+        let mut call = vec![frontend::FUNCTION_CALL];
+        call.extend(104_u32.to_be_bytes());
+        call.extend([7; 100]);
+        call.extend(message(frontend::sync));
+        let mut idle = Idle { skipping: true, ..Idle::default() };
+        assert!(matches!(hear(&mut idle, &call[..50]).0, Heard::Nothing));
+        assert_eq!(hear(&mut idle, &call[50..]).1, b"Z\0\0\0\x05I");
     }
 
     #[test]
