@@ -61,11 +61,43 @@ impl Authority {
         let mut params = CertificateParams::new(owned).expect("the names are valid");
         params.distinguished_name.push(rcgen::DnType::CommonName, names[0]);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.signed(names[0], &params)
+    }
+
+    /// A certificate that has nothing but a common name, as older tools made them.
+    ///
+    /// # Panics
+    /// If the folder cannot be written.
+    pub fn issue_common_name(&self, name: &str) -> Identity {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names are valid names");
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        self.signed(name, &params)
+    }
+
+    fn signed(&self, name: &str, params: &CertificateParams) -> Identity {
         let key = KeyPair::generate().expect("a key can be made");
         let cert = params.signed_by(&key, &self.issuer).expect("the authority can sign");
-        let path = |end: &str| self.folder.path().join(format!("{}.{end}", names[0]));
+        self.write(name, &cert.pem(), &key)
+    }
+
+    /// A certificate that this authority has nothing to do with: it is its own, and has nothing but a common name. So are those
+    /// that `openssl req -x509` makes.
+    ///
+    /// # Panics
+    /// If the folder cannot be written.
+    pub fn own_authority(&self, name: &str) -> Identity {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names are valid names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key can be made");
+        let cert = params.self_signed(&key).expect("it can sign itself");
+        self.write(name, &cert.pem(), &key)
+    }
+
+    fn write(&self, name: &str, pem: &str, key: &KeyPair) -> Identity {
+        let path = |end: &str| self.folder.path().join(format!("{name}.{end}"));
         let identity = Identity { cert: path("crt"), key: path("key") };
-        fs::write(&identity.cert, cert.pem()).expect("the folder can be written");
+        fs::write(&identity.cert, pem).expect("the folder can be written");
         write_private(&identity.key, &key.serialize_pem());
         identity
     }

@@ -3,16 +3,13 @@
 use std::{fs, path::Path, sync::Arc};
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, SupportedCipherSuite,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
+    ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
+    client::WebPkiServerVerifier,
     crypto::{
         CryptoProvider, SupportedKxGroup,
         ring::{self, cipher_suite as suite, kx_group},
     },
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
 
@@ -21,6 +18,9 @@ use tidegate_link::TlsInfo;
 use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
 
 mod certificate;
+mod verifier;
+
+use verifier::{Names, Trust, Verifier};
 
 pub use certificate::{Subject, end_point, subject};
 
@@ -115,7 +115,7 @@ pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
     let builder = if listen.tls_client_ca.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
-        let roots = Arc::new(roots(&listen.tls_client_ca)?);
+        let roots = Arc::new(roots(&named(&listen.tls_client_ca)?, &listen.tls_client_ca)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
         let verifier = match listen.tls_client_cert {
             ClientCertificate::Require => verifier,
@@ -143,7 +143,7 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong("TLS versions for", &tls.cert, error))?
         .dangerous()
-        .with_custom_certificate_verifier(verifier(tls)?);
+        .with_custom_certificate_verifier(Arc::new(Verifier::new(trust(tls)?, provider())));
     let mut config = if tls.cert.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
@@ -167,28 +167,22 @@ pub fn for_web() -> Result<ClientConfig, TlsError> {
     Ok(builder.with_root_certificates(machine_roots()).with_no_client_auth())
 }
 
-fn verifier(tls: &ServerTls) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+/// Whom certificates of servers have to be of; `None` where nobody asks.
+fn trust(tls: &ServerTls) -> Result<Option<Trust>, TlsError> {
     let explicit = !tls.root_cert.as_os_str().is_empty();
-    let wanted = match tls.mode {
+    let names = match tls.mode {
         SslMode::VerifyFull => Names::Checked,
         SslMode::VerifyCa => Names::Ignored,
         // As libpq: a root certificate makes "require" behave as "verify-ca".
         SslMode::Require if explicit => Names::Ignored,
-        _ => return Ok(Arc::new(Lenient { inner: None, provider: provider() })),
+        _ => return Ok(None),
     };
-    let roots = if explicit { roots(&tls.root_cert)? } else { machine_roots() };
-    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+    let named = if explicit { named(&tls.root_cert)? } else { Vec::new() };
+    let roots = if explicit { roots(&named, &tls.root_cert)? } else { machine_roots() };
+    let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
         .map_err(|error| wrong("authorities in", &tls.root_cert, error))?;
-    Ok(match wanted {
-        Names::Checked => inner,
-        Names::Ignored => Arc::new(Lenient { inner: Some(inner), provider: provider() }),
-    })
-}
-
-enum Names {
-    Checked,
-    Ignored,
+    Ok(Some(Trust { authorities, named, names }))
 }
 
 fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
@@ -203,15 +197,22 @@ fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, Pr
     Ok((chain, key))
 }
 
-fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+/// The certificates of a file of authorities.
+fn named(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = fs::read(path).map_err(|error| wrong("authorities in", path, error))?;
-    let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|error| wrong("authorities in", path, error))?;
-        store.add(certificate).map_err(|error| wrong("authorities in", path, error))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if found.is_empty() => {
+            Err(wrong("authorities in", path, "the file holds no certificate in PEM form"))
+        }
+        found => found.map_err(|error| wrong("authorities in", path, error)),
     }
-    if store.is_empty() {
-        return Err(wrong("authorities in", path, "the file holds no certificate in PEM form"));
+}
+
+fn roots(named: &[CertificateDer<'static>], path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in named {
+        store.add(certificate.clone()).map_err(|error| wrong("authorities in", path, error))?;
     }
     Ok(store)
 }
@@ -221,56 +222,4 @@ fn machine_roots() -> RootCertStore {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     store
-}
-
-/// Checks less than rustls would: the chain but not the name, or nothing but that the peer holds its key. These are
-/// libpq's `verify-ca` and `require`.
-#[derive(Debug)]
-struct Lenient {
-    inner: Option<Arc<WebPkiServerVerifier>>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Lenient {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        use rustls::CertificateError as Wrong;
-        let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
-        match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(rustls::Error::InvalidCertificate(Wrong::NotValidForName | Wrong::NotValidForNameContext { .. })) => {
-                Ok(ServerCertVerified::assertion())
-            }
-            outcome => outcome,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }

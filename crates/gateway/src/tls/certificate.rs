@@ -1,5 +1,7 @@
 //! What a certificate says: whose it is, and the hash that a login is bound to.
 
+use std::time::Duration;
+
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use x509_cert::{
     Certificate,
@@ -38,6 +40,27 @@ pub fn subject(certificate: &[u8]) -> Option<Subject> {
 }
 
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
+const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
+
+/// When a certificate holds, in the time since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Validity {
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+}
+
+/// When a certificate holds, which is given in DER; `None` if it is none.
+pub(super) fn validity(certificate: &[u8]) -> Option<Validity> {
+    let validity = Certificate::from_der(certificate).ok()?.tbs_certificate.validity;
+    Some(Validity { from: validity.not_before.to_unix_duration(), until: validity.not_after.to_unix_duration() })
+}
+
+/// Whether a certificate has names beside its common name; so it is said of what is no certificate, too.
+pub(super) fn has_alternative_names(certificate: &[u8]) -> bool {
+    let Ok(certificate) = Certificate::from_der(certificate) else { return true };
+    let extensions = certificate.tbs_certificate.extensions.unwrap_or_default();
+    extensions.iter().any(|extension| extension.extn_id == ALTERNATIVE_NAMES)
+}
 
 /// The hash of a server's certificate that binds a login to it (RFC 5929, `tls-server-end-point`); the certificate is
 /// given in DER. `None` if its signature names no hash, as that of Ed25519.

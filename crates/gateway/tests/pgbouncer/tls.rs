@@ -1,10 +1,14 @@
 //! Certificates of clients, SCRAM that is bound to that of the gateway, ciphers: the keys and rules around TLS.
 
+use tidegate_sandbox::Postgres;
 use tidegate_testkit::{Authority, Bound, Frames, Startup, TlsMode};
 
 use crate::bouncer::{Bouncer, Setup, output, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
+
+/// Whether the server is spoken to over TLS.
+const ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
 
 /// The keys of a gateway with a certificate for localhost that knows clients by the same authority.
 fn tls_keys(authority: &Authority, mode: &str) -> String {
@@ -156,10 +160,57 @@ fn authorities_that_are_out_of_date_do_no_harm_where_nothing_is_verified() {
             "{SHOP}[pgbouncer]\nserver_tls_sslmode = {mode}\nserver_tls_ca_file = {}\nquery_wait_timeout = 1\n",
             stale.ca().display()
         ));
-        let encrypted = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
         match connects {
-            true => assert_eq!(bouncer.client("shop").value(encrypted), "t", "{mode}"),
+            true => assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t", "{mode}"),
             false => assert!(bouncer.startup("shop").try_connect().is_err(), "{mode}"),
+        }
+    }
+}
+
+/// What `openssl req -x509` makes: no alternative names, and the certificate that clients are given is the server's own.
+#[test]
+fn a_certificate_that_is_its_own_authority_is_trusted_by_whoever_names_it() {
+    let folder = Authority::new();
+    let local = folder.own_authority("localhost");
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("it was written");
+    let postgres = Postgres::builder().tls(&read(&local.cert), &read(&local.key)).start().expect("it starts");
+    let other = folder.own_authority("other");
+    for (host, mode, ca, is_good) in [
+        ("localhost", "verify-full", &local, true),
+        ("127.0.0.1", "verify-ca", &local, true),
+        ("127.0.0.1", "verify-full", &local, false),
+        ("localhost", "verify-ca", &other, false),
+    ] {
+        let bouncer = Bouncer::start(&format!(
+            "[databases]\nshop = host={host} port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             server_tls_sslmode = {mode}\nserver_tls_ca_file = {}\n",
+            postgres.port(),
+            ca.cert.display()
+        ));
+        match is_good {
+            true => assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t", "{host} {mode}"),
+            false => assert!(bouncer.startup("shop").try_connect().is_err(), "{host} {mode}"),
+        }
+    }
+}
+
+#[test]
+fn a_common_name_counts_where_there_is_no_other() {
+    let authority = Authority::new();
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("it was written");
+    for (identity, is_good) in
+        [(authority.issue_common_name("localhost"), true), (authority.issue_common_name("elsewhere"), false)]
+    {
+        let postgres = Postgres::builder().tls(&read(&identity.cert), &read(&identity.key)).start().expect("it starts");
+        let bouncer = Bouncer::start(&format!(
+            "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             server_tls_sslmode = verify-full\nserver_tls_ca_file = {}\n",
+            postgres.port(),
+            authority.ca().display()
+        ));
+        match is_good {
+            true => assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t"),
+            false => assert!(bouncer.startup("shop").try_connect().is_err(), "of another host"),
         }
     }
 }
