@@ -100,6 +100,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// What flows beside the queries.
     pub streams: Vec<Stream>,
+    /// The file beside the configuration that users were read from, as it names it; empty if they stand in the configuration.
+    pub user_file: String,
     /// What looked odd but works; for the log and for `tidegate check`.
     pub warnings: Vec<Finding>,
 }

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -30,7 +31,7 @@ use syslog::Syslog;
 #[derive(Debug, Clone)]
 pub struct Handle {
     level: reload::Handle<LevelFilter, Registry>,
-    file: Option<Arc<LogFile>>,
+    file: Arc<LogFile>,
 }
 
 /// Why there is no log.
@@ -52,10 +53,11 @@ impl Handle {
         let _ = self.level.reload(filter(level));
     }
 
-    /// Opens the file again, which may have been renamed. If that fails, lines go on into the old one.
-    pub fn reopen(&self) {
-        if let Some(Err(error)) = self.file.as_ref().map(|file| file.reopen()) {
-            tracing::error!(%error, "the log cannot be opened again");
+    /// Goes on in that file, which may be another, or a new one of the old name; an empty path is none. If it cannot be opened,
+    /// lines go on where they went.
+    pub fn follow(&self, path: &Path) {
+        if let Err(error) = self.file.follow(path) {
+            tracing::error!(%error, path = %path.display(), "the log cannot be opened again");
         }
     }
 }
@@ -65,19 +67,13 @@ impl Handle {
 /// # Errors
 /// If the process has a log already, or its file cannot be opened.
 pub fn init(log: &Log) -> Result<Handle, LogError> {
-    let file = match log.file.as_os_str().is_empty() {
-        true => None,
-        false => {
-            let file = LogFile::open(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
-            Some(Arc::new(file))
-        }
-    };
-    let terminal = std::io::stderr().is_terminal() && file.is_none();
+    let file = Arc::<LogFile>::default();
+    file.follow(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
+    let terminal = std::io::stderr().is_terminal() && log.file.as_os_str().is_empty();
     let style = Style::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
     let syslog = (!log.syslog.as_os_str().is_empty())
         .then(|| Syslog::new(log.syslog.clone(), &log.syslog_ident, log.syslog_facility));
-    // Without another place there is nowhere else to go.
-    let output = Output { stderr: log.stderr || (file.is_none() && syslog.is_none()), file: file.clone() };
+    let output = Output { stderr: log.stderr, elsewhere: syslog.is_some(), file: file.clone() };
     let (subscriber, level) = subscriber(style, log.level, output, syslog);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
     panics::note_all();
@@ -89,6 +85,7 @@ enum Style {
     Plain,
     Colour,
     Json,
+    Pgbouncer,
 }
 
 impl Style {
@@ -96,6 +93,7 @@ impl Style {
     fn choose(format: LogFormat, terminal: bool, no_color: Option<&str>) -> Self {
         match format {
             LogFormat::Json => Self::Json,
+            LogFormat::Pgbouncer => Self::Pgbouncer,
             LogFormat::Auto if terminal && no_color.is_none_or(str::is_empty) => Self::Colour,
             LogFormat::Auto | LogFormat::Text => Self::Plain,
         }
@@ -119,6 +117,7 @@ where
             json.with_target(false).boxed()
         }
         Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
+        Style::Pgbouncer => lines.event_format(Pgbouncer).boxed(),
     };
     let system =
         syslog.map(|syslog| tracing_subscriber::fmt::layer().with_writer(syslog).with_ansi(false).event_format(Bare));
@@ -169,6 +168,33 @@ where
         let mut line = Line::default();
         event.record(&mut line);
         writeln!(to, "{}{}", line.message, line.fields)
+    }
+}
+
+/// The text form with PgBouncer's time, number of the process, and words for levels, which log readers take apart.
+struct Pgbouncer;
+
+impl<S, N> FormatEvent<S, N> for Pgbouncer
+where
+    S: Subscriber + for<'s> LookupSpan<'s>,
+    N: for<'w> FormatFields<'w> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut time = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        // `2026-01-31T12:00:00.123456Z`: it has milliseconds, and names the zone.
+        let (day, clock) = time.split_once('T').unwrap_or_default();
+        let clock = clock.get(..12).unwrap_or(clock);
+        let level = match *event.metadata().level() {
+            Level::ERROR => "ERROR",
+            Level::WARN => "WARNING",
+            Level::INFO => "LOG",
+            Level::DEBUG => "DEBUG",
+            Level::TRACE => "NOISE",
+        };
+        let mut line = Line::default();
+        event.record(&mut line);
+        writeln!(to, "{day} {clock} UTC [{}] {level} {}{}", std::process::id(), line.message, line.fields)
     }
 }
 
@@ -252,7 +278,7 @@ mod tests {
         let sink = Sink::default();
         let writer = sink.clone();
         let (subscriber, level) = subscriber(style, level, move || writer.clone(), None);
-        let handle = Handle { level, file: None };
+        let handle = Handle { level, file: Arc::default() };
         tracing::subscriber::with_default(subscriber, || events(&handle));
         let bytes = sink.0.lock().expect("no writer panics").clone();
         String::from_utf8(bytes).expect("lines are UTF-8")
@@ -266,6 +292,21 @@ mod tests {
         let (time, rest) = line.split_once(' ').expect("a time");
         assert!(time.ends_with('Z') && time.contains('T'), "{time}");
         assert_eq!(rest, " INFO client came in user=app clients=3\n");
+    }
+
+    #[test]
+    fn readers_of_pgbouncers_lines_can_read_these() {
+        let lines = logged(Style::Pgbouncer, LogLevel::Info, |_| {
+            tracing::info!("C-1: shop/app@10.0.0.1:5 login attempt: db=shop");
+            tracing::warn!(port = 1, "no");
+        });
+        let (first, second) = lines.split_once('\n').expect("two lines");
+        let words: Vec<_> = first.splitn(5, ' ').collect();
+        let process = format!("[{}]", std::process::id());
+        assert_eq!(words[2..4], ["UTC", process.as_str()], "{lines}");
+        assert_eq!((words[0].len(), words[1].len(), words[1].find('.')), (10, 12, Some(8)), "{lines}");
+        assert_eq!(words[4], "LOG C-1: shop/app@10.0.0.1:5 login attempt: db=shop");
+        assert!(second.ends_with("] WARNING no port=1\n"), "{second}");
     }
 
     #[test]

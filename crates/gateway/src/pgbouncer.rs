@@ -27,6 +27,9 @@ mod userlist;
 /// PgBouncer's name for the file that a reload reads, which `SET` changes.
 pub const CONFIG_FILE: &str = "conffile";
 
+/// PgBouncer's name for the file of users.
+pub const AUTH_FILE: &str = "auth_file";
+
 pub use convert::convert;
 pub use keys::{DATABASE, Effect, GLOBAL, Key, Kind, PEER, USER, markdown};
 
@@ -38,6 +41,8 @@ struct Document {
     source: Source,
     table: Table,
     findings: Vec<Finding>,
+    /// The file of users; empty for none.
+    user_file: String,
 }
 
 impl Document {
@@ -46,7 +51,8 @@ impl Document {
         let mut findings = Vec::new();
         let mut ini = ini::read(path, &mut findings);
         let table = map::tables(&mut ini, &mut findings);
-        Self { source: ini.source, table, findings }
+        let user_file = ini.global(AUTH_FILE).map(|line| line.value.clone()).unwrap_or_default();
+        Self { source: ini.source, table, findings, user_file }
     }
 
     /// Whether anything keeps it from being used.
@@ -68,5 +74,5 @@ pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     let config = check(&document.source, &document.table, Disk::Folder(Path::new("")))?;
     let mut warnings = document.findings;
     warnings.extend(config.warnings);
-    Ok(Config { warnings, ..config })
+    Ok(Config { warnings, user_file: document.user_file, ..config })
 }

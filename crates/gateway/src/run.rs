@@ -331,7 +331,7 @@ impl Running {
             archive.reopen();
         }
         if let Some(log) = &self.gateway.log {
-            log.reopen();
+            log.follow(&self.gateway.setup().config.log.file);
         }
         // The reason of a failure is logged.
         drop(self.reload());

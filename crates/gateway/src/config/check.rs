@@ -144,6 +144,7 @@ impl Checker<'_> {
             listen,
             auth,
             pool,
+            user_file: String::new(),
             warnings: Vec::new(),
         };
         self.probes(&Section::of(root, "route"), &config.route);

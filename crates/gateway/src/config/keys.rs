@@ -114,6 +114,8 @@ words! {
         Text = "text",
         /// A JSON object per line.
         Json = "json",
+        /// Text as PgBouncer writes it, for programs that read its lines.
+        Pgbouncer = "pgbouncer",
     }
 
     /// The least important event that is logged.
@@ -513,7 +515,7 @@ section! {
 section! {
     /// `[log]`: what is logged, where, and how.
     pub struct Log, raw RawLog {
-        /// `auto` (text, colour on a terminal), `text` or `json`.
+        /// `auto` (text, colour on a terminal), `text`, `json`, or `pgbouncer`: lines that begin as those of PgBouncer.
         format: LogFormat = LogFormat::Auto => Restart Process;
         /// `error`, `warn`, `info`, `debug` or `trace`.
         level: LogLevel = LogLevel::Info => Live Process;
@@ -524,7 +526,7 @@ section! {
         /// Whether a line tells of each error that the gateway itself has for a client.
         refusals: bool = true => Live Process;
         /// File that lines are appended to, opened again by SIGHUP and `RELOAD`; empty for none.
-        file: PathBuf = PathBuf::new() => Restart Process;
+        file: PathBuf = PathBuf::new() => Live Process;
         /// Whether lines go to standard error.
         stderr: bool = true => Restart Process;
         /// Socket of a syslog daemon, `/dev/log` as a rule, that lines go to as well; empty for none. What it has no room for
@@ -537,7 +539,7 @@ section! {
         /// Whether a line tells of what was done, each `stats_period`.
         stats: bool = false => Live Process;
         /// Period of those lines, and of the averages that the console shows.
-        stats_period: Duration = Duration::from_secs(60) => Restart Process;
+        stats_period: Duration = Duration::from_secs(60) => Live Process;
     }
 }
 
@@ -578,7 +580,7 @@ section! {
         /// How long an address stays although answers leave it out, of a name whose answers take turns; 0 is not at all.
         rotation_grace: Duration = Duration::from_secs(300) => Live Process;
         /// Period in which names are looked up again although nothing is connected; 0 is off.
-        check_period: Duration = Duration::ZERO => Restart Process;
+        check_period: Duration = Duration::ZERO => Live Process;
     }
 }
 

@@ -1,9 +1,9 @@
-//! Where lines go: standard error, a file that can be renamed under the process, or both.
+//! Where lines go: standard error, a file that can be renamed under the process or be another from now on, or both.
 
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -12,46 +12,43 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Standard error, a file, or both.
 #[derive(Debug, Clone)]
 pub(super) struct Output {
+    /// Without another place lines go there in any case.
     pub(super) stderr: bool,
-    pub(super) file: Option<Arc<LogFile>>,
+    /// Whether there is another place beside these two.
+    pub(super) elsewhere: bool,
+    pub(super) file: Arc<LogFile>,
 }
 
-/// A file that lines are appended to.
-#[derive(Debug)]
-pub(super) struct LogFile {
-    path: PathBuf,
-    /// Held for one line, or while the file is opened again.
-    file: Mutex<File>,
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
-}
+/// A file that lines are appended to, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct LogFile(Mutex<Option<File>>);
 
 impl LogFile {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), file: Mutex::new(open(path)?) })
-    }
-
-    /// Goes on in a new file if the old one was renamed.
-    pub(super) fn reopen(&self) -> io::Result<()> {
-        *self.lock() = open(&self.path)?;
+    /// Goes on in that file, which may be a new one of the old name; an empty path is none.
+    pub(super) fn follow(&self, path: &Path) -> io::Result<()> {
+        let opened = match path.as_os_str().is_empty() {
+            true => None,
+            false => Some(OpenOptions::new().append(true).create(true).open(path)?),
+        };
+        *self.lock() = opened;
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, File> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held for one line.
+    fn lock(&self) -> MutexGuard<'_, Option<File>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.stderr {
+        let mut file = self.file.lock();
+        if self.stderr || (file.is_none() && !self.elsewhere) {
             // Nobody is left to be told that standard error is gone.
             let _ = io::stderr().write_all(line);
         }
-        if let Some(file) = &self.file {
-            file.lock().write_all(line)?;
+        if let Some(file) = &mut *file {
+            file.write_all(line)?;
         }
         Ok(line.len())
     }

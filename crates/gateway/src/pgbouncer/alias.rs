@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 
 use super::{
+    AUTH_FILE, CONFIG_FILE,
     keys::{self, Effect, GLOBAL, Key, Kind},
     map,
 };
-use crate::config::{Config, Row};
+use crate::config::{CipherSuite, Config, Row};
 
 /// Keys whose value is one of ours, although they are put together from more.
 const ALSO: &[(&str, &str)] = &[
@@ -35,9 +36,13 @@ const DERIVED: &[Derived] = &[
     ("auth_hba_file", &["auth.hba_file"], same),
     ("auth_ident_file", &["auth.ident_file"], same),
     ("auth_type", &["auth.method", "auth.strangers"], auth_type),
+    ("client_tls13_ciphers", &["listen.tls_ciphers"], tls13_ciphers),
     ("client_tls_ca_file", &["listen.tls_client_ca"], same),
     ("client_tls_cert_file", &["listen.tls_cert"], same),
+    ("client_tls_ciphers", &["listen.tls_ciphers"], tls12_ciphers),
+    ("client_tls_ecdhcurve", &["listen.tls_groups"], curves),
     ("client_tls_key_file", &["listen.tls_key"], same),
+    ("client_tls_protocols", &["listen.tls_ciphers"], protocols),
     ("client_tls_sslmode", &["listen.tls", "listen.tls_client_ca", "listen.tls_client_cert"], sslmode),
     ("disable_pqexec", &["pool.simple_query"], |given| u8::from(given[0] == "false").to_string()),
     ("listen_addr", &["listen.addresses"], hosts),
@@ -48,6 +53,17 @@ const DERIVED: &[Derived] = &[
     ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| in_its_unit(Kind::Seconds, given[0])),
     ("tcp_user_timeout", &["tcp.user_timeout"], milliseconds),
     ("verbose", &["log.level"], verbose),
+];
+
+/// Keys that every database has for itself here, and the key of ours within it.
+const OF_DATABASES: &[(&str, &str, fn(&[&str]) -> String)] = &[
+    ("server_tls13_ciphers", "sslciphers", tls13_ciphers),
+    ("server_tls_ca_file", "sslrootcert", same),
+    ("server_tls_cert_file", "sslcert", same),
+    ("server_tls_ciphers", "sslciphers", tls12_ciphers),
+    ("server_tls_key_file", "sslkey", same),
+    ("server_tls_protocols", "sslciphers", protocols),
+    ("server_tls_sslmode", "sslmode", same),
 ];
 
 /// Those of them that nobody can change while the gateway runs.
@@ -99,6 +115,40 @@ fn port(given: &[&str]) -> String {
     }
 }
 
+/// The suites of one version in a list, in OpenSSL's form; nothing if those are all that there are, or none.
+fn ciphers(given: &str, tls13: bool) -> Option<String> {
+    let is_meant = |cipher: &&CipherSuite| cipher.is_tls13() == tls13;
+    let known: Vec<_> = CipherSuite::ALL.iter().filter(is_meant).map(|cipher| cipher.as_str()).collect();
+    let chosen: Vec<_> = given.split(", ").filter(|name| known.contains(name)).collect();
+    (!chosen.is_empty() && chosen != known).then(|| chosen.join(":"))
+}
+
+fn tls12_ciphers(given: &[&str]) -> String {
+    ciphers(given[0], false).unwrap_or_else(|| "default".to_owned())
+}
+
+fn tls13_ciphers(given: &[&str]) -> String {
+    ciphers(given[0], true).unwrap_or_default()
+}
+
+/// A version is spoken if there is a suite for it.
+fn protocols(given: &[&str]) -> String {
+    let is_there = |tls13: bool| {
+        let mut known = CipherSuite::ALL.iter().filter(|cipher| cipher.is_tls13() == tls13);
+        given[0].is_empty() || known.any(|known| given[0].split(", ").any(|name| name == known.as_str()))
+    };
+    let word = match (is_there(false), is_there(true)) {
+        (true, false) => "tlsv1.2",
+        (false, true) => "tlsv1.3",
+        _ => "secure",
+    };
+    word.to_owned()
+}
+
+fn curves(given: &[&str]) -> String {
+    if given[0].is_empty() { "auto".to_owned() } else { given[0].replace(", ", ":") }
+}
+
 fn reserve_timeout(given: &[&str]) -> String {
     if given[0] == map::RESERVE_NEVER { "0".to_owned() } else { in_its_unit(Kind::Seconds, given[0]) }
 }
@@ -116,27 +166,53 @@ fn verbose(given: &[&str]) -> String {
     level.to_owned()
 }
 
-/// The rows under PgBouncer's names, in its units.
+/// The rows under PgBouncer's names, in its units; all that it has but those that name files which were read.
 #[must_use]
 pub fn rows(rows: &[Row]) -> Vec<Row> {
-    let find = |path: &str| rows.iter().find(|row| row.key == path);
     let alias = |key: &Key| {
-        let (value, reloadable) = match DERIVED.iter().find(|(name, ..)| *name == key.name) {
-            Some((_, paths, put)) => {
-                let given: Option<Vec<_>> = paths.iter().map(|path| Some(find(path)?.value.as_str())).collect();
-                (put(&given?), find(paths[0])?.reloadable)
-            }
-            None => {
-                let row = find(path_of(key)?)?;
-                (in_its_unit(key.kind, &row.value), row.reloadable)
-            }
-        };
+        let (value, reloadable) = in_force(rows, key)?;
         // A statement of nothing has a name there.
         let value = if key.name == "server_check_query" && value == ";" { "<empty>".to_owned() } else { value };
         let default = key.default.unwrap_or_default().to_owned();
         Some(Row { key: key.name.to_owned(), value, default, reloadable })
     };
-    GLOBAL.iter().filter_map(alias).collect()
+    GLOBAL.iter().filter(|key| ![AUTH_FILE, CONFIG_FILE].contains(&key.name)).filter_map(alias).collect()
+}
+
+/// What holds of a key, and whether a reload changes it.
+fn in_force(rows: &[Row], key: &Key) -> Option<(String, bool)> {
+    let find = |path: &str| rows.iter().find(|row| row.key == path);
+    if let Some((_, paths, put)) = DERIVED.iter().find(|(name, ..)| *name == key.name) {
+        let given: Option<Vec<_>> = paths.iter().map(|path| Some(find(path)?.value.as_str())).collect();
+        return Some((put(&given?), find(paths[0])?.reloadable));
+    }
+    if let Some((_, own, put)) = OF_DATABASES.iter().find(|(name, ..)| *name == key.name) {
+        let value = match of_databases(rows, own)[..] {
+            [] => default_of(key),
+            [one] => put(&[one]),
+            _ => String::new(),
+        };
+        return Some((value, true));
+    }
+    if let Effect::Nothing(_) | Effect::Always(_) = key.effect {
+        return Some((default_of(key), false));
+    }
+    let row = find(path_of(key)?)?;
+    Some((in_its_unit(key.kind, &row.value), row.reloadable))
+}
+
+fn default_of(key: &Key) -> String {
+    key.default.unwrap_or_default().to_owned()
+}
+
+/// What databases have of a key of theirs, each value once.
+fn of_databases<'r>(rows: &'r [Row], own: &str) -> Vec<&'r str> {
+    let has =
+        |row: &&Row| row.key.starts_with("databases.") && row.key.rsplit_once('.').is_some_and(|(_, key)| key == own);
+    let mut values: Vec<_> = rows.iter().filter(has).map(|row| row.value.as_str()).collect();
+    values.sort_unstable();
+    values.dedup();
+    values
 }
 
 /// Why a key of PgBouncer has no effect here; nothing if it has one, or if there is no such key.

@@ -140,10 +140,18 @@ impl Mapper<'_> {
 
     /// What holds of a key of `[pgbouncer]`: what is written, or PgBouncer's default.
     fn given(&self, name: &str) -> Given {
+        let key = keys::find(GLOBAL, name);
         match self.ini.global(name) {
-            Some(line) => Given { text: line.value.clone(), at: line.value_at.clone() },
+            Some(line) => {
+                let known = match key.map(|key| key.kind) {
+                    Some(Kind::Word(words)) => word(words, &line.value),
+                    _ => None,
+                };
+                let text = known.map_or_else(|| line.value.clone(), str::to_owned);
+                Given { text, at: line.value_at.clone() }
+            }
             None => {
-                let default = keys::find(GLOBAL, name).and_then(|key| key.default);
+                let default = key.and_then(|key| key.default);
                 Given { text: default.unwrap_or_default().to_owned(), at: 0..0 }
             }
         }
@@ -212,13 +220,20 @@ pub(super) fn value(kind: Kind, text: &str, at: &Span) -> Result<Option<Value>, 
             Some(time) => Value::Text(time),
             None => return Ok(None),
         },
-        Kind::Word(words) if words.contains(&text) => Value::Text(text.to_owned()),
-        Kind::Word(words) => {
-            let help = keys::nearest(text, words.iter().copied(), "it can be");
-            return Err((format!("`{text}` is not known here"), help));
-        }
+        Kind::Word(words) => match word(words, text) {
+            Some(word) => Value::Text(word.to_owned()),
+            None => {
+                let help = keys::nearest(text, words.iter().copied(), "it can be");
+                return Err((format!("`{text}` is not known here"), help));
+            }
+        },
     };
     Ok(Some(read))
+}
+
+/// The word that is meant, in whatever case it is written.
+fn word(words: &[&'static str], text: &str) -> Option<&'static str> {
+    words.iter().copied().find(|word| word.eq_ignore_ascii_case(text))
 }
 
 fn path(text: &str) -> String {
@@ -298,6 +313,7 @@ mod tests {
     fn words_and_flags_are_checked() {
         let read = |kind, text| value(kind, text, &(0..0));
         assert!(read(Kind::Word(&["a", "b"]), "c").is_err());
+        assert_eq!(read(Kind::Word(&["md5"]), "MD5"), Ok(Some(Value::Text("md5".to_owned()))));
         assert_eq!(read(Kind::Flag, "1"), Ok(Some(Value::Boolean(true))));
         assert!(read(Kind::Flag, "2").is_err());
         assert_eq!(read(Kind::Number, "-1"), Ok(None));

@@ -379,10 +379,11 @@ impl Gateway {
         let replacing = lock(&self.replacing);
         self.setup.store(Arc::new(setup));
         self.connector.secrets.forget_derived();
-        if let Some(log) = &self.log {
-            log.set_level(self.setup().config.log.level);
-        }
         let setup = self.setup();
+        if let Some(log) = &self.log {
+            log.set_level(setup.config.log.level);
+            log.follow(&setup.config.log.file);
+        }
         if !setup.config.auth.method.may_vouch() {
             self.connector.secrets.forget_vouched();
         }

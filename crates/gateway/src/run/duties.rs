@@ -1,13 +1,20 @@
 //! What the control plane does again and again, each a child of `tidegate/control` that is started again should it fail.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tidegate_supervise::{Class, Ctx, Restart};
 
 use crate::{
+    config::Config,
     plane::{Gateway, Unused},
     tree::{self, Duty},
 };
+
+/// How soon a duty hears of another period.
+const PERIOD_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a database is unused; sooner if it is to be forgotten sooner.
 const UNUSED_EVERY: Duration = Duration::from_secs(60);
@@ -17,12 +24,9 @@ const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
 pub(super) fn start(gateway: &Arc<Gateway>) {
     let owner = gateway.clone();
     let class = Class::new(tree::kept(Restart::Permanent), move |duty: &Duty, ctx| attend(*duty, owner.clone(), ctx));
-    let follows_names = !gateway.setup().config.dns.check_period.is_zero();
     for duty in [Duty::Averages, Duty::Names, Duty::Pools, Duty::Unused] {
-        if duty != Duty::Names || follows_names {
-            // It is refused when the process is ending already.
-            let _ = gateway.duties.spawn_kept(duty, &class);
-        }
+        // It is refused when the process is ending already.
+        let _ = gateway.duties.spawn_kept(duty, &class);
     }
 }
 
@@ -36,33 +40,38 @@ async fn attend(duty: Duty, gateway: Arc<Gateway>, ctx: Ctx) {
 }
 
 async fn average(gateway: &Gateway, ctx: &Ctx) {
-    // What averages are of.
-    let every = gateway.setup().config.log.stats_period;
-    let start = tokio::time::Instant::now() + every;
-    let mut period = tokio::time::interval_at(start, every);
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            _ = period.tick() => sample_once(gateway).await,
+            // What averages are of.
+            () = pass(gateway, |config| config.log.stats_period) => sample_once(gateway).await,
         }
     }
 }
 
 async fn check_names(gateway: &Gateway, ctx: &Ctx) {
-    let every = gateway.setup().config.dns.check_period;
-    if every.is_zero() {
-        // A reload took it away, before this task was started again.
-        return ctx.cancelled().await;
-    }
-    let mut period = tokio::time::interval(every);
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            _ = period.tick() => {
+            () = pass(gateway, |config| config.dns.check_period) => {
                 gateway.connector.resolver.refresh().await;
                 gateway.follow_names();
             }
         }
+    }
+}
+
+/// Waits for so long, which may be changed meanwhile; for ever while it is 0.
+async fn pass(gateway: &Gateway, period: fn(&Config) -> Duration) {
+    let begun = Instant::now();
+    loop {
+        let period = period(&gateway.setup().config);
+        let left = period.saturating_sub(begun.elapsed());
+        if left.is_zero() && !period.is_zero() {
+            return;
+        }
+        let pause = if period.is_zero() { PERIOD_LOOK_EVERY } else { left.min(PERIOD_LOOK_EVERY) };
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -72,7 +72,8 @@ fn every_table_has_the_columns_of_pgbouncer() {
 fn rows_say_what_those_of_pgbouncer_say() {
     let bouncer = Bouncer::start(
         "[databases]\nshop = $PG dbname=postgres\nown = $PG pool_mode=session\n* = $PG\n[pgbouncer]\nverbose = 1\n\
-         auth_hba_file = $DIR/hba\nclient_tls_sslmode = disable\ntcp_user_timeout = 2500\n",
+         auth_hba_file = $DIR/hba\nclient_tls_sslmode = disable\ntcp_user_timeout = 2500\n\
+         server_tls_sslmode = require\nserver_tls_protocols = tlsv1.2\n",
     );
     let mut console = bouncer.console();
     let databases = console.show("DATABASES");
@@ -93,9 +94,16 @@ fn rows_say_what_those_of_pgbouncer_say() {
         ("disable_pqexec", "0"),
         ("listen_addr", "127.0.0.1"),
         ("listen_port", port.as_str()),
+        ("client_tls_ciphers", "default"),
+        ("client_tls_protocols", "secure"),
+        ("pkt_buf", "4096"),
         ("server_check_query", "<empty>"),
+        ("server_tls_ciphers", "default"),
+        ("server_tls_protocols", "tlsv1.2"),
+        ("server_tls_sslmode", "require"),
         ("syslog", "0"),
         ("tcp_user_timeout", "2500"),
+        ("track_extra_parameters", "IntervalStyle"),
         ("verbose", "1"),
     ] {
         assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");

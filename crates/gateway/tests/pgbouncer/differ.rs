@@ -5,7 +5,7 @@
 //! docs/pgbouncer.md tells of.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
@@ -366,6 +366,13 @@ fn tables(program: &str, findings: &mut Findings) {
     let older = version(program) < (1, 25);
     for table in TABLES.iter().filter(|table| !(older && table.starts_with("STATS"))) {
         findings.compare_table(table, &subjects);
+    }
+    let [theirs, ours] = subjects.each_ref().map(|subject| {
+        subject.console().show("CONFIG").into_iter().map(|row| row["key"].clone()).collect::<BTreeSet<_>>()
+    });
+    let missing: Vec<_> = theirs.difference(&ours).cloned().collect();
+    if !missing.is_empty() {
+        findings.0.push(("keys of SHOW CONFIG".to_owned(), missing.join(", "), "are not there".to_owned()));
     }
     for (case, ask) in ROWS {
         // The two newest counters of TOTALS came with 1.25, and so did the state of those who ask for nothing.

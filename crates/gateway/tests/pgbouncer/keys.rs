@@ -124,6 +124,14 @@ fn what_the_log_is_not_to_tell_it_does_not_tell() {
 }
 
 #[test]
+fn another_period_of_the_log_holds_at_once() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
+    bouncer.console().ok("SET stats_period = 1");
+    assert_eq!(bouncer.setting("stats_period"), "1");
+    bouncer.wait_for_log("stats: 0 xacts/s");
+}
+
+#[test]
 fn servers_have_to_show_a_certificate_of_the_authority_that_is_named() {
     let stranger = Authority::new();
     let own = server().authority().ca();

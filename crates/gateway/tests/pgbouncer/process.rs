@@ -44,6 +44,14 @@ fn a_log_file_goes_on_after_a_rotation() {
     std::fs::rename(bouncer.file("pgbouncer.log"), bouncer.file("pgbouncer.log.1")).expect("the folder can be written");
     bouncer.signal(Signal::HUP);
     eventually("it logs anew", || text("pgbouncer.log").contains("configuration reloaded"));
+    std::fs::rename(bouncer.file("pgbouncer.log"), bouncer.file("pgbouncer.log.2")).expect("the folder can be written");
+    bouncer.console().ok("RELOAD");
+    assert!(text("pgbouncer.log").contains("configuration reloaded"), "as after a signal");
+    bouncer.rewrite(&format!("{SHOP}[pgbouncer]\nlogfile = {}\n", bouncer.file("other.log").display()));
+    bouncer.console().ok("RELOAD");
+    assert!(text("other.log").contains("configuration reloaded"), "in another file");
+    bouncer.console().ok("SET logfile = '/nowhere/at/all.log'");
+    assert!(text("other.log").contains("the log cannot be opened again"), "it goes on where it was");
     assert_eq!(bouncer.log(), "", "nothing is said on standard error");
 }
 

@@ -29,6 +29,7 @@ impl Mapper<'_> {
             }
         }
         self.put_text(&["listen"], "dialect", "pgbouncer", &(0..0));
+        self.put_text(&["log"], "format", "pgbouncer", &(0..0));
         self.put(&["pool"], "wait_for_server", Value::Boolean(true), &(0..0));
     }
 
