@@ -205,7 +205,7 @@ fn is_released(shared: &SharedPool) -> bool {
         // It was being connected when the pool was paused.
         shared.reconnect();
     }
-    quiet && counts.open == 0
+    quiet && shared.open() == 0
 }
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {

@@ -14,6 +14,7 @@ use crate::{
     plane::{ClientState, Entry, PoolKey, Quota, Worker, WorkerPool, within},
     record::Witness,
     server::tcp,
+    tls,
 };
 
 mod opening;
@@ -120,7 +121,7 @@ async fn arrive(
             entry.card.state.set(ClientState::Replicating(request.stream()));
             let witness = arriving.witness_of_replication();
             log::arrived(&worker.gateway, &entry.card);
-            let replication = passthrough::replicate(&worker, &mut arriving.link, &pool, &request, &entry.card);
+            let replication = passthrough::replicate(&worker, &mut arriving, &pool, &request, &entry.card);
             // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
             // word, and goes on from where it was confirmed to be.
             let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
@@ -159,7 +160,7 @@ enum Admitted {
     Served,
 }
 
-struct Arriving {
+pub(super) struct Arriving {
     worker: Rc<Worker>,
     /// Tells it from all other clients of the gateway.
     id: u64,
@@ -199,6 +200,7 @@ impl Arriving {
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
         let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
         self.asked = Some((request.user.clone(), request.database.clone()));
+        self.log_attempt(&request);
         self.admit(&request)?;
         self.negotiate(&request);
         let setup = self.worker.gateway.setup();
@@ -227,6 +229,24 @@ impl Arriving {
             return Ok(Admitted::Replication(pool, request));
         }
         Ok(Admitted::Pool(pool, request))
+    }
+
+    /// The process at the other end of a unix socket; else 0.
+    fn process_number(&self) -> u32 {
+        self.process.map_or(0, |process| process.pid.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    fn log_attempt(&self, request: &Request) {
+        let attempt = log::Attempt {
+            id: self.id,
+            peer: self.peer,
+            process: self.process_number(),
+            database: &request.database,
+            user: &request.user,
+            tls: self.link.tls_info().map(|info| tls::told(&info)),
+            replicates: request.replication.is_some(),
+        };
+        attempt.log(&self.worker.gateway);
     }
 
     /// Why a database cannot be had.

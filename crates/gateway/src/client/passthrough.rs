@@ -5,31 +5,66 @@
 use std::{
     rc::Rc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tidegate_link::Link;
-use tidegate_pool::Pool;
 use tidegate_wire::backend::{self, TxStatus};
 
 use super::{
-    handshake::{LoginError, Request},
+    handshake::{Arriving, LoginError, Request},
     route::find_server,
 };
 use crate::{
     error::Cause,
     params::Value,
-    plane::{Card, Signal, Worker, WorkerPool, within},
+    plane::{Card, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
     server::{ConnectError, Server},
 };
 
 /// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
 pub(super) async fn replicate(
     worker: &Rc<Worker>,
-    client: &mut Link,
+    arriving: &mut Arriving,
     pool: &Rc<WorkerPool>,
     request: &Request,
     card: &Card,
 ) -> Result<&'static str, LoginError> {
+    let Apart { mut server, _held } = arriving.in_line(pool, find(worker, pool, request)).await??;
+    card.link(Some(server.linked.clone()));
+    let mut out = Vec::new();
+    backend::authentication_ok(&mut out);
+    for (name, value) in server.settings.reported.iter() {
+        if let Value::Text(text) = value {
+            backend::parameter_status(name.as_bytes(), text, &mut out);
+        }
+    }
+    // The client's cancel requests would have to name the server's own key, which is not the client's to know.
+    backend::backend_key_data(0, &[0; 4], &mut out);
+    backend::ready_for_query(TxStatus::Idle, &mut out);
+    arriving.unread_early();
+    let client = arriving.link();
+    client.write(out);
+    std::future::poll_fn(|cx| {
+        card.set_waker(cx.waker());
+        if card.peek_signal() == Some(Signal::Kill) {
+            return Poll::Ready(Ok(Cause::Killed.reason()));
+        }
+        poll_both(client, server.link(), cx).map_ok(|()| "replication ended").map_err(LoginError::Link)
+    })
+    .await
+}
+
+/// A server of which no pool knows, and its places in what is counted.
+struct Apart {
+    server: Server,
+    _held: (Replicating, Quota),
+}
+
+/// How often it is looked whether a pause is over.
+const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(20);
+
+async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<Apart, LoginError> {
     // Where there is a choice of servers, its route decides, as for a transaction.
     let chosen = match pool.fleet() {
         None => pool.clone(),
@@ -41,28 +76,18 @@ pub(super) async fn replicate(
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
     };
-    let Some(_quota) = worker.room_for(&chosen, Pool::is_closed).await else { return Err(LoginError::Gone) };
-    let mut server =
-        connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
-    let mut out = Vec::new();
-    backend::authentication_ok(&mut out);
-    for (name, value) in server.settings.reported.iter() {
-        if let Value::Text(text) = value {
-            backend::parameter_status(name.as_bytes(), text, &mut out);
+    let held = loop {
+        if !chosen.shared.pool.is_paused() {
+            let quota = worker.room_for(&chosen, Room::Apart).await.ok_or(LoginError::Gone)?;
+            if let Some(replicating) = chosen.shared.replicate() {
+                break (replicating, quota);
+            }
         }
-    }
-    // The client's cancel requests would have to name the server's own key, which is not the client's to know.
-    backend::backend_key_data(0, &[0; 4], &mut out);
-    backend::ready_for_query(TxStatus::Idle, &mut out);
-    client.write(out);
-    std::future::poll_fn(|cx| {
-        card.set_waker(cx.waker());
-        if card.peek_signal() == Some(Signal::Kill) {
-            return Poll::Ready(Ok(Cause::Killed.reason()));
-        }
-        poll_both(client, server.link(), cx).map_ok(|()| "replication ended").map_err(LoginError::Link)
-    })
-    .await
+        worker.reactor.sleep(PAUSE_LOOK_EVERY).await;
+    };
+    let server = connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
+    worker.gateway.note_server(&chosen.shared.key, &server.identity);
+    Ok(Apart { server, _held: held })
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {

@@ -51,7 +51,7 @@ pub use census::ConsoleCounts;
 pub use idle::Unused;
 pub use operator::ReloadReply;
 pub use peers::{OnTheWay, PeerCounts, PeerLine};
-pub use quota::{Full, Quota};
+pub use quota::{Full, Quota, Room};
 pub use register::ServerEntry;
 
 /// Which pool: what the client said, and, where there is a choice of servers, which of them.
@@ -165,9 +165,41 @@ pub struct SharedPool {
     reconnected_at: Mutex<Option<SystemTime>>,
     /// See [`spare_places`](Self::spare_places).
     spare_places: AtomicUsize,
+    /// Servers that replication connections have, which are none of the pool's.
+    replicating: AtomicUsize,
+}
+
+/// A server that a replication connection has for itself, as long as it has it.
+pub struct Replicating(Arc<SharedPool>);
+
+impl Drop for Replicating {
+    fn drop(&mut self) {
+        self.0.replicating.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl SharedPool {
+    /// Counts a server that a replication connection is about to have; `None` while the pool is paused.
+    #[must_use]
+    pub fn replicate(self: &Arc<Self>) -> Option<Replicating> {
+        // Counted first, so that of a pause and a newcomer at least one sees the other.
+        self.replicating.fetch_add(1, Ordering::SeqCst);
+        let counted = Replicating(self.clone());
+        (!self.pool.is_paused()).then_some(counted)
+    }
+
+    /// Servers that replication connections have.
+    #[must_use]
+    pub fn replicating(&self) -> usize {
+        self.replicating.load(Ordering::SeqCst)
+    }
+
+    /// All servers: those of the pool, and those that replication connections have.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.pool.counts().open + self.replicating()
+    }
+
     /// Places that its clients have in lines of its servers beyond the first: who waits for several servers waits once.
     #[must_use]
     pub fn spare_places(&self) -> usize {
@@ -556,6 +588,7 @@ impl Gateway {
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
             spare_places: AtomicUsize::new(0),
+            replicating: AtomicUsize::new(0),
         });
         if self.is_paused(&key.database) {
             pool.pool.pause();

@@ -14,14 +14,14 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
-use tidegate_pool::{Courier, Fate, Lease, Local, Pool, Retirement, Slot};
+use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 
 use crate::{
     config::{Dialect, PoolPlan},
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Roster, Setup, SharedPool, lock},
+    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -416,8 +416,8 @@ impl Worker {
     }
 
     /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
-    /// that lies idle in another pool has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
-    pub async fn room_for(&self, pool: &WorkerPool, is_over: impl Fn(&Pool<Server>) -> bool) -> Option<Quota> {
+    /// that lies idle elsewhere has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
+    pub async fn room_for(&self, pool: &WorkerPool, room: Room) -> Option<Quota> {
         let (gateway, key) = (&self.gateway, &pool.shared.key);
         let mut evicted_at: Option<Instant> = None;
         loop {
@@ -427,14 +427,14 @@ impl Worker {
                 Ok(quota) => return Some(quota),
                 Err(full) => full,
             };
-            if gateway.phase() == Phase::Stopping || is_over(&pool.shared.pool) {
+            if gateway.phase() == Phase::Stopping || room.is_given_up(&pool.shared.pool) {
                 return None;
             }
             let now = self.reactor.now();
             // One at a time: the room it makes is seen at the next look.
             let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
-            if !asked && pool.shared.pool.counts().waiting > 0 {
-                gateway.evict_for(key, &plan, full);
+            if !asked && (room == Room::Apart || pool.shared.pool.counts().waiting > 0) {
+                gateway.evict_for(key, &plan, full, room);
                 evicted_at = Some(now);
             }
             self.reactor.sleep(ROOM_EVERY).await;
@@ -522,9 +522,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
-    // A pause need not wait for other pools; and whoever has waited may have left, or got another.
-    let is_over = |pool: &Pool<Server>| pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0;
-    let Some(quota) = worker.room_for(&pool, is_over).await else {
+    let Some(quota) = worker.room_for(&pool, Room::InPool).await else {
         return slot.withdraw(worker.reactor.now());
     };
     // Not this thread's copy: after a reload that may be of before.

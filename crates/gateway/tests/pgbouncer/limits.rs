@@ -103,6 +103,54 @@ fn a_replication_connection_counts_and_can_be_killed() {
     assert!(log.contains("login attempt: db=shop user=postgres tls=no replication=yes"), "{log}");
 }
 
+/// A database whose servers are all gone can be renamed, or Postgres started again: replication is no exception.
+#[test]
+fn a_pause_waits_for_replication_and_holds_what_comes() {
+    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
+    let startup = bouncer.startup("shop").parameter("replication", "database");
+    let mut first = startup.connect();
+    first.ok("IDENTIFY_SYSTEM");
+    let servers = bouncer.show("SERVERS");
+    let shown: Vec<_> = servers.iter().map(|row| (row["replication"].as_str(), row["state"].as_str())).collect();
+    assert_eq!(shown, [("logical", "active")]);
+    bouncer.wait_for_pool("shop", "sv_active", 1);
+    let mut pausing = bouncer.console();
+    pausing.send(&Frames::new().query("PAUSE shop"));
+    let paused = || bouncer.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1");
+    eventually("it is paused", paused);
+    let mut second = startup.open();
+    second.send_bytes(&startup.packet());
+    eventually("it has come", || bouncer.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count() == 2);
+    assert_eq!(bouncer.pool_count("shop", "sv_active"), 1, "and waits");
+    drop(first);
+    assert_eq!(pausing.until_ready().tags, ["PAUSE"]);
+    assert_eq!(bouncer.pool_count("shop", "sv_active"), 0);
+    bouncer.console().ok("RESUME shop");
+    second.log_in(None).expect("it is let in");
+    second.ok("IDENTIFY_SYSTEM");
+}
+
+#[test]
+fn replication_waits_in_line_for_room_and_an_idle_server_makes_it() {
+    let bouncer = Bouncer::start(
+        "[databases]\nshop = $PG dbname=postgres max_db_connections=1\n[pgbouncer]\nquery_wait_timeout = 1\n",
+    );
+    let startup = bouncer.startup("shop").parameter("replication", "database");
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    assert_eq!(startup.refused().message, "query_wait_timeout");
+    bouncer.console().ok("SET query_wait_timeout = 600");
+    let mut leaving = startup.open();
+    leaving.send_bytes(&startup.packet());
+    let clients = || bouncer.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count();
+    eventually("it has come", || clients() == 2);
+    drop(leaving);
+    eventually("nobody waits for whom has left", || clients() == 1);
+    client.ok("commit");
+    bouncer.wait_for_pool("shop", "sv_idle", 1);
+    startup.connect().ok("IDENTIFY_SYSTEM");
+}
+
 #[test]
 fn a_pool_whose_user_is_known_has_its_connections_before_a_client_comes() {
     let ini = |min: u32| {

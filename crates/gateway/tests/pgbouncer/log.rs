@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 
 use tidegate_testkit::{Frames, eventually};
 
-use crate::bouncer::{Bouncer, output, server};
+use crate::bouncer::{Bouncer, Setup, output, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
 
@@ -63,6 +63,34 @@ fn a_login_to_the_console_is_in_the_log() {
         |what: &str| bouncer.log().lines().any(|line| line.contains("pgbouncer/postgres@") && line.contains(what));
     assert!(has("login attempt: db=pgbouncer user=postgres tls=no replication=no"), "{}", bouncer.log());
     eventually("its end is logged", || has("closing because: client close request"));
+}
+
+/// Who counts logins that failed counts attempts, and knows them by the number of the client.
+#[test]
+fn a_login_that_fails_is_in_the_log_with_its_attempt() {
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres\nlost = $PG dbname=pgb_no_such_database\n[pgbouncer]\n\
+              auth_type = md5\nauth_file = $DIR/users\n",
+        files: &[("users", "\"postgres\" \"secret\"\n")],
+        ..Setup::default()
+    });
+    for (database, password, why) in [
+        ("shop", "wrong", "password authentication failed"),
+        ("lost", "secret", "database \"pgb_no_such_database\" does not exist"),
+    ] {
+        bouncer.startup(database).password(password).refused();
+        let who = format!(": {database}/postgres@127.0.0.1:");
+        let is_of = |line: &&str| line.contains(" LOG C-") && line.contains(&who);
+        let ended = |line: &str| line.contains("closing because: ") && line.contains(why);
+        eventually("it is told", || bouncer.log().lines().filter(is_of).any(ended));
+        let log = bouncer.log();
+        let number =
+            |line: &str| line.split(": ").next().and_then(|start| start.split(' ').next_back()).map(str::to_owned);
+        let attempt = log.lines().filter(is_of).find(|line| line.contains("login attempt: db=")).map(number);
+        let end = log.lines().filter(is_of).find(|line| ended(line)).map(number);
+        assert!(attempt.is_some() && attempt == end, "{log}");
+        bouncer.wait_for_log(&format!("pooler error: {why}"));
+    }
 }
 
 #[test]

@@ -100,15 +100,19 @@ pub(super) fn end(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) 
     }
 }
 
+/// What a client in that state is sent; of a server, the client that has it.
+pub(super) fn replication(state: Option<ClientState>) -> &'static str {
+    match state {
+        Some(ClientState::Replicating(Replication::Physical)) => "physical",
+        Some(ClientState::Replicating(Replication::Logical)) => "logical",
+        _ => "none",
+    }
+}
+
 fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
     let waiting = match client.state {
         ClientState::Waiting(since) => Some(since),
         ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
-    };
-    let replication = match client.state {
-        ClientState::Replicating(Replication::Physical) => "physical",
-        ClientState::Replicating(Replication::Logical) => "logical",
-        _ => "none",
     };
     let peer = match client.peer {
         Address::Tcp(address) => Some(address),
@@ -128,7 +132,7 @@ fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
         "C",
         &client.user,
         &client.key.database,
-        replication,
+        replication(Some(client.state)),
         client.state.as_str(),
         addr,
         port,

@@ -47,7 +47,7 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let connected = figures.crowd().await.by(|kin| Some(kin.key.database.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools() {
-        *open.entry(shared.key.database.clone()).or_default() += shared.pool.counts().open;
+        *open.entry(shared.key.database.clone()).or_default() += shared.open();
     }
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
     let setup = gateway.setup();

@@ -8,7 +8,7 @@ pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
 pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let (gateway, clients) = (figures.gateway(), figures.crowd().await.len());
     let peers = gateway.setup().config.peers.len();
-    let servers: usize = gateway.pools().iter().map(|shared| shared.pool.counts().open).sum();
+    let servers: usize = gateway.pools().iter().map(|shared| shared.open()).sum();
     [
         ("databases", databases::names(gateway).len()),
         ("users", users::names(gateway).len()),

@@ -84,6 +84,7 @@ fn row_of(group: &[Arc<SharedPool>], served: usize) -> Vec<Value> {
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
     // Read one after another, while clients come and go.
     let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
+    let replicating: usize = group.iter().map(|shared| shared.replicating()).sum();
     row![
         &shared.key.database,
         &shared.key.user,
@@ -91,7 +92,7 @@ fn row_of(group: &[Arc<SharedPool>], served: usize) -> Vec<Value> {
         counts.waiting.saturating_sub(spare_places),
         0_u32,
         0_u32,
-        counts.active,
+        counts.active + replicating,
         0_u32,
         0_u32,
         counts.idle + counts.moving,

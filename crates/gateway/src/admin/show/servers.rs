@@ -42,7 +42,7 @@ fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool, unix_por
         "S",
         &server.key.user,
         &server.key.database,
-        "none",
+        clients::replication(holder.map(|client| client.state)),
         state,
         addr,
         port,

@@ -39,7 +39,7 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let connected = figures.crowd().await.by(|kin| Some(kin.user.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools() {
-        *open.entry(shared.key.user.clone()).or_default() += shared.pool.counts().open;
+        *open.entry(shared.key.user.clone()).or_default() += shared.open();
     }
     let setup = gateway.setup();
     let config = &setup.config;

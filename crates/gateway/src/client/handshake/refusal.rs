@@ -6,7 +6,7 @@ use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
 
 use super::{Arriving, LoginError};
 use crate::{
-    client::part,
+    client::{log, part},
     config::Dialect,
     error::{Cause, Refusal},
     record::{Stranger, Witness},
@@ -27,7 +27,7 @@ impl Arriving {
                 return error;
             }
         };
-        self.log_refusal(&error);
+        self.log_refusal(&error, &words);
         self.record_refusal(&words);
         part(&self.worker, &mut self.link, words).await;
         error
@@ -41,11 +41,16 @@ impl Arriving {
         LoginError::Refused(cause.refusal(self.dialect()))
     }
 
-    fn log_refusal(&self, error: &LoginError) {
+    fn log_refusal(&self, error: &LoginError, words: &[u8]) {
         let setup = self.worker.gateway.setup();
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
         let (sqlstate, reason) = match error {
             LoginError::Refused(refusal) => (refusal.sqlstate, refusal.message.to_string()),
             LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
+            LoginError::Server(_) => {
+                let code = fields.as_ref().and_then(ErrorFields::code).unwrap_or(sqlstate::CONNECTION_FAILURE);
+                (code, fields.as_ref().and_then(ErrorFields::message).unwrap_or_default().into_owned())
+            }
             _ => return,
         };
         if setup.config.listen.dialect == Dialect::Postgres {
@@ -53,7 +58,8 @@ impl Arriving {
             return;
         }
         let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
-        let who = format!("C-0: {database}/{user}@{}", self.peer);
+        let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
+        let who = format!("C-{}: {database}/{user}@{peer}", self.id);
         if setup.config.log.disconnections {
             tracing::info!("{who} closing because: {reason} (age=0s)");
         }

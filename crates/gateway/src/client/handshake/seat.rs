@@ -29,6 +29,33 @@ use crate::{
 };
 
 impl Arriving {
+    /// Its connection.
+    pub(in crate::client) fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// What `work` comes to, unless the client leaves or it takes longer than a client of the pool waits.
+    pub(in crate::client) async fn in_line<T>(
+        &mut self,
+        pool: &WorkerPool,
+        work: impl Future<Output = T>,
+    ) -> Result<T, LoginError> {
+        let limit = pool.plan().timeouts.checkout;
+        let worker = self.worker.clone();
+        let work = while_there(&mut self.link, &mut self.bytes, work);
+        match within(&worker.reactor, limit, work).await {
+            Some(outcome) => outcome.ok_or(LoginError::Gone),
+            None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
+        }
+    }
+
+    /// Hears later what came while nobody could answer.
+    pub(in crate::client) fn unread_early(&mut self) {
+        if !self.bytes.is_empty() {
+            self.link.unread(std::mem::take(&mut self.bytes).into());
+        }
+    }
+
     /// Whether there is room for one more, as far as that is known before the login.
     pub(super) fn admit(&self, request: &Request) -> Result<(), LoginError> {
         let gateway = &self.worker.gateway;
@@ -78,7 +105,7 @@ impl Arriving {
             user: &request.user,
             peer: self.peer,
             local,
-            process: self.process.map_or(0, |process| process.pid.as_raw_nonzero().get().unsigned_abs()),
+            process: self.process_number(),
             tls,
             pid,
             secret,
@@ -155,9 +182,7 @@ impl Arriving {
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
         log::arrived(&self.worker.gateway, &entry.card);
-        if !self.bytes.is_empty() {
-            self.link.unread(std::mem::take(&mut self.bytes).into());
-        }
+        self.unread_early();
         let settings = greeting.settings;
         entry.card.note_settings(&settings);
         let front = Frontend::new(self.link, entry.card.id, settings);
@@ -176,7 +201,6 @@ impl Arriving {
                 Some(_) => as_routed(&welcome, asked.unwrap_or(pool.plan().route.route)),
             });
         }
-        let limit = pool.plan().timeouts.checkout;
         let route = asked.unwrap_or(pool.plan().route.route);
         let worker = self.worker.clone();
         let found = async {
@@ -188,15 +212,12 @@ impl Arriving {
                 Some(_) => find_server(&worker, pool, route, None).await,
             }
         };
-        let found = while_there(&mut self.link, &mut self.bytes, found);
-        match within(&worker.reactor, limit, found).await {
-            Some(None) => Err(LoginError::Gone),
-            Some(Some(Ok((_, lease)))) => {
+        match self.in_line(pool, found).await? {
+            Ok((_, lease)) => {
                 lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
                 pool.shared.welcome().ok_or(LoginError::Gone)
             }
-            Some(Some(Err(unserved))) => Err(LoginError::Server(unserved.words())),
-            None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
+            Err(unserved) => Err(LoginError::Server(unserved.words())),
         }
     }
 }

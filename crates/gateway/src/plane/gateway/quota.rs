@@ -11,11 +11,34 @@ use std::{
     },
 };
 
+use tidegate_pool::Pool;
+
 use super::{Gateway, PoolKey, lock};
 use crate::{
     config::{PoolPlan, SharedLimits},
     error::Cause,
+    server::Server,
 };
+
+/// For what there has to be room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A connection of the pool, for whichever of its clients waits.
+    InPool,
+    /// A connection that one client has for itself.
+    Apart,
+}
+
+impl Room {
+    /// Whether nobody needs it any more. A pause need not wait for other pools; and whoever has waited may have left, or
+    /// been served by another connection.
+    pub(crate) fn is_given_up(self, pool: &Pool<Server>) -> bool {
+        match self {
+            Self::InPool => pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0,
+            Self::Apart => pool.is_closed(),
+        }
+    }
+}
 
 /// Counts by name.
 #[derive(Debug, Default)]
@@ -122,14 +145,15 @@ impl Gateway {
         )
     }
 
-    /// Closes a connection that lies idle in another pool, to make room for one more of this pool. Of several pools, the
-    /// one with the most of them gives.
-    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: Full) {
+    /// Closes a connection that lies idle in another pool, to make room for one more of this pool; or in this one, if it is no
+    /// connection of the pool for which there has to be room. Of several pools, the one with the most of them gives.
+    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: Full, room: Room) {
         let gives = |other: &Arc<super::SharedPool>| match full {
             Full::Database => other.key.database == key.database,
             Full::User => other.plan().user == plan.user,
         };
-        let others = self.pools().into_iter().filter(|other| other.key != *key && gives(other));
+        let others =
+            self.pools().into_iter().filter(|other| (other.key != *key || room == Room::Apart) && gives(other));
         let idle = others.map(|other| (other.pool.counts().idle, other)).filter(|(idle, _)| *idle > 0);
         if let Some((_, fullest)) = idle.max_by_key(|(idle, _)| *idle) {
             fullest.pool.evict_idle();
