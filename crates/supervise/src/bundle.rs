@@ -194,6 +194,10 @@ impl<F> Timer for Bundled<F> {
         self.runtime.sleep(duration)
     }
 
+    fn deadline(&self, duration: Duration) -> TokioSleep {
+        self.runtime.deadline(duration)
+    }
+
     fn now(&self) -> Instant {
         self.runtime.now()
     }

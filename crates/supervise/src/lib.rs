@@ -70,6 +70,8 @@
 //! second-level cache. Here nothing is scanned: a stop walks each slot once, and the number of shards only decides how
 //! many spawns and exits can happen at the same moment.
 
+#[cfg(feature = "tokio")]
+mod bell;
 mod budget;
 #[cfg(feature = "tokio")]
 mod bundle;

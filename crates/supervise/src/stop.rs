@@ -242,7 +242,7 @@ async fn end<T: Timer>(began: Began, timer: T, grace: Duration, abort: Duration)
                 deliver(wave, Signal::Abort, &timer).await;
             }
         }
-        began.all_emptied(pin!(timer.sleep(abort - second))).await;
+        began.all_emptied(pin!(timer.deadline(abort - second))).await;
     }
     began.report(timer.now())
 }
@@ -253,7 +253,7 @@ async fn overrun<'a, T: Timer>(
     timer: &T,
     grace: Duration,
 ) -> Option<&'a [Vec<Arc<Node>>]> {
-    let mut deadline = pin!(timer.sleep(grace));
+    let mut deadline = pin!(timer.deadline(grace));
     for (index, wave) in waves.iter().enumerate() {
         deliver(wave, Signal::Stop, timer).await;
         if !emptied(wave, deadline.as_mut()).await {
@@ -267,7 +267,7 @@ async fn overrun<'a, T: Timer>(
 pub(crate) fn drain<T: Timer>(root: &Arc<Node>, timer: T, deadline: Duration) -> impl Future<Output = Report> + use<T> {
     let began = Began::new(root, timer.now());
     async move {
-        began.all_emptied(pin!(timer.sleep(deadline))).await;
+        began.all_emptied(pin!(timer.deadline(deadline))).await;
         began.report(timer.now())
     }
 }

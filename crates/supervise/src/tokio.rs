@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 
+use crate::bell::Bell;
 use crate::child::Ctx;
 use crate::runtime::{Spawn, Timer};
 use crate::scope::Key;
@@ -47,6 +48,9 @@ pin_project! {
     pub struct TokioSleep {
         #[pin]
         sleep: Sleep,
+        // A deadline rings though all workers are blocked; hung when it is first waited for.
+        bell: Option<Bell>,
+        deadline: Option<Duration>,
     }
 }
 
@@ -54,9 +58,15 @@ impl Future for TokioSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let sleep = self.project().sleep;
+        let this = self.project();
         // Of a runtime that has gone it panics, and there is no other way to ask.
-        catch_unwind(AssertUnwindSafe(|| sleep.poll(cx))).unwrap_or(Poll::Ready(()))
+        if catch_unwind(AssertUnwindSafe(|| this.sleep.poll(cx))).map_or(true, |polled| polled.is_ready()) {
+            return Poll::Ready(());
+        }
+        if let Some(deadline) = this.deadline.take() {
+            *this.bell = Bell::hang(deadline);
+        }
+        this.bell.as_ref().map_or(Poll::Pending, |bell| bell.poll(cx))
     }
 }
 
@@ -65,7 +75,11 @@ impl Timer for Tokio {
 
     fn sleep(&self, duration: Duration) -> TokioSleep {
         let _inside = self.0.enter();
-        TokioSleep { sleep: tokio::time::sleep(duration) }
+        TokioSleep { sleep: tokio::time::sleep(duration), bell: None, deadline: None }
+    }
+
+    fn deadline(&self, duration: Duration) -> TokioSleep {
+        TokioSleep { deadline: Some(duration), ..self.sleep(duration) }
     }
 
     fn now(&self) -> Instant {

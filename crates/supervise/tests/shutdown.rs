@@ -426,6 +426,33 @@ async fn sv_20_a_stop_gets_through_when_all_workers_are_busy() {
     assert!(report.is_clean(), "{report}");
 }
 
+/// Nobody is left to look at the clock of the runtime.
+#[test]
+fn sv_20_a_stop_reports_by_its_deadlines_when_all_workers_are_blocked() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+    let scope = Scope::root::<u64>("root").on(Tokio::new(runtime.handle().clone()));
+    let (release, blocked) = mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    let (runs, is_running) = mpsc::channel();
+    for id in 0..2 {
+        let (blocked, runs) = (Arc::clone(&blocked), runs.clone());
+        let blocks = move |_| async move {
+            runs.send(()).unwrap();
+            let _ = blocked.lock().unwrap().recv();
+        };
+        drop(scope.spawn_as(id, blocks).unwrap());
+    }
+    (0..2).for_each(|_| is_running.recv().unwrap());
+    drop(scope.spawn_as(2, listens).unwrap());
+    let report = block_on(scope.stop(SHORT, SHORT));
+    let mut stuck: Vec<_> = report.stuck.iter().filter_map(|stuck| stuck.key.as_deref()).collect();
+    stuck.sort_unstable();
+    assert_eq!((report.left, stuck), (3, vec!["0", "1", "2"]), "{report}");
+    drop(release);
+    let report = block_on(scope.stop(LONG, LONG));
+    assert_eq!((report.left, scope.counts().exits.total()), (0, 3), "{report}");
+}
+
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
