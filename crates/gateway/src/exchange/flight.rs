@@ -119,6 +119,8 @@ pub(crate) struct Flight {
     unnamed: usize,
     /// How many of what is owed are queries of the client.
     queries: usize,
+    /// How many of what is owed end a flight.
+    ends: usize,
 }
 
 /// What is to be known of a statement before a message that uses it may be sent.
@@ -140,6 +142,11 @@ impl Asked {
             }
             _ => false,
         }
+    }
+
+    /// What is sent behind it belongs to another flight.
+    fn ends_flight(&self) -> bool {
+        matches!(self, Self::Sync | Self::Query(..) | Self::FunctionCall)
     }
 
     /// Decides what the unnamed statement is.
@@ -185,6 +192,7 @@ impl Flight {
             naming: 0,
             unnamed: 0,
             queries: 0,
+            ends: 0,
         }
     }
 
@@ -192,6 +200,7 @@ impl Flight {
         self.naming += usize::from(owed.asked.names());
         self.unnamed += usize::from(owed.asked.decides_unnamed());
         self.queries += usize::from(owed.is_query());
+        self.ends += usize::from(owed.asked.ends_flight());
         self.owed.push_back(owed);
     }
 
@@ -207,6 +216,7 @@ impl Flight {
         self.naming -= usize::from(owed.asked.names());
         self.unnamed -= usize::from(owed.asked.decides_unnamed());
         self.queries -= usize::from(owed.is_query());
+        self.ends -= usize::from(owed.asked.ends_flight());
     }
 
     /// How many queries of the client are owed a reply.
@@ -232,8 +242,15 @@ impl Flight {
     }
 
     /// What comes before a message in its own flight does not count: an error there skips the message too.
+    ///
+    /// So much may be owed that looking through all of it for each message would hold up other clients: whoever is that far
+    /// ahead waits.
     fn earlier_any(&self, mut is: impl FnMut(&Asked) -> bool) -> bool {
+        const LOOKED_THROUGH_MAX: usize = 4096;
         let mut earlier = false;
+        if self.naming > 0 && self.owed.len() > LOOKED_THROUGH_MAX {
+            return true;
+        }
         self.naming > 0
             && self.owed.iter().rev().any(|owed| {
                 earlier |= matches!(owed.asked, Asked::Sync);
@@ -252,7 +269,7 @@ impl Flight {
 
     /// A flight that was sent before is not yet answered, so that this one may find the transaction failed.
     pub(crate) fn is_pipelined(&self) -> bool {
-        self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..) | Asked::FunctionCall))
+        self.ends > 0
     }
 
     /// What takes the place of the client's unnamed statement next keeps `previous` as the one before it; `previous`
@@ -385,7 +402,7 @@ impl Flight {
     /// A reply that no Sync gives: a Sync that stands before whoever asked for it was ignored in a copy.
     pub(crate) fn pass_ignored_syncs(&mut self) {
         while self.owed.len() > 1 && matches!(self.owed.front(), Some(Owed { asked: Asked::Sync, .. })) {
-            self.owed.pop_front();
+            self.dequeue();
         }
     }
 
@@ -403,7 +420,8 @@ impl Flight {
         let is_part = |owed: &&Owed| matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd);
         let mut course = self.owed.iter().skip(from).take_while(is_part);
         if let Some(end) = course.position(|owed| matches!(owed.asked, Asked::CopyEnd)) {
-            self.owed.drain(from..=from + end);
+            let syncs = self.owed.drain(from..=from + end).filter(|owed| owed.asked.ends_flight()).count();
+            self.ends -= syncs;
         }
     }
 
@@ -498,6 +516,7 @@ impl Flight {
     pub(crate) fn begin_copy_in(&mut self) {
         while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
             self.owed.remove(1);
+            self.ends -= 1;
             self.unsynced = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..)));
         }
         self.copied = true;
@@ -652,6 +671,40 @@ mod tests {
         assert!(!flight.is_undecided(Use { name: b"b", digest: None }));
         assert_eq!(flight.fail().len(), 2);
         assert!(!flight.is_undecided(by_name) && !flight.is_naming());
+    }
+
+    /// Looking through all that is owed for each message made the work grow with its square.
+    #[test]
+    fn a_long_pipeline_is_told_from_several_without_a_look_at_each_message() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Execute(None, None));
+        push(&mut flight, Asked::Sync);
+        push(&mut flight, Asked::Sync);
+        flight.begin_copy_in();
+        assert!(!flight.is_pipelined(), "a copy ignores both");
+        flight.note_copy_data();
+        flight.sync_in_copy();
+        flight.end_copy_in();
+        assert!(flight.is_pipelined());
+        flight.complete(Completes::Execute);
+        assert!(!flight.is_pipelined(), "the Sync was a part of the copy");
+        push(&mut flight, Asked::Sync);
+        push(&mut flight, Asked::Bind(None));
+        flight.pass_ignored_syncs();
+        assert!(!flight.is_pipelined());
+        let many = 100_000;
+        for _ in 0..many {
+            push(&mut flight, Asked::Bind(None));
+            assert!(!flight.is_pipelined());
+        }
+        push(&mut flight, parse("a", "select 1").1);
+        push(&mut flight, Asked::Sync);
+        assert!(flight.is_pipelined());
+        assert!(flight.is_undecided(Use { name: b"b", digest: None }), "it is not looked for");
+        assert_eq!(flight.fail().len(), many + 2);
+        assert!(flight.is_pipelined(), "the Sync is owed");
+        flight.ready(TxStatus::Idle);
+        assert!(!flight.is_pipelined() && flight.is_over());
     }
 
     #[test]
