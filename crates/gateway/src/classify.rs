@@ -70,8 +70,9 @@ pub enum Change {
     Set {
         /// In lower case, unquoted.
         name: String,
-        /// Everything after `=` or `TO`.
-        value: String,
+        /// Everything after `=` or `TO`; `None` if it cannot be said again on another server, which may read a backslash or
+        /// another encoding otherwise.
+        value: Option<String>,
     },
     /// `RESET name`, in lower case.
     Reset(String),
@@ -124,13 +125,12 @@ pub fn classify(sql: &[u8]) -> Traits {
 
 /// Calls that leave something behind, wherever they stand.
 fn function_pins(sql: &[u8]) -> Pins {
-    /// In the order of `PATTERNS`.
-    const PATTERNS: [&str; 3] = ["advisory_lock", "set_config", "temp"];
+    const PATTERNS: [&str; 5] = ["advisory_lock", "set_config", "temp", "pg_settings", "u&\""];
     static SEARCH: LazyLock<AhoCorasick> = LazyLock::new(|| {
         AhoCorasick::builder()
             .ascii_case_insensitive(true)
             .build(PATTERNS)
-            .expect("three short patterns make an automaton")
+            .expect("a few short patterns make an automaton")
     });
     let mut pins = Pins::default();
     if !may_call_or_keep(sql) {
@@ -140,19 +140,23 @@ fn function_pins(sql: &[u8]) -> Pins {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
             0 => Pins::ADVISORY,
-            1 => Pins::SETTING,
-            _ if is_made_temporary(sql, found.start()) => Pins::TEMP,
-            _ => Pins::default(),
+            2 if is_made_temporary(sql, found.start()) => Pins::TEMP,
+            2 => Pins::default(),
+            // An UPDATE of the view is a SET by another name.
+            3 if !contains(&sql[..found.start()], b"update") => Pins::default(),
+            // set_config, or a name that is spelled by numbers: it may be any of these.
+            _ => Pins::SETTING,
         });
     }
     pins
 }
 
-/// Whether a text can contain one of the patterns at all: a call has a parenthesis, and of what remains one ends in
-/// "temp". Most queries of an application have neither, and are told so by instructions that look at many bytes at once.
+/// Whether a text can contain one of the patterns at all: a call has a parenthesis, and what remains has "temp" or
+/// "pg_settings". Most queries of an application have none, and are told so by instructions that look at many bytes at once.
 fn may_call_or_keep(sql: &[u8]) -> bool {
     let is_temp = |end: usize| end >= 3 && sql[end - 3..end].eq_ignore_ascii_case(b"tem");
-    memchr::memchr(b'(', sql).is_some() || memchr::memchr2_iter(b'p', b'P', sql).any(is_temp)
+    let is_view = |at: usize| sql.get(at + 1..at + 4).is_some_and(|next| next.eq_ignore_ascii_case(b"g_s"));
+    memchr::memchr(b'(', sql).is_some() || memchr::memchr2_iter(b'p', b'P', sql).any(|at| is_temp(at) || is_view(at))
 }
 
 /// `pg_advisory_xact_lock` does not contain the pattern; `pg_try_advisory_lock` and `pg_advisory_lock_shared` do.
@@ -166,7 +170,7 @@ fn is_made_temporary(sql: &[u8], at: usize) -> bool {
     let (before, behind) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
     if ends_with(before, b"pg_") {
         let behind = behind.strip_prefix(b"\"").unwrap_or(behind);
-        return behind.trim_ascii_start().starts_with(b".");
+        return matches!(trim_start(behind).first(), Some(b'.' | b'/' | b'-'));
     }
     let behind = match behind.first_chunk::<5>() {
         Some(more) if more.eq_ignore_ascii_case(b"orary") => &behind[more.len()..],
@@ -175,36 +179,71 @@ fn is_made_temporary(sql: &[u8], at: usize) -> bool {
     if behind.first().is_some_and(|next| is_of_word(*next)) || before.last().is_some_and(|last| is_of_word(*last)) {
         return false;
     }
-    match without_comments(before) {
-        [] => at > LOOK_BACK,
-        before => [&b"into"[..], b"create", b"replace", b"local", b"global"].iter().any(|word| ends_with(before, word)),
-    }
+    follows_making(before).unwrap_or(at > LOOK_BACK)
 }
 
 /// What stands further before a word than this may be anything.
 const LOOK_BACK: usize = 256;
 
+/// Whether a text ends with a word that makes something, blanks and comments aside; `None` if it has nothing else.
+fn follows_making(mut text: &[u8]) -> Option<bool> {
+    loop {
+        text = trim_end(text);
+        if text.is_empty() {
+            return None;
+        }
+        let line = memchr::memrchr2(b'\n', b'\r', text).map_or(0, |end| end + 1);
+        if text.ends_with(b"*/") {
+            text = &text[..comment_start(text)];
+        } else if let Some(dashes) = memchr::memmem::find(&text[line..], b"--").map(|at| line + at) {
+            if memchr::memchr3(b'\'', b'"', b'$', &text[line..dashes]).is_some() {
+                return Some(follows_making_in_line(text, line));
+            }
+            text = &text[..dashes];
+        } else {
+            return Some(ends_with_making(text));
+        }
+    }
+}
+
+/// The same of a line with dashes and quotes: any dashes may begin the comment, or none.
+fn follows_making_in_line(text: &[u8], line: usize) -> bool {
+    let mut dashes = memchr::memmem::find_iter(&text[line..], b"--");
+    ends_with_making(text) || dashes.any(|at| ends_with_making(trim_end(&text[..line + at])))
+}
+
+fn ends_with_making(text: &[u8]) -> bool {
+    [&b"into"[..], b"create", b"replace", b"local", b"global"].iter().any(|word| ends_with(text, word))
+}
+
 fn ends_with(text: &[u8], word: &[u8]) -> bool {
     text.len() >= word.len() && text[text.len() - word.len()..].eq_ignore_ascii_case(word)
 }
 
-const fn is_of_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'"' | b'$') || !byte.is_ascii()
+fn contains(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word))
 }
 
-/// The text without the blanks and the comments at its end.
-fn without_comments(mut text: &[u8]) -> &[u8] {
-    loop {
-        text = text.trim_ascii_end();
-        let line = memchr::memrchr(b'\n', text).map_or(0, |end| end + 1);
-        if text.ends_with(b"*/") {
-            text = &text[..comment_start(text)];
-        } else if let Some(dashes) = memchr::memmem::find(&text[line..], b"--") {
-            text = &text[..line + dashes];
-        } else {
-            return text;
-        }
-    }
+const fn is_of_word(byte: u8) -> bool {
+    is_of_name(byte) || byte == b'"'
+}
+
+/// Of a name without quotes, but for what it begins with.
+const fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$') || !byte.is_ascii()
+}
+
+/// What PostgreSQL takes for a blank; the vertical tab is one from version 16 on.
+const fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
+fn trim_start(text: &[u8]) -> &[u8] {
+    &text[text.iter().take_while(|byte| is_blank(**byte)).count()..]
+}
+
+fn trim_end(text: &[u8]) -> &[u8] {
+    &text[..text.len() - text.iter().rev().take_while(|byte| is_blank(**byte)).count()]
 }
 
 /// Where the comment begins that the text ends with.
@@ -294,42 +333,70 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
         }
     }
     match name.as_str() {
-        // These last for the transaction only.
-        "local" | "transaction" | "constraints" => {}
+        "local" => look_at_local(words, traits),
+        // These last for the transaction only, or for the next random number, under whichever name.
+        "transaction" | "constraints" => {}
+        "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" | "seed" => {}
         // The server reports both, under other names.
         "names" | "time" => {}
-        "role" => {
-            // `SET ROLE x` as well as `SET role = x`.
-            let at = words.at;
-            let value = words.rest_after_assignment().unwrap_or_else(|| {
-                words.at = at;
-                words.rest()
-            });
-            change(Change::Set { name, value }, single, traits);
-        }
-        _ => match words.rest_after_assignment() {
-            Some(value) => change(Change::Set { name, value }, single, traits),
+        // Which the server reports as well, but nobody can take over by a SET of his own.
+        "session_authorization" => traits.pins.add(Pins::SETTING),
+        _ => match words.value_of(&name) {
+            Some(value) if makes_temporary(&name, value) => traits.pins.add(Pins::TEMP),
+            Some(value) => change(Change::Set { name, value: sayable(value) }, single, traits),
             None => traits.pins.add(Pins::SETTING),
         },
     }
 }
 
+fn sayable(value: &[u8]) -> Option<String> {
+    str::from_utf8(value).ok().filter(|text| !text.contains('\\')).map(str::to_owned)
+}
+
+/// `SET LOCAL` ends with its transaction, but not so what is made meanwhile.
+fn look_at_local(words: &mut Words<'_>, traits: &mut Traits) {
+    let Some(name) = words.next() else { return };
+    let value = if name == "schema" { Some(words.rest()) } else { words.value_of(&name) };
+    if value.is_some_and(|value| makes_temporary(&name, value)) {
+        traits.pins.add(Pins::TEMP);
+    }
+}
+
+/// Whether what is created from here on is temporary although no statement says so.
+fn makes_temporary(name: &str, value: &[u8]) -> bool {
+    let is_path = ["search_path", "schema"].iter().any(|path| path.eq_ignore_ascii_case(name));
+    is_path && is_temporary_path(value)
+}
+
+/// Whether a search path begins with the schema of temporary tables.
+#[must_use]
+pub fn is_temporary_path(path: &[u8]) -> bool {
+    let start = path.iter().take_while(|byte| is_blank(**byte) || matches!(byte, b'\'' | b'"')).count();
+    let first = path[start..].first_chunk::<7>();
+    first.is_some_and(|first| first.eq_ignore_ascii_case(b"pg_temp"))
+}
+
 /// The statements of a query text, split at semicolons outside of quotes and comments.
+///
+/// Where a quoted text ends that has a backslash in it depends on `standard_conforming_strings`, on the encoding and on what
+/// stands before it. A text with a backslash is therefore split at every semicolon: that gives what is in its strings for
+/// statements, but hides none.
 struct Statements<'a> {
     rest: Option<&'a [u8]>,
     /// The rest is the whole text.
     at_start: bool,
+    has_backslash: bool,
 }
 
 impl<'a> Statements<'a> {
     fn new(sql: &'a [u8]) -> Self {
-        Self { rest: Some(sql), at_start: true }
+        Self { rest: Some(sql), at_start: true, has_backslash: false }
     }
 
     fn is_single(&self) -> bool {
-        let mut statements = Self { rest: self.rest, at_start: true };
+        let mut statements = Self { rest: self.rest, ..*self };
         statements.next();
-        statements.all(|statement| Words::new(statement).next().is_none())
+        statements.all(|statement| Words::new(statement).next_or_symbol().is_none())
     }
 }
 
@@ -339,13 +406,15 @@ impl<'a> Iterator for Statements<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
         let text = self.rest.take()?;
         // Most texts have one statement, and most of those no semicolon but at the end.
-        match memchr::memchr(b';', text) {
+        let first = match memchr::memchr(b';', text) {
             None => return Some(text),
             Some(at) if at + 1 == text.len() && self.at_start => return Some(&text[..at]),
-            Some(_) => {}
+            Some(at) => at,
+        };
+        if std::mem::take(&mut self.at_start) {
+            self.has_backslash = memchr::memchr(b'\\', text).is_some();
         }
-        self.at_start = false;
-        let mut at = 0;
+        let mut at = if self.has_backslash { first } else { 0 };
         while at < text.len() {
             if text[at] == b';' {
                 self.rest = Some(&text[at + 1..]);
@@ -357,30 +426,21 @@ impl<'a> Iterator for Statements<'a> {
     }
 }
 
-/// The byte after the quoted text, the comment or the single character at `at`.
+/// The byte after the quoted text, the comment, the name or the single character at `at`.
 fn skip_token(text: &[u8], at: usize) -> usize {
     match text[at] {
-        quote @ (b'\'' | b'"') => skip_quoted(text, at, quote),
+        quote @ (b'\'' | b'"') => memchr::memchr(quote, &text[at + 1..]).map_or(text.len(), |end| at + 1 + end + 1),
         b'-' if text[at..].starts_with(b"--") => {
-            memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1)
+            memchr::memchr2(b'\n', b'\r', &text[at..]).map_or(text.len(), |end| at + end + 1)
         }
         b'/' if text[at..].starts_with(b"/*") => skip_comment(text, at),
         b'$' => skip_dollar(text, at),
+        // A dollar within a name opens no quoted text.
+        first if is_of_name(first) && !first.is_ascii_digit() => {
+            at + text[at..].iter().take_while(|byte| is_of_name(**byte)).count()
+        }
         _ => at + 1,
     }
-}
-
-fn skip_quoted(text: &[u8], at: usize, quote: u8) -> usize {
-    let escapes = quote == b'\'' && at > 0 && text[at - 1].eq_ignore_ascii_case(&b'e');
-    let mut next = at + 1;
-    while next < text.len() {
-        match text[next] {
-            b'\\' if escapes => next += 2,
-            byte if byte == quote => return next + 1,
-            _ => next += 1,
-        }
-    }
-    text.len()
 }
 
 fn skip_comment(text: &[u8], at: usize) -> usize {
@@ -403,7 +463,7 @@ fn skip_comment(text: &[u8], at: usize) -> usize {
 }
 
 fn skip_dollar(text: &[u8], at: usize) -> usize {
-    let tag_len = text[at + 1..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();
+    let tag_len = text[at + 1..].iter().take_while(|byte| is_of_name(**byte) && **byte != b'$').count();
     let end = at + 1 + tag_len;
     // `$1` is a parameter, `$tag$` opens a quoted text.
     if text.get(end) != Some(&b'$') || text[at + 1..end].first().is_some_and(u8::is_ascii_digit) {
@@ -436,7 +496,7 @@ impl<'a> Words<'a> {
     fn skip_blank(&mut self) {
         while let Some(&byte) = self.text.get(self.at) {
             let rest = &self.text[self.at..];
-            if byte.is_ascii_whitespace() {
+            if is_blank(byte) {
                 self.at += 1;
             } else if rest.starts_with(b"--") || rest.starts_with(b"/*") {
                 self.at = skip_token(self.text, self.at);
@@ -491,17 +551,29 @@ impl<'a> Words<'a> {
         is_one.then_some(Name::Word(name))
     }
 
-    fn rest(&mut self) -> String {
+    /// What follows, without the blanks and comments at its end.
+    fn rest(&mut self) -> &'a [u8] {
         self.skip_blank();
-        String::from_utf8_lossy(&self.text[self.at..]).trim().to_owned()
+        let (start, mut end) = (self.at, self.at);
+        while self.at < self.text.len() {
+            self.at = skip_token(self.text, self.at);
+            end = self.at;
+            self.skip_blank();
+        }
+        &self.text[start..end]
     }
 
-    fn rest_after_assignment(&mut self) -> Option<String> {
+    /// What a SET gives the parameter `name`. `SET ROLE x` needs no sign between them.
+    fn value_of(&mut self, name: &str) -> Option<&'a [u8]> {
         self.skip_blank();
+        let start = self.at;
         if self.text.get(self.at) == Some(&b'=') {
             self.at += 1;
         } else if self.next().as_deref() != Some("to") {
-            return None;
+            if name != "role" {
+                return None;
+            }
+            self.at = start;
         }
         let value = self.rest();
         (!value.is_empty()).then_some(value)
@@ -515,7 +587,7 @@ impl Iterator for Words<'_> {
         self.skip_blank();
         let rest = &self.text[self.at..];
         if rest.first() == Some(&b'"') {
-            let end = skip_quoted(self.text, self.at, b'"');
+            let end = skip_token(self.text, self.at);
             let name = &self.text[self.at + 1..(end - 1).max(self.at + 1)];
             self.at = end;
             return Some(String::from_utf8_lossy(name).into_owned());
@@ -536,7 +608,7 @@ mod tests {
 
     fn set(sql: &str) -> Option<(String, String)> {
         match *classify(sql.as_bytes()).change? {
-            Change::Set { name, value } => Some((name, value)),
+            Change::Set { name, value } => Some((name, value?)),
             _ => None,
         }
     }
@@ -564,6 +636,12 @@ mod tests {
             "-- create temp table t ()\nselect 1",
             "/* set a = 1 */ select 1",
             "select $$; listen x; $$",
+            "select $é$; listen x; $é$",
+            "select '-- into ' || temp from t where n = 'a\nb'",
+            "select name, setting from pg_settings; select 1",
+            "set transaction_isolation = 'serializable'",
+            "set local search_path = a, b",
+            "set seed to 0.5",
         ] {
             assert!(classify(sql.as_bytes()).is_plain(), "{sql}: {:?}", classify(sql.as_bytes()));
         }
@@ -593,6 +671,60 @@ mod tests {
         assert_eq!(pins("set a.b = 1; select 1"), "setting");
         assert_eq!(pins("set session characteristics as transaction read only"), "setting");
         assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
+        assert_eq!(pins("update only pg_catalog.pg_settings set setting = 1 where name = 'a'"), "setting");
+        assert_eq!(pins("select U&\"set\\005fconfig\"('a.b', '', false)"), "setting");
+        for name in ["session_authorization", "session session_authorization", "\"session_authorization\""] {
+            assert_eq!(pins(&format!("set {name} to 'a'")), "setting");
+        }
+        assert_eq!(pins("select '--' into temp t"), "temp");
+        assert_eq!(pins("select '--' into -- a\n temp t"), "temp");
+        assert_eq!(pins("select '-- ' -- a\ninto -- b\n\u{b}temp t"), "temp");
+        assert_eq!(pins("create table pg_temp/**/.t ()"), "temp");
+        for set in ["set search_path = pg_temp, public", "set \"Search_path\" to 'PG_TEMP'"] {
+            assert_eq!(pins(set), "temp", "{set}");
+        }
+        for set in ["set local search_path = pg_temp", "begin; set local schema 'pg_temp'; create table t ()"] {
+            assert_eq!(pins(set), "temp", "{set}");
+        }
+    }
+
+    #[test]
+    fn a_statement_is_seen_behind_whatever_seems_to_hide_it() {
+        for sql in [
+            // A comment ends with either end of a line.
+            "select 1 -- a\r; listen x",
+            "select 1;\u{b}listen x",
+            // The dollars belong to names, or to the tag.
+            "select 1 as a$b$; listen x; select 1 as a$b$",
+            "select 1 as é$b$; listen x; select 1 as é$b$",
+            "select $é$ ' $é$; listen x; select '1'",
+            // A backslash is an escape, or is none, by what stands before the quote, on the line before or in the settings.
+            r"select name'\'; listen x; select '1'",
+            "select E'a'\n'\\'' ; listen x; select '1'",
+            r"select E'a''\''; listen x; select '1'",
+            r"select 'a\''; listen x; select '1'",
+            "select E'\u{95}\\'; listen x; select '1'",
+        ] {
+            assert_eq!(pins(sql), "listen", "{sql}");
+        }
+    }
+
+    #[test]
+    fn a_set_is_carried_along_only_as_it_can_be_said_again() {
+        for (sql, value) in [
+            ("set work_mem = '4MB' -- why", "'4MB'"),
+            ("set work_mem = '4MB' /* why */ -- and\n ;", "'4MB'"),
+            ("set a.b to 'x--y', /* z */ c -- d", "'x--y', /* z */ c"),
+            ("set role a -- why", "a"),
+        ] {
+            assert_eq!(set(sql).map(|(_, value)| value).as_deref(), Some(value), "{sql}");
+        }
+        for sql in [r"set a.b = 'a\b'", r"set a.b = E'a\'b'", r"set role 'a\b'"] {
+            assert!(set(sql).is_none() && classify(sql.as_bytes()).change.is_some(), "{sql}");
+        }
+        let latin = classify(b"set a.b = 'caf\xe9'").change.map(|change| *change);
+        assert_eq!(latin, Some(Change::Set { name: "a.b".into(), value: None }));
+        assert_eq!(set("set a.b = 1; (select 2)"), None, "it is not alone");
     }
 
     #[test]

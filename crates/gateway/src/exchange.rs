@@ -4,6 +4,7 @@
 //! stops reading while the other side's queue is full; nothing else bounds a message's size.
 
 use std::{
+    collections::BTreeMap,
     io,
     rc::Rc,
     task::{Context, Poll},
@@ -14,9 +15,9 @@ use tidegate_link::{Chunk, Link};
 use tidegate_wire::{DecodeError, frontend::Execute, scan::Scanner};
 
 use crate::{
-    classify::{Change, Pins},
+    classify::{Change, Pins, is_temporary_path},
     config::PoolPlan,
-    params::{Interned, Settings},
+    params::{Interned, RoleTurn, Settings},
     record::Ledger,
     server::Server,
     statements::{Catalog, ClientStatements},
@@ -48,6 +49,8 @@ pub struct Frontend {
     pub unnamed: Option<Box<Unnamed>>,
     /// Why it stays on its server.
     pub pins: Pins,
+    /// When servers are given its role.
+    pub role_turn: RoleTurn,
     /// What its portals will change in the settings.
     pub portal_changes: PortalChanges,
     stamps: u64,
@@ -60,11 +63,12 @@ impl Frontend {
         Self {
             link,
             id,
+            pins: pins_of(&settings),
             startup_settings: settings.clone(),
             settings,
             statements: None,
             unnamed: None,
-            pins: Pins::default(),
+            role_turn: RoleTurn::default(),
             portal_changes: PortalChanges::default(),
             stamps: 0,
         }
@@ -76,19 +80,27 @@ impl Frontend {
     }
 }
 
+/// Why a client that has these settings from its login stays on its server: what it creates may be temporary.
+fn pins_of(settings: &Settings) -> Pins {
+    let is_temporary = settings.get("search_path").is_some_and(|path| is_temporary_path(path.bytes()));
+    if is_temporary { Pins::TEMP } else { Pins::default() }
+}
+
 /// What the portals of a client will change in its settings once they are executed; those that change nothing are not kept.
 #[derive(Debug, Default)]
-pub struct PortalChanges(Vec<(Box<[u8]>, Box<Change>)>);
+pub struct PortalChanges(BTreeMap<Box<[u8]>, Box<Change>>);
 
 impl PortalChanges {
     /// A portal is bound, and takes the place of another of its name.
     fn bind(&mut self, portal: &[u8], change: Option<Box<Change>>) {
-        self.close(portal);
-        self.0.extend(change.map(|change| (portal.into(), change)));
+        match change {
+            Some(change) => drop(self.0.insert(portal.into(), change)),
+            None => self.close(portal),
+        }
     }
 
     fn close(&mut self, portal: &[u8]) {
-        self.0.retain(|(name, _)| **name != *portal);
+        self.0.remove(portal);
     }
 
     /// All portals are gone.
@@ -102,7 +114,7 @@ impl PortalChanges {
             return None;
         }
         let execute = Execute::decode(execute).ok()?;
-        self.0.iter().find(|(name, _)| **name == *execute.portal).map(|(_, change)| &**change)
+        self.0.get(execute.portal).map(|change| &**change)
     }
 }
 
@@ -134,6 +146,8 @@ pub enum End {
     Over(Option<Chunk>),
     /// The client said farewell.
     Farewell,
+    /// The server refuses the client's settings, which another may take: what the client asked.
+    Again(Chunk),
     /// Something went wrong.
     Trouble(Trouble),
 }
@@ -197,6 +211,8 @@ pub struct Exchange<'a> {
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
     pending: Vec<Change>,
+    /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
+    pins_behind: Option<Pins>,
     /// The transaction has seen a rollback or an error.
     rolled_back: bool,
     /// The message now streamed from the server goes to the client.
@@ -245,6 +261,7 @@ impl<'a> Exchange<'a> {
             adopting: 0,
             adoption_error: None,
             pending: Vec::new(),
+            pins_behind: None,
             rolled_back: false,
             streams_for_client: false,
             answered: false,
@@ -347,7 +364,7 @@ impl<'a> Exchange<'a> {
             }
             let from_server = self.poll_server(now, cx);
             if let Poll::Ready(Err(trouble)) = from_server {
-                return Poll::Ready(End::Trouble(trouble));
+                return Poll::Ready(self.end_of(trouble));
             }
             let answered = std::mem::take(&mut self.answered);
             if self.flight.is_over() && (from_server.is_ready() || answered) && self.may_part() {
@@ -357,6 +374,25 @@ impl<'a> Exchange<'a> {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn end_of(&mut self, trouble: Trouble) -> End {
+        let request = match trouble {
+            Trouble::Settings(_) if self.may_ask_another() => self.held.take(),
+            _ => None,
+        };
+        request.map_or(End::Trouble(trouble), End::Again)
+    }
+
+    /// Whether it may not be the client's fault that its settings are refused: what other clients have left on this server may be
+    /// the reason, or its own role, which is then taken earlier.
+    fn may_ask_another(&mut self) -> bool {
+        let takes_role = self.front.settings.get("role").is_some();
+        let turns = takes_role && self.front.role_turn == RoleTurn::Last;
+        if turns {
+            self.front.role_turn = RoleTurn::First;
+        }
+        turns || !self.server.settings.silent.is_empty()
     }
 
     fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {

@@ -73,6 +73,12 @@ impl Settings {
         }
     }
 
+    /// Nothing is set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Names and values in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(name, value)| (&**name, value))
@@ -169,19 +175,31 @@ impl ServerSettings {
     ///
     /// All settings are one query in a transaction block of its own. If there is text in it that another encoding would read
     /// otherwise, the client's encoding goes before it.
+    ///
+    /// A role decides what else may be set: another client's is given up first, and the client's own is taken when all
+    /// else is set, or before that.
     #[must_use]
-    pub fn adoption(&self, wanted: &Settings) -> Vec<Vec<u8>> {
+    pub fn adoption(&self, wanted: &Settings, turn: RoleTurn) -> Vec<Vec<u8>> {
         let mut sql = Vec::new();
-        for (name, value) in wanted.iter().filter(|(name, value)| !self.has(name, value)) {
+        for (name, value) in wanted.iter().filter(|(name, value)| !is_role(name) && !self.has(name, value)) {
             write_set(name, value, &mut sql);
         }
-        for (name, _) in self.silent.iter().filter(|(name, _)| wanted.get(name).is_none()) {
-            sql.extend_from_slice(b"RESET ");
-            write_name(name, &mut sql);
-            sql.push(b';');
-        }
-        if sql.is_empty() {
+        let leftovers = self.silent.iter().filter(|(name, _)| !is_role(name) && wanted.get(name).is_none());
+        leftovers.for_each(|(name, _)| write_reset(name, &mut sql));
+        let (has, wants) = (self.silent.get(ROLE), wanted.get(ROLE));
+        if sql.is_empty() && has == wants {
             return Vec::new();
+        }
+        if let Some(role) = wants {
+            let at = if turn == RoleTurn::First { 0 } else { sql.len() };
+            let mut set = Vec::new();
+            write_set(ROLE, role, &mut set);
+            sql.splice(at..at, set);
+        }
+        if has.is_some() {
+            let mut reset = Vec::new();
+            write_reset(ROLE, &mut reset);
+            sql.splice(0..0, reset);
         }
         let mut queries = Vec::new();
         if let Some(encoding) = wanted.get(ENCODING).filter(|value| !sql.is_ascii() && !self.has(ENCODING, value)) {
@@ -214,6 +232,29 @@ impl ServerSettings {
         }
         settled
     }
+}
+
+/// The one parameter that decides which others may be set.
+const ROLE: &str = "role";
+
+fn is_role(name: &str) -> bool {
+    ROLE.eq_ignore_ascii_case(name)
+}
+
+/// When a server is given a client's role: it may take away the right to the client's other settings, or give it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RoleTurn {
+    /// When all else is set.
+    #[default]
+    Last,
+    /// Before all else.
+    First,
+}
+
+fn write_reset(name: &str, sql: &mut Vec<u8>) {
+    sql.extend_from_slice(b"RESET ");
+    write_name(name, sql);
+    sql.push(b';');
 }
 
 fn write_set(name: &str, value: &Value, sql: &mut Vec<u8>) {
@@ -306,7 +347,7 @@ mod tests {
     }
 
     fn adoption(server: &ServerSettings, wanted: &Settings) -> Option<String> {
-        let queries = server.adoption(wanted);
+        let queries = server.adoption(wanted, RoleTurn::Last);
         assert!(queries.len() <= 1);
         queries.into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
     }
@@ -317,7 +358,7 @@ mod tests {
         let mut wanted = server.defaults();
         wanted.set("client_encoding", Value::text(b"LATIN1"));
         wanted.set("application_name", Value::text(b"caf\xe9"));
-        let queries = server.adoption(&wanted);
+        let queries = server.adoption(&wanted, RoleTurn::Last);
         assert_eq!(queries[0], b"SET \"client_encoding\" TO 'LATIN1';");
         assert!(queries.len() == 2 && queries[1].starts_with(b"BEGIN;SET \"application_name\" TO 'caf\xe9';"));
     }
@@ -347,6 +388,28 @@ mod tests {
         server.report("search_path", b"a, \"b'c\"");
         server.adopted(&wanted);
         assert_eq!(adoption(&server, &wanted), None);
+    }
+
+    #[test]
+    fn a_role_is_given_up_first_and_taken_last_or_first() {
+        let mut server = server(&[]);
+        server.silent.set("log_duration", Value::text(b"on"));
+        server.silent.set("role", Value::text(b"a"));
+        let mut wanted = server.defaults();
+        let sql = |server: &ServerSettings, wanted: &Settings, turn| {
+            server.adoption(wanted, turn).into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
+        };
+        let none = "BEGIN;RESET \"role\";RESET \"log_duration\";COMMIT";
+        assert_eq!(sql(&server, &wanted, RoleTurn::Last).unwrap(), none);
+        wanted.set("log_statement", Value::text(b"all"));
+        wanted.set("role", Value::text(b"a"));
+        let (set, role) = ("SET \"log_statement\" TO 'all';RESET \"log_duration\";", "SET \"role\" TO 'a';");
+        let last = format!("BEGIN;RESET \"role\";{set}{role}COMMIT");
+        let first = format!("BEGIN;RESET \"role\";{role}{set}COMMIT");
+        assert_eq!(sql(&server, &wanted, RoleTurn::Last), Some(last));
+        assert_eq!(sql(&server, &wanted, RoleTurn::First), Some(first));
+        server.adopted(&wanted);
+        assert_eq!(sql(&server, &wanted, RoleTurn::Last), None, "a role alone is no reason");
     }
 
     #[test]

@@ -365,7 +365,7 @@ impl Session {
     /// Gives the server back in the state that the exchange left it in.
     fn part_from(
         &mut self,
-        lease: Lease<Server>,
+        mut lease: Lease<Server>,
         leftover: Leftover,
         ended: Ended,
         plan: &PoolPlan,
@@ -380,6 +380,11 @@ impl Session {
                 Ok(())
             }
             Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ended::Exchange(End::Again(request)) => {
+                lease.tainted = true;
+                self.front.link.unread_before(request);
+                Ok(())
+            }
             Ended::Exchange(End::Trouble(trouble)) => {
                 let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
                 if !server_is_sound {
@@ -425,7 +430,7 @@ fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
     match ended {
         Ended::Exchange(End::Trouble(Trouble::ServerGone(_) | Trouble::BadServer(_))) => (Outcome::Failure, true),
         Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
-        Ended::Exchange(End::Trouble(_)) | Ended::Interrupted(_) => (Outcome::Neutral, suspect),
+        Ended::Exchange(End::Again(_) | End::Trouble(_)) | Ended::Interrupted(_) => (Outcome::Neutral, suspect),
     }
 }
 

@@ -56,7 +56,7 @@ impl Exchange<'_> {
         if self.server.adopted.as_ref().is_some_and(|adopted| Rc::ptr_eq(adopted, wanted)) {
             return;
         }
-        let queries = self.server.settings.adoption(wanted);
+        let queries = self.server.settings.adoption(wanted, self.front.role_turn);
         if queries.is_empty() {
             self.server.adopted = Some(wanted.clone());
             return;
@@ -291,6 +291,10 @@ impl Exchange<'_> {
     /// before it is taught again.
     fn forget_for(&mut self, change: Option<&Change>, unnamed: Option<Box<Unnamed>>) -> Undo {
         let forgets = change.is_some_and(Change::forgets);
+        if change == Some(&Change::DiscardAll) {
+            // Behind a second one that is on its way, what came before it counts too: it may fail.
+            self.pins_behind.get_or_insert_default();
+        }
         let statements = if forgets { self.front.statements.take() } else { None };
         if forgets {
             self.server.statements.mark_all_stale();
@@ -305,6 +309,7 @@ impl Exchange<'_> {
         }
         if self.plan.pool.pin {
             self.front.pins.add(traits.pins);
+            self.pins_behind.iter_mut().for_each(|pins| pins.add(traits.pins));
             return None;
         }
         Some(refusal(traits.pins))

@@ -13,10 +13,11 @@ use super::{
     Exchange, Trouble,
     flight::{Again, Asked, Completes, For, Owed},
     forward::taken_back,
+    pins_of,
     splice::Splice,
 };
 use crate::{
-    classify::Change,
+    classify::{Change, Pins},
     config::Mode,
     error::Refusal,
     params::{Value, is_settable},
@@ -350,12 +351,13 @@ impl Exchange<'_> {
     fn apply_change(&mut self, change: Change) {
         let (front, server) = (&mut *self.front, &mut *self.server);
         match change {
-            Change::Set { name, value } if server.settings.reported.get(&name).is_none() => {
+            Change::Set { name, .. } if server.settings.reported.get(&name).is_some() => {}
+            Change::Set { name, value: Some(value) } => {
                 let value = Value::Sql(value.into());
                 server.settings.silent.set(&name, value.clone());
                 front.settings = self.interned.with(&front.settings, &name, Some(value));
             }
-            Change::Set { .. } => {}
+            Change::Set { value: None, .. } => front.pins.add(Pins::SETTING),
             Change::Reset(name) => {
                 server.settings.silent.remove(&name);
                 let original = front.startup_settings.get(&name).cloned();
@@ -366,7 +368,8 @@ impl Exchange<'_> {
                 server.settings.silent = crate::params::Settings::default();
                 front.settings = front.startup_settings.clone();
                 if change == Change::DiscardAll {
-                    front.pins = crate::classify::Pins::default();
+                    front.pins = pins_of(&front.settings);
+                    front.pins.add(self.pins_behind.take().unwrap_or_default());
                 }
             }
         }

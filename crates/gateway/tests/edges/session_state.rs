@@ -300,6 +300,83 @@ on_each_postgres! {
         }
     }
 
+    /// What was carried along with a setting made the end of its own transaction a comment.
+    fn edge_58_a_comment_behind_a_set_opens_no_transaction(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set work_mem = '7MB' -- enough for a sort");
+        let holder = occupy_its_server(&gateway, &mut client);
+        client.send(&Frames::new().query("show work_mem"));
+        client.expect("T D:7MB C:SHOW Z:I");
+        drop(holder);
+    }
+
+    fn edge_58_a_session_user_stays_with_its_client(fixture) {
+        let role = fixture.own_role("", "");
+        for set in ["set session_authorization", "set session session_authorization", "set \"session_authorization\""] {
+            let gateway = fixture.gateway("size = 2\n");
+            let mut mine = gateway.client("postgres");
+            mine.ok(&format!("{set} = {role}"));
+            let mut other = gateway.client("postgres");
+            assert_eq!(other.value("select session_user"), "postgres", "{set}");
+            assert_eq!(mine.value("select session_user"), role);
+        }
+    }
+
+    fn edge_58_a_role_forbids_other_clients_nothing(fixture) {
+        let role = fixture.own_role("", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        mine.ok(&format!("set role {role}"));
+        other.ok("set log_duration = on");
+        let mut third = gateway.startup("postgres").parameter("log_duration", "on").connect();
+        for _ in 0..2 {
+            assert_eq!(mine.value("select current_user"), role);
+            assert_eq!(third.value("select current_user || current_setting('log_duration')"), "postgreson");
+        }
+    }
+
+    /// A role that gives a right, and one that takes it away: either client goes from server to server.
+    fn edge_58_a_role_and_what_only_it_or_only_another_may_set(fixture) {
+        let (low, high) = (fixture.own_role("", ""), fixture.own_role("", ""));
+        fixture.server.sql(&format!("alter role {high} superuser; grant {high} to {low}"));
+        let gateway = fixture.gateway("size = 2\n");
+        for (login, role) in [(low.as_str(), high.as_str()), ("postgres", low.as_str())] {
+            let mut client = gateway.startup("postgres").user(login).connect();
+            if login == "postgres" {
+                client.ok("set log_duration = on");
+            }
+            client.ok(&format!("set role {role}"));
+            if login != "postgres" {
+                client.ok("set log_duration = on");
+            }
+            let mut other = gateway.startup("postgres").user(login).connect();
+            let mut holder = gateway.startup("postgres").user(login).connect();
+            for _ in 0..2 {
+                assert_eq!(client.value("select current_user || current_setting('log_duration')"), format!("{role}on"));
+                assert_eq!(other.value("select current_user || current_setting('log_duration')"), format!("{login}off"));
+                holder.ok("begin");
+                assert_eq!(client.value("select current_user || current_setting('log_duration')"), format!("{role}on"));
+                assert_eq!(other.value("select current_user || current_setting('log_duration')"), format!("{login}off"));
+                holder.ok("rollback");
+            }
+        }
+    }
+
+    fn edge_58_what_belongs_to_a_transaction_is_not_carried_to_the_next(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        for set in ["transaction_isolation = 'serializable'", "transaction_read_only = on", "transaction_deferrable = on", "seed = 0.5"] {
+            mine.ok(&format!("set {set}"));
+            assert_eq!(other.value("select 1"), "1", "{set}");
+            mine.ok("begin");
+            mine.ok(&format!("set {set}"));
+            mine.ok("commit");
+            assert_eq!(other.value("select 2"), "2", "{set}");
+            assert_eq!(mine.value("show transaction_isolation"), "read committed");
+        }
+    }
+
     fn edge_59_listen_keeps_its_server_and_hears(fixture) {
         let channel = fixture.name("channel");
         let gateway = fixture.gateway("size = 2\n");
@@ -342,6 +419,75 @@ on_each_postgres! {
                 assert_ne!(other.backend(), backend, "{state}");
             }
             assert_eq!(owner.backend(), backend, "{state}");
+        }
+    }
+
+    fn edge_60_what_is_behind_discard_all_in_a_pipeline_keeps_its_server(fixture) {
+        for behind in [
+            Frames::new().query("discard all").query("listen some_channel").query("select 1"),
+            Frames::new().once("discard all").once("listen some_channel").once("select 1").sync(),
+            Frames::new().query("discard all").query("listen some_channel").query("begin; discard all").query("rollback"),
+        ] {
+            let gateway = fixture.gateway("size = 2\n");
+            let mut owner = gateway.client("postgres");
+            let backend = owner.backend();
+            owner.send(&behind.query("select 'the end'"));
+            while owner.until_ready().rows.first().is_none_or(|row| row[0] != "the end") {}
+            assert_ne!(gateway.client("postgres").backend(), backend);
+            assert_eq!(owner.value("select count(*) from pg_listening_channels()"), "1");
+            owner.ok("discard all");
+            let mut holder = gateway.client("postgres");
+            holder.ok("begin");
+            assert_eq!(gateway.client("postgres").backend(), owner.backend(), "nothing is left of it");
+        }
+    }
+
+    /// Texts in which it takes a close look to find what they leave behind. Each does, as Postgres itself says.
+    fn edge_60_state_that_is_hard_to_see_keeps_its_server(fixture) {
+        let hidden = [
+            "select 1 -- a\r; listen some_channel",
+            "select 1 as a$b$; listen some_channel; select 1 as a$b$",
+            "select $\u{e9}$ ' $\u{e9}$; listen some_channel; select '1'",
+            r"select name'\'; listen some_channel; select '1'",
+            "select E'a'\n'\\'' ; listen some_channel; select '1'",
+            "update pg_settings set setting = '7MB' where name = 'work_mem'",
+            r#"select U&"set\005fconfig"('work_mem', '7MB', false)"#,
+            "select '--' as n into temp scratch",
+            "begin; set local search_path = pg_temp; create table scratch (); commit",
+        ];
+        let left = "select (select count(*) from pg_listening_channels()) + (select count(*) from pg_class
+            where relname = 'scratch' and pg_table_is_visible(oid))
+            + (select count(*) from pg_settings where name = 'work_mem' and setting = '7168')";
+        let escaped = r"select 'a\''; listen some_channel; select '1'";
+        for (sql, strings) in hidden.map(|sql| (sql, "on")).into_iter().chain([(escaped, "off")]) {
+            let strings = format!("set standard_conforming_strings = {strings}");
+            let mut direct = fixture.server.startup().connect();
+            direct.ok(&strings);
+            direct.ok(sql);
+            assert_eq!(direct.value(left), "1", "{sql}");
+            let gateway = fixture.gateway("size = 2\n");
+            let mut owner = gateway.client("postgres");
+            owner.ok(&strings);
+            let backend = owner.backend();
+            owner.ok(sql);
+            let mut other = gateway.client("postgres");
+            assert_ne!(other.backend(), backend, "{sql}");
+            assert_eq!(other.value(left), "0", "{sql}");
+            assert_eq!(owner.value(left), "1", "{sql}");
+        }
+    }
+
+    fn edge_60_what_a_search_path_makes_temporary_keeps_its_server(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let by_set = gateway.client("postgres");
+        let by_login = gateway.startup("postgres").parameter("options", "-c search_path=pg_temp").connect();
+        for (mut owner, set) in [(by_set, "set search_path = pg_temp, public"), (by_login, "select 1")] {
+            owner.ok(set);
+            owner.ok("create table scratch ()");
+            let backend = owner.backend();
+            let mut other = gateway.client("postgres");
+            assert_ne!(other.backend(), backend);
+            assert_eq!(other.value("select count(*) from pg_class where relname = 'scratch' and pg_table_is_visible(oid)"), "0");
         }
     }
 
