@@ -391,9 +391,12 @@ impl Conversation {
             let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &remark);
             backend::notice_response(&report, &mut self.out);
         }
-        let carried_out = order.carry_out(worker, self.user.clone());
+        let carried_out = order.clone().carry_out(worker.clone(), self.user.clone());
         let done = self.attend(ClientState::Waiting(since), carried_out).await?;
-        Ok(done.map(|()| Answer::Done))
+        Ok(done.map(|()| Answer::Done).map_err(|fault| {
+            let is_over = fault.sqlstate == sqlstate::QUERY_CANCELED && order.take_back(&worker.gateway);
+            if is_over { fault.hint("What was ordered is taken back.") } else { fault }
+        }))
     }
 
     fn forbidden(&self) -> Fault {

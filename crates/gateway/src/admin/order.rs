@@ -8,7 +8,7 @@ use tidegate_wire::sqlstate;
 
 use super::fault::Fault;
 use crate::{
-    config::Admin,
+    config::{Admin, Dialect},
     pgbouncer::{CONFIG_FILE, alias},
     plane::{Card, ClientState, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
@@ -65,13 +65,21 @@ impl Order {
         alias::without_effect(key).map(|reason| format!("{key} has no effect: {reason}"))
     }
 
+    /// Undoes what holds all databases, when whoever ordered it has cancelled: PgBouncer's operators expect that of Ctrl-C. Whether
+    /// there was anything to undo.
+    pub(super) fn take_back(&self, gateway: &Gateway) -> bool {
+        let holds_all = matches!(self, Self::Pause(None) | Self::Suspend);
+        let is_expected = gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
+        holds_all && is_expected && gateway.lift()
+    }
+
     /// Does it.
     ///
     /// # Errors
     /// Why it cannot be done, or what kept it from being completed.
     ///
     /// # Cancel safety
-    /// Dropped, it takes nothing back: what is paused stays paused.
+    /// Dropped, it takes nothing back: what is paused stays paused, unless [`Order::take_back`] is called.
     pub(super) async fn carry_out(self, worker: Rc<Worker>, user: String) -> Result<(), Fault> {
         let gateway = &worker.gateway;
         tracing::info!(user, order = ?self, "order of the console");

@@ -153,6 +153,28 @@ fn the_console_has_a_row_of_its_own() {
     assert_eq!((items("databases").as_str(), items("pools").as_str(), items("used_clients").as_str()), ("2", "1", "2"));
 }
 
+/// Whoever sees that a PAUSE does not come to its end presses Ctrl-C, and goes away.
+#[test]
+fn a_pause_of_everything_that_is_cancelled_is_over() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut client = bouncer.client("shop");
+    client.ok("begin");
+    for (command, stays) in [("PAUSE", false), ("SUSPEND", false), ("PAUSE shop", true)] {
+        let mut console = bouncer.console();
+        console.send(&Frames::new().query(command));
+        let is_paused = || {
+            let all = bouncer.show("STATE").iter().any(|row| row["key"] == "active" && row["value"] == "no");
+            all || bouncer.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1")
+        };
+        eventually("it is paused", is_paused);
+        console.cancel();
+        assert_eq!(console.until_ready().code(), "57014", "{command}");
+        assert_eq!(is_paused(), stays, "{command}");
+    }
+    bouncer.console().ok("RESUME shop");
+    client.ok("commit");
+}
+
 #[test]
 fn both_ends_of_each_connection_are_shown() {
     let folder = server().socket_dir().display().to_string();

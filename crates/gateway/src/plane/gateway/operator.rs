@@ -52,6 +52,16 @@ impl Gateway {
         self.follow_orders();
     }
 
+    /// Undoes a pause of all databases, but none that was ordered by name. Whether there was one.
+    pub fn lift(&self) -> bool {
+        let holds_all = self.phase().holds_all();
+        if holds_all {
+            self.set_phase(Phase::Active);
+            self.follow_orders();
+        }
+        holds_all
+    }
+
     /// Whether no server of a database is given out.
     #[must_use]
     pub fn is_paused(&self, database: &str) -> bool {
