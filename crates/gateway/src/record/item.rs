@@ -10,6 +10,7 @@ use tidegate_wire::{
 use super::{
     decision::work_of,
     entry::{Draft, Parameter, write_parameter},
+    shape,
 };
 use crate::{config::Works, statements::Statement};
 
@@ -221,6 +222,16 @@ impl Item {
         !self.sqlstate.is_empty()
     }
 
+    /// The shape of its text up to the first quote, and whether that is not all of it, if the server could not read it.
+    pub(super) fn beginning(&self) -> Option<(Vec<u8>, bool)> {
+        if self.sqlstate != SYNTAX_ERROR {
+            return None;
+        }
+        let (begun, mut out) = (shape::before_quotes(self.text()), Vec::new());
+        shape::reduce(begun, &mut out);
+        Some((out, begun.len() < self.text().len()))
+    }
+
     pub(super) fn server_us(&self) -> u64 {
         u64::try_from((self.ended - self.began).as_micros()).unwrap_or(u64::MAX)
     }
@@ -322,11 +333,12 @@ fn hide_values(error: &Failure<'_>, out: &mut Vec<u8>) {
         [b'P', b'0', ..] | [b'3', b'8', ..] | [b'I'..=b'O' | b'Q'..=b'W' | b'Y' | b'Z', ..] => {
             out.extend_from_slice(HIDDEN);
         }
-        [b'2', b'2', ..] | b"42601" => hide_quoted(error.message, out),
+        [b'2', b'2', ..] | SYNTAX_ERROR => hide_quoted(error.message, out),
         _ => out.extend_from_slice(error.message),
     }
 }
 
+const SYNTAX_ERROR: &[u8] = b"42601";
 const HIDDEN: &[u8] = b"***";
 /// In one language or another.
 const QUOTES: [char; 15] = ['"', '«', '»', '„', '“', '”', '‚', '‘', '’', '‹', '›', '「', '」', '『', '』'];

@@ -169,9 +169,11 @@ impl Recorder {
         let mut shapes = std::mem::take(&mut desk.shapes);
         let form = journal.statement;
         let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, &item));
-        let statement = match (form, &found) {
-            (StatementForm::Text, _) => item.text(),
-            (StatementForm::Normalised, Some(found)) => found.text(),
+        let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
+        let statement = match (form, &found, &beginning) {
+            (StatementForm::Text, ..) => item.text(),
+            (StatementForm::Normalised, _, Some((begun, _))) => begun,
+            (StatementForm::Normalised, Some(found), _) => found.text(),
             _ => &[],
         };
         let mut draft = item.draft(server);
@@ -181,7 +183,8 @@ impl Recorder {
         // A shape may be longer than what it is of.
         let (statement, is_cut) = cut(statement, journal.statement_bytes as usize);
         draft.statement = statement;
-        draft.is_cut = !statement.is_empty() && (is_cut || item.is_cut());
+        let is_begun = beginning.as_ref().is_some_and(|(_, is_begun)| *is_begun);
+        draft.is_cut = !statement.is_empty() && (is_cut || is_begun || item.is_cut());
         draft.fingerprint = found.as_ref().map(Found::fingerprint);
         if let Some(said) = &item.said {
             draft.prepared = &said.prepared;

@@ -59,6 +59,28 @@ pub fn fingerprint(shape: &[u8]) -> u64 {
     hash ^ (hash >> 32)
 }
 
+/// Of a statement that the server cannot read, what stands before its first quote: behind it nobody can say what is meant to
+/// be a literal.
+pub(super) fn before_quotes(text: &[u8]) -> &[u8] {
+    let mut tokens = Tokens { text, at: 0 };
+    loop {
+        tokens.skip_blanks();
+        let from = tokens.at;
+        match tokens.next() {
+            None => return text,
+            Some(Token::Quoted(_)) => return &text[..from],
+            Some(Token::Literal) if text[from..tokens.at].iter().any(|byte| matches!(byte, b'\'' | b'$')) => {
+                // A parameter is none.
+                let digits = text[from + 1..tokens.at].iter().all(u8::is_ascii_digit);
+                if text[from] != b'$' || !digits {
+                    return &text[..from];
+                }
+            }
+            Some(_) => {}
+        }
+    }
+}
+
 /// The first word of a statement, which says what it does.
 pub(super) fn first_word(text: &[u8]) -> &[u8] {
     let word = |token| match token {
@@ -472,6 +494,21 @@ mod tests {
             ("select 1; select 2", "select ?; select ?"),
         ] {
             assert_eq!(shape(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_known_up_to_its_first_quote() {
+        for (text, expected) in [
+            ("select 1, $1, .5 from a", "select 1, $1, .5 from a"),
+            ("select /* 'a' */ 1, 'a'b'", "select /* 'a' */ 1, "),
+            ("select \"a 'b'", "select "),
+            ("select E'a'", "select "),
+            ("select $a1$b", "select "),
+            ("select $$b", "select "),
+            ("", ""),
+        ] {
+            assert_eq!(before_quotes(text.as_bytes()), expected.as_bytes(), "{text}");
         }
     }
 

@@ -66,9 +66,13 @@ impl Sum {
             None => found.fingerprint(),
             Some(before) => fingerprint(&[before.to_le_bytes(), found.fingerprint().to_le_bytes()].concat()),
         });
+        let begun = item.beginning().map(|(mut begun, is_begun)| {
+            begun.extend_from_slice(if is_begun { "…".as_bytes() } else { b"" });
+            begun
+        });
         let text = match settings.statement {
             StatementForm::Text => item.text(),
-            StatementForm::Normalised => found.text(),
+            StatementForm::Normalised => begun.as_deref().unwrap_or_else(|| found.text()),
             _ => return,
         };
         join(&mut self.text, text, settings.statement_bytes as usize);

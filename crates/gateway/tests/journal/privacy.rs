@@ -63,6 +63,30 @@ on_each_postgres! {
         }
     }
 
+    /// With a quote too many, what is meant as a literal stands outside of them.
+    fn a_statement_that_cannot_be_read_is_shown_up_to_its_first_quote(fixture) {
+        for keys in ["", "per = \"transaction\""] {
+            let kept = Kept::new(fixture, "size = 1\n", &format!("statement = \"normalised\"\n{keys}"));
+            let mut client = kept.gateway.client("postgres");
+            for text in [
+                format!("select 1 + 2, 'O'Brien {SECRET}'"),
+                format!("select \"O'Brien {SECRET}"),
+                format!("select E'a', 'O'Brien {SECRET}'"),
+                "selekt 1 from a_table".to_owned(),
+            ] {
+                assert_eq!(client.query(&text).code(), "42601", "{text}");
+            }
+            client.send(&Frames::new().parse("", &format!("select $1, 'O'Brien {SECRET}'")).sync());
+            client.expect("E:42601 Z:I");
+            drop(client);
+            let entries = kept.end();
+            let statements: Vec<_> = entries.iter().filter_map(|entry| entry.statement.as_deref()).collect();
+            let expected =
+                ["select ? + ?,…", "select…", "select…", "selekt ? from a_table", "select ?,…"];
+            assert_eq!(statements, expected, "{keys}");
+        }
+    }
+
     /// What a server says of a statement that it could not read, or of a value that it could not take, whatever is in it.
     fn literals_stand_in_no_error(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement = \"normalised\"");
