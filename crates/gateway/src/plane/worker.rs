@@ -148,8 +148,13 @@ impl WorkerPool {
 
     /// It is that of a server which was taken out, and nothing is open there any more.
     fn is_gone(&self) -> bool {
+        self.shared.key.host.is_some() && self.is_over()
+    }
+
+    /// It was taken out, and nothing is open there any more.
+    fn is_over(&self) -> bool {
         let pool = &self.shared.pool;
-        self.shared.key.host.is_some() && pool.is_closed() && pool.counts().open == 0
+        pool.is_closed() && pool.counts().open == 0
     }
 }
 
@@ -177,6 +182,8 @@ pub struct Worker {
     pub recorder: Option<Rc<Recorder>>,
     mailbox: Arc<Mailbox>,
     pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
+    /// Pools that were taken out, and whose place in `pools` others of the same name have: who waits there is yet to be told.
+    former: RefCell<Vec<Rc<WorkerPool>>>,
     /// Servers being cleaned, by id.
     cleaning: RefCell<FxHashSet<u64>>,
     stopped: Cell<bool>,
@@ -209,6 +216,7 @@ impl Worker {
             recorder,
             mailbox,
             pools: RefCell::default(),
+            former: RefCell::default(),
             cleaning: RefCell::default(),
             stopped: Cell::new(false),
         })
@@ -245,6 +253,7 @@ impl Worker {
         });
         self.mailbox.close();
         self.pools.borrow_mut().clear();
+        self.former.borrow_mut().clear();
         ran
     }
 
@@ -255,7 +264,8 @@ impl Worker {
                 Mail::Client(accepted) => client(self, accepted),
                 Mail::Pool(key) => {
                     let pool = self.pools.borrow().get(&key).cloned();
-                    if let Some(pool) = pool {
+                    let former = self.former.borrow().clone();
+                    for pool in pool.iter().chain(former.iter().filter(|pool| pool.shared.key == key)) {
                         pool.local.process_mail(self.reactor.now());
                     }
                 }
@@ -275,6 +285,9 @@ impl Worker {
             }
         }
         self.drop_gone_pools();
+        let former = self.former.take();
+        former.iter().for_each(|pool| pool.local.sweep(now));
+        self.former.borrow_mut().extend(former.into_iter().filter(|pool| !pool.is_over()));
     }
 
     /// Lets go of the pools of servers that were taken out, each when its last connection is closed.
@@ -364,9 +377,12 @@ impl Worker {
         });
         pool.follow_cluster();
         let before = self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
-        if let Some(before) = before.filter(|before| before.shared.key.host.is_some()) {
+        if let Some(before) = &before
+            && before.shared.key.host.is_some()
+        {
             before.log_closed();
         }
+        self.former.borrow_mut().extend(before);
         pool
     }
 
@@ -646,4 +662,43 @@ async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<
         None => Fate::Close,
     };
     lease.release(fate, worker.reactor.now());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
+    use tidegate_pool::CheckoutError;
+
+    use super::*;
+    use crate::{config::Config, resolve::Resolver};
+
+    #[test]
+    fn who_waits_in_a_pool_that_was_taken_out_is_told_though_another_has_its_name() {
+        let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let setup = |database: &str| {
+            let url = format!("postgres://db.example/{database}");
+            Setup::new(Config::from_url(&url).unwrap()).unwrap()
+        };
+        let gateway = Gateway::new(setup("shop"), 1, Resolver::new(control.handle().clone())).unwrap();
+        let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::Settings::default()).unwrap());
+        let mailbox = Arc::new(Mailbox::new(reactor.remote()));
+        gateway.set_workers(vec![mailbox.clone()]);
+        let worker = Worker::new(0, reactor, gateway.clone(), mailbox);
+        gateway.pause(None);
+        let old = worker.pool(&gateway.pool("shop", "a").unwrap());
+        let mut waiting = pin!(old.local.checkout(worker.reactor.now()));
+        gateway.replace_setup(setup("books"));
+        gateway.replace_setup(setup("shop"));
+        // A client logs in before the thread has read what it was told.
+        let new = worker.pool(&gateway.pool("shop", "a").unwrap());
+        assert!(!Rc::ptr_eq(&old, &new));
+        worker.read_mail(&|_, _| ());
+        let answer = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let is_told = matches!(answer, Poll::Ready(Err(CheckoutError::Closed(_))));
+        assert!(is_told, "it waits for ever");
+    }
 }
