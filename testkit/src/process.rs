@@ -93,6 +93,14 @@ impl Process {
         fs::read_dir(folder).expect("the process is a child that was not waited for").count()
     }
 
+    /// Bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = resident.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+        kilobytes.expect("the process is a child that was not waited for") * 1024
+    }
+
     /// Its connections over TCP, duplicated, so that the kernel can be asked how it has set them up.
     ///
     /// # Errors

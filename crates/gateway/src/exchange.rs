@@ -12,7 +12,11 @@ use std::{
 };
 
 use tidegate_link::{Chunk, Link};
-use tidegate_wire::{DecodeError, frontend::Execute, scan::Scanner};
+use tidegate_wire::{
+    DecodeError,
+    frontend::{self, Execute},
+    scan::Scanner,
+};
 
 use crate::{
     classify::{Change, Pins, is_temporary_path},
@@ -219,6 +223,8 @@ pub struct Exchange<'a> {
     streams_for_client: bool,
     /// The client has been answered in the server's place, and the server may not have been asked anything.
     answered: bool,
+    /// The server was told to send what it owes, since that is as much as may be.
+    hurried: bool,
     /// Follows the queries for the journal, if there is one.
     ledger: Option<Ledger>,
 }
@@ -233,9 +239,10 @@ struct Clock {
 
 /// A direction stops reading while so much waits to be sent.
 pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
-/// A client is not read while so many replies are owed to it. More than anybody sends without a Sync or a Flush among it: the
-/// server may keep a reply until it gets one, and all of ours wait behind it.
-const OWED_MAX: usize = 256 * 1024;
+/// A client is not read while so many replies are owed to it,
+const OWED_MAX: usize = 16 * 1024;
+/// or while so much of what it prepared is kept for the case that it fails.
+const KEPT_BYTES_MAX: usize = 16 << 20;
 
 impl<'a> Exchange<'a> {
     /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.
@@ -265,6 +272,7 @@ impl<'a> Exchange<'a> {
             rolled_back: false,
             streams_for_client: false,
             answered: false,
+            hurried: false,
             ledger: None,
         }
     }
@@ -412,7 +420,7 @@ impl<'a> Exchange<'a> {
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
             // What the gateway answers itself piles up there, or waits for its turn.
             && self.front.link.queued_bytes() < QUEUE_BYTES_MAX
-            && self.flight.len() < OWED_MAX
+            && self.may_owe_more()
             && let Poll::Ready(read) = self.front.link.poll_read(cx)
         {
             let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));
@@ -425,6 +433,22 @@ impl<'a> Exchange<'a> {
         }
         self.flush_to_server(cx)?;
         progress
+    }
+
+    /// Whether the client may be owed more. If not, the server is told to send what it keeps until it gets a Sync: the client may
+    /// not have come to that, and all of our own replies wait behind it.
+    fn may_owe_more(&mut self) -> bool {
+        let is_bounded = self.flight.len() < OWED_MAX && self.flight.kept_bytes() < KEPT_BYTES_MAX;
+        if is_bounded || self.scanner.is_streaming() {
+            self.hurried = false;
+            return true;
+        }
+        if !std::mem::replace(&mut self.hurried, true) {
+            let mut flush = Vec::new();
+            frontend::flush(&mut flush);
+            self.server.link().write(flush);
+        }
+        false
     }
 
     fn flush_to_server(&mut self, cx: &Context<'_>) -> Result<(), End> {

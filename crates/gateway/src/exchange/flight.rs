@@ -74,6 +74,17 @@ pub(crate) struct Forgotten {
     pub(crate) statements: Option<Box<ClientStatements>>,
 }
 
+impl Forgotten {
+    fn weight(&self) -> Weight {
+        let kept_bytes = self.unnamed.as_ref().map_or(0, |unnamed| unnamed.message.len());
+        Weight { naming: usize::from(self.statements.is_some()), kept_bytes, ..Weight::default() }
+    }
+}
+
+fn bytes_of(statement: &Statement) -> usize {
+    statement.parse_message().len()
+}
+
 /// A name that is prepared a second time.
 #[derive(Debug)]
 pub(crate) struct Again {
@@ -113,14 +124,47 @@ pub(crate) struct Flight {
     copied: bool,
     /// The query at the front has failed.
     query_failed: bool,
-    /// How many of what is owed decide what a statement's name means, or what the server knows.
-    naming: usize,
-    /// How many of what is owed decide what the unnamed statement is.
-    unnamed: usize,
+    /// The weight of all that is owed.
+    sum: Weight,
     /// How many of what is owed are queries of the client.
     queries: usize,
-    /// How many of what is owed end a flight.
+    /// A Sync was sent behind the last of what decides what the unnamed statement is.
+    synced_behind_unnamed: bool,
+}
+
+/// What an entry counts for. Its sums say at once what a look at all that is owed would, which may be a lot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Weight {
+    /// It decides what a statement's name means, or what the server knows.
+    naming: usize,
+    /// It decides what the unnamed statement is.
+    unnamed: usize,
+    /// The server gives it a ReadyForQuery.
     ends: usize,
+    /// It is a part of a copy.
+    copied: usize,
+    /// Statements that are kept until it is answered.
+    kept_bytes: usize,
+}
+
+impl Weight {
+    #[inline]
+    fn add(&mut self, other: Self) {
+        self.naming += other.naming;
+        self.unnamed += other.unnamed;
+        self.ends += other.ends;
+        self.copied += other.copied;
+        self.kept_bytes += other.kept_bytes;
+    }
+
+    #[inline]
+    fn subtract(&mut self, other: Self) {
+        self.naming -= other.naming;
+        self.unnamed -= other.unnamed;
+        self.ends -= other.ends;
+        self.copied -= other.copied;
+        self.kept_bytes -= other.kept_bytes;
+    }
 }
 
 /// What is to be known of a statement before a message that uses it may be sent.
@@ -135,23 +179,29 @@ pub(crate) struct Use<'a> {
 impl Asked {
     /// Decides what a name means, or what the server knows.
     fn names(&self) -> bool {
+        self.weight().naming > 0
+    }
+
+    #[inline]
+    fn weight(&self) -> Weight {
+        let none = Weight::default();
+        let of_undo = |undo: &Undo| undo.as_ref().map_or(none, |undo| undo.weight());
         match self {
-            Self::Parse(Some(_), _) | Self::ParseAgain(_) | Self::Close(Some(_)) | Self::Evict(..) => true,
-            Self::Query(_, undo) | Self::Execute(_, undo) => {
-                undo.as_ref().is_some_and(|undo| undo.statements.is_some())
+            Self::Usual | Self::Parse(None, _) | Self::Close(None) => none,
+            Self::Bind(_) | Self::BindChanged | Self::Describe(_) => none,
+            Self::Sync | Self::FunctionCall => Weight { ends: 1, ..none },
+            Self::Query(_, undo) => Weight { ends: 1, ..of_undo(undo) },
+            Self::Execute(_, undo) => of_undo(undo),
+            Self::Parse(Some(statement), _) => Weight { naming: 1, kept_bytes: bytes_of(statement), ..none },
+            Self::ParseAgain(again) => Weight { naming: 1, kept_bytes: bytes_of(&again.second), ..none },
+            Self::Close(Some(named)) => Weight { naming: 1, kept_bytes: bytes_of(&named.1), ..none },
+            Self::Evict(..) => Weight { naming: 1, ..none },
+            Self::ParseUnnamed(before) | Self::CloseUnnamed(before) => {
+                let kept_bytes = before.as_ref().map_or(0, |unnamed| unnamed.message.len());
+                Weight { unnamed: 1, kept_bytes, ..none }
             }
-            _ => false,
+            Self::CopyData | Self::CopyEnd => Weight { copied: 1, ..none },
         }
-    }
-
-    /// What is sent behind it belongs to another flight.
-    fn ends_flight(&self) -> bool {
-        matches!(self, Self::Sync | Self::Query(..) | Self::FunctionCall)
-    }
-
-    /// Decides what the unnamed statement is.
-    fn decides_unnamed(&self) -> bool {
-        matches!(self, Self::ParseUnnamed(_) | Self::CloseUnnamed(_))
     }
 
     /// Decides what `usage` will find.
@@ -189,18 +239,18 @@ impl Flight {
             copy_in: false,
             copied: false,
             query_failed: false,
-            naming: 0,
-            unnamed: 0,
+            sum: Weight::default(),
             queries: 0,
-            ends: 0,
+            synced_behind_unnamed: false,
         }
     }
 
     fn enqueue(&mut self, owed: Owed) {
-        self.naming += usize::from(owed.asked.names());
-        self.unnamed += usize::from(owed.asked.decides_unnamed());
+        let weight = owed.asked.weight();
+        self.synced_behind_unnamed &= weight.unnamed == 0;
+        self.synced_behind_unnamed |= matches!(owed.asked, Asked::Sync);
+        self.sum.add(weight);
         self.queries += usize::from(owed.is_query());
-        self.ends += usize::from(owed.asked.ends_flight());
         self.owed.push_back(owed);
     }
 
@@ -213,10 +263,15 @@ impl Flight {
 
     #[inline]
     fn forget(&mut self, owed: &Owed) {
-        self.naming -= usize::from(owed.asked.names());
-        self.unnamed -= usize::from(owed.asked.decides_unnamed());
+        self.sum.subtract(owed.asked.weight());
         self.queries -= usize::from(owed.is_query());
-        self.ends -= usize::from(owed.asked.ends_flight());
+    }
+
+    /// Takes a part of a copy out, or a Sync that was one.
+    fn take_out(&mut self, at: usize) {
+        if let Some(owed) = self.owed.remove(at) {
+            self.forget(&owed);
+        }
     }
 
     /// How many queries of the client are owed a reply.
@@ -228,7 +283,7 @@ impl Flight {
     /// Something is owed that decides what a name means.
     #[inline]
     pub(crate) fn is_naming(&self) -> bool {
-        self.naming > 0
+        self.sum.naming > 0
     }
 
     /// An earlier flight of the same pipeline may still fail and so change what `usage` finds.
@@ -248,10 +303,10 @@ impl Flight {
     fn earlier_any(&self, mut is: impl FnMut(&Asked) -> bool) -> bool {
         const LOOKED_THROUGH_MAX: usize = 4096;
         let mut earlier = false;
-        if self.naming > 0 && self.owed.len() > LOOKED_THROUGH_MAX {
+        if self.is_naming() && self.owed.len() > LOOKED_THROUGH_MAX {
             return true;
         }
-        self.naming > 0
+        self.is_naming()
             && self.owed.iter().rev().any(|owed| {
                 earlier |= matches!(owed.asked, Asked::Sync);
                 (earlier || matches!(owed.asked, Asked::Query(..))) && is(&owed.asked)
@@ -260,32 +315,30 @@ impl Flight {
 
     /// An earlier flight of the same pipeline decides what the unnamed statement is, and this one has not.
     pub(crate) fn is_unnamed_undecided(&self) -> bool {
-        if self.unnamed == 0 {
-            return false;
-        }
-        let since = self.owed.iter().rev().take_while(|owed| !owed.asked.decides_unnamed());
-        since.into_iter().any(|owed| matches!(owed.asked, Asked::Sync))
+        // The Sync may have been part of a copy and be owed no more: then a message waits that need not.
+        self.sum.unnamed > 0 && self.synced_behind_unnamed
     }
 
     /// A flight that was sent before is not yet answered, so that this one may find the transaction failed.
     pub(crate) fn is_pipelined(&self) -> bool {
-        self.ends > 0
+        self.sum.ends > 0
     }
 
     /// What takes the place of the client's unnamed statement next keeps `previous` as the one before it; `previous`
     /// comes back if nothing does.
     pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
-        for owed in &mut self.owed {
-            match &mut owed.asked {
-                Asked::ParseUnnamed(before) | Asked::CloseUnnamed(before) => *before = previous,
-                Asked::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
-                Asked::Query(_, Some(undo)) => undo.unnamed = None,
-                Asked::Query(..) => {}
-                _ => continue,
-            }
-            return Ok(());
+        let decides =
+            |owed: &&mut Owed| matches!(owed.asked, Asked::ParseUnnamed(_) | Asked::CloseUnnamed(_) | Asked::Query(..));
+        let Some(owed) = self.owed.iter_mut().find(decides) else { return Err(previous) };
+        self.sum.subtract(owed.asked.weight());
+        match &mut owed.asked {
+            Asked::ParseUnnamed(before) | Asked::CloseUnnamed(before) => *before = previous,
+            Asked::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
+            Asked::Query(_, Some(undo)) => undo.unnamed = None,
+            _ => {}
         }
-        Err(previous)
+        self.sum.add(owed.asked.weight());
+        Ok(())
     }
 
     /// Nothing is owed and no transaction is open: the server may go to another client.
@@ -297,6 +350,11 @@ impl Flight {
     /// How many replies are owed.
     pub(crate) fn len(&self) -> usize {
         self.owed.len()
+    }
+
+    /// Bytes of statements that are kept until they are answered.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.sum.kept_bytes
     }
 
     /// Nothing is owed, though a transaction may be open.
@@ -322,12 +380,11 @@ impl Flight {
 
     /// What the query at the front makes the client forget: its turn has come to be undone.
     pub(crate) fn take_undo(&mut self) -> Undo {
-        let asked = &mut self.owed.front_mut()?.asked;
-        let naming = asked.names();
-        match asked {
+        match &mut self.owed.front_mut()?.asked {
             Asked::Query(_, undo) => {
-                self.naming -= usize::from(naming);
-                undo.take()
+                let undo = undo.take()?;
+                self.sum.subtract(undo.weight());
+                Some(undo)
             }
             _ => None,
         }
@@ -395,14 +452,14 @@ impl Flight {
     pub(crate) fn note_copy_data(&mut self) {
         let known = matches!(self.owed.back(), None | Some(Owed { asked: Asked::CopyData, .. }));
         if !known {
-            self.owed.push_back(Owed { asked: Asked::CopyData, to: For::Client });
+            self.enqueue(Owed { asked: Asked::CopyData, to: For::Client });
         }
     }
 
     /// A reply that no Sync gives: a Sync that stands before whoever asked for it was ignored in a copy.
     pub(crate) fn pass_ignored_syncs(&mut self) {
         while self.owed.len() > 1 && matches!(self.owed.front(), Some(Owed { asked: Asked::Sync, .. })) {
-            self.dequeue();
+            self.take_out(0);
         }
     }
 
@@ -420,8 +477,7 @@ impl Flight {
         let is_part = |owed: &&Owed| matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd);
         let mut course = self.owed.iter().skip(from).take_while(is_part);
         if let Some(end) = course.position(|owed| matches!(owed.asked, Asked::CopyEnd)) {
-            let syncs = self.owed.drain(from..=from + end).filter(|owed| owed.asked.ends_flight()).count();
-            self.ends -= syncs;
+            (0..=end).for_each(|_| self.take_out(from));
         }
     }
 
@@ -435,10 +491,12 @@ impl Flight {
     /// There is no copy, or it has failed: of what was sent in its course, Syncs are answered and nothing else.
     fn pass_strays(&mut self) {
         let mut at = 0;
-        while let Some(owed) = self.owed.get(at) {
+        while self.sum.copied > 0
+            && let Some(owed) = self.owed.get(at)
+        {
             match owed.asked {
                 Asked::Sync => at += 1,
-                Asked::CopyData | Asked::CopyEnd => drop(self.owed.remove(at)),
+                Asked::CopyData | Asked::CopyEnd => self.take_out(at),
                 _ => return,
             }
         }
@@ -515,8 +573,7 @@ impl Flight {
     /// CopyInResponse: the server ignores Sync until the copy ends, so those already sent are not answered.
     pub(crate) fn begin_copy_in(&mut self) {
         while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
-            self.owed.remove(1);
-            self.ends -= 1;
+            self.take_out(1);
             self.unsynced = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..)));
         }
         self.copied = true;
@@ -528,7 +585,7 @@ impl Flight {
     pub(crate) fn end_copy_in(&mut self) {
         self.copy_in = false;
         if !self.owed.is_empty() {
-            self.owed.push_back(Owed { asked: Asked::CopyEnd, to: For::Client });
+            self.enqueue(Owed { asked: Asked::CopyEnd, to: For::Client });
         }
     }
 }
@@ -671,6 +728,42 @@ mod tests {
         assert!(!flight.is_undecided(Use { name: b"b", digest: None }));
         assert_eq!(flight.fail().len(), 2);
         assert!(!flight.is_undecided(by_name) && !flight.is_naming());
+    }
+
+    #[test]
+    fn the_sums_are_those_of_what_is_owed() {
+        let mut random = fastrand::Rng::with_seed(9);
+        for _ in 0..2_000 {
+            let mut flight = Flight::new();
+            for _ in 0..40 {
+                act(&mut flight, &mut random);
+                let mut sum = Weight::default();
+                flight.owed.iter().for_each(|owed| sum.add(owed.asked.weight()));
+                assert_eq!(flight.sum, sum);
+                assert_eq!(flight.queries, flight.owed.iter().filter(|owed| owed.is_query()).count());
+            }
+        }
+    }
+
+    fn act(flight: &mut Flight, random: &mut fastrand::Rng) {
+        let unnamed = |text: &str| Some(Box::new(Unnamed::of(text.as_bytes())));
+        match random.u32(..16) {
+            0 => drop(flight.push(Asked::ParseUnnamed(unnamed("select 1")), For::Client)),
+            1 => drop(flight.push(Asked::CloseUnnamed(None), For::Client)),
+            2 => drop(flight.push(Asked::Query(None, None), For::Client)),
+            3 => drop(flight.push(parse("a", "select 1").1, For::Client)),
+            4 => drop(flight.push(Asked::Execute(None, None), For::Client)),
+            5 | 6 => drop(flight.push(Asked::Sync, For::Client)),
+            7 => flight.note_copy_data(),
+            8 => flight.end_copy_in(),
+            9 => flight.sync_in_copy(),
+            10 => flight.begin_copy_in(),
+            11 => drop(flight.fail()),
+            12 => drop(flight.put_unnamed_back(unnamed("select 'longer'"))),
+            13 => drop(flight.take_undo()),
+            14 => drop(flight.ready(TxStatus::Idle)),
+            _ => drop(flight.complete(Completes::Execute)),
+        }
     }
 
     /// Looking through all that is owed for each message made the work grow with its square.

@@ -35,6 +35,11 @@ pub struct Unnamed {
 }
 
 impl Unnamed {
+    #[cfg(test)]
+    pub(super) fn of(message: &[u8]) -> Self {
+        Self { message: message.into(), traits: Traits::default(), stamp: 1 }
+    }
+
     /// It was prepared by that message, and leaves nothing behind.
     pub(super) fn is(&self, message: &[u8]) -> bool {
         *self.message == *message && self.traits.is_plain()

@@ -2,9 +2,10 @@
 
 use std::io::Write;
 use std::thread;
+use std::time::Duration;
 
 use crate::gateway_before;
-use tidegate_testkit::{FaultyServer, Frames, eventually};
+use tidegate_testkit::{FaultyServer, Frames, RawClient, eventually, reply};
 
 /// Fails when it runs, not when it is planned.
 const FAILING: &str = "select 1 / (random() * 0)::int";
@@ -195,6 +196,50 @@ on_each_postgres! {
         });
     }
 
+    /// Without a Sync or a Flush the server keeps its replies back, and whoever stops reading the client before it has sent one
+    /// waits for ever.
+    fn edge_07_a_pipeline_of_any_length_may_come_without_a_sync(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.send(&Frames::new().parse("one", "select 1").sync());
+        client.expect("1 Z:I");
+        let mut runs = Frames::new();
+        for _ in 0..20_000 {
+            runs = runs.run("one");
+        }
+        let mut texts = Frames::new();
+        let padding = "x".repeat(100_000);
+        for number in 0..300 {
+            texts = texts.parse("", &format!("select {number} /* {padding} */"));
+        }
+        // All but the first are answered by the gateway, each in its turn.
+        let mut known = Frames::new().parse("", "select 2");
+        for _ in 0..10_000 {
+            known = known.parse("again", "select 1").close_statement("again");
+        }
+        for (frames, reply, replies) in [(runs, b'C', 20_000), (texts.run(""), b'1', 300), (known, b'3', 10_000)] {
+            let (mut writer, bytes) = (client.writer(), frames.sync().bytes().to_vec());
+            let writing = thread::spawn(move || writer.write_all(&bytes));
+            let outcome = client.until_ready();
+            writing.join().expect("the writer does not panic").expect("all is written");
+            assert!(outcome.error.is_none(), "{:?}", outcome.error);
+            assert_eq!(outcome.messages.iter().filter(|message| message.tag == reply).count(), replies);
+        }
+    }
+
+    /// The gateway takes no more from it than the queues hold.
+    fn edge_07_a_client_that_does_not_read_its_rows_is_held_back(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.startup("postgres").receive_buffer_bytes(4_096).connect();
+        let query = Frames::new().query(&format!("select repeat('x', 20000) /* {} */", "y".repeat(20_000)));
+        let taken = taken_of_a_client_that_does_not_read(&client, query.bytes());
+        assert!(taken < TAKEN_BYTES_MAX, "{taken} bytes were taken");
+        // It reads after all, and nothing is lost.
+        for _ in 0..taken / query.bytes().len() {
+            assert_eq!(client.until_ready().rows[0][0].len(), 20_000);
+        }
+    }
+
     fn edge_08_answers_made_by_the_gateway_come_in_order(fixture) {
         fixture.at_both_doors(|door| {
             let mut client = door.client();
@@ -359,6 +404,112 @@ on_each_postgres! {
         let mut others: Vec<_> = (0..2).map(|_| gateway.client("postgres")).collect();
         others.iter_mut().for_each(|other| drop(other.ok("begin")));
     }
+}
+
+/// What the sockets of this machine hold between a client, the gateway and a server is a part of it.
+const TAKEN_BYTES_MAX: usize = 64 << 20;
+
+/// Sends one message over and over, and reads nothing. How many bytes of four times as many as there may be are taken before
+/// none are.
+fn taken_of_a_client_that_does_not_read(client: &RawClient, message: &[u8]) -> usize {
+    let mut writer = client.writer();
+    writer.set_write_timeout(Some(Duration::from_secs(2))).expect("a socket has timeouts");
+    let many = message.repeat((1 << 20) / message.len() + 1);
+    let mut taken = 0;
+    while taken < 4 * TAKEN_BYTES_MAX {
+        match writer.write(&many[taken % message.len()..]) {
+            Ok(bytes) => taken += bytes,
+            Err(_) => break,
+        }
+    }
+    taken
+}
+
+/// Whatever it sends; of some messages the gateway keeps more than it passes on.
+#[test]
+fn edge_07_a_client_whose_server_does_not_answer_is_held_back() {
+    let text = format!("select 1 /* {} */", "x".repeat(10_000));
+    let cases = [
+        ("unnamed", Frames::new().parse("", &text)),
+        ("closed", Frames::new().parse("", &text).close_statement("")),
+        ("named", Frames::new().parse("a", &text).close_statement("a")),
+        ("small", Frames::new().execute()),
+        ("synced", Frames::new().once("select 1").sync()),
+        ("simple", Frames::new().query(&text)),
+    ];
+    for (what, frames) in cases {
+        let server = FaultyServer::start(|connection| {
+            connection.log_in()?;
+            connection.stay_silent()
+        });
+        let gateway = gateway_before(&server, "size = 1\n");
+        let client = gateway.client("postgres");
+        let before = gateway.memory_bytes();
+        let taken = taken_of_a_client_that_does_not_read(&client, frames.bytes());
+        let kept = gateway.memory_bytes().saturating_sub(before);
+        // A simple query leaves next to nothing behind but that it is owed an answer.
+        let taken_max = if what == "simple" { 4 * TAKEN_BYTES_MAX } else { TAKEN_BYTES_MAX };
+        assert!(taken < taken_max, "{what}: {taken} bytes were taken");
+        assert!(kept < TAKEN_BYTES_MAX, "{what}: {kept} bytes are kept");
+    }
+}
+
+/// Who is idle is answered by the gateway alone, and held back by what it has not read of that.
+#[test]
+fn edge_07_a_client_that_does_not_read_the_answers_of_the_gateway_is_held_back() {
+    let server = FaultyServer::obliging();
+    let gateway = gateway_before(&server, "size = 1\n");
+    let client = gateway.startup("postgres").receive_buffer_bytes(4_096).connect();
+    let taken = taken_of_a_client_that_does_not_read(&client, Frames::new().sync().bytes());
+    assert!(taken < TAKEN_BYTES_MAX, "{taken} bytes were taken");
+}
+
+/// The gateway's own answers stand before a message of the server or behind it, in however many pieces that comes.
+#[test]
+fn edge_08_answers_made_by_the_gateway_do_not_stand_within_a_notification() {
+    let whole = reply::notification(7, "channel", "a payload");
+    let length = whole.len();
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        let mut rest = Vec::new();
+        loop {
+            let message = connection.read()?;
+            let half = message.text().strip_prefix("half ").and_then(|at| at.parse::<usize>().ok());
+            if message.tag == b'Q' {
+                connection.send(&std::mem::take(&mut rest))?;
+            }
+            match half.filter(|_| message.tag == b'Q') {
+                // In one write, so that it is there when the query is answered.
+                Some(at) => {
+                    let answer = [reply::complete("SELECT 0"), reply::ready(b'I'), whole[..at].to_vec()].concat();
+                    connection.send(&answer)?;
+                    rest = whole[at..].to_vec();
+                }
+                None => connection.answer(&message)?,
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    client.ok("listen channel");
+    client.send(&Frames::new().parse("kept", "select 1").sync());
+    client.expect("1 Z:I");
+    for at in 1..length {
+        client.send(&Frames::new().query(&format!("half {at}")));
+        client.expect("C Z:I");
+        client.send(&Frames::new().parse("a", "select 1").flush());
+        client.expect("1");
+        client.send(&Frames::new().close_statement("a").flush());
+        client.expect("3");
+        client.send(&Frames::new().parse("b", "select 1").flush());
+        client.expect("1");
+        client.send(&Frames::new().query("deallocate b"));
+        client.expect("C:DEALLOCATE Z:I");
+        client.send(&Frames::new().query("select 'the rest'"));
+        let heard = client.expect("A:channel C:SELECT_0 Z:I");
+        assert_eq!(heard[0].notification().2, "a payload", "cut at {at}");
+    }
+    assert_eq!(server.connections(), 1);
 }
 
 /// A gateway that waits for a reply between two Executes never shows the server the Sync, and nothing is ever answered.

@@ -1,7 +1,7 @@
 //! Prepared statements whose client and server do not know each other.
 
 use crate::gateway_before;
-use tidegate_testkit::{FaultyServer, Frames, Gateway, RawClient};
+use tidegate_testkit::{FaultyServer, Fixture, Frames, Gateway, RawClient};
 
 /// How many statements with this text the gateway's only server holds.
 fn statements_on_server(client: &mut RawClient, text: &str) -> String {
@@ -719,6 +719,24 @@ on_each_postgres! {
         for _ in 0..3 {
             assert_eq!(run(&mut clients[0], "s"), ["1"]);
             assert_eq!(run(&mut clients[1], "s"), ["x", "2.5"]);
+        }
+    }
+
+    /// A check is a simple query, which ends the unnamed statement on the server, but not for the client.
+    fn edge_26_the_unnamed_statement_is_not_that_of_a_check(fixture) {
+        let checks = fixture.own_table("n int");
+        let check = format!("server_check = \"insert into {checks} values (1)\"\nserver_check_after = \"0s\"\n");
+        let gateway = fixture.gateway(&format!("size = 1\n[pool]\n{check}"));
+        let mut client = gateway.client("postgres");
+        client.ok("select 1");
+        let count = |fixture: &Fixture| fixture.server.value(&format!("select count(*) from {checks}"));
+        let before: u32 = count(fixture).parse().expect("a count");
+        client.send(&Frames::new().parse("", "select 'of the client'").sync());
+        client.expect("1 Z:I");
+        for round in 1..=3 {
+            client.send(&Frames::new().describe_statement("").run("").sync());
+            client.expect("t T 2 D:of_the_client C:SELECT_1 Z:I");
+            assert_eq!(count(fixture).parse::<u32>().expect("a count"), before + 1 + round, "it was checked in between");
         }
     }
 

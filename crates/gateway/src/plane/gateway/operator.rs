@@ -54,12 +54,15 @@ impl Gateway {
 
     /// Undoes a pause of all databases, but none that was ordered by name. Whether there was one.
     pub fn lift(&self) -> bool {
-        let holds_all = self.phase().holds_all();
-        if holds_all {
-            self.set_phase(Phase::Active);
+        let mut held = false;
+        self.change_phase(|phase| {
+            held = phase.holds_all();
+            if held { Phase::Active } else { phase }
+        });
+        if held {
             self.follow_orders();
         }
-        holds_all
+        held
     }
 
     /// Whether no server of a database is given out.
