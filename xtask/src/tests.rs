@@ -82,7 +82,7 @@ fn describe(progress: &Progress) -> String {
 
 /// The test targets that know of the I/O mode: the rest of the workspace is tested once. They are chosen by name and not
 /// by package, which would build every dependency anew with other features.
-const DOES_IO: [&str; 5] = ["link", "edges", "differential", "wrong_client", "hosts"];
+const DOES_IO: [&str; 6] = ["link", "edges", "differential", "wrong_client", "unrest", "hosts"];
 
 /// All tests of the workspace with io_uring; with epoll those that can tell the difference.
 pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {

@@ -3,6 +3,7 @@
 //! Such a server counts where a database or a user has a limit, and not for the size of the pool.
 
 use std::{
+    pin::pin,
     rc::Rc,
     task::{Context, Poll},
     time::Duration,
@@ -30,7 +31,9 @@ pub(super) async fn replicate(
     request: &Request,
     card: &Card,
 ) -> Result<&'static str, LoginError> {
-    let Apart { mut server, _held } = arriving.in_line(pool, find(worker, pool, request)).await??;
+    let found = arriving.in_line(pool, unless_killed(card, find(worker, pool, request))).await?;
+    let Some(found) = found else { return Ok(Cause::Killed.reason()) };
+    let Apart { mut server, _held } = found?;
     card.link(Some(server.linked.clone()));
     let mut out = Vec::new();
     backend::authentication_ok(&mut out);
@@ -88,6 +91,19 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
     let server = connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
     worker.gateway.note_server(&chosen.shared.key, &server.identity);
     Ok(Apart { server, _held: held })
+}
+
+/// What `work` comes to; `None` if the client is sent away meanwhile.
+async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        card.set_waker(cx.waker());
+        if card.peek_signal() == Some(Signal::Kill) {
+            return Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {

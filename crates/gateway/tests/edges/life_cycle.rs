@@ -265,6 +265,31 @@ on_each_postgres! {
         });
     }
 
+    /// Until it has a server of its own it is heard as any client that waits.
+    fn edge_70_a_replication_login_that_waits_for_room_can_leave_and_be_sent_away(fixture) {
+        let gateway = fixture.gateway("size = 2\n[pool]\nmax_per_user = 1\n[timeouts]\ncheckout = \"60s\"\n");
+        let mut busy = gateway.client("postgres");
+        busy.ok("begin");
+        let login = gateway.startup("postgres").parameter("replication", "database");
+        let listed = || {
+            let clients = gateway.show("CLIENTS");
+            clients.into_iter().find(|row| row["replication"] == "logical").map(|row| row["id"].clone())
+        };
+        for is_sent_away in [false, true] {
+            let mut waiting = login.open();
+            waiting.send_bytes(&login.packet());
+            eventually("it waits", || listed().is_some());
+            if is_sent_away {
+                gateway.console().ok(&format!("KILL_CLIENT {}", listed().expect("it waits")));
+                waiting.expect_eof();
+            } else {
+                waiting.vanish(false);
+            }
+            eventually("it is gone", || listed().is_none());
+        }
+        busy.ok("commit");
+    }
+
     /// A stream of changes has no transaction, and no end.
     fn edge_70_a_stop_that_waits_for_transactions_ends_a_replication(fixture) {
         let mut gateway = fixture.gateway("size = 2\n");
