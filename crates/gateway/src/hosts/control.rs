@@ -181,7 +181,7 @@ impl<G: Ground> Control<G> {
             Event::Report(name, report) => {
                 if matches!(report, Report::Down(_)) {
                     // Its name may have come to mean another address.
-                    self.look_again.iter().for_each(ResolveNow::hint);
+                    self.look_again.iter().for_each(ResolveNow::ask);
                 }
                 self.topology.note(&name, report, Instant::now());
                 self.publish();
