@@ -28,6 +28,9 @@ pub(crate) struct Arguments {
     /// How often a round kills a process that writes a journal (0: not at all)
     #[arg(long, default_value_t = 200)]
     kills: u32,
+    /// How many clusters of Postgres a round kills, hangs and promotes under load (0: none)
+    #[arg(long, default_value_t = 20)]
+    storms: u32,
     /// Do not freeze a disk under the query journal
     #[arg(long)]
     no_stall: bool,
@@ -63,6 +66,12 @@ fn round(arguments: &Arguments, seed: u64) -> Result<()> {
     command.args(arguments.test.iter().flat_map(|test| ["--test", test]));
     command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
     run_command(&mut command)?;
+    if arguments.storms > 0 {
+        let mut command = cargo();
+        command.args(["test", "--release", "-p", "tidegate-gateway", "--test", "hosts", "storm"]);
+        command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
+        run_command(command.env("TIDEGATE_STORMS", arguments.storms.to_string()))?;
+    }
     if arguments.kills == 0 {
         return Ok(());
     }

@@ -9,3 +9,4 @@ mod names;
 mod policies;
 mod routes;
 mod stage;
+mod storm;

@@ -64,6 +64,11 @@ pub(crate) fn ours() -> MutexGuard<'static, Cluster> {
     OURS.get_or_init(|| Mutex::new(start(&builder()))).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Three servers of one test alone, and what the primary confirms is with one of the replicas at least.
+pub(crate) fn replicating() -> Cluster {
+    start(&builder().setting("synchronous_commit", "on").setting("synchronous_standby_names", "ANY 1 (*)"))
+}
+
 /// Three servers of one test alone.
 pub(crate) fn fresh() -> Cluster {
     start(&builder())
