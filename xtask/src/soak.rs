@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Test targets of the gateway
-    #[arg(long, default_values = ["differential", "wrong_client"])]
+    #[arg(long, default_values = ["differential", "wrong_client", "unrest"])]
     test: Vec<String>,
     /// How often a round kills a process that writes a journal (0: not at all)
     #[arg(long, default_value_t = 200)]
