@@ -142,7 +142,7 @@ impl Reader {
         Self::open_at(folder.as_ref(), start, at_end, Some(clock))
     }
 
-    /// A reader of one segment, wherever it lies. A name that ends with `.damaged` is one that [`repair`](crate::repair)
+    /// A reader of one segment, wherever it lies. A name with `.damaged` at its end is one that [`repair`](crate::repair)
     /// has kept.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Reader {
     pub fn open_segment(path: impl AsRef<Path>, at_end: AtEnd, clock: Option<Clock>) -> Result<Self, ReadError> {
         let path = path.as_ref().to_path_buf();
         let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
-        let name = SegmentName::parse(file.strip_suffix(".damaged").unwrap_or(file));
+        let name = SegmentName::parse(file.split_once(".damaged").map_or(file, |(name, _)| name));
         let Some(name) = name else { return Err(ReadError::NotASegment(path)) };
         std::fs::metadata(&path).map_err(ReadError::io(&path))?;
         let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();

@@ -275,18 +275,25 @@ impl Staging {
     /// Drops old records that may be displaced until a whole chunk is free. `false`: there were too few.
     fn drop_oldest(&mut self, classes: &[ClassConfig], budget: &Budget) -> bool {
         self.full.extend(self.current.take());
-        for at in 0..self.full.len() {
-            if self.full[at].is_pinned() {
+        let mut at = 0;
+        while at < self.full.len() {
+            if self.full[at].is_pinned() || !self.is_freed(at, classes) {
+                at += 1;
                 continue;
             }
-            self.strip(at, classes);
-            let is_free = self.full[at].is_empty() || (at > 0 && self.absorb(at));
-            if is_free && let Some(chunk) = self.full.remove(at) {
+            // One that tells of losses takes nothing of the bound, and gives nothing back.
+            if let Some(chunk) = self.full.remove(at).filter(|chunk| chunk.charge() > 0) {
                 budget.give(chunk);
                 return true;
             }
         }
         false
+    }
+
+    /// Drops what may be displaced; whether the chunk is not needed for the rest.
+    fn is_freed(&mut self, at: usize, classes: &[ClassConfig]) -> bool {
+        self.strip(at, classes);
+        self.full[at].is_empty() || (at > 0 && self.absorb(at))
     }
 
     fn strip(&mut self, at: usize, classes: &[ClassConfig]) {
@@ -481,6 +488,30 @@ mod tests {
         let framed = Framed { kind: Kind::Record, class: Class::new(0), time: Time::MIN, payload: b"record" };
         let room = Room { classes: &classes, budget, credit: &mut Credit::default() };
         staging.append(&framed, Ack::Durable, Patience::Leaves, room).expect("there is room");
+    }
+
+    #[test]
+    fn room_is_found_behind_what_tells_of_losses() {
+        const CHUNK: usize = 4 << 10;
+        let (mut staging, budget) = (Staging::new(2, 0), Budget::new(4 * CHUNK, CHUNK));
+        let classes = [ClassConfig::new("goes").overload(Overload::DropOldest), ClassConfig::new("stays")];
+        let offer = |staging: &mut Staging, class: u8| {
+            let framed =
+                Framed { kind: Kind::Record, class: Class::new(class), time: Time::MIN, payload: &[b'x'; 1000] };
+            let room = Room { classes: &classes, budget: &budget, credit: &mut Credit::default() };
+            staging.append(&framed, Ack::Accepted, Patience::Leaves, room).map(|(seq, _)| seq)
+        };
+        // One chunk in which something stays, a gap, and three chunks of what may go.
+        for class in [1, 0, 0, 0] {
+            offer(&mut staging, class).expect("there is room");
+        }
+        staging.lose(&Gap::new(Class::new(0), Cause::TooLarge, 1, Time::MIN));
+        staging.tell_losses();
+        for _ in 0..12 {
+            offer(&mut staging, 0).expect("there is room");
+        }
+        assert_eq!(offer(&mut staging, 0), Ok(17), "older ones go");
+        assert_eq!(staging.books()[0].lost[Cause::Oldest as usize], 3 + 4);
     }
 
     #[test]

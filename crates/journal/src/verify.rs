@@ -107,7 +107,8 @@ pub struct Repaired {
 }
 
 /// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
-/// added to its name. Segments of lines are not touched: there is nothing to check them by.
+/// added to its name, or `.damaged.1` and so on if there is one. Segments of lines are not touched: there is nothing to check
+/// them by.
 ///
 /// # Errors
 /// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.
@@ -117,6 +118,8 @@ pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<Repaired>, ReadError> {
     let Some(_ownership) = ownership else { return Err(ReadError::Owned(folder.to_path_buf())) };
     let damage = verify(folder)?.damage;
     let mut paths: Vec<PathBuf> = damage.into_iter().map(|damage| damage.path).collect();
+    // Damage of several stripes comes in the order of its time.
+    paths.sort();
     paths.dedup();
     let mut repaired = Vec::new();
     for path in paths {
@@ -130,7 +133,7 @@ pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<Repaired>, ReadError> {
 }
 
 fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Option<Repaired>> {
-    let kept = folder.join(format!("{}.damaged", name.file()));
+    let kept = free_name(folder, name);
     let Some(mut scan) = Scan::open(path, name.packed)? else {
         // Without its salt no record can be told from noise.
         let left_out = fs::metadata(path)?.len();
@@ -144,10 +147,27 @@ fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<
     let file = file.into_inner()?;
     file.set_modified(fs::metadata(path)?.modified()?)?;
     file.sync_all()?;
-    fs::rename(path, &kept)?;
+    // Under both names where that can be, so that there is no moment at which the segment has none.
+    fs::hard_link(path, &kept).or_else(|_| fs::rename(path, &kept))?;
     fs::rename(&unfinished, plain.path(folder))?;
+    if name.packed && path.exists() {
+        fs::remove_file(path)?;
+    }
     fs::File::open(folder)?.sync_all()?;
     Ok(Some(Repaired { path: plain.path(folder), kept, records, left_out }))
+}
+
+/// Where the damaged segment is kept: one that was repaired before has a damaged file already.
+fn free_name(folder: &Path, name: &SegmentName) -> PathBuf {
+    let named = |count: u32| {
+        let count = if count == 0 { String::new() } else { format!(".{count}") };
+        folder.join(format!("{}.damaged{count}", name.file()))
+    };
+    let mut count = 0;
+    while named(count).symlink_metadata().is_ok() {
+        count += 1;
+    }
+    named(count)
 }
 
 /// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none.

@@ -80,6 +80,48 @@ fn jo_06_repair_keeps_what_is_good_and_the_damaged_file() {
 }
 
 #[test]
+fn jo_06_what_was_damaged_stays_when_a_segment_is_repaired_again() {
+    let folder = TempDir::new().unwrap();
+    written(folder.path(), 20);
+    let path = segments(folder.path())[0].clone();
+    let mut damaged = Vec::new();
+    for at in [200, 300] {
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        damaged.push((repair(folder.path()).unwrap()[0].kept.clone(), bytes));
+    }
+    assert_eq!(payloads(folder.path()).len(), 18);
+    for (kept, bytes) in damaged {
+        assert_eq!(fs::read(&kept).unwrap(), bytes);
+        assert!(Reader::open_segment(&kept, AtEnd::Stop, None).is_ok(), "and is read by its name");
+    }
+}
+
+#[test]
+fn jo_06_each_damaged_segment_is_repaired_once_wherever_its_damage_is() {
+    let folder = TempDir::new().unwrap();
+    let config = tidegate_journal::Config { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
+    let (journal, _) = Journal::open(config).unwrap();
+    let producers = [journal.producer_for(0), journal.producer_for(1)];
+    for number in 0..40 {
+        producers[number % 2].commit_blocking(note(&[b'x'; 76]).ack(Ack::Written)).unwrap();
+    }
+    drop((journal, producers));
+    let files = segments(folder.path());
+    // The third and the seventeenth record of one stripe, and the tenth of the other.
+    for (file, record) in [(0, 2), (0, 16), (1, 9)] {
+        let mut bytes = fs::read(&files[file]).unwrap();
+        bytes[64 + record * 100 + 50] ^= 1;
+        fs::write(&files[file], bytes).unwrap();
+    }
+    assert_eq!(verify(folder.path()).unwrap().damage.len(), 3);
+    let repaired = repair(folder.path()).unwrap();
+    let records: Vec<u64> = repaired.iter().map(|repaired| repaired.records).collect();
+    assert_eq!(records, [18, 19], "{repaired:?}");
+}
+
+#[test]
 fn jo_08_files_with_nothing_in_them() {
     let header = {
         let folder = TempDir::new().unwrap();
