@@ -343,17 +343,18 @@ impl Storm {
         self.while_they_work();
     }
 
-    /// All are killed, and start again in any order.
+    /// All are killed in any order, and start again.
     fn strike_all(&mut self) {
         let mut order = [0, 1, 2];
         self.random.shuffle(&mut order);
-        self.note(format!("all are killed, and start again as {order:?}"));
+        self.note(format!("all are killed, as {order:?}"));
         for index in order {
             self.cluster.server_mut(index).kill9().expect("it can be killed");
         }
         self.until_perhaps(order[0], &["down"]);
-        self.random.shuffle(&mut order);
-        for index in order {
+        // A replica may have to ask its primary for WAL before it lets anybody in.
+        let [one, other] = self.replicas();
+        for index in [self.cluster.primary_index(), one, other] {
             self.cluster.server_mut(index).restart().expect("it starts again");
         }
     }
@@ -375,7 +376,11 @@ impl Storm {
     /// The one of the replicas that has more, once nothing more comes from the primary and both have replayed what they
     /// received.
     fn best(&self) -> usize {
-        let has = |index: usize, what: &str| value(self.cluster.server(index), &format!("select {what}"));
+        let has = |index: usize, what: &str| {
+            let rows = self.cluster.server(index).simple_query(&format!("select {what}"));
+            let rows = rows.unwrap_or_else(|error| panic!("{error}\n{}", self.standing()));
+            rows[0][0].clone().unwrap_or_default()
+        };
         for index in self.replicas() {
             // It begins again, and gets no answer of a primary that hangs.
             let receiver = has(index, "coalesce((select pid from pg_stat_wal_receiver), 0)");
@@ -407,8 +412,14 @@ impl Storm {
         self.note(format!("server {best} is promoted"));
         let other = self.replicas().into_iter().find(|index| *index != best).expect("there are two");
         self.cluster.promote(best).expect("a replica can be promoted");
-        self.cluster.follow(other).expect("it follows the new primary");
+        self.follow(other);
         best
+    }
+
+    /// Until it has something of the new timeline: one that is killed before may not start again.
+    fn follow(&mut self, index: usize) {
+        self.cluster.follow(index).expect("it follows the new primary");
+        self.cluster.catch_up(index).expect("it catches up");
     }
 
     fn switch_over(&mut self) {
@@ -419,7 +430,7 @@ impl Storm {
         self.cluster.server(old).close(mode);
         self.cluster.server_mut(old).wait_closed().expect("the gateway lets go of it");
         self.promote();
-        self.cluster.follow(old).expect("it follows the new primary");
+        self.follow(old);
     }
 
     /// The primary is gone for good, or sleeps until another one has its place.
