@@ -303,6 +303,9 @@ impl Exchange<'_> {
             }
         } else if body.starts_with(b"ROLLBACK") {
             self.rolled_back = true;
+        } else if !self.pending.is_empty() && body == b"COMMIT\0" {
+            // Another transaction may follow without a break, and be rolled back.
+            self.settle_pending(TxStatus::Idle);
         }
         if let Some(change) = change {
             self.note_change(*change);

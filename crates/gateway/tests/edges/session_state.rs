@@ -104,6 +104,17 @@ on_each_postgres! {
         drop(holder);
     }
 
+    fn edge_56_a_set_is_kept_though_the_next_of_a_chain_rolls_back(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        for sql in ["begin", "set work_mem = '7MB'", "commit and chain", "rollback"] {
+            client.ok(sql);
+        }
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show work_mem"), "7MB");
+        drop(holder);
+    }
+
     fn edge_56_set_local_ends_with_its_transaction(fixture) {
         let gateway = fixture.gateway("size = 2\n");
         let mut client = gateway.client("postgres");
