@@ -377,7 +377,13 @@ on_each_postgres! {
     fn edge_58_what_belongs_to_a_transaction_is_not_carried_to_the_next(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
-        for set in ["transaction_isolation = 'serializable'", "transaction_read_only = on", "transaction_deferrable = on", "seed = 0.5"] {
+        let sets = [
+            "transaction_isolation = 'serializable'",
+            "transaction_read_only = on",
+            "transaction_deferrable = on",
+            "seed = 0.5",
+        ];
+        for set in sets {
             mine.ok(&format!("set {set}"));
             assert_eq!(other.value("select 1"), "1", "{set}");
             mine.ok("begin");
