@@ -40,7 +40,8 @@ struct Found {
     name: SegmentName,
     bytes: u64,
     modified: SystemTime,
-    /// When it was written to last, or one before it: the order of a stripe is that of its numbers, whatever the clock did.
+    /// When it was written to last, or one before it: the order of a stripe is that of its numbers, whatever the clock
+    /// did.
     written: SystemTime,
     /// The newest of a stripe that there is, which its writer may have open.
     newest: bool,

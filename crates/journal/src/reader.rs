@@ -142,8 +142,8 @@ impl Reader {
         Self::open_at(folder.as_ref(), start, at_end, Some(clock))
     }
 
-    /// A reader of one segment, wherever it lies. A name with `.damaged` at its end is one that [`repair`](crate::repair)
-    /// has kept.
+    /// A reader of one segment, wherever it lies. A name with `.damaged` at its end is one that
+    /// [`repair`](crate::repair) has kept.
     ///
     /// # Errors
     /// [`ReadError::NotASegment`] if it is not called as a segment is; [`ReadError`] otherwise.

@@ -1,9 +1,9 @@
 //! What an earlier life left behind, looked at once when a journal is opened.
 //!
-//! Only the newest segment of each stripe is read, and those right before it that were given up: all others were complete
-//! before it began. A write that was cut short
-//! is cut off, and the segment gets its sum. Damage with frames behind it is reported and left alone: what to do about it
-//! is for people, or for [`repair`](crate::repair), to decide. Done twice, it changes nothing more.
+//! Only the newest segment of each stripe is read, and those right before it that were given up: all others were
+//! complete before it began. A write that was cut short is cut off, and the segment gets its sum. Damage with frames
+//! behind it is reported and left alone: what to do about it is for people, or for [`repair`](crate::repair), to
+//! decide. Done twice, it changes nothing more.
 
 use std::{
     collections::BTreeMap,
@@ -102,8 +102,9 @@ fn recover_stripe(config: &Config, names: &[SegmentName], recovery: &mut Recover
     Ok(beginning)
 }
 
-/// The number after the last of segments that were given up: what they hold was to be stored again in the next one, which may
-/// not have come to it. Those before one that ended in order are of no interest, nor is one that cannot be read.
+/// The number after the last of segments that were given up: what they hold was to be stored again in the next one,
+/// which may not have come to it. Those before one that ended in order are of no interest, nor is one that cannot be
+/// read.
 fn given_up<'a>(folder: &Path, earlier: impl Iterator<Item = &'a SegmentName>) -> u64 {
     let mut most = 0;
     for name in earlier.take_while(|name| name.format == Format::Framed) {

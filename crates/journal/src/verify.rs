@@ -107,8 +107,8 @@ pub struct Repaired {
 }
 
 /// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
-/// added to its name, or `.damaged.1` and so on if there is one. Segments of lines are not touched: there is nothing to check
-/// them by.
+/// added to its name, or `.damaged.1` and so on if there is one. Segments of lines are not touched: there is nothing to
+/// check them by.
 ///
 /// # Errors
 /// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.

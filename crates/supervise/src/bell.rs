@@ -1,7 +1,8 @@
 //! A deadline that rings though nobody of the runtime can look at the clock.
 //!
-//! Tokio's timers ring when a worker that has nothing else to do looks at them. A stop is for the day when children block
-//! all workers, and has to say so by its deadlines: so these ring from a thread of their own as well, a little later.
+//! Tokio's timers ring when a worker that has nothing else to do looks at them. A stop is for the day when children
+//! block all workers, and has to say so by its deadlines: so these ring from a thread of their own as well, a little
+//! later.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

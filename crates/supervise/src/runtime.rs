@@ -13,8 +13,8 @@ pub trait Timer {
     /// Sleeps for `duration` from now on.
     fn sleep(&self, duration: Duration) -> Self::Sleep;
 
-    /// Sleeps until a deadline of a stop or a drain, `duration` from now: as [`sleep`](Self::sleep), but to be trusted even when
-    /// children block all workers, should the clock of the runtime need one of these.
+    /// Sleeps until a deadline of a stop or a drain, `duration` from now: as [`sleep`](Self::sleep), but to be trusted
+    /// even when children block all workers, should the clock of the runtime need one of these.
     fn deadline(&self, duration: Duration) -> Self::Sleep {
         self.sleep(duration)
     }

@@ -324,9 +324,9 @@ pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
     out.extend_from_slice(part);
 }
 
-/// Messages of class 22 (data exception) quote the value that is at fault, and a syntax error the place where the server could
-/// not read on; what functions raise, and errors of P0 (PL/pgSQL), 38 (external routines) and of other people's classes, say
-/// whatever their author wanted. The rest name objects only.
+/// Messages of class 22 (data exception) quote the value that is at fault, and a syntax error the place where the
+/// server could not read on; what functions raise, and errors of P0 (PL/pgSQL), 38 (external routines) and of other
+/// people's classes, say whatever their author wanted. The rest name objects only.
 fn hide_values(error: &Failure<'_>, out: &mut Vec<u8>) {
     match error.sqlstate {
         _ if error.is_raised => out.extend_from_slice(HIDDEN),

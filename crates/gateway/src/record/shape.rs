@@ -59,8 +59,8 @@ pub fn fingerprint(shape: &[u8]) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Of a statement that the server cannot read, what stands before its first quote: behind it nobody can say what is meant to
-/// be a literal.
+/// Of a statement that the server cannot read, what stands before its first quote: behind it nobody can say what is
+/// meant to be a literal.
 pub(super) fn before_quotes(text: &[u8]) -> &[u8] {
     let mut tokens = Tokens { text, at: 0 };
     loop {

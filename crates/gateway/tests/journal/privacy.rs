@@ -87,7 +87,8 @@ on_each_postgres! {
         }
     }
 
-    /// What a server says of a statement that it could not read, or of a value that it could not take, whatever is in it.
+    /// What a server says of a statement that it could not read, or of a value that it could not take, whatever is in
+    /// it.
     fn literals_stand_in_no_error(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement = \"normalised\"");
         let mut client = kept.gateway.client("postgres");

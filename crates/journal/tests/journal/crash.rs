@@ -255,8 +255,8 @@ fn image_of(folder: &Path) -> Image {
     Image(paths.into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect())
 }
 
-/// A segment is given up in the middle of a batch, of which it holds a part, and the process dies before the fresh one has
-/// any of it.
+/// A segment is given up in the middle of a batch, of which it holds a part, and the process dies before the fresh one
+/// has any of it.
 #[test]
 fn jo_01_what_comes_after_a_crash_is_not_taken_for_what_a_segment_that_was_given_up_holds() {
     let (origin, folder) = (TempDir::new().unwrap(), TempDir::new().unwrap());
