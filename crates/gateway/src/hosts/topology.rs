@@ -246,13 +246,9 @@ impl Topology {
         self.is_blind |= answered.is_some_and(|seen| seen.origin.system == 0);
         let Some(seen) = answered else { return self.elect() };
         let id = self.system_of(&seen);
-        let is_head = |system: &System| system.head.as_deref() == Some(name);
-        let was_head = is_head(&*self.systems.entry(id).or_default());
+        self.systems.entry(id).or_default();
         self.elect();
-        if let Some(system) = self.systems.get_mut(&id).filter(|system| is_head(system)) {
-            if !was_head {
-                system.wal.begin();
-            }
+        if let Some(system) = self.systems.get_mut(&id).filter(|system| system.head.as_deref() == Some(name)) {
             system.wal.note(seen.lsn, now);
         }
     }
@@ -406,13 +402,13 @@ struct Wal {
 const PLACES_MAX: usize = 3600;
 
 impl Wal {
-    /// Another primary: its WAL may go on from an earlier place than the last one's.
-    fn begin(&mut self) {
-        self.places.clear();
-    }
-
+    /// The WAL ends there now. Of another primary it may go on from an earlier place than the last one's; what comes before
+    /// is as old as it was.
     fn note(&mut self, lsn: u64, now: Instant) {
         self.heard = Some(now);
+        while self.places.back().is_some_and(|(_, last)| *last > lsn) {
+            self.places.pop_back();
+        }
         if self.places.back().is_some_and(|(_, last)| *last == lsn) {
             return;
         }

@@ -213,6 +213,27 @@ fn nobody_falls_behind_a_dead_primary() {
 }
 
 #[test]
+fn who_lies_behind_does_so_as_well_when_the_primary_comes_back_or_another_one_has_its_place() {
+    let mut stage = stage(Rules { lag_max: 3 * SECOND, ..Rules::default() }).settled();
+    for lsn in [200, 300] {
+        stage.passes(10 * SECOND);
+        stage.primary("a", 1, lsn);
+        stage.replica("b", lsn);
+    }
+    // It begins anew far behind, as a replica does that was killed, while the primary was away.
+    stage.down("a");
+    stage.primary("a", 1, 310);
+    stage.replica("c", 150);
+    assert_eq!((stage.view("c").lag, stage.verdict().as_str()), (Some(10 * SECOND), "a | b | a b"));
+    // The next one has not all that the last one had.
+    stage.down("a");
+    stage.primary("b", 2, 305);
+    assert_eq!((stage.view("c").lag, stage.verdict().as_str()), (Some(10 * SECOND), "b |  | b"));
+    stage.replica("c", 300);
+    assert_eq!((stage.view("c").lag, stage.state("c")), (Some(Duration::ZERO), HostState::Up));
+}
+
+#[test]
 fn a_new_primary_may_go_on_from_an_earlier_place() {
     let mut stage = stage(Rules { lag_bytes_max: 50, ..Rules::default() }).settled();
     stage.primary("a", 1, 1000);
