@@ -188,7 +188,7 @@ impl<S: Source> Intake<S> {
             Poll::Ready(Ok(Event::Ended)) if !self.phase.takes_records() => return false,
             Poll::Ready(Ok(event)) => self.take_event(event, now),
             Poll::Ready(Err(error)) => {
-                self.begin_end(Some(RunError::Source(Box::new(error))), now, now.after(self.drain))
+                self.begin_end(Some(RunError::Source(Box::new(error))), now, now.after(self.drain));
             }
         }
         true

@@ -127,7 +127,10 @@ async fn arrive(
             let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
             worker.roster.leave(&entry);
             let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
-            log::left(&worker.gateway, &entry.card, reason, false);
+            // Whoever is refused is told of once, with the reason.
+            if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
+                log::left(&worker.gateway, &entry.card, reason, false);
+            }
             leave(witness.as_deref(), &worker, reason);
             return match outcome {
                 Ok(_) => Ok(None),

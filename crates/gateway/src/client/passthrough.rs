@@ -31,8 +31,8 @@ pub(super) async fn replicate(
     request: &Request,
     card: &Card,
 ) -> Result<&'static str, LoginError> {
-    let found = arriving.in_line(pool, unless_killed(card, find(worker, pool, request))).await?;
-    let Some(found) = found else { return Ok(Cause::Killed.reason()) };
+    let found = unless_killed(card, find(worker, pool, request));
+    let Some(found) = arriving.in_line(pool, found).await? else { return Ok(Cause::Killed.reason()) };
     let Apart { mut server, _held } = found?;
     card.link(Some(server.linked.clone()));
     let mut out = Vec::new();
@@ -48,12 +48,22 @@ pub(super) async fn replicate(
     arriving.unread_early();
     let client = arriving.link();
     client.write(out);
+    let streaming = std::future::poll_fn(|cx| poll_both(client, server.link(), cx));
+    match unless_killed(card, streaming).await {
+        None => Ok(Cause::Killed.reason()),
+        Some(ended) => Ok(ended.map(|()| "replication ended")?),
+    }
+}
+
+/// What `work` comes to; `None` if an operator sends the client away meanwhile.
+async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
     std::future::poll_fn(|cx| {
         card.set_waker(cx.waker());
         if card.peek_signal() == Some(Signal::Kill) {
-            return Poll::Ready(Ok(Cause::Killed.reason()));
+            return Poll::Ready(None);
         }
-        poll_both(client, server.link(), cx).map_ok(|()| "replication ended").map_err(LoginError::Link)
+        work.as_mut().poll(cx).map(Some)
     })
     .await
 }
@@ -91,19 +101,6 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
     let server = connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
     worker.gateway.note_server(&chosen.shared.key, &server.identity);
     Ok(Apart { server, _held: held })
-}
-
-/// What `work` comes to; `None` if the client is sent away meanwhile.
-async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
-    let mut work = pin!(work);
-    std::future::poll_fn(|cx| {
-        card.set_waker(cx.waker());
-        if card.peek_signal() == Some(Signal::Kill) {
-            return Poll::Ready(None);
-        }
-        work.as_mut().poll(cx).map(Some)
-    })
-    .await
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {

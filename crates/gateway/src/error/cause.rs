@@ -186,7 +186,7 @@ pub fn pgbouncer_reason(reason: &str) -> &str {
         "idle_in_transaction timeout" => "idle transaction timeout",
         "killed by an operator" => "admin forced disconnect",
         "shutdown" => "server shutting down",
-        "server lost" => "server conn crashed?",
+        "server lost" | "server ended the connection" => "server conn crashed?",
         "client broke the protocol" => "bad packet",
         "message too long" => "bad packet header",
         other => other,
@@ -204,5 +204,6 @@ mod tests {
         let refusal = Cause::Query.refusal(Dialect::Postgres);
         assert_eq!(refusal.sqlstate, sqlstate::QUERY_CANCELED);
         assert_eq!(pgbouncer_reason(Cause::ClientIdle.reason()), "client_idle_timeout");
+        assert_eq!(pgbouncer_reason("server ended the connection"), "server conn crashed?");
     }
 }

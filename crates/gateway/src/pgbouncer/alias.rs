@@ -28,7 +28,10 @@ fn path_of(key: &Key) -> Option<&'static str> {
 }
 
 /// A key, ours, and how its value is made of theirs.
-type Derived = (&'static str, &'static [&'static str], fn(&[&str]) -> String);
+type Derived = (&'static str, &'static [&'static str], Put);
+
+/// How a value of theirs is made of ours.
+type Put = fn(&[&str]) -> String;
 
 /// Keys that say what some of ours say, in other words: those of ours, the first of which tells whether a reload changes
 /// it.
@@ -56,7 +59,7 @@ const DERIVED: &[Derived] = &[
 ];
 
 /// Keys that every database has for itself here, and the key of ours within it.
-const OF_DATABASES: &[(&str, &str, fn(&[&str]) -> String)] = &[
+const OF_DATABASES: &[(&str, &str, Put)] = &[
     ("server_tls13_ciphers", "sslciphers", tls13_ciphers),
     ("server_tls_ca_file", "sslrootcert", same),
     ("server_tls_cert_file", "sslcert", same),

@@ -146,6 +146,13 @@ fn replication_waits_in_line_for_room_and_an_idle_server_makes_it() {
     eventually("it has come", || clients() == 2);
     drop(leaving);
     eventually("nobody waits for whom has left", || clients() == 1);
+    let mut killed = startup.open();
+    killed.send_bytes(&startup.packet());
+    eventually("it has come", || clients() == 2);
+    let shown = bouncer.show("CLIENTS");
+    let waiting = shown.iter().find(|row| row["database"] == "shop" && row["replication"] == "logical");
+    bouncer.console().ok(&format!("KILL_CLIENT {}", waiting.expect("it is listed")["id"]));
+    killed.expect_eof();
     client.ok("commit");
     bouncer.wait_for_pool("shop", "sv_idle", 1);
     startup.connect().ok("IDENTIFY_SYSTEM");

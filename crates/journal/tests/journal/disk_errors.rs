@@ -178,7 +178,9 @@ fn jo_12_lines_that_are_stored_again_stand_in_one_file_only() {
         producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
         disk.wait_for_stall();
         let records: Vec<String> = (0..20).map(|number| format!("\"{number:>1000}\"")).collect();
-        records.iter().for_each(|record| drop(producer.offer(note(record.as_bytes())).unwrap()));
+        for record in &records {
+            producer.offer(note(record.as_bytes())).unwrap();
+        }
         let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
         fails.store(true, SeqCst);
         disk.go();
