@@ -64,6 +64,8 @@ fn query_wait_timeout_ends_the_wait_for_a_postgres_that_does_not_come_back() {
     let mut client = bouncer.client("shop");
     client.ok("select 1");
     own.postgres().kill9().expect("it can be killed");
+    // Its children see it a moment later, and may answer until then.
+    bouncer.wait_for_pool("shop", "sv_idle", 0);
     client.send(&Frames::new().query("select 2"));
     assert_eq!(client.expect_fatal("08P01").message, "query_wait_timeout");
     let never = Bouncer::start(
