@@ -23,6 +23,7 @@ mod once;
 mod port;
 #[allow(unsafe_code)]
 mod ring;
+mod spoken;
 
 pub(crate) use buffers::Loan;
 pub(crate) use ring::Ring;
@@ -432,7 +433,7 @@ mod tests {
     }
 
     /// Lets the peer say little so often that one receive is left under way for all that follows.
-    fn make_calm(ring: &Rc<Ring>, socket: &mut RingSocket, far: &mut UnixStream) {
+    fn make_calm(ring: &Rc<Ring>, socket: &mut RingSocket, far: &mut impl Write) {
         for _ in 0..CALM_MIN {
             far.write_all(b"x").expect("a peer that reads");
             assert_eq!(&*receive(ring, socket).expect("bytes"), b"x");
@@ -493,6 +494,29 @@ mod tests {
             assert!(largest > ring.buffer_len());
             far = writer.join().expect("the writer");
         }
+    }
+
+    /// The kernel (6.18) takes what came before a reset for all that there is, and waits for more that cannot come.
+    #[test]
+    fn a_peer_that_speaks_and_resets_is_seen_to_have_left() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut far = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let mut socket = RingSocket::new(ring.clone(), listener.accept().expect("it has connected").0.into());
+        make_calm(&ring, &mut socket, &mut far);
+        far.write_all(b"last words").expect("a peer that reads");
+        SockRef::from(&far).set_linger(Some(std::time::Duration::ZERO)).expect("a socket");
+        drop(far);
+        assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"last words");
+        for _ in 0..1_000 {
+            match socket.poll_recv(&cx) {
+                Poll::Ready(end) => return assert!(end.map_or(true, |chunk| chunk.is_empty())),
+                Poll::Pending => ring.turn(Some(std::time::Duration::from_millis(10))).expect("a turn"),
+            }
+        }
+        panic!("nobody noticed");
     }
 
     #[test]

@@ -39,6 +39,18 @@ pub(super) struct Port {
     awaits_sent: Cell<bool>,
     /// The socket is gone.
     abandoned: Cell<bool>,
+    speech: Cell<Speech>,
+}
+
+/// Whether the peer has to be looked at, as it may have left right behind its last words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Speech {
+    #[default]
+    Seen,
+    /// It will be looked at when it falls silent.
+    Noted,
+    /// It has spoken since it was noted, or since somebody wanted to look.
+    Speaking,
 }
 
 /// In a box, for a port that has none is to be small.
@@ -86,6 +98,7 @@ impl Port {
             awaits_bytes: Cell::new(false),
             awaits_sent: Cell::new(false),
             abandoned: Cell::new(false),
+            speech: Cell::default(),
         }
     }
 
@@ -254,6 +267,19 @@ impl Port {
             waker.wake_by_ref();
             self.waker.set(Some(waker));
         }
+    }
+
+    /// The peer has said something. Whether it is to be noted.
+    #[inline]
+    pub(super) fn speaks(&self) -> bool {
+        self.speech.replace(Speech::Speaking) == Speech::Seen
+    }
+
+    /// Somebody wants to look: whether nothing was said since the last time. If so, it counts as seen.
+    pub(super) fn falls_silent(&self) -> bool {
+        let is_silent = self.speech.get() != Speech::Speaking;
+        self.speech.set(if is_silent { Speech::Seen } else { Speech::Noted });
+        is_silent
     }
 
     pub(super) fn receiving(&self) -> Receiving {

@@ -19,6 +19,7 @@ use io_uring::{
     types::{Fd, Fixed, SubmitArgs, Timespec},
 };
 use rustix::{
+    event::{PollFd, PollFlags, poll},
     io::Errno,
     net::{RecvFlags, SendFlags, SocketFlags},
 };
@@ -28,6 +29,7 @@ use super::{
     files::Files,
     once::{Deed, Once},
     port::{Port, Receiving},
+    spoken::Spoken,
 };
 use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
 
@@ -41,6 +43,7 @@ pub(crate) struct Ring {
     alarm_is_watched: Cell<bool>,
     buffers: Rc<Buffers>,
     files: Files,
+    spoken: Spoken,
     bulk_len: usize,
     wait_flags: EnterFlags,
 }
@@ -116,6 +119,7 @@ impl Ring {
             alarm_is_watched: Cell::new(false),
             buffers,
             files,
+            spoken: Spoken::default(),
             bulk_len: settings.bulk_len,
             wait_flags,
         };
@@ -146,11 +150,35 @@ impl Ring {
             // SAFETY: it names no memory.
             unsafe { self.push(&watch.user_data(ALARM)) }?;
         }
-        let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { timeout };
+        let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { self.spoken.within(timeout) };
         let entered = self.enter(timeout);
         self.alarm.rise();
         entered?;
         self.pass_on();
+        if let Some(slots) = self.spoken.take_due() {
+            self.look_who_left(&slots)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the streams of those who have said something, have been silent since, and are gone: the next receive tells.
+    fn look_who_left(&self, slots: &[u32]) -> io::Result<()> {
+        let slot = |slot: &u32| self.slots.borrow().slots[*slot as usize].clone();
+        let mut silent = Vec::new();
+        for owner in slots.iter().map(slot) {
+            let Slot::Port(port) = owner else { continue };
+            if !port.falls_silent() {
+                self.spoken.add(port.slot());
+            } else if port.receiving() == Receiving::Stream {
+                silent.push(port);
+            }
+        }
+        let mut looks: Vec<PollFd<'_>> = silent.iter().map(|port| PollFd::new(port.fd(), PollFlags::empty())).collect();
+        poll(&mut looks, Some(&rustix::event::Timespec::default()))?;
+        let gone = looks.iter().map(|look| look.revents().intersects(PollFlags::HUP | PollFlags::ERR));
+        for (port, _) in silent.iter().zip(gone).filter(|(_, is_gone)| *is_gone) {
+            self.cancel_receive(port);
+        }
         Ok(())
     }
 
@@ -244,6 +272,9 @@ impl Ring {
         } else {
             let received = result.as_ref().map_or(0, |received| *received as usize);
             let loan = cqueue::buffer_select(flags).map(|id| self.buffers.loan(id, received));
+            if cqueue::more(flags) && !cqueue::sock_nonempty(flags) && port.speaks() {
+                self.spoken.add(port.slot());
+            }
             if port.received(result, loan, cqueue::more(flags)) {
                 self.cancel_receive(port);
             }
