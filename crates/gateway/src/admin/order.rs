@@ -65,8 +65,8 @@ impl Order {
         alias::without_effect(key).map(|reason| format!("{key} has no effect: {reason}"))
     }
 
-    /// Undoes what holds all databases, when whoever ordered it has cancelled: PgBouncer's operators expect that of Ctrl-C. Whether
-    /// there was anything to undo.
+    /// Undoes what holds all databases, when whoever ordered it has cancelled: PgBouncer's operators expect that of Ctrl-C.
+    /// Whether there was anything to undo.
     pub(super) fn take_back(&self, gateway: &Gateway) -> bool {
         let holds_all = matches!(self, Self::Pause(None) | Self::Suspend);
         let is_expected = gateway.setup().config.listen.dialect == Dialect::Pgbouncer;

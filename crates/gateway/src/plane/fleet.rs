@@ -77,8 +77,7 @@ impl Fleet {
         worker: &Rc<Worker>,
         home: &WorkerPool,
         route: Route,
-        model: &Node,
-        except: &[Arc<Node>],
+        (model, except): (&Node, &[Arc<Node>]),
         now: Instant,
     ) -> Option<Placed> {
         let tier = model.tier();

@@ -212,7 +212,7 @@ fn start(gateway: &Gateway, seen: &Arc<Seen>) -> Vec<JoinHandle<()>> {
                     READERS => client.beat(),
                     _ => {
                         let before = seen.confirmed.lock().expect("nobody panicked").len();
-                        client.write(&format!("{index}-{turn}"), turn % 2 == 0);
+                        client.write(&format!("{index}-{turn}"), turn.is_multiple_of(2));
                         seen.confirmed.lock().expect("nobody panicked").len() > before
                     }
                 };

@@ -110,7 +110,7 @@ impl<'a> Lines<'a> {
         let mut except = except.to_vec();
         except.extend(self.lines.iter().map(|line| line.placed.node().clone()));
         let now = self.worker.reactor.now();
-        self.fleet.pick_like(self.worker, self.home, self.route, model, &except, now)
+        self.fleet.pick_like(self.worker, self.home, self.route, (model, &except), now)
     }
 
     fn join(&mut self, placed: Placed) {
