@@ -149,9 +149,14 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     gateway.log = Some(log);
     gateway.set_config_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
-    let threads = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
-    sockets.announce();
+    let Workers { threads, starts } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
+    // Before anybody is let in, who might ask for them.
     let streams = streams::start(&gateway)?;
+    for start in starts {
+        // A thread that has ended meanwhile has said so.
+        let _ = start.send(());
+    }
+    sockets.announce();
     let copies = sockets.metrics.iter().map(|socket| socket.try_clone().map(Into::into));
     let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
     let scrapes = http::serve(&gateway, sockets.metrics)?;
@@ -169,13 +174,19 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     Ok(Running { gateway, threads, listeners, streams, source, exits_before: None, _pid_file: pid_file })
 }
 
-/// Starts the threads of the data plane, and waits until all have their event loop.
+/// The threads of the data plane. Each waits for its word to start, and ends if none will come.
+struct Workers {
+    threads: Vec<JoinHandle<()>>,
+    starts: Vec<mpsc::Sender<()>>,
+}
+
+/// Makes the threads of the data plane, and waits until all have their event loop.
 fn spawn_workers(
     gateway: &Arc<Gateway>,
     workers: usize,
     mode: Mode,
     listeners: &[Listener],
-) -> anyhow::Result<Vec<JoinHandle<()>>> {
+) -> anyhow::Result<Workers> {
     let (ready, arrivals) = mpsc::channel();
     let mut threads = Vec::new();
     let mut starts = Vec::new();
@@ -195,11 +206,7 @@ fn spawn_workers(
         mailboxes[index] = Some(mailbox);
     }
     gateway.set_workers(mailboxes.into_iter().flatten().collect());
-    for start in starts {
-        // A thread that has ended meanwhile has said so.
-        let _ = start.send(());
-    }
-    Ok(threads)
+    Ok(Workers { threads, starts })
 }
 
 type Arrival = (usize, std::io::Result<(Arc<Mailbox>, Mode)>);
