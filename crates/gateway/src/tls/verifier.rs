@@ -93,9 +93,10 @@ fn has_common_name(own: &[u8], name: &ServerName<'_>) -> bool {
     !certificate::has_alternative_names(own) && common.is_some_and(|common| is_meant(&common, &name.to_str()))
 }
 
-/// `*` stands for the first part of a name, if at least two follow.
+/// `*` stands for the first part of a name, if at least two follow, and for nothing in an address.
 fn is_meant(common: &str, name: &str) -> bool {
     match common.strip_prefix("*.") {
+        Some(_) if name.parse::<std::net::IpAddr>().is_ok() => false,
         Some(rest) if rest.contains('.') && !rest.contains('*') => {
             name.split_once('.').is_some_and(|(first, domain)| !first.is_empty() && domain.eq_ignore_ascii_case(rest))
         }
@@ -157,6 +158,8 @@ mod tests {
             ("*.example.com", "example.com", false),
             ("*.example.com", ".example.com", false),
             ("*.com", "example.com", false),
+            ("*.0.0.1", "127.0.0.1", false),
+            ("127.0.0.1", "127.0.0.1", true),
             ("*", "db", false),
             ("*.*.com", "db.example.com", false),
             ("d*.example.com", "db.example.com", false),
