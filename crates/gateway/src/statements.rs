@@ -7,7 +7,7 @@
 //! Pure: no I/O, no clock but a counter.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     rc::{Rc, Weak},
     sync::{
         Arc, Mutex, PoisonError,
@@ -36,6 +36,8 @@ pub struct Statement {
     /// The Parse message under the server's name.
     parse: Vec<u8>,
     traits: Traits,
+    /// The last server that was taught it took it.
+    sound: Cell<bool>,
 }
 
 /// Every server-side name begins with this; a client's own SQL should not.
@@ -52,7 +54,12 @@ impl Statement {
         let mut parse = Vec::new();
         let types: Vec<u32> = message.types().collect();
         frontend::parse(name.as_bytes(), message.query, &types, &mut parse);
-        Self { digest, parse, traits: classify(message.query) }
+        Self { digest, parse, traits: classify(message.query), sound: Cell::new(false) }
+    }
+
+    /// A server was taught it, and took it or not.
+    pub fn tried(&self, sound: bool) {
+        self.sound.set(sound);
     }
 
     /// The Parse message that teaches the statement to a server.
@@ -166,10 +173,10 @@ impl Catalog {
 
     pub(crate) fn intern_for(&self, message: &Parse<'_>, settings: &Settings, realm: [&str; 3]) -> Rc<Statement> {
         let digest = digest_of(message, settings, realm);
-        let mut known = self.known.borrow_mut();
-        if let Some(statement) = known.get(&digest).and_then(Weak::upgrade) {
+        if let Some(statement) = self.find(digest) {
             return statement;
         }
+        let mut known = self.known.borrow_mut();
         // Dead entries are swept when they may be half of all.
         if known.len() == known.capacity() {
             known.retain(|_, statement| statement.strong_count() > 0);
@@ -177,6 +184,16 @@ impl Catalog {
         let statement = Rc::new(Statement::new(digest, message));
         known.insert(digest, Rc::downgrade(&statement));
         statement
+    }
+
+    /// Finds the statement of such a Parse message, if the last server that was taught it took it.
+    pub fn sound(&self, message: &Parse<'_>, settings: &Settings, plan: &PoolPlan) -> Option<Rc<Statement>> {
+        let digest = digest_of(message, settings, [&plan.entry, &plan.dbname, &plan.user]);
+        self.find(digest).filter(|statement| statement.sound.get())
+    }
+
+    fn find(&self, digest: Digest) -> Option<Rc<Statement>> {
+        self.known.borrow().get(&digest).and_then(Weak::upgrade)
     }
 }
 

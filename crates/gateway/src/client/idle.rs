@@ -1,7 +1,8 @@
 //! What a client sends while it has no server, up to the first message that needs one.
 //!
-//! A few messages need none: a Sync or a Close outside of any transaction is answered here. After a flight was refused
-//! (its client cancelled while it waited), everything up to its Sync is passed over, as a server would.
+//! A few messages need none: a Sync or a Close outside of any transaction is answered here, and so is a Parse with nothing
+//! but its Sync, of a statement that servers of the pool have taken from another client. After a flight was refused (its
+//! client cancelled while it waited), everything up to its Sync is passed over, as a server would.
 //!
 //! Pure: bytes in, bytes out.
 
@@ -10,7 +11,7 @@ use tidegate_wire::{
     DecodeError,
     backend::{self, TxStatus},
     frame::{HEADER, Header},
-    frontend::{self, Kind, Target},
+    frontend::{self, Kind, Parse, Target},
 };
 
 use crate::statements::ClientStatements;
@@ -24,6 +25,12 @@ pub(super) struct Idle {
     passing_over: usize,
     /// Everything up to the next Sync is passed over.
     skipping: bool,
+}
+
+/// What clients may prepare without a server.
+pub(super) trait Shelf {
+    /// Has the client know the statement of this Parse message. False if that needs a server.
+    fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool;
 }
 
 /// What an idle client's bytes amount to.
@@ -57,7 +64,8 @@ impl Idle {
     pub(super) fn hear(
         &mut self,
         chunk: Chunk,
-        statements: Option<&mut Box<ClientStatements>>,
+        statements: &mut Option<Box<ClientStatements>>,
+        shelf: &impl Shelf,
         out: &mut Vec<u8>,
     ) -> Result<Heard, DecodeError> {
         if self.wants_more_than(chunk.len()) {
@@ -72,7 +80,6 @@ impl Idle {
             whole.extend_from_slice(&chunk);
             whole.into()
         };
-        let mut statements = statements;
         loop {
             let passed = self.passing_over.min(chunk.len());
             self.passing_over -= passed;
@@ -98,7 +105,13 @@ impl Idle {
                 }
                 frontend::FLUSH | frontend::COPY_DONE | frontend::COPY_FAIL => {}
                 _ if self.skipping => {}
-                frontend::CLOSE if close(body, statements.as_deref_mut())? => backend::close_complete(out),
+                frontend::CLOSE if close(body, statements.as_mut())? => backend::close_complete(out),
+                // With more behind it there is need of a server, and the answer would cost a write of its own.
+                frontend::PARSE
+                    if chunk[header.total()..].starts_with(SYNC) && shelf.take(&Parse::decode(body)?, statements) =>
+                {
+                    backend::parse_complete(out);
+                }
                 frontend::QUERY
                 | frontend::PARSE
                 | frontend::BIND
@@ -143,6 +156,9 @@ impl Idle {
     }
 }
 
+/// A whole Sync message.
+const SYNC: &[u8] = &[frontend::SYNC, 0, 0, 0, 4];
+
 /// Closes a named statement of the client. Whether that needs no server.
 fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<bool, DecodeError> {
     let target = Target::decode(body)?;
@@ -158,9 +174,29 @@ fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<
 mod tests {
     use super::*;
 
+    struct Empty;
+
+    impl Shelf for Empty {
+        fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
+            false
+        }
+    }
+
+    struct Full;
+
+    impl Shelf for Full {
+        fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
+            true
+        }
+    }
+
     fn hear(idle: &mut Idle, bytes: &[u8]) -> (Heard, Vec<u8>) {
+        hear_with(idle, bytes, &Empty)
+    }
+
+    fn hear_with(idle: &mut Idle, bytes: &[u8], shelf: &impl Shelf) -> (Heard, Vec<u8>) {
         let mut out = Vec::new();
-        let heard = idle.hear(bytes.to_vec().into(), None, &mut out).unwrap();
+        let heard = idle.hear(bytes.to_vec().into(), &mut None, shelf, &mut out).unwrap();
         (heard, out)
     }
 
@@ -175,6 +211,24 @@ mod tests {
         let (heard, out) = hear(&mut Idle::default(), &message(frontend::sync));
         assert!(matches!(heard, Heard::Nothing));
         assert_eq!(out, b"Z\0\0\0\x05I");
+    }
+
+    #[test]
+    fn what_is_prepared_and_not_used_yet_needs_no_server() {
+        let parse = message(|out| frontend::parse(b"s", b"select 1", &[], out));
+        let alone = [&parse[..], SYNC].concat();
+        let (heard, out) = hear_with(&mut Idle::default(), &alone, &Full);
+        assert!(matches!(heard, Heard::Nothing));
+        assert_eq!(out, b"1\0\0\0\x04Z\0\0\0\x05I");
+        let describe = message(|out| frontend::describe(Kind::Statement, b"s", out));
+        for (bytes, shelf_is_full) in [(alone, false), ([&parse[..], &describe, SYNC].concat(), true)] {
+            let (heard, out) = match shelf_is_full {
+                true => hear_with(&mut Idle::default(), &bytes, &Full),
+                false => hear(&mut Idle::default(), &bytes),
+            };
+            assert!(matches!(heard, Heard::Request(chunk) if chunk.len() == bytes.len()));
+            assert!(out.is_empty());
+        }
     }
 
     #[test]
@@ -236,7 +290,7 @@ mod tests {
         bytes.extend(message(|out| frontend::query(b"select 2", out)));
         let (mut idle, mut out) = (Idle::default(), Vec::new());
         let rest = idle.refuse(bytes.into(), b"E", &mut out).unwrap();
-        let heard = idle.hear(rest, None, &mut out).unwrap();
+        let heard = idle.hear(rest, &mut None, &Empty, &mut out).unwrap();
         assert_eq!(out, b"EZ\0\0\0\x05I");
         assert!(matches!(heard, Heard::Request(chunk) if chunk[0] == b'Q'));
     }

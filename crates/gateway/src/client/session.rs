@@ -11,11 +11,11 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
-use tidegate_wire::{Reason, backend, sqlstate};
+use tidegate_wire::{Reason, backend, frontend::Parse, sqlstate};
 
 use super::{
     check,
-    idle::{Heard, Idle},
+    idle::{Heard, Idle, Shelf},
     log, part,
     route::{begins_read_only, is_serializable},
 };
@@ -23,9 +23,11 @@ use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
     error::{Cause, Refusal},
     exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
-    plane::{ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
+    params::Settings,
+    plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{Ledger, Upstream, Witness},
     server::{Cleaning, ConnectError, Server},
+    statements::{Catalog, ClientStatements},
 };
 
 mod wait;
@@ -253,7 +255,13 @@ impl Session {
     /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
     fn hear(&mut self, chunk: Chunk) -> Result<Option<Chunk>, Goodbye> {
         let mut out = Vec::new();
-        let heard = self.idle.hear(chunk, self.front.statements.as_mut(), &mut out);
+        let shelf = PoolShelf {
+            catalog: &self.worker.catalog,
+            pool: &self.home,
+            settings: &self.front.settings,
+            card: &self.entry.card,
+        };
+        let heard = self.idle.hear(chunk, &mut self.front.statements, &shelf, &mut out);
         if !out.is_empty() {
             self.front.link.write(out);
         }
@@ -416,6 +424,31 @@ impl Session {
             }
         };
         lease.release(fate, now);
+    }
+}
+
+/// The statements that servers of a client's pool have taken, by its settings.
+struct PoolShelf<'a> {
+    catalog: &'a Catalog,
+    pool: &'a WorkerPool,
+    settings: &'a Settings,
+    card: &'a Card,
+}
+
+impl Shelf for PoolShelf<'_> {
+    fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool {
+        let plan = self.pool.plan();
+        let is_kept = plan.pool.mode == Mode::Session || plan.pool.prepared_statements_per_server == 0;
+        let is_taken = statements.as_ref().is_some_and(|statements| statements.get(parse.name).is_some());
+        if parse.name.is_empty() || is_kept || is_taken {
+            return false;
+        }
+        let Some(statement) = self.catalog.sound(parse, self.settings, &plan) else { return false };
+        let statements = statements.get_or_insert_default();
+        statements.insert(parse.name, statement, self.catalog.changes().now());
+        self.card.prepared.set(statements.len() as u32);
+        self.pool.stats.client_parse_count.add(1);
+        true
     }
 }
 

@@ -351,6 +351,9 @@ impl Exchange<'_> {
                 frontend::rename_statement(message, b"", &mut out).map_err(Trouble::BadClient)?;
                 self.owe(asked);
             } else {
+                if let (Asked::Parse(Some(statement), _), false) = (&asked, self.flight.is_naming()) {
+                    statement.tried(true);
+                }
                 self.answer(asked, backend::parse_complete);
             }
         }

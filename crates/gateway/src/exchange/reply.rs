@@ -184,6 +184,9 @@ impl Exchange<'_> {
         };
         let completed = self.flight.complete(completes);
         self.settle_ledger();
+        if let Some(Owed { asked: Asked::Parse(Some(statement), _), .. }) = &completed {
+            statement.tried(true);
+        }
         Ok(match completed {
             Some(Owed { to: For::Gateway, .. }) => Fate::Swallow,
             Some(Owed { asked: Asked::ParseAgain(again), .. }) => {
@@ -450,6 +453,9 @@ impl Exchange<'_> {
             if let Some(digest) = taken_back(&owed.asked) {
                 // Whether the server has it depends on what was skipped before; a Close settles that.
                 self.server.statements.mark_stale(digest);
+            }
+            if let (Asked::Parse(Some(statement), _), true) = (&owed.asked, failed) {
+                statement.tried(false);
             }
             match owed.asked {
                 Asked::Parse(_, Some(name)) => {

@@ -51,6 +51,50 @@ on_each_postgres! {
         assert_eq!(statements_on_server(&mut clients[0], "select 131313"), "1");
     }
 
+    /// As pgbench does, whose clients of one thread wait together for what one of them prepares.
+    fn edge_13_what_others_have_prepared_is_prepared_while_all_servers_are_taken(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = crowd(&gateway, 8);
+        for client in &mut clients {
+            prepare(client, "first", "select 13");
+        }
+        let mut owner = clients.pop().expect("eight");
+        owner.ok("begin");
+        for client in &mut clients {
+            prepare(client, "second", "select 13");
+            client.send(&Frames::new().close_statement("first").sync());
+            client.expect("3 Z:I");
+        }
+        for client in &mut clients {
+            client.send(&Frames::new().run("second").sync());
+        }
+        owner.ok("commit");
+        for client in &mut clients {
+            client.expect("2 D:13 C:SELECT_1 Z:I");
+        }
+        let mut late = gateway.client("postgres");
+        owner.ok("begin");
+        late.send(&Frames::new().parse("own", "select 1313").sync());
+        gateway.wait_for_pool("postgres", "cl_waiting", 1);
+        owner.ok("commit");
+        late.expect("1 Z:I");
+    }
+
+    /// What the last server has refused is asked again.
+    fn edge_13_a_statement_that_has_gone_bad_is_refused_when_it_is_prepared(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 1\n");
+        let [mut one, mut other] = [gateway.client("postgres"), gateway.client("postgres")];
+        let text = format!("select n from {table}");
+        prepare(&mut one, "s", &text);
+        one.ok(&format!("drop table {table}"));
+        prepare(&mut one, "room", "select 1");
+        one.send(&Frames::new().run("s").sync());
+        one.expect("E:42P01 Z:I");
+        other.send(&Frames::new().parse("t", &text).sync());
+        other.expect("E:42P01 Z:I");
+    }
+
     fn edge_13_a_statement_is_there_on_every_server(fixture) {
         let gateway = fixture.gateway("size = 3\n");
         let mut client = gateway.client("postgres");
