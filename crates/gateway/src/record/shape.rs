@@ -2,7 +2,8 @@
 //!
 //! It is not a parser: words, quoted things, numbers and operators are told apart, which is enough to find literals in
 //! whatever Postgres accepts. Literals and parameters become `?`, and a list of them becomes one, so that
-//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. Words are lower-cased; quoted identifiers stay as they are.
+//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. A minus that can only be a number's sign is a part of it, as it is for
+//! `pg_stat_statements`. Words are lower-cased; quoted identifiers stay as they are.
 
 use std::{ops::Range, rc::Rc};
 
@@ -22,13 +23,22 @@ pub struct Shape {
 
 /// Writes the shape of a statement to an empty buffer.
 pub fn reduce(text: &[u8], out: &mut Vec<u8>) {
-    let mut last = None;
-    for token in (Tokens { text, at: 0 }) {
-        if matches!(token, Token::Literal) && ends_list(out) {
-            // One more of a list of literals: the comma goes too.
-            out.pop();
-            last = Some(Token::Literal);
+    let (mut last, mut place, mut is_element) = (None, Place::default(), false);
+    let mut tokens = Tokens { text, at: 0 };
+    while let Some(token) = tokens.next() {
+        if token == MINUS && place.awaits_operand() && tokens.is_before_number() {
             continue;
+        }
+        place.pass(token);
+        if matches!(token, Token::Literal) {
+            if is_element && ends_list(out) && !tokens.is_before_operator() {
+                // One more of a list of literals: the comma goes too.
+                out.pop();
+                last = Some(Token::Literal);
+                continue;
+            }
+            // As a whole, and not as the right operand of something.
+            is_element = !matches!(last, Some(Token::Operator(_)));
         }
         if last.is_some_and(|last| is_apart(last, token)) {
             out.push(b' ');
@@ -102,6 +112,56 @@ enum Token<'a> {
     Operator(&'a [u8]),
     /// One of `( ) [ ] , ; .` and whatever else.
     Mark(u8),
+}
+
+const MINUS: Token<'_> = Token::Operator(b"-");
+
+/// Where in an expression a token stands, as far as it tells a sign from a subtraction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Place {
+    /// An operand must come: no operator that has a left one can stand here.
+    #[default]
+    Before,
+    /// Behind `NOT`, likewise.
+    BehindNot,
+    /// Behind a dot, where every word is a name.
+    BehindDot,
+    /// There may be an operand already.
+    Behind,
+}
+
+impl Place {
+    fn awaits_operand(self) -> bool {
+        matches!(self, Self::Before | Self::BehindNot)
+    }
+
+    fn pass(&mut self, token: Token<'_>) {
+        *self = match token {
+            Token::Mark(b'.') => Self::BehindDot,
+            _ if *self == Self::BehindDot => Self::Behind,
+            Token::Operator(_) | Token::Mark(b'(' | b'[' | b',' | b';') => Self::Before,
+            Token::Word(word) if word.eq_ignore_ascii_case(b"not") => Self::BehindNot,
+            Token::Word(word) if self.is_followed_by_operand(word) => Self::Before,
+            _ => Self::Behind,
+        };
+    }
+
+    /// Whether a word asks for an operand. Those of the list are reserved and end none (SQL Key Words, appendix C of
+    /// Postgres's documentation); `BETWEEN` may name a column as well, but not behind an operand.
+    fn is_followed_by_operand(self, word: &[u8]) -> bool {
+        const LONGEST: usize = 10;
+        let mut lower = [0; LONGEST];
+        let Some(lower) = lower.get_mut(..word.len()) else { return false };
+        lower.copy_from_slice(word);
+        lower.make_ascii_lowercase();
+        match &*lower {
+            b"all" | b"and" | b"asymmetric" | b"case" | b"default" | b"distinct" | b"else" | b"fetch" | b"for"
+            | b"from" | b"having" | b"in" | b"limit" | b"offset" | b"on" | b"or" | b"placing" | b"returning"
+            | b"select" | b"symmetric" | b"then" | b"to" | b"variadic" | b"when" | b"where" | b"with" => true,
+            b"between" => !matches!(self, Self::Before),
+            _ => false,
+        }
+    }
 }
 
 fn ends_list(out: &[u8]) -> bool {
@@ -284,7 +344,28 @@ impl<'a> Tokens<'a> {
         while self.peek(0).is_some_and(is_operator) && !self.begins_comment() {
             self.at += 1;
         }
+        // Signs behind an operator of SQL are operators of their own (scan.l, `operator`): `a=-1`, and not `a=- 1`.
+        let operator = &self.text[from..self.at];
+        let signs = operator.iter().rev().take_while(|byte| matches!(byte, b'+' | b'-')).count();
+        let is_of_sql = |byte: &u8| !b"~!@#^&|`?%".contains(byte);
+        if signs > 0 && operator[..operator.len() - signs].iter().all(is_of_sql) {
+            self.at = from + (operator.len() - signs).max(1);
+        }
         Token::Operator(&self.text[from..self.at])
+    }
+
+    fn is_before_operator(&self) -> bool {
+        let mut ahead = Self { text: self.text, at: self.at };
+        ahead.skip_blanks();
+        ahead.peek(0).is_some_and(is_operator)
+    }
+
+    /// Whether a number comes next.
+    fn is_before_number(&self) -> bool {
+        let mut ahead = Self { text: self.text, at: self.at };
+        ahead.skip_blanks();
+        let is_digit = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_digit());
+        is_digit(ahead.peek(0)) || (ahead.peek(0) == Some(b'.') && is_digit(ahead.peek(1)))
     }
 
     fn begins_comment(&self) -> bool {
@@ -481,7 +562,7 @@ mod tests {
             ("select /* a /* b */ c */ 1.5e-3, E'a\\'b', $x$ '; $x$, x'ff', .5, 0xFF", "select ?"),
             (
                 "select a.b::int, count(*) from c where d in (1, 2,3) and e[1] > -5",
-                "select a.b::int, count(*) from c where d in(?) and e[?] > - ?",
+                "select a.b::int, count(*) from c where d in(?) and e[?] > ?",
             ),
             ("insert into t values (1, 'a'), ($1, null)", "insert into t values(?), (?, null)"),
             ("select t1.a2 from t1 where a->>'k' @> U&'x'", "select t1.a2 from t1 where a ->> ? @> ?"),
@@ -492,6 +573,45 @@ mod tests {
             ("select 'open", "select ?"),
             ("  ;; ", ""),
             ("select 1; select 2", "select ?; select ?"),
+            // A list is one of literals alone.
+            ("select a + 1, 2, 3 from t", "select a + ?, ? from t"),
+            ("select f(1, 2, 3 + b, 4)", "select f(?, ? + b, ?)"),
+            ("select 1, 2, 'a'::text, 3", "select ?, ?::text, ?"),
+        ] {
+            assert_eq!(shape(text), expected, "{text}");
+        }
+    }
+
+    /// As in `pg_stat_statements`.
+    #[test]
+    fn a_negative_number_is_a_number_and_a_subtraction_is_none() {
+        for (text, expected) in [
+            ("select -1", "select ?"),
+            ("-1", "?"),
+            ("select - /* b */ .5", "select ?"),
+            ("insert into t values (-1, 2, - 3)", "insert into t values(?)"),
+            ("update t set a=-1 where b>=-2 and c<>-3.5e-2", "update t set a = ? where b >= ? and c <> ?"),
+            ("select a*-1, a- -1, a::int*-1, x[-1:-2]", "select a * ?, a - ?, a::int * ?, x[? : ?]"),
+            ("select 1 where a between -5 and -3", "select ? where a between ? and ?"),
+            ("select 1 where a NOT BETWEEN SYMMETRIC -5 AND -3", "select ? where a not between symmetric ? and ?"),
+            ("select case when -1 then -2 else -3 end", "select case when ? then ? else ? end"),
+            ("select f(b => -1); -2", "select f(b => ?); ?"),
+            ("select substring(a from -1 for -2)", "select substring(a from ? for ?)"),
+            ("set a to -1", "set a to ?"),
+            // With a left operand it subtracts.
+            ("select a -1", "select a - ?"),
+            ("select 5-1, $1 -1, 'a' -1", "select ? - ?, ? - ?, ? - ?"),
+            ("select (a)-1, a[1]-1, count(*)-1", "select(a) - ?, a[?] - ?, count(*) - ?"),
+            ("select null -1, case when a then b end -1", "select null - ?, case when a then b end - ?"),
+            (
+                "select \"select\" -1, t.limit -1, t.* -1, t . offset -1",
+                "select \"select\" - ?, t.limit - ?, t.* - ?, t.offset - ?",
+            ),
+            ("select between -1", "select between - ?"),
+            // What is no number has no sign; what is no minus is none.
+            ("select -a, -$1, -'1', +1", "select - a, - ?, - ?, + ?"),
+            ("select a @- 1, b ?- 2, c #-1", "select a @- ?, b ?- ?, c #- ?"),
+            ("select a --1\n, 2", "select a, ?"),
         ] {
             assert_eq!(shape(text), expected, "{text}");
         }
