@@ -59,6 +59,12 @@ pub enum Event {
     },
     /// The disk takes records again.
     Recovered,
+    /// The folder was removed, or another one was put in its place: it is made or taken anew, and the next records go there.
+    /// What was written to the old one is where that is now, if it is anywhere.
+    Anew {
+        /// What was found, and where.
+        error: String,
+    },
     /// Something beside the path of records failed: packing, removing or syncing an ended segment.
     Upkeep {
         /// What the system says, and where.
@@ -77,6 +83,7 @@ impl fmt::Display for Event {
             }
             Self::Trouble(State::Healthy) | Self::Recovered => write!(f, "records are written again"),
             Self::Poisoned { error } => write!(f, "a segment was given up: {error}; its last records go to a new one"),
+            Self::Anew { error } => write!(f, "{error}; it was made or taken anew, and the next records go there"),
             Self::Upkeep { error } => write!(f, "upkeep failed: {error}"),
         }
     }
@@ -134,6 +141,13 @@ impl Health {
             drop(state);
             self.tell(&Event::Recovered);
         }
+    }
+
+    /// The folder is not the one that it was.
+    pub(crate) fn anew(&self, folder: &Path) {
+        let error = format!("{}: the folder was removed or replaced", folder.display());
+        *lock(&self.last_error) = Some(error.clone());
+        self.tell(&Event::Anew { error });
     }
 
     pub(crate) fn upkeep(&self, path: &Path, error: &io::Error) {

@@ -153,16 +153,18 @@ impl Journal {
         let Some(ownership) = ownership else { return Err(OpenError::Owned(config.folder)) };
         let (recovery, beginnings) = recovery::recover(&config)?;
         remove_unfinished(&config.folder);
+        let ownership = Arc::new(ownership);
         let around = Surroundings {
             budget: Arc::new(Budget::new(config.bytes_max, config.chunk_bytes())),
             config: Arc::new(config),
             storage,
             health: Arc::new(Health::new(Box::new(listener) as Listener)),
             keeper: Arc::new(OnceLock::new()),
+            ownership: Arc::downgrade(&ownership),
         };
         let stripe = |(index, beginning)| Arc::new(Stripe::new(index, &around, beginning));
         let stripes = (0..).zip(&beginnings).map(stripe).collect();
-        Ok((Self::start(&around, stripes, &Arc::new(ownership)).map_err(OpenError::Thread)?, recovery))
+        Ok((Self::start(&around, stripes, &ownership).map_err(OpenError::Thread)?, recovery))
     }
 
     fn start(around: &Surroundings, stripes: Box<[Arc<Stripe>]>, ownership: &Arc<Ownership>) -> std::io::Result<Self> {

@@ -11,17 +11,18 @@ use std::{
     fmt, io,
     ops::Range,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use crate::{
     chunk::{self, Chunk},
     config::{Config, Format, Space},
+    folder::{Ownership, Standing},
     frame::{Framed, Kind},
     lines,
     note::{Ack, Class},
-    segment::{HEADER_BYTES, Header, SEAL_BYTES, SegmentName, Sum},
+    segment::{self, HEADER_BYTES, Header, SEAL_BYTES, SegmentName, Sum},
     staging::Batch,
     storage::{SegmentFile, Storage},
     time::Time,
@@ -109,6 +110,7 @@ struct Failure {
 pub(crate) struct Sink {
     config: Arc<Config>,
     storage: Arc<dyn Storage>,
+    ownership: Weak<Ownership>,
     stripe: u16,
     next_number: u64,
     next_seq: u64,
@@ -119,6 +121,10 @@ pub(crate) struct Sink {
     ended: Vec<Ended>,
     /// Numbers that a failure has left in doubt: they may be lost if the power fails.
     unsafe_seqs: Vec<Range<u64>>,
+    /// This one found that the folder is another.
+    anew: bool,
+    /// How often it was another by then.
+    changes: u64,
     lines: Vec<u8>,
     pub(crate) counts: SinkCounts,
 }
@@ -149,12 +155,19 @@ pub(crate) struct Beginning {
 }
 
 impl Sink {
-    pub(crate) fn new(config: Arc<Config>, storage: Arc<dyn Storage>, stripe: u16, beginning: &Beginning) -> Self {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        storage: Arc<dyn Storage>,
+        ownership: Weak<Ownership>,
+        stripe: u16,
+        beginning: &Beginning,
+    ) -> Self {
         let Beginning { next_number, next_seq, ref ring } = *beginning;
         let ring = ring.iter().copied().collect();
         Self {
             config,
             storage,
+            ownership,
             stripe,
             next_number,
             next_seq,
@@ -163,6 +176,8 @@ impl Sink {
             ring,
             ended: Vec::new(),
             unsafe_seqs: Vec::new(),
+            anew: false,
+            changes: 0,
             lines: Vec::new(),
             counts: SinkCounts::default(),
         }
@@ -331,19 +346,15 @@ impl Sink {
     }
 
     fn begin(&mut self, first_seq: u64) -> io::Result<Open> {
-        let number = self.next_number;
-        let name = self.name(number);
-        let path = name.path(&self.config.folder);
-        let file = match self.config.space {
-            Space::Ring { segments } if self.ring.len() >= segments as usize => self.recycle(&path)?,
-            _ => match self.storage.create(&path) {
+        self.renew()?;
+        let (number, path, file) = loop {
+            let number = self.next_number;
+            let path = self.name(number).path(&self.config.folder);
+            match self.make(&path) {
                 // Not ours to write over; the next number may be.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    self.next_number += 1;
-                    return self.begin(first_seq);
-                }
-                result => result?,
-            },
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.next_number += 1,
+                result => break (number, path, result?),
+            }
         };
         let preallocated = matches!(self.config.space, Space::Ring { .. });
         let (salt, created) = (fastrand::u32(..), Time::now());
@@ -352,6 +363,34 @@ impl Sink {
             // The next attempt takes the same number. If it cannot be removed, recovery knows an empty segment.
             let _ = self.storage.remove(&path);
         })
+    }
+
+    /// Sees that the folder is there, and this journal's. In one that is another, numbers go on behind those that it has.
+    fn renew(&mut self) -> io::Result<()> {
+        // It is held as long as anybody writes.
+        let Some(ownership) = self.ownership.upgrade() else { return Ok(()) };
+        let Standing { changes, is_anew } = ownership.renew()?;
+        self.anew |= is_anew;
+        if std::mem::replace(&mut self.changes, changes) == changes {
+            return Ok(());
+        }
+        self.ring.clear();
+        let mut names = segment::list(&self.config.folder)?;
+        names.retain(|name| name.journal == self.config.name && name.stripe == self.stripe);
+        self.next_number = self.next_number.max(names.last().map_or(0, |newest| newest.number + 1));
+        Ok(())
+    }
+
+    /// Whether the folder was made or taken anew since the last call.
+    pub(crate) fn take_anew(&mut self) -> bool {
+        std::mem::take(&mut self.anew)
+    }
+
+    fn make(&mut self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        match self.config.space {
+            Space::Ring { segments } if self.ring.len() >= segments as usize => self.recycle(path),
+            _ => self.storage.create(path),
+        }
     }
 
     fn prepare(&mut self, mut file: Box<dyn SegmentFile>, path: &Path, header: Header) -> io::Result<Open> {

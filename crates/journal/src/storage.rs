@@ -132,9 +132,12 @@ impl SegmentFile for DiskFile {
     }
 
     fn is_at(&self, path: &Path) -> bool {
-        let (Ok(own), Ok(named)) = (self.0.metadata(), fs::symlink_metadata(path)) else {
-            return false;
-        };
-        (own.dev(), own.ino()) == (named.dev(), named.ino())
+        is_at(&self.0, path)
     }
+}
+
+/// Whether the path names this file.
+pub(crate) fn is_at(file: &fs::File, path: &Path) -> bool {
+    let (Ok(own), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
+    (own.dev(), own.ino()) == (named.dev(), named.ino())
 }

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::Thread,
@@ -15,6 +15,7 @@ use crate::{
     budget::{Budget, Credit},
     chunk::Chunk,
     config::Config,
+    folder::Ownership,
     frame::Framed,
     gap::Gap,
     health::Health,
@@ -111,12 +112,14 @@ pub(crate) struct Surroundings {
     pub(crate) budget: Arc<Budget>,
     pub(crate) health: Arc<Health>,
     pub(crate) keeper: Arc<OnceLock<Thread>>,
+    /// Held by the threads that write, not by those who hold a producer.
+    pub(crate) ownership: Weak<Ownership>,
 }
 
 impl Stripe {
     pub(crate) fn new(index: u16, around: &Surroundings, beginning: &Beginning) -> Self {
-        let Surroundings { config, storage, budget, health, keeper } = around.clone();
-        let sink = Sink::new(Arc::clone(&config), Arc::clone(&storage), index, beginning);
+        let Surroundings { config, storage, budget, health, keeper, ownership } = around.clone();
+        let sink = Sink::new(Arc::clone(&config), Arc::clone(&storage), ownership, index, beginning);
         Self {
             index,
             acks: Acks::new(beginning.next_seq),
@@ -293,7 +296,11 @@ impl Stripe {
     }
 
     fn store(&self, writing: &mut Writing) -> Step {
-        match writing.sink.store() {
+        let stored = writing.sink.store();
+        if writing.sink.take_anew() {
+            self.health.anew(&self.config.folder);
+        }
+        match stored {
             Ok(Some(batch)) => {
                 self.stored(writing, batch);
                 Step::Again

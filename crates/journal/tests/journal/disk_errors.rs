@@ -9,7 +9,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, CommitError, Event, Journal, Lost, OpenError, State, verify};
+use tidegate_journal::{Ack, CommitError, Disk, Event, Journal, Lost, OpenError, State, verify};
 
 use crate::{
     LONG,
@@ -284,18 +284,62 @@ fn jo_14_a_folder_that_goes_at_run_time_is_waited_for() {
         });
         comes_back(&folder, &disk, || gone.store(false, SeqCst));
     }
+}
+
+#[test]
+fn jo_14_a_folder_that_is_removed_or_replaced_at_run_time_is_taken_anew() {
     let outer = TempDir::new().unwrap();
-    let folder = TempDir::new_in(outer.path()).unwrap();
-    let disk = Faulty::sound();
-    let path = folder.path().to_path_buf();
-    let (journal, _) = open(&folder, &disk);
+    let path = outer.path().join("journal");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&told);
+    let listener = move |event: &Event| hears.lock().unwrap().push(event.clone());
+    let (journal, _) = Journal::open_with(small(&path), Arc::new(Disk), listener).unwrap();
+    let producer = journal.producer();
+    let commit = |text: &str| producer.commit_blocking(note(text.as_bytes()).ack(Ack::Durable)).unwrap();
+    let has = |text: &str| payloads(&path).contains(&text.as_bytes().to_vec());
+    // Before there is a segment.
     fs::remove_dir_all(&path).unwrap();
-    journal.producer().append_blocking(note(b"a")).unwrap();
-    until("the journal fails", || matches!(journal.stats().state, State::Failing { .. }));
+    commit("first");
+    assert!(has("first"));
+    // While one is open: noticed within a second of writing, as a log rotation is.
+    fs::remove_dir_all(&path).unwrap();
+    until("it is noticed", || {
+        commit("second");
+        path.exists()
+    });
+    assert!(has("second"));
+    fs::rename(&path, outer.path().join("aside")).unwrap();
     fs::create_dir(&path).unwrap();
+    until("it is noticed", || {
+        commit("third");
+        !segments(&path).is_empty()
+    });
+    assert!(has("third"));
+    assert_eq!(journal.stats().state, State::Healthy);
+    assert!(journal.stats().last_error.is_some_and(|error| error.contains("removed or replaced")));
+    assert!(matches!(Journal::open(small(&path)), Err(OpenError::Owned(_))), "it is this one's as before");
+    assert!(journal.close(LONG).is_complete());
+    let told = told.lock().unwrap();
+    assert!(told.len() == 3 && told.iter().all(|event| matches!(event, Event::Anew { .. })), "{told:?}");
+    assert!(verify(&path).unwrap().damage.is_empty());
+}
+
+/// Whoever took the folder meanwhile is not written over.
+#[test]
+fn jo_36_a_folder_that_somebody_else_has_taken_meanwhile_is_waited_for() {
+    let outer = TempDir::new().unwrap();
+    let path = outer.path().join("journal");
+    let (journal, _) = Journal::open_with(small(&path), Arc::new(Disk), |_| ()).unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    let (other, _) = Journal::open(small(&path)).unwrap();
+    other.producer().commit_blocking(note(b"other").ack(Ack::Written)).unwrap();
+    journal.producer().append_blocking(note(b"own")).unwrap();
+    until("it fails", || matches!(journal.stats().state, State::Failing { .. }));
+    assert!(journal.stats().last_error.is_some_and(|error| error.contains("another journal owns the folder")));
+    assert_eq!(payloads(&path), [b"other"]);
+    drop(other);
     assert!(journal.flush(Ack::Written, LONG).unwrap());
-    drop(journal);
-    assert_eq!(payloads(&path), [b"a"]);
+    assert_eq!((journal.stats().state, segments(&path).len()), (State::Healthy, 2));
 }
 
 /// Records that come while the disk takes nothing are there when it does again.

@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 use tempfile::TempDir;
@@ -160,4 +161,32 @@ fn jo_09_a_real_small_disk_fills_up_and_is_freed() {
     let lost: u64 = verdict.gaps.iter().map(|gap| gap.records).sum();
     assert!(verdict.is_whole(), "{verdict:?}");
     assert_eq!((verdict.records, verdict.records + lost), (taken, offered));
+}
+
+#[test]
+fn jo_14_a_disk_that_is_unmounted_is_waited_for() {
+    let outer = TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(outer.path()) else {
+        println!("no leave to mount a tmpfs; the folder's own test has to do");
+        return;
+    };
+    let folder = disk.0.join("journal");
+    let (journal, _) = Journal::open_with(small(&folder), Arc::new(tidegate_journal::Disk), |_| ()).unwrap();
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"before").ack(Ack::Durable)).unwrap();
+    drop(disk);
+    until("it is noticed", || {
+        let _ = producer.offer(note(b"meanwhile"));
+        let _ = journal.flush(Ack::Written, Duration::from_millis(10));
+        matches!(journal.stats().state, State::Failing { .. })
+    });
+    let error = journal.stats().last_error.unwrap();
+    assert!(error.contains("nothing is mounted on"), "{error}");
+    producer.append_blocking(note(b"after")).unwrap();
+    assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0, "nothing is written below the mount point");
+    let _disk = SmallDisk::mount(outer.path()).unwrap();
+    assert!(journal.flush(Ack::Durable, LONG).unwrap());
+    assert_eq!(journal.stats().state, State::Healthy);
+    assert!(journal.close(LONG).is_complete());
+    assert!(payloads(&folder).contains(&b"after".to_vec()));
 }
