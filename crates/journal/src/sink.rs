@@ -40,6 +40,8 @@ pub(crate) struct Ended {
     pub(crate) seqs: Range<u64>,
     /// The folder knows its name for good.
     pub(crate) named: bool,
+    /// Where in it the batch at hand began.
+    batch: u64,
 }
 
 /// Why a batch could not be stored yet.
@@ -254,14 +256,29 @@ impl Sink {
 
     /// Segments that were ended in the middle of the batch hold a part of it, which is stored again if they fail.
     fn sync_ended(&mut self, pending: &mut Pending) -> Result<(), Failure> {
-        while let Some(mut ended) = self.ended.pop() {
-            if let Err(error) = ended.file.sync() {
-                pending.next = 0;
-                self.doubt(ended.seqs.start..ended.seqs.end.min(pending.first_seq()));
-                return Err(Failure { error, path: ended.path, is_sync: true });
-            }
+        let mut all = std::mem::take(&mut self.ended);
+        let Some((at, error)) = all.iter_mut().enumerate().find_map(|(at, ended)| Some((at, ended.file.sync().err()?)))
+        else {
+            return Ok(());
+        };
+        pending.next = 0;
+        if self.config.format != Format::Framed {
+            // As in the open one, when it is given up.
+            all.iter_mut().for_each(|ended| self.take_back(ended));
         }
-        Ok(())
+        // The others are synced, or will be with the next batch.
+        let failed = all.remove(at);
+        self.ended = all;
+        self.doubt(failed.seqs.start..failed.seqs.end.min(pending.first_seq()));
+        Err(Failure { error, path: failed.path, is_sync: true })
+    }
+
+    /// What an ended segment has of the batch at hand is stored elsewhere.
+    fn take_back(&self, ended: &mut Ended) {
+        let _ = ended.file.truncate(ended.batch);
+        if ended.batch == 0 {
+            let _ = self.storage.remove(&ended.path);
+        }
     }
 
     /// The file, or, if none could be made, the folder.
@@ -341,8 +358,8 @@ impl Sink {
                 let _ = open.file.truncate(open.bytes);
             }
         }
-        let (seqs, named) = (open.synced_seq..open.end_seq, open.named);
-        self.ended.push(Ended { file: open.file, path: open.path, seqs, named });
+        let (seqs, named, batch) = (open.synced_seq..open.end_seq, open.named, open.batch.0);
+        self.ended.push(Ended { file: open.file, path: open.path, seqs, named, batch });
     }
 
     fn begin(&mut self, first_seq: u64) -> io::Result<Open> {

@@ -195,6 +195,40 @@ fn jo_12_lines_that_are_stored_again_stand_in_one_file_only() {
     }
 }
 
+/// A batch that went to two files, of which the first cannot be synced, is stored again whole.
+#[test]
+fn jo_12_lines_of_a_file_that_ended_in_their_batch_stand_in_one_file_only() {
+    let folder = TempDir::new().unwrap();
+    let (disk, fails) = fails_to_sync(eio);
+    let config = tidegate_journal::Config {
+        format: tidegate_journal::Format::Json,
+        bytes_max: 128 << 10,
+        segment_bytes: 32 << 10,
+        ..small(folder.path())
+    };
+    let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"\"before\"").ack(Ack::Durable)).unwrap();
+    disk.stall();
+    producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
+    disk.wait_for_stall();
+    let records: Vec<String> = (0..20).map(|number| format!("\"{number:>2000}\"")).collect();
+    for record in &records {
+        producer.offer(note(record.as_bytes())).unwrap();
+    }
+    let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
+    fails.store(true, SeqCst);
+    disk.go();
+    assert_eq!(crate::block_on(producer.wait(last, Ack::Durable)), Ok(()));
+    assert_eq!((fails.load(SeqCst), journal.stats().poisoned), (false, 1));
+    assert!(journal.close(LONG).is_complete());
+    let expected =
+        [&["\"before\"".to_owned(), "\"hangs\"".to_owned()], &records[..], &["\"last\"".to_owned()]].concat();
+    let found: Vec<String> =
+        payloads(folder.path()).into_iter().map(|record| String::from_utf8(record).unwrap()).collect();
+    assert_eq!(found, expected);
+}
+
 /// Or those that fail would fill the folder, and retention let whole ones go for them.
 #[test]
 fn jo_12_segments_in_which_nothing_is_but_what_is_stored_again_do_not_stay() {
