@@ -15,7 +15,7 @@ use crate::{
     segment::{self, SegmentName},
     time::Time,
 };
-use stream::{Head, Stream};
+use stream::{Folder, Head, Stream};
 
 /// What a reader finds next.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,7 +71,8 @@ pub enum AtEnd {
     /// Reading is over. What looks like half a record is reported as damage.
     #[default]
     Stop,
-    /// More may come: half a record is a record that is being written.
+    /// More may come: half a record is a record that is being written. So may a folder that is gone, or another in its
+    /// place.
     Follow,
 }
 
@@ -218,10 +219,13 @@ impl Reader {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.at_end == AtEnd::Follow => Vec::new(),
             result => result.map_err(ReadError::io(&self.folder))?,
         };
-        for SegmentName { journal, stripe, .. } in names {
-            if !self.streams.iter().any(|stream| stream.is(&journal, stripe)) {
-                self.streams.push(Stream::new(&self.folder, journal, stripe, self.clock));
+        for SegmentName { journal, stripe, .. } in &names {
+            if !self.streams.iter().any(|stream| stream.is(journal, *stripe)) {
+                self.streams.push(Stream::new(&self.folder, journal.clone(), *stripe, self.clock, self.at_end));
             }
+        }
+        if let Some(folder) = Folder::at(&self.folder) {
+            self.streams.iter_mut().for_each(|stream| stream.look_at_folder(folder, &names));
         }
         Ok(())
     }

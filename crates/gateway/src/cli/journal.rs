@@ -236,8 +236,8 @@ pub struct Tail {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub lines: u64,
 
-    /// Go on with those to come, also into new segments, until Ctrl-C.
-    #[arg(short, long)]
+    /// Go on with those to come, also into new segments, until Ctrl-C. What is not there yet is waited for.
+    #[arg(short, long, visible_short_alias = 'F')]
     pub follow: bool,
 
     /// Every key on a line of its own.

@@ -19,16 +19,34 @@ pub(super) struct Place {
 
 /// The places that a command names, or the one of the configuration.
 pub(super) fn places(places: &Places) -> Result<Vec<Place>> {
-    let paths = if places.paths.is_empty() { vec![configured(places)?] } else { places.paths.clone() };
-    let mut found: Vec<Place> = Vec::new();
-    for path in paths {
-        let place = Place::find(path)?;
-        // Named twice, it is read once.
-        if !found.iter().any(|known| known.is(&place)) {
-            found.push(place);
-        }
+    let mut found = Vec::new();
+    for path in paths(places)? {
+        add(&mut found, Place::find(path)?);
     }
     Ok(found)
+}
+
+/// [`places`] of which some may be there later only: those that are there, and the paths of the others.
+pub(super) fn places_to_come(places: &Places) -> Result<(Vec<Place>, Vec<PathBuf>)> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for path in paths(places)? {
+        match Place::look(&path)? {
+            Some(place) => add(&mut found, place),
+            None => missing.push(path),
+        }
+    }
+    Ok((found, missing))
+}
+
+fn paths(places: &Places) -> Result<Vec<PathBuf>> {
+    Ok(if places.paths.is_empty() { vec![configured(places)?] } else { places.paths.clone() })
+}
+
+/// Named twice, it is read once.
+fn add(found: &mut Vec<Place>, place: Place) {
+    if !found.iter().any(|known| known.is(&place)) {
+        found.push(place);
+    }
 }
 
 fn configured(places: &Places) -> Result<PathBuf> {
@@ -46,6 +64,12 @@ fn configured(places: &Places) -> Result<PathBuf> {
 }
 
 impl Place {
+    /// [`find`](Self::find), or nothing if nothing is there.
+    pub(super) fn look(path: &Path) -> Result<Option<Self>> {
+        let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        if is_missing { Ok(None) } else { Self::find(path.to_path_buf()).map(Some) }
+    }
+
     fn find(path: PathBuf) -> Result<Self> {
         let metadata = std::fs::metadata(&path).with_context(|| {
             format!("cannot read {}; name a folder that [journal] names, or one of its files", path.display())
@@ -100,11 +124,16 @@ pub(super) struct Sources(Vec<Source>);
 
 impl Sources {
     pub(super) fn open(places: &[Place], start: Option<Moment>, at_end: AtEnd) -> Result<Self> {
-        let source = |place: &Place| {
-            let reader = place.reader(start, at_end)?;
-            Ok(Source { reader, next: None, latest: Moment::default() })
-        };
-        places.iter().map(source).collect::<Result<_>>().map(Self)
+        let mut sources = Self(Vec::new());
+        places.iter().try_for_each(|place| sources.add(place, start, at_end))?;
+        Ok(sources)
+    }
+
+    /// One more.
+    pub(super) fn add(&mut self, place: &Place, start: Option<Moment>, at_end: AtEnd) -> Result<()> {
+        let reader = place.reader(start, at_end)?;
+        self.0.push(Source { reader, next: None, latest: Moment::default() });
+        Ok(())
     }
 
     /// The next entry of all; none at the end, or for now.

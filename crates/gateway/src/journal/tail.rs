@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -26,7 +27,9 @@ const WIDEN: usize = 4;
 pub(super) fn run(tail: &cli::Tail) -> Result<()> {
     let zone = Zone::new(tail.look.utc);
     let sieve = Sieve::new(&tail.sieve, &zone)?;
-    let places = source::places(&tail.places)?;
+    let (places, missing) =
+        if tail.follow { source::places_to_come(&tail.places)? } else { (source::places(&tail.places)?, Vec::new()) };
+    let mut awaited = Awaited::new(missing);
     let mut out = Sink::new(None)?;
     let mut printer = Printer::new(Form::of(&tail.look, tail.long), &tail.look, &zone);
     printer.head(&mut out)?;
@@ -36,15 +39,22 @@ pub(super) fn run(tail: &cli::Tail) -> Result<()> {
     }
     out.flush()?;
     if tail.follow {
-        follow(&mut sources, &sieve, &mut printer, &mut out)?;
+        follow(&mut sources, &mut awaited, &sieve, &mut printer, &mut out)?;
     }
     out.finish()
 }
 
 /// Those to come; ends only with an error, such as a pipe that nobody reads any more, or when the time that was asked for
 /// is over.
-fn follow(sources: &mut Sources, sieve: &Sieve, printer: &mut Printer, out: &mut Sink) -> Result<()> {
+fn follow(
+    sources: &mut Sources,
+    awaited: &mut Awaited,
+    sieve: &Sieve,
+    printer: &mut Printer,
+    out: &mut Sink,
+) -> Result<()> {
     loop {
+        awaited.join(sources, sieve)?;
         let mut some = false;
         while let Some(item) = sources.next()? {
             match sieve.judge(&item) {
@@ -63,6 +73,37 @@ fn follow(sources: &mut Sources, sieve: &Sieve, printer: &mut Printer, out: &mut
             return Ok(());
         }
     }
+}
+
+/// Paths where nothing is yet. They are waited for, as `tail -F` does: whoever starts the gateway next wants to see it begin.
+struct Awaited(Vec<PathBuf>);
+
+impl Awaited {
+    fn new(missing: Vec<PathBuf>) -> Self {
+        for path in &missing {
+            say(&format!("{} is not there yet; waiting for it", path.display()));
+        }
+        Self(missing)
+    }
+
+    /// Those that are there by now are read from their beginning.
+    fn join(&mut self, sources: &mut Sources, sieve: &Sieve) -> Result<()> {
+        for path in std::mem::take(&mut self.0) {
+            let Some(place) = Place::look(&path)? else {
+                self.0.push(path);
+                continue;
+            };
+            say(&format!("{} is there now", path.display()));
+            sources.add(&place, sieve.since, AtEnd::Follow)?;
+        }
+        Ok(())
+    }
+}
+
+/// For whoever looks on, beside the records.
+fn say(what: &str) {
+    // Without a standard error, nobody does.
+    let _ = writeln!(std::io::stderr(), "tidegate: {what}");
 }
 
 /// Until it is worth another look. `true`: nobody reads any more, which a pipe says before anything is written to it.

@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
+use tidegate_journal::{Config, Format};
 use tidegate_testkit::{Fixture, Signal, eventually};
 
 use crate::{
-    command, good, run,
+    bad, command, good, run,
     written::{LONG, Written},
 };
 
@@ -19,7 +20,10 @@ struct Following {
 
 impl Following {
     fn start(arguments: &[&str]) -> Self {
-        let mut child = command(arguments).stdout(Stdio::piped()).spawn().expect("the binary starts");
+        Self::of(command(arguments).stdout(Stdio::piped()).spawn().expect("the binary starts"))
+    }
+
+    fn of(mut child: Child) -> Self {
         let out = BufReader::new(child.stdout.take().expect("it is piped"));
         let (tell, lines) = channel();
         // Ends with the child.
@@ -70,6 +74,27 @@ fn tail_of_what_is_to_come_shows_only_what_was_asked_for() {
     written.queries(119..120);
     written.queries(9..10);
     assert_eq!(following.next()["transaction"], 9);
+}
+
+#[test]
+fn tail_waits_for_a_folder_that_is_not_there_yet() {
+    let forms: [fn(Config) -> Config; 2] = [|config| config, |config| Config { format: Format::Json, ..config }];
+    for form in forms {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let path = folder.path().join("journal");
+        assert!(bad(["tail".into(), path.clone()]).contains("cannot read"), "there is nothing to show now");
+        let mut tail = command(["tail", "-F", "--json"]);
+        let mut child =
+            tail.arg(&path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let mut said = BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(Result::ok);
+        let following = Following::of(child);
+        assert!(said.next().expect("a line").ends_with("journal is not there yet; waiting for it"));
+        let mut written = Written::within(folder, form);
+        written.queries(0..2);
+        assert!(said.next().expect("a line").ends_with("journal is there now"));
+        assert_eq!((&following.next()["transaction"], &following.next()["transaction"]), (&0.into(), &1.into()));
+        written.close();
+    }
 }
 
 #[test]

@@ -41,7 +41,11 @@ impl Written {
     }
 
     pub(crate) fn with(change: impl FnOnce(Config) -> Config) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        Self::within(tempfile::tempdir().expect("a temporary folder can be made"), change)
+    }
+
+    /// In a folder `journal` of this one.
+    pub(crate) fn within(folder: TempDir, change: impl FnOnce(Config) -> Config) -> Self {
         let (journal, _) = Journal::open(change(config(&folder.path().join("journal")))).expect("it opens");
         Self { journal: Some(journal), folder }
     }

@@ -2,8 +2,9 @@
 
 use std::{
     fmt, fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use super::{AtEnd, Clock, Entry, Place, Position, Record};
@@ -49,8 +50,28 @@ enum Found {
     Damage(Damage),
 }
 
+/// Which folder it is that a path names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Folder {
+    device: u64,
+    inode: u64,
+    /// Numbers of nodes come again. Not every file system tells.
+    created: Option<SystemTime>,
+}
+
+impl Folder {
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() })
+    }
+}
+
 pub(super) struct Stream {
     folder: PathBuf,
+    /// The one in which its segments were seen last.
+    seen: Option<Folder>,
+    /// A folder that is gone may come again.
+    follows: bool,
     journal: String,
     stripe: u16,
     /// The one file that is read, where it is not the folder's segments.
@@ -77,9 +98,11 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    pub(super) fn new(folder: &Path, journal: String, stripe: u16, clock: Option<Clock>) -> Self {
+    pub(super) fn new(folder: &Path, journal: String, stripe: u16, clock: Option<Clock>, at_end: AtEnd) -> Self {
         Self {
             folder: folder.to_path_buf(),
+            seen: None,
+            follows: at_end == AtEnd::Follow,
             journal,
             stripe,
             only: None,
@@ -97,12 +120,22 @@ impl Stream {
     /// Of one segment, whatever its file is called.
     pub(super) fn of_file(name: SegmentName, path: PathBuf, clock: Option<Clock>) -> Self {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let stream = Self::new(folder, name.journal.clone(), name.stripe, clock);
+        let stream = Self::new(folder, name.journal.clone(), name.stripe, clock, AtEnd::Stop);
         Self { only: Some((name, path)), ..stream }
     }
 
     pub(super) fn is(&self, journal: &str, stripe: u16) -> bool {
         self.journal == journal && self.stripe == stripe
+    }
+
+    /// Another folder may stand where the one was that is read, with other segments. One that begins behind what was read
+    /// is of the same journal, which has gone on there; any other is read from its beginning.
+    pub(super) fn look_at_folder(&mut self, folder: Folder, names: &[SegmentName]) {
+        let Some(first) = names.iter().find(|name| self.is(&name.journal, name.stripe)) else { return };
+        let is_another = self.seen.replace(folder).is_some_and(|seen| seen != folder);
+        if is_another && self.name.as_ref().is_some_and(|name| first.number <= name.number) {
+            (self.open, self.name, self.next_seq, self.offset) = (None, None, None, None);
+        }
     }
 
     pub(super) fn is_waiting(&self) -> bool {
@@ -132,7 +165,10 @@ impl Stream {
         if let Some((name, _)) = &self.only {
             return Ok(if self.name.is_none() { vec![name.clone()] } else { Vec::new() });
         }
-        let mut names = segment::list(&self.folder).map_err(ReadError::io(&self.folder))?;
+        let mut names = match segment::list(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.follows => return Ok(Vec::new()),
+            names => names.map_err(ReadError::io(&self.folder))?,
+        };
         let after = self.name.as_ref().map(|name| name.number);
         names.retain(|name| self.is(&name.journal, name.stripe) && after.is_none_or(|after| name.number > after));
         Ok(names)

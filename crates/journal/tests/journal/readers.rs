@@ -339,3 +339,40 @@ fn jo_34_a_log_rotation_that_renames_cuts_or_deletes_is_noticed() {
 fn contains(path: &std::path::Path, text: &[u8]) -> bool {
     fs::read(path).unwrap().windows(text.len()).any(|part| part == text)
 }
+
+#[test]
+fn jo_35_a_folder_that_goes_and_comes_again_is_followed() {
+    let outer = TempDir::new().unwrap();
+    let path = outer.path().join("journal");
+    let open = || Journal::open(small(&path)).unwrap().0;
+    let commit = |journal: &Journal, text: &str| {
+        journal.producer().commit_blocking(note(text.as_bytes()).ack(Ack::Written)).unwrap();
+    };
+    for text in ["first", "second"] {
+        commit(&open(), text);
+    }
+    let mut reader = Reader::open(&path, &Start::Beginning, AtEnd::Follow).unwrap();
+    let mut read = || {
+        let mut found = Vec::new();
+        while let Some(entry) = reader.read().unwrap() {
+            if let Entry::Record(record) = entry {
+                found.push(String::from_utf8(record.payload.to_vec()).unwrap());
+            }
+        }
+        found
+    };
+    assert_eq!(read(), ["first", "second"]);
+    fs::remove_dir_all(&path).unwrap();
+    assert!(read().is_empty(), "it is waited for");
+    // Another journal, whose segments and records are numbered from the beginning.
+    let journal = open();
+    commit(&journal, "third");
+    assert_eq!(read(), ["third"]);
+    // The same journal in a folder that it has made anew.
+    fs::remove_dir_all(&path).unwrap();
+    journal.reopen();
+    commit(&journal, "fourth");
+    assert_eq!(read(), ["fourth"]);
+    commit(&journal, "fifth");
+    assert_eq!(read(), ["fifth"]);
+}
