@@ -11,7 +11,7 @@ mod streams;
 use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -374,11 +374,10 @@ impl Running {
         for worker in self.gateway.workers() {
             worker.visit(|worker| worker.stop());
         }
-        let threads = Mutex::new(self.threads);
-        let gateway = self.gateway.clone();
+        let (threads, gateway) = (self.threads, self.gateway.clone());
         let joined = tokio::task::spawn_blocking(move || {
-            for thread in threads.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-                let _ = thread.join();
+            if !ending::joined(&threads, STOP_GRACE) {
+                tracing::error!("a worker thread hangs, and is left alone");
             }
             // Last: no thread hands anything in any more.
             let deadline = gateway.setup().config.journal.close_timeout;

@@ -8,6 +8,7 @@ use std::{
 use crate::{
     error::Lost,
     note::Ack,
+    stretches::Stretches,
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, lock_crowded, total_order},
 };
 
@@ -35,15 +36,23 @@ struct Waiters {
     free: Vec<usize>,
     /// How many ever sat down.
     sat: u64,
-    /// What was accepted and lost, and from which level on.
-    lost: Vec<(Range<u64>, Ack)>,
+    lost: Losses,
+}
+
+/// What was accepted and lost.
+#[derive(Debug, Default)]
+struct Losses {
+    /// Will never be written.
+    written: Stretches,
+    /// Will never be durable, for that or another reason.
+    durable: Stretches,
 }
 
 /// Numbers below `written` are written, unless they are among the lost; likewise `durable`.
 pub(crate) struct Acks {
     written: AtomicU64,
     durable: AtomicU64,
-    /// How many ranges were lost, so that the usual answer needs no lock.
+    /// Whether anything was lost, so that the usual answer needs no lock.
     losses: AtomicUsize,
     waiters: Mutex<Waiters>,
     /// Who is to be told yet. Those who were told help: to wake a thousand tasks takes longer than to sync a disk, and
@@ -80,8 +89,11 @@ impl Acks {
 
     /// The range will never be as safe as `ack` says.
     pub(crate) fn lose(&self, range: Range<u64>, ack: Ack) {
-        lock(&self.waiters).lost.push((range, ack));
-        self.losses.fetch_add(1, Ordering::SeqCst);
+        if range.is_empty() {
+            return;
+        }
+        lock(&self.waiters).lost.add(range, ack);
+        self.losses.store(1, Ordering::SeqCst);
         if ack < Ack::Durable {
             self.untold[0].store(1, Ordering::SeqCst);
         }
@@ -116,7 +128,7 @@ impl Acks {
             return Some(Ok(()));
         }
         let reached = if ack == Ack::Written { self.written() } else { self.durable() };
-        if self.losses.load(Ordering::SeqCst) > 0 && lock(&self.waiters).is_lost(seq, ack) {
+        if self.losses.load(Ordering::SeqCst) > 0 && lock(&self.waiters).lost.has(seq, ack) {
             return Some(Err(Lost));
         }
         (seq < reached).then_some(Ok(()))
@@ -178,11 +190,25 @@ impl Acks {
     }
 }
 
-impl Waiters {
-    fn is_lost(&self, seq: u64, ack: Ack) -> bool {
-        self.lost.iter().any(|(range, from)| range.contains(&seq) && ack >= *from)
+impl Losses {
+    /// From this level on.
+    fn add(&mut self, range: Range<u64>, ack: Ack) {
+        if ack < Ack::Durable {
+            self.written.add(range.clone());
+        }
+        self.durable.add(range);
     }
 
+    fn has(&self, seq: u64, ack: Ack) -> bool {
+        match ack {
+            Ack::Accepted => false,
+            Ack::Written => self.written.has(seq),
+            Ack::Durable => self.durable.has(seq),
+        }
+    }
+}
+
+impl Waiters {
     fn sit(&mut self, seq: u64, ack: Ack, seat: &mut Option<Seat>, waker: &Waker) {
         if let Some(waiter) = seat.and_then(|seat| self.at(seat)).and_then(Option::as_mut) {
             waiter.waker.clone_from(waker);
@@ -218,8 +244,7 @@ impl Waiters {
         for (place, seat) in self.seats.iter_mut().enumerate() {
             let decided = seat.take_if(|waiter| {
                 let reached = if waiter.ack == Ack::Durable { durable } else { written };
-                waiter.seq < reached
-                    || lost.iter().any(|(range, from)| range.contains(&waiter.seq) && waiter.ack >= *from)
+                waiter.seq < reached || lost.has(waiter.seq, waiter.ack)
             });
             if let Some(waiter) = decided {
                 woken.push(waiter.waker);

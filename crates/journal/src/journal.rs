@@ -91,7 +91,7 @@ pub struct Journal {
     keeper: Arc<Keeper>,
     stopped: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// A writer tells that it has ended. The lock only lets threads share the journal; closing has it alone.
+    /// A thread tells that it has ended, the writers first. The lock only lets threads share the journal; closing has it alone.
     ended: Mutex<mpsc::Receiver<()>>,
     closed: bool,
 }
@@ -181,14 +181,15 @@ impl Journal {
         for stripe in &journal.shared.stripes.clone() {
             journal.threads.push(start_writer(stripe, Arc::clone(ownership), end.clone())?);
         }
-        let keeping = Arc::clone(&journal.keeper);
+        let (keeping, kept) = (Arc::clone(&journal.keeper), end.clone());
         let keeper = thread::Builder::new().name("journal-keep".to_owned()).spawn(move || {
             give_way();
             keeping.keep();
+            let _ = kept.send(());
         })?;
         let _ = around.keeper.set(keeper.thread().clone());
         journal.threads.push(keeper);
-        let clock = start_clock(Arc::clone(&around.budget), Arc::clone(&journal.stopped))?;
+        let clock = start_clock(Arc::clone(&around.budget), Arc::clone(&journal.stopped), end)?;
         let _ = journal.shared.clock.set(clock.thread().clone());
         around.budget.set_maker(clock.thread().clone());
         journal.threads.push(clock);
@@ -282,12 +283,11 @@ impl Journal {
         self.shared.stripes.iter().for_each(|stripe| stripe.close());
         self.shared.budget.dismiss();
         let writers = self.shared.stripes.len().min(self.threads.len());
-        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let in_time = (0..writers).all(|_| ended.recv_timeout(deadline.saturating_sub(begun.elapsed())).is_ok());
+        let in_time = self.have_ended(writers, begun, deadline);
         if !in_time {
             self.shared.stripes.iter().for_each(|stripe| stripe.abandon());
         }
-        self.stop_threads(in_time);
+        self.stop_threads(in_time, begun, deadline);
         let lost = self.stats().classes.iter().map(ClassStats::lost_in_all).sum();
         let mut report = CloseReport { numbered: 0, written: 0, unwritten: 0, lost, took: begun.elapsed() };
         for stripe in &self.shared.stripes {
@@ -300,15 +300,22 @@ impl Journal {
         report
     }
 
+    /// Whether so many more threads end before the deadline.
+    fn have_ended(&mut self, threads: usize, begun: Instant, deadline: Duration) -> bool {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (0..threads).all(|_| ended.recv_timeout(deadline.saturating_sub(begun.elapsed())).is_ok())
+    }
+
     /// Threads that hang are left alone: they end by themselves.
-    fn stop_threads(&mut self, in_time: bool) {
+    fn stop_threads(&mut self, in_time: bool, begun: Instant, deadline: Duration) {
         self.keeper.stop();
         self.stopped.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
-            thread.thread().unpark();
-            if in_time {
-                let _ = thread.join();
-            }
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+        let others = self.threads.len().saturating_sub(self.shared.stripes.len());
+        // The keeper may hang as well: with the disk, or with whoever listens.
+        let all = in_time && self.have_ended(others, begun, deadline);
+        for thread in self.threads.drain(..).filter(|thread| all || thread.is_finished()) {
+            let _ = thread.join();
         }
     }
 }
@@ -341,7 +348,11 @@ fn start_writer(
 }
 
 /// Tells producers in line that their deadline has passed, and has memory ready before it is needed.
-fn start_clock(budget: Arc<Budget>, stopped: Arc<AtomicBool>) -> std::io::Result<JoinHandle<()>> {
+fn start_clock(
+    budget: Arc<Budget>,
+    stopped: Arc<AtomicBool>,
+    end: mpsc::Sender<()>,
+) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("journal-clock".to_owned()).spawn(move || {
         while !stopped.load(Ordering::Acquire) {
             budget.prepare();
@@ -350,6 +361,7 @@ fn start_clock(budget: Arc<Budget>, stopped: Arc<AtomicBool>) -> std::io::Result
                 None => thread::park(),
             }
         }
+        let _ = end.send(());
     })
 }
 

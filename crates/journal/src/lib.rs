@@ -80,6 +80,7 @@ mod sink;
 mod staging;
 mod stats;
 mod storage;
+mod stretches;
 mod stripe;
 mod sync;
 mod time;

@@ -6,7 +6,6 @@
 use std::{
     collections::VecDeque,
     mem,
-    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -17,6 +16,7 @@ use crate::{
     frame::{Framed, Kind},
     gap::{Cause, Gap, Losses},
     note::Ack,
+    stretches::Stretches,
     time::Time,
 };
 
@@ -139,32 +139,8 @@ pub(crate) struct Staging {
     /// Records seen by a sampled class while it is sampled.
     samples: Box<[u32]>,
     books: Box<[ClassBooks]>,
-    displaced: Displaced,
-}
-
-/// Numbers whose records had to go. The oldest of very many stand for all between them.
-#[derive(Debug, Default)]
-struct Displaced(VecDeque<Range<u64>>);
-
-impl Displaced {
-    /// As many stretches as are kept apart.
-    const MAX: usize = 1024;
-
-    fn note(&mut self, seq: u64) {
-        match self.0.back_mut() {
-            Some(last) if last.end == seq => last.end += 1,
-            _ => self.0.push_back(seq..seq + 1),
-        }
-        if self.0.len() > Self::MAX
-            && let (Some(oldest), Some(next)) = (self.0.pop_front(), self.0.front_mut())
-        {
-            *next = oldest.start.min(next.start)..oldest.end.max(next.end);
-        }
-    }
-
-    fn has(&self, seq: u64) -> bool {
-        self.0.iter().any(|range| range.contains(&seq))
-    }
+    /// Numbers whose records had to go.
+    displaced: Stretches,
 }
 
 impl Staging {
@@ -182,7 +158,7 @@ impl Staging {
             closed: false,
             samples: vec![0; classes].into(),
             books: vec![ClassBooks::default(); classes].into(),
-            displaced: Displaced::default(),
+            displaced: Stretches::default(),
         }
     }
 
@@ -305,7 +281,7 @@ impl Staging {
                 let gap = Gap::new(frame.class, Cause::Oldest, frame.payload.len(), frame.time);
                 books[class].lose(&gap);
                 losses.add(&gap);
-                displaced.note(frame.seq);
+                displaced.add(frame.seq..frame.seq + 1);
             }
             drops
         });

@@ -3,6 +3,8 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use tidegate_supervise::{Exits, Report, Stuck};
@@ -19,6 +21,23 @@ pub(super) fn exits(gateway: &Gateway) -> Exits {
         sum.add(&counts.exits);
     }
     sum
+}
+
+/// How often it is looked whether threads have ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Waits until threads have ended. `false`: some hang, and are left alone.
+pub(super) fn joined(threads: &[JoinHandle<()>], deadline: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        if threads.iter().all(JoinHandle::is_finished) {
+            return true;
+        }
+        if begun.elapsed() >= deadline {
+            return false;
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 /// What numbers in a report stand for.
@@ -82,12 +101,21 @@ impl<'a> Names<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::ready, time::Duration};
+    use std::{future::ready, sync::mpsc};
 
     use tidegate_supervise::Scope;
 
     use super::*;
     use crate::{config::Config, plane::Setup, resolve::Resolver};
+
+    #[test]
+    fn a_thread_that_hangs_is_not_waited_for_longer_than_the_deadline() {
+        let (go, going) = mpsc::channel::<()>();
+        let threads = [thread::spawn(|| ()), thread::spawn(move || assert!(going.recv().is_err()))];
+        assert!(!joined(&threads, Duration::from_millis(1)));
+        drop(go);
+        assert!(joined(&threads, Duration::from_secs(60)));
+    }
 
     #[test]
     fn who_did_not_end_is_called_by_name() {

@@ -1,6 +1,11 @@
 //! From opening to closing, in good order and in bad.
 
-use std::{panic, sync::Arc, thread, time::Duration};
+use std::{
+    fs, panic,
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 
 use tempfile::TempDir;
 use tidegate_journal::{
@@ -179,4 +184,30 @@ fn a_journal_that_is_opened_and_closed_leaves_no_segment() {
         drop(journal);
     }
     assert!(segments(folder.path()).is_empty());
+}
+
+/// With the disk, or with whoever listens.
+#[test]
+fn jo_39_upkeep_that_hangs_does_not_hold_up_the_end() {
+    let outer = TempDir::new().unwrap();
+    let path = outer.path().join("journal");
+    let ((hang, hangs), (go, going)) = (mpsc::channel(), mpsc::channel::<()>());
+    let (going, of_folder) = (Mutex::new(going), format!("{}: ", path.display()));
+    let listener = move |event: &Event| match event {
+        Event::Upkeep { error } if error.starts_with(&of_folder) => {
+            let _ = hang.send(());
+            let _ = going.lock().unwrap().recv();
+        }
+        _ => {}
+    };
+    let (journal, _) = Journal::open_with(small(&path), Arc::new(Disk), listener).unwrap();
+    journal.producer().commit_blocking(note(b"a").ack(Ack::Written)).unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    journal.reopen();
+    hangs.recv_timeout(LONG).expect("a folder that is gone cannot be looked at");
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || done.send(journal.close(Duration::from_millis(100))));
+    let report = ended.recv_timeout(LONG).expect("it ends");
+    assert!(report.is_complete(), "{report:?}");
+    drop(go);
 }
