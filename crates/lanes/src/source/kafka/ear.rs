@@ -197,7 +197,7 @@ mod log {
 #[cfg(not(feature = "tracing"))]
 mod log {
     #[derive(Default)]
-    pub(super) struct Complaints;
+    pub(super) struct Complaints {}
 
     impl Complaints {
         pub(super) fn error(&self, _: &rdkafka::error::KafkaError, _: &str) {}
