@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use tidegate_sandbox::{Cluster, Postgres, Shutdown};
-use tidegate_testkit::{Authority, Fixture};
+use tidegate_testkit::{Authority, Fixture, Gateway};
 
 use crate::ledger::Ledger;
 use crate::process::{Folder, Stream, eventually, numbers};
@@ -103,15 +103,33 @@ fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
     ledger.audit(0..800);
 }
 
-#[test]
-fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
+/// A primary and a replica, with a table.
+fn pair() -> Cluster {
     let builder = Postgres::builder().setting("wal_retrieve_retry_interval", "50ms").setting("shared_buffers", "16MB");
-    let mut cluster = Cluster::start(&builder.hba("local all all trust\nhost all all 127.0.0.0/8 trust"), 1).unwrap();
+    let builder = builder.setting("synchronous_commit", "on");
+    let cluster = Cluster::start(&builder.hba("local all all trust\nhost all all 127.0.0.0/8 trust"), 1).unwrap();
     cluster
         .primary()
         .simple_query("create table t (id bigint generated always as identity, k text, n bigint)")
         .unwrap();
     cluster.catch_up(1).unwrap();
+    cluster
+}
+
+fn distinct(server: &Postgres) -> String {
+    server.simple_query("select count(distinct n) from t").unwrap()[0][0].clone().unwrap()
+}
+
+/// What was under way at a fail-over comes again; the first arrivals of each key are in order.
+fn check_order(server: &Postgres) {
+    let order = "select count(*) from (select n, lag(n) over (partition by k order by first) before from \
+                 (select k, n, min(id) first from t group by k, n) firsts) pairs where before > n";
+    assert_eq!(server.simple_query(order).unwrap()[0][0].as_deref(), Some("0"));
+}
+
+#[test]
+fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
+    let mut cluster = pair();
     let folder = Folder::new();
     let file = folder.write("in.ndjson", &numbers(0..200, 20));
     let [one, other] = [0, 1].map(|index| cluster.server(index).port());
@@ -120,10 +138,6 @@ fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
     let arguments = ["--from", &file, "--follow", "--key", "/k", "--to", &url, "--sql", sql, "--name", "moves"];
     let more = ["--param", "/k", "--param", "/n", "--attempts", "0", "--retry-wait", "1ms"];
     let stream = Stream::start(arguments.iter().chain(&more));
-    let distinct = |server: &Postgres| {
-        let rows = server.simple_query("select count(distinct n) from t").unwrap();
-        rows[0][0].clone().unwrap()
-    };
     eventually("what is there arrives", || distinct(cluster.primary()) == "200");
     // Ended in the middle of its work, and what it has confirmed reaches the other one.
     folder.append("in.ndjson", &numbers(200..2_000, 20));
@@ -132,12 +146,41 @@ fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
     cluster.promote(1).unwrap();
     folder.append("in.ndjson", &numbers(2_000..2_100, 20));
     eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");
-    // What was under way comes again; the first arrivals of each key are in order.
-    let order = "select count(*) from (select n, lag(n) over (partition by k order by first) before from \
-                 (select k, n, min(id) first from t group by k, n) firsts) pairs where before > n";
-    assert_eq!(cluster.server(1).simple_query(order).unwrap()[0][0].as_deref(), Some("0"));
+    check_order(cluster.server(1));
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
+}
+
+/// The gateway follows the primary, and a stream through it need not know of it.
+#[test]
+fn a_stream_through_the_gateway_moves_with_the_primary_and_nothing_is_lost() {
+    let mut cluster = pair();
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..200, 20));
+    let hosts = [0, 1].map(|index| format!("127.0.0.1:{}", cluster.server(index).port()));
+    let gateway = Gateway::start(
+        env!("CARGO_BIN_EXE_tidegate"),
+        &format!(
+            "[auth]\nmethod = \"trust\"\n[databases.app]\nhosts = {hosts:?}\ndbname = \"postgres\"\n\
+             probe_interval = \"50ms\"\nprobe_timeout = \"15s\"\nfailover_wait = \"120s\"\nconnect_retry = \"50ms\"\n\
+             sslmode = \"disable\"\n[[streams]]\nname = \"moves\"\nfrom = \"{file}\"\nfollow = true\nkey = \"/k\"\n\
+             to = \"gateway://postgres@app\"\nsql = \"insert into t (k, n) values ($1, $2::bigint)\"\n\
+             params = [\"/k\", \"/n\"]\nattempts = 0\nretry_wait = \"1ms\"\n"
+        ),
+    );
+    eventually("what is there arrives", || distinct(cluster.primary()) == "200");
+    // Killed in the middle of its work: what it had confirmed to the stream has to be with the other one.
+    cluster.primary().simple_query("alter system set synchronous_standby_names = '*'").unwrap();
+    cluster.primary().simple_query("select pg_reload_conf()").unwrap();
+    folder.append("in.ndjson", &numbers(200..2_000, 20));
+    eventually("it is at work", || distinct(cluster.primary()) != "200");
+    cluster.server_mut(0).kill9().unwrap();
+    cluster.promote(1).unwrap();
+    folder.append("in.ndjson", &numbers(2_000..2_100, 20));
+    eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");
+    check_order(cluster.server(1));
+    let streams = gateway.show("STREAMS");
+    assert_eq!((streams[0]["state"].as_str(), streams[0]["dead_lettered"].as_str()), ("running", "0"), "{streams:?}");
 }
 
 /// The first takes connections and says nothing, as a machine does whose Postgres hangs.
