@@ -7,10 +7,12 @@ use std::{
 
 use crate::{
     chunk,
+    config::Format,
     error::ReadError,
     folder::Ownership,
     frame::{Framed, Kind},
     gap::{Cause, Gap, Losses},
+    lines::LineScan,
     note::Class,
     reader::{AtEnd, Entry, Reader, Record, Start},
     recovery::{Damage, DamageKind},
@@ -107,8 +109,9 @@ pub struct Repaired {
 }
 
 /// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
-/// added to its name, or `.damaged.1` and so on if there is one. Segments of lines are not touched: there is nothing to
-/// check them by.
+/// added to its name, or `.damaged.1` and so on if there is one. Lines have nothing to check them by: of their segments,
+/// those are written again that cannot be unpacked to the end, or have a line that no journal wrote, and half a line at the
+/// end stays.
 ///
 /// # Errors
 /// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.
@@ -116,34 +119,55 @@ pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<Repaired>, ReadError> {
     let folder = folder.as_ref();
     let ownership = Ownership::take(folder).map_err(ReadError::io(folder))?;
     let Some(_ownership) = ownership else { return Err(ReadError::Owned(folder.to_path_buf())) };
-    let damage = verify(folder)?.damage;
-    let mut paths: Vec<PathBuf> = damage.into_iter().map(|damage| damage.path).collect();
+    let damage = verify(folder)?.damage.into_iter().filter(is_repaired);
+    let mut paths: Vec<PathBuf> = damage.map(|damage| damage.path).collect();
     // Damage of several stripes comes in the order of its time.
     paths.sort();
     paths.dedup();
     let mut repaired = Vec::new();
     for path in paths {
-        let name = path.file_name().and_then(|name| name.to_str()).and_then(SegmentName::parse);
-        let framed = name.filter(|name| name.format == crate::Format::Framed);
-        if let Some(name) = framed {
-            repaired.extend(repair_segment(folder, &name, &path).map_err(ReadError::io(&path))?);
+        if let Some(name) = name_of(&path) {
+            repaired.push(repair_segment(folder, &name, &path).map_err(ReadError::io(&path))?);
         }
     }
     Ok(repaired)
 }
 
-fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Option<Repaired>> {
-    let kept = free_name(folder, name);
+fn name_of(path: &Path) -> Option<SegmentName> {
+    path.file_name().and_then(|name| name.to_str()).and_then(SegmentName::parse)
+}
+
+/// Whether [`repair`] mends it.
+fn is_repaired(damage: &Damage) -> bool {
+    damage.kind != DamageKind::Torn || name_of(&damage.path).is_some_and(|name| name.format == Format::Framed)
+}
+
+fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Repaired> {
+    if name.format != Format::Framed {
+        let mut scan = LineScan::open(path, name.packed)?;
+        return write_again(folder, name, path, |file| copy_lines(&mut scan, file));
+    }
     let Some(mut scan) = Scan::open(path, name.packed)? else {
         // Without its salt no record can be told from noise.
-        let left_out = fs::metadata(path)?.len();
+        let (kept, left_out) = (free_name(folder, name), fs::metadata(path)?.len());
         fs::rename(path, &kept)?;
-        return Ok(Some(Repaired { path: path.to_path_buf(), kept, records: 0, left_out }));
+        return Ok(Repaired { path: path.to_path_buf(), kept, records: 0, left_out });
     };
+    write_again(folder, name, path, |file| copy_good(&mut scan, file))
+}
+
+/// Puts what `copy` writes in place of a segment. It says how many records those are, and how many bytes are none.
+fn write_again(
+    folder: &Path,
+    name: &SegmentName,
+    path: &Path,
+    copy: impl FnOnce(&mut io::BufWriter<fs::File>) -> io::Result<(u64, u64)>,
+) -> io::Result<Repaired> {
+    let kept = free_name(folder, name);
     let plain = SegmentName { packed: false, ..name.clone() };
     let unfinished = folder.join(format!("{}.part", plain.file()));
     let mut file = io::BufWriter::new(crate::storage::private().create(true).truncate(true).open(&unfinished)?);
-    let (records, left_out) = copy_good(&mut scan, &mut file)?;
+    let (records, left_out) = copy(&mut file)?;
     let file = file.into_inner()?;
     file.set_modified(fs::metadata(path)?.modified()?)?;
     file.sync_all()?;
@@ -154,7 +178,7 @@ fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<
         fs::remove_file(path)?;
     }
     fs::File::open(folder)?.sync_all()?;
-    Ok(Some(Repaired { path: plain.path(folder), kept, records, left_out }))
+    Ok(Repaired { path: plain.path(folder), kept, records, left_out })
 }
 
 /// Where the damaged segment is kept: one that was repaired before has a damaged file already.
@@ -168,6 +192,24 @@ fn free_name(folder: &Path, name: &SegmentName) -> PathBuf {
         count += 1;
     }
     named(count)
+}
+
+/// Every whole line.
+fn copy_lines(scan: &mut LineScan, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
+    let (mut records, mut left_out) = (0, 0);
+    loop {
+        match scan.advance(Tail::Final)? {
+            Step::Frame => {
+                records += 1;
+                out.write_all(scan.line())?;
+                out.write_all(b"\n")?;
+            }
+            Step::Damage { bytes, .. } | Step::Torn { bytes, .. } => left_out += bytes,
+            Step::End(_) | Step::Pending => break,
+        }
+    }
+    out.flush()?;
+    Ok((records, left_out))
 }
 
 /// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none.

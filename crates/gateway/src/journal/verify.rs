@@ -180,16 +180,17 @@ fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
     for (path, damage) in by_file {
         damage.iter().try_for_each(|damage| writeln!(out, "{}", words_of_place(damage)))?;
         let framed = segments.iter().any(|segment| segment.path == *path && segment.format == Format::Framed);
-        let headless = damage.iter().any(|damage| damage.kind == DamageKind::Header);
-        let what = match (framed, headless) {
-            (false, _) => "left as it is: lines have no checks, so there is nothing to tell good ones from bad ones by",
-            (true, true) => {
-                "would be set aside whole (`.damaged`): without its beginning no record can be told from noise"
-            }
-            (true, false) => "would be written again without them; the damaged file is kept, with `.damaged` added",
+        let has = |kind| damage.iter().any(|damage| damage.kind == kind);
+        let stays = !framed && !has(DamageKind::Middle);
+        let what = if stays {
+            "left as it is: half a line is none, and the others have no checks to tell good from bad by"
+        } else if has(DamageKind::Header) {
+            "would be set aside whole (`.damaged`): without its beginning no record can be told from noise"
+        } else {
+            "would be written again without them; the damaged file is kept, with `.damaged` added"
         };
         writeln!(out, "{}: {what}", path.display())?;
-        some |= framed;
+        some |= !stays;
     }
     let next = if some { "nothing was changed; --yes does it" } else { "nothing to repair" };
     writeln!(out, "{}: {next}", place.path.display())?;

@@ -8,7 +8,9 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, Config, Entry, Journal, Pack, Reader, Retention, Space, Start, Time, verify};
+use tidegate_journal::{
+    Ack, AtEnd, Config, Entry, Journal, Pack, Reader, Retention, Space, Start, Time, repair, verify,
+};
 
 use crate::{LONG, note, payloads, segments, small, until};
 
@@ -211,6 +213,14 @@ fn jo_06_damage_in_a_packed_segment_of_lines_is_reported_and_read_past() {
         assert_eq!(verdict.damage.len(), 1, "{what}: {verdict:?}");
         assert!(verdict.damage[0].path == middle && !verdict.is_whole(), "{what}: {verdict:?}");
         assert_eq!(payloads(folder.path()).last().unwrap(), format!("{:>1000}", 299).as_bytes(), "{what}");
+        // Repaired, it has the lines that could be unpacked, and the damaged file is kept.
+        let repaired = repair(folder.path()).unwrap();
+        assert_eq!(repaired.len(), 1, "{what}: {repaired:?}");
+        assert_eq!(fs::read(&repaired[0].kept).unwrap(), bytes, "{what}");
+        let after = verify(folder.path()).unwrap();
+        assert!(after.is_whole() && after.records == verdict.records, "{what}: {verdict:?} {after:?}");
+        assert!(repair(folder.path()).unwrap().is_empty(), "{what}");
+        fs::remove_file(&repaired[0].path).unwrap();
     }
 }
 
