@@ -3,7 +3,8 @@
 use std::error::Error as StdError;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_lanes::{Cause, DeadLetter, Letter, Taken};
@@ -56,16 +57,21 @@ impl DeadLetter for Mailbox {
 /// A file to whose end letters are written, a JSON object per line. Each is on the disk before its record counts as done,
 /// and none is appended to a line that broke off, on a full disk or in a crash.
 pub(super) struct LetterFile {
-    file: Arc<Mutex<File>>,
+    end: Arc<Mutex<End>>,
     texts: Texts,
+}
+
+/// Where the next letter is written.
+struct End {
+    path: PathBuf,
+    file: File,
 }
 
 impl LetterFile {
     fn open(path: &Path, places: Places) -> Result<Self, StreamError> {
-        let opened = OpenOptions::new().create(true).read(true).append(true).open(path);
-        let file = opened.map_err(|error| StreamError::Letters(format!("{}: {error}", path.display())))?;
+        let file = open_file(path).map_err(|error| StreamError::Letters(format!("{}: {error}", path.display())))?;
         let texts = Texts { form: RecordForm::Envelope, places };
-        Ok(Self { file: Arc::new(Mutex::new(file)), texts })
+        Ok(Self { end: Arc::new(Mutex::new(End { path: path.to_owned(), file })), texts })
     }
 
     fn line(&self, letter: &Letter) -> Vec<u8> {
@@ -82,18 +88,40 @@ impl LetterFile {
     }
 
     fn send(&self, letter: &Letter) -> Taken {
-        let (mut line, file) = (self.line(letter), Arc::clone(&self.file));
-        let keep = move || {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            if is_torn(&mut file)? {
-                line.insert(0, b'\n');
-            }
-            file.write_all(&line)?;
-            file.sync_data()
-        };
+        let (line, end) = (self.line(letter), Arc::clone(&self.end));
+        let keep = move || end.lock().unwrap_or_else(PoisonError::into_inner).keep(line);
         Box::pin(async move {
             tokio::task::spawn_blocking(keep).await?.map_err(|error| Box::new(error) as Box<dyn StdError + Send + Sync>)
         })
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let folder = std::path::absolute(path)?.parent().map(File::open);
+    // Its name is to be there after a loss of power, too. Who may not read the folder does without.
+    if let Some(Ok(folder)) = folder {
+        let _ = folder.sync_all();
+    }
+    Ok(file)
+}
+
+impl End {
+    fn keep(&mut self, mut line: Vec<u8>) -> io::Result<()> {
+        if !self.is_there()? {
+            self.file = open_file(&self.path)?;
+        }
+        if is_torn(&mut self.file)? {
+            line.insert(0, b'\n');
+        }
+        self.file.write_all(&line)?;
+        self.file.sync_data()
+    }
+
+    /// Whether the path names the file still: it may have been moved away to be worked off, or deleted.
+    fn is_there(&self) -> io::Result<bool> {
+        let own = self.file.metadata()?;
+        Ok(std::fs::metadata(&self.path).is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
     }
 }
 

@@ -108,6 +108,23 @@ fn a_letter_is_not_appended_to_a_line_that_broke_off() {
     assert_eq!(values, ["\"no json\"", "\"nor this\""]);
 }
 
+/// Somebody has moved the file away to work it off, or has deleted it.
+#[test]
+fn letters_go_to_the_file_that_is_named_though_the_one_before_was_removed() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", "no json\n");
+    let dead = folder.path("dead.ndjson");
+    let stream =
+        Stream::start(["--from", &file, "--follow", "--key", "/k", "--to", "-", "--dead-letter", &dead, "--name", "a"]);
+    let has = |words: &str| std::fs::read_to_string(&dead).is_ok_and(|text| text.ends_with('\n') && text.contains(words));
+    eventually("the letter is there", || has("no json"));
+    std::fs::remove_file(&dead).unwrap();
+    folder.append("in.ndjson", "nor this\n");
+    eventually("the next one is there", || has("nor this"));
+    stream.signal(Signal::TERM);
+    stream.wait().expect(3);
+}
+
 #[test]
 fn without_a_dead_letter_a_bad_line_stops_the_stream_and_is_named() {
     let folder = Folder::new();
