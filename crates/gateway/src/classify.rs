@@ -84,6 +84,14 @@ pub enum Change {
     DeallocateAll,
     /// `DEALLOCATE name`, which does so too: the name as Postgres reads it.
     Deallocate(String),
+    /// `SAVEPOINT name`, as Postgres reads it: what is set from here on may be undone apart from what was set before.
+    Savepoint(String),
+    /// `RELEASE name`.
+    Release(String),
+    /// `ROLLBACK TO name`, whose CommandComplete is that of a ROLLBACK.
+    RollbackTo(String),
+    /// Some of these three among other statements, or with a name that is hard to read.
+    Savepoints,
 }
 
 impl Change {
@@ -91,6 +99,12 @@ impl Change {
     #[must_use]
     pub fn forgets(&self) -> bool {
         matches!(self, Self::DiscardAll | Self::DeallocateAll)
+    }
+
+    /// It has to do with savepoints, and may be a ROLLBACK to one.
+    #[must_use]
+    pub fn is_of_savepoints(&self) -> bool {
+        matches!(self, Self::Savepoint(_) | Self::Release(_) | Self::RollbackTo(_) | Self::Savepoints)
     }
 }
 
@@ -299,6 +313,9 @@ fn change(change: Change, single: bool, traits: &mut Traits) {
     if single {
         traits.change = Some(Box::new(change));
     } else {
+        Some("savepoint") => look_at_savepoint(&mut words, Change::Savepoint, single, traits),
+        Some("release") => look_at_savepoint(&mut words, Change::Release, single, traits),
+        Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
         // What DEALLOCATE ALL does is seen from its reply, and a name among other statements is one prepared in SQL.
         if !matches!(change, Change::DeallocateAll | Change::Deallocate(_)) {
             traits.pins.add(Pins::SETTING);
@@ -338,8 +355,26 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
         "transaction" | "constraints" => {}
         "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" | "seed" => {}
         // The server reports both, under other names.
-        "names" | "time" => {}
+        "names" => report("client_encoding", single, traits),
+        "time" => report("timezone", single, traits),
         // Which the server reports as well, but nobody can take over by a SET of his own.
+/// What it does depends on what was set before and on what comes later; names are compared by all 63 bytes that count.
+fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bool, traits: &mut Traits) {
+    const NAME_BYTES_MAX: usize = 63;
+    let mut name = words.name();
+    if name == Some(Name::Word("savepoint".to_owned())) {
+        // Which may be the name itself.
+        name = words.name().or(name);
+    }
+    let name = match name {
+        Some(Name::Word(name) | Name::Quoted(name)) => Some(name),
+        None => None,
+    };
+    let is_whole = |name: &String| name.len() <= NAME_BYTES_MAX && !name.contains(char::REPLACEMENT_CHARACTER);
+    let read = name.filter(|name| single && is_whole(name) && words.next_or_symbol().is_none());
+    traits.change = Some(Box::new(read.map_or(Change::Savepoints, of)));
+}
+
         "session_authorization" => traits.pins.add(Pins::SETTING),
         _ => match words.value_of(&name) {
             Some(value) if makes_temporary(&name, value) => traits.pins.add(Pins::TEMP),
@@ -366,6 +401,13 @@ fn look_at_local(words: &mut Words<'_>, traits: &mut Traits) {
 fn makes_temporary(name: &str, value: &[u8]) -> bool {
     let is_path = ["search_path", "schema"].iter().any(|path| path.eq_ignore_ascii_case(name));
     is_path && is_temporary_path(value)
+}
+
+/// A parameter is changed whose value is known from the server alone.
+fn report(name: &str, single: bool, traits: &mut Traits) {
+    if single {
+        traits.change = Some(Box::new(Change::Set { name: name.to_owned(), value: None }));
+    }
 }
 
 /// Whether a search path begins with the schema of temporary tables.
@@ -512,7 +554,7 @@ impl<'a> Words<'a> {
         let Some(start) = self.text[self.at..].first_chunk::<3>() else { return false };
         matches!(
             &start.map(|byte| byte.to_ascii_lowercase()),
-            b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre"
+            b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre" | b"sav" | b"rel" | b"rol"
         )
     }
 
@@ -540,6 +582,14 @@ impl<'a> Words<'a> {
     /// The name of something, if one stands here.
     fn name(&mut self) -> Option<Name> {
         self.skip_blank();
+    /// Whether a ROLLBACK is one to a savepoint, whose name is next then.
+    fn leads_to(&mut self) -> bool {
+        match self.next().as_deref() {
+            Some("work" | "transaction") => self.next().as_deref() == Some("to"),
+            word => word == Some("to"),
+        }
+    }
+
         let start = self.at;
         let is_quoted = self.text.get(start) == Some(&b'"');
         let name = self.next()?;
@@ -776,6 +826,42 @@ mod tests {
             assert!(classify(sql.as_bytes()).is_plain(), "{sql}");
         }
     }
+    #[test]
+    fn savepoints_are_read_as_postgres_reads_them() {
+        let read = |sql: &str| match classify(sql.as_bytes()).change.map(|change| *change) {
+            Some(Change::Savepoint(name)) => format!("+{name}"),
+            Some(Change::Release(name)) => format!("-{name}"),
+            Some(Change::RollbackTo(name)) => format!("<{name}"),
+            Some(Change::Savepoints) => "?".to_owned(),
+            _ => String::new(),
+        };
+        let long = "s".repeat(64);
+        for (sql, expected) in [
+            ("savepoint A", "+a"),
+            ("SAVEPOINT \"A\" -- here\n;", "+A"),
+            ("savepoint savepoint", "+savepoint"),
+            ("release a", "-a"),
+            ("release savepoint a", "-a"),
+            ("release savepoint", "-savepoint"),
+            ("rollback to a", "<a"),
+            ("Rollback /* not all */ Work To Savepoint a", "<a"),
+            ("rollback transaction to \"a b\"", "<a b"),
+            ("rollback", ""),
+            ("rollback and chain", ""),
+            ("rollback prepared 'to a'", ""),
+            ("abort", ""),
+            ("savepoint a; select 1", "?"),
+            ("select 1; rollback to a", "?"),
+            ("savepoint \"a\"\"b\"", "?"),
+            ("savepoint a$b", "?"),
+            ("rollback to U&\"\\0061\"", "?"),
+            (&format!("release {long}"), "?"),
+            ("savepoint é", "?"),
+        ] {
+            assert_eq!(read(sql), expected, "{sql}");
+        }
+    }
+
 
     proptest::proptest! {
         #[test]

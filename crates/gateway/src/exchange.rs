@@ -30,12 +30,14 @@ use crate::{
 
 mod flight;
 mod forward;
+mod pending;
 mod reply;
 mod splice;
 mod usual;
 
 use flight::Flight;
 pub use forward::Unnamed;
+use pending::Pending;
 
 /// A client as an exchange sees it: its link and what it has set up in its session.
 pub struct Frontend {
@@ -214,11 +216,9 @@ pub struct Exchange<'a> {
     /// Why the server refused one of them.
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
-    pending: Vec<Change>,
+    pending: Pending,
     /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
     pins_behind: Option<Pins>,
-    /// The transaction has seen a rollback or an error.
-    rolled_back: bool,
     /// The message now streamed from the server goes to the client.
     streams_for_client: bool,
     /// The client has been answered in the server's place, and the server may not have been asked anything.
@@ -267,9 +267,8 @@ impl<'a> Exchange<'a> {
             keep,
             adopting: 0,
             adoption_error: None,
-            pending: Vec::new(),
+            pending: Pending::default(),
             pins_behind: None,
-            rolled_back: false,
             streams_for_client: false,
             answered: false,
             hurried: false,

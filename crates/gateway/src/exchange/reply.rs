@@ -13,6 +13,7 @@ use super::{
     Exchange, Trouble,
     flight::{Again, Asked, Completes, For, Owed},
     forward::taken_back,
+    pending::Settled,
     pins_of,
     splice::Splice,
 };
@@ -265,6 +266,7 @@ impl Exchange<'_> {
     }
 
     fn roll_back(&mut self) {
+        self.pending.roll_back();
         self.server.unnamed = None;
         let mut rollback = Vec::new();
         frontend::query(b"ROLLBACK", &mut rollback);
@@ -304,8 +306,10 @@ impl Exchange<'_> {
             if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
                 self.forget_statements(change.as_deref());
             }
-        } else if body.starts_with(b"ROLLBACK") {
-            self.rolled_back = true;
+        } else if body == b"ROLLBACK\0" {
+            if !change.as_deref().is_some_and(Change::is_of_savepoints) {
+                self.undo_pending();
+            }
         } else if !self.pending.is_empty() && body == b"COMMIT\0" {
             // Another transaction may follow without a break, and be rolled back.
             self.settle_pending(TxStatus::Idle);
@@ -329,47 +333,57 @@ impl Exchange<'_> {
     /// transaction commits, which for a statement outside of one is at the next ReadyForQuery.
     fn note_change(&mut self, change: Change) {
         if self.keeps_state_apart() {
-            self.pending.push(change);
+            self.pending.note(change);
         }
+    }
+
+    /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
+    /// have kept a part of what was set.
+    fn undo_pending(&mut self) {
+        let undone = self.pending.roll_back();
+        self.server.tainted |= undone && self.flight.status == TxStatus::Idle;
     }
 
     fn settle_pending(&mut self, status: TxStatus) {
         if status != TxStatus::Idle {
             return;
         }
-        let rolled_back = std::mem::take(&mut self.rolled_back);
-        let changes = std::mem::take(&mut self.pending);
-        if changes.is_empty() {
+        let settled = self.pending.settle();
+        if settled == Settled::Nothing {
             return;
         }
         self.server.adopted = None;
-        if rolled_back {
-            // What was set is undone, though a savepoint may have kept a part of it: the server is cleaned before it
-            // goes to another client, and the client's settings stay as they were.
-            self.server.tainted = true;
-            return;
-        }
-        for change in changes {
-            self.apply_change(change);
+        match settled {
+            Settled::Nothing => {}
+            Settled::Kept(changes) => changes.into_iter().for_each(|change| self.apply_change(change)),
+            // A procedure may have kept a part of it: the server is cleaned before it goes to another client, and the client's
+            // settings stay as they were.
+            Settled::Undone => self.server.tainted = true,
+            Settled::Unclear => self.front.pins.add(Pins::SETTING),
         }
     }
 
     fn apply_change(&mut self, change: Change) {
         let (front, server) = (&mut *self.front, &mut *self.server);
         match change {
-            Change::Set { name, .. } if server.settings.reported.get(&name).is_some() => {}
-            Change::Set { name, value: Some(value) } => {
+            Change::Set { name, value } => {
+                if let Some(reported) = server.settings.reported.get(&name) {
+                    // It may have been reset before.
+                    front.settings = self.interned.with(&front.settings, &name, Some(reported.clone()));
+                    return;
+                }
+                let Some(value) = value else { return front.pins.add(Pins::SETTING) };
                 let value = Value::Sql(value.into());
                 server.settings.silent.set(&name, value.clone());
                 front.settings = self.interned.with(&front.settings, &name, Some(value));
             }
-            Change::Set { value: None, .. } => front.pins.add(Pins::SETTING),
             Change::Reset(name) => {
                 server.settings.silent.remove(&name);
                 let original = front.startup_settings.get(&name).cloned();
                 front.settings = self.interned.with(&front.settings, &name, original);
             }
             Change::DeallocateAll | Change::Deallocate(_) => {}
+            Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
             Change::ResetAll | Change::DiscardAll => {
                 server.settings.silent = crate::params::Settings::default();
                 front.settings = front.startup_settings.clone();
@@ -406,7 +420,7 @@ impl Exchange<'_> {
             self.adoption_error = Some(body.into());
             return Ok(Fate::Swallow);
         }
-        self.rolled_back = true;
+        self.pending.fail();
         if let Some(undo) = self.flight.take_undo() {
             // A simple query that fails has still made an end of the unnamed statement.
             self.remember(undo.statements);

@@ -189,7 +189,6 @@ impl Exchange<'_> {
             ledger.ready(status, 0);
         }
         self.flight.ready(status);
-        self.rolled_back &= status != TxStatus::Idle;
         true
     }
 }

@@ -41,3 +41,4 @@ mod prepared;
 mod session_state;
 mod startup;
 mod tls;
+mod transactions;

@@ -1,0 +1,210 @@
+//! Changes of settings that wait for their transaction to end.
+//!
+//! A SET is undone with its transaction, or with the savepoint that came before it. So savepoints are followed from the
+//! first SET of a transaction on: one that nobody has noted is older than all that was set.
+//!
+//! Pure: statements in, decisions out.
+
+use crate::classify::Change;
+
+/// What a transaction has set so far.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    entries: Vec<Entry>,
+    /// An error has come since which nothing was undone yet.
+    failed: bool,
+    /// Nobody knows what is left of it: savepoints came among other statements, or too many of them.
+    unclear: bool,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Change(Change),
+    /// So many of that name, one within the other, and nothing set between them.
+    Savepoint(String, u32),
+}
+
+/// What has become of what a transaction has set.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// Nothing was set.
+    Nothing,
+    /// It holds, in this order.
+    Kept(Vec<Change>),
+    /// It was undone.
+    Undone,
+    /// The server alone knows.
+    Unclear,
+}
+
+/// More is not kept of one transaction.
+const ENTRIES_MAX: usize = 1024;
+
+impl Pending {
+    /// Nothing waits.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// A statement of the transaction has succeeded.
+    pub(super) fn note(&mut self, change: Change) {
+        match change {
+            Change::Deallocate(_) | Change::DeallocateAll => {}
+            Change::Savepoint(name) => self.begin(name),
+            Change::Release(name) => self.release(&name),
+            Change::RollbackTo(name) => self.roll_back_to(&name),
+            Change::Savepoints => {
+                self.failed = false;
+                self.unclear = !self.is_empty();
+            }
+            change => self.push(Entry::Change(change)),
+        }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len() < ENTRIES_MAX {
+            self.entries.push(entry);
+        } else {
+            self.unclear = true;
+        }
+    }
+
+    fn begin(&mut self, name: String) {
+        match self.entries.last_mut() {
+            None => {}
+            Some(Entry::Savepoint(last, depth)) if *last == name => *depth = depth.saturating_add(1),
+            Some(_) => self.push(Entry::Savepoint(name, 1)),
+        }
+    }
+
+    fn position(&self, name: &str) -> Option<usize> {
+        self.entries.iter().rposition(|entry| matches!(entry, Entry::Savepoint(known, _) if known == name))
+    }
+
+    /// What was set since the savepoint belongs to what is around it.
+    fn release(&mut self, name: &str) {
+        let kept = self.position(name).map(|at| {
+            let Entry::Savepoint(_, depth) = &mut self.entries[at] else { return at };
+            *depth -= 1;
+            if *depth > 0 { at + 1 } else { at }
+        });
+        let mut at = 0;
+        self.entries.retain(|entry| {
+            at += 1;
+            at <= kept.unwrap_or(0) || matches!(entry, Entry::Change(_))
+        });
+    }
+
+    fn roll_back_to(&mut self, name: &str) {
+        self.failed = false;
+        if !self.unclear {
+            self.entries.truncate(self.position(name).map_or(0, |at| at + 1));
+        }
+    }
+
+    /// All of it is undone. Whether there was anything.
+    pub(super) fn roll_back(&mut self) -> bool {
+        let undone = !self.is_empty();
+        *self = Self::default();
+        undone
+    }
+
+    /// A statement has failed: the transaction is to be rolled back, at least to a savepoint.
+    pub(super) fn fail(&mut self) {
+        self.failed = true;
+    }
+
+    /// The transaction has ended otherwise than by a ROLLBACK.
+    pub(super) fn settle(&mut self) -> Settled {
+        let Self { entries, failed, unclear } = std::mem::take(self);
+        if entries.is_empty() {
+            return Settled::Nothing;
+        }
+        if failed {
+            return Settled::Undone;
+        }
+        if unclear {
+            return Settled::Unclear;
+        }
+        let change = |entry| match entry {
+            Entry::Change(change) => Some(change),
+            Entry::Savepoint(..) => None,
+        };
+        Settled::Kept(entries.into_iter().filter_map(change).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left of `a`, `b` ... set one after another between these statements.
+    fn left(script: &str) -> String {
+        let mut pending = Pending::default();
+        for word in script.split(' ') {
+            let name = || word[1..].to_owned();
+            match word.as_bytes()[0] {
+                b'+' => pending.note(Change::Savepoint(name())),
+                b'-' => pending.note(Change::Release(name())),
+                b'<' => pending.note(Change::RollbackTo(name())),
+                b'?' => pending.note(Change::Savepoints),
+                b'!' => pending.fail(),
+                b'0' => drop(pending.roll_back()),
+                _ => pending.note(Change::Reset(word.to_owned())),
+            }
+        }
+        match pending.settle() {
+            Settled::Kept(changes) => {
+                let name =
+                    |change: &Change| if let Change::Reset(name) = change { name.clone() } else { String::new() };
+                changes.iter().map(name).collect::<Vec<_>>().join(" ")
+            }
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_savepoint_keeps_is_kept() {
+        for (script, expected) in [
+            ("a b", "a b"),
+            ("a 0 b", "b"),
+            ("a +s b <s c", "a c"),
+            ("+s a <s b", "b"),
+            ("a +s b ! <s", "a"),
+            ("a +s b -s", "a b"),
+            ("a +s b +s c -s <s", "a"),
+            ("a +s b +t c -s <s d", "d"),
+            ("a +s +s b -s c <s d", "a d"),
+            ("a +s +s -s -s b <s c", "c"),
+            ("a +s +s b <s -s c <s d", "a d"),
+            ("+o a +i b -o c <i d", "d"),
+            ("a +s b <s c <s d", "a d"),
+            ("a +S b <s c", "c"),
+            ("+s a 0", "Nothing"),
+            ("a !", "Undone"),
+            ("a ? b", "Unclear"),
+            ("? a", "a"),
+            ("a ? b <s", "Unclear"),
+            ("a ? 0 b", "b"),
+        ] {
+            assert_eq!(left(script), expected, "{script}");
+        }
+    }
+
+    #[test]
+    fn a_transaction_without_end_is_not_followed_for_ever() {
+        let mut pending = Pending::default();
+        for number in 0..2 * ENTRIES_MAX {
+            pending.note(Change::Savepoint("s".to_owned()));
+            pending.note(Change::Reset(number.to_string()));
+        }
+        assert!(pending.entries.len() <= ENTRIES_MAX);
+        assert_eq!(pending.settle(), Settled::Unclear);
+        pending.note(Change::Reset("a".to_owned()));
+        for _ in 0..2 * ENTRIES_MAX {
+            pending.note(Change::Savepoint("s".to_owned()));
+        }
+        assert_eq!(pending.settle(), Settled::Kept(vec![Change::Reset("a".to_owned())]));
+    }
+}

@@ -1,0 +1,164 @@
+//! What transactions, chains of them and savepoints leave of a SET.
+
+use fastrand::Rng;
+use tidegate_testkit::{Fixture, Frames, Outcome, RawClient};
+
+const NAMES: [&str; 5] = ["work_mem", "statement_timeout", "application_name", "search_path", "some.setting"];
+
+/// The same client twice: through the gateway, and at Postgres itself.
+struct Twins {
+    through: RawClient,
+    direct: RawClient,
+    script: Vec<String>,
+}
+
+impl Twins {
+    fn both<T>(&mut self, mut each: impl FnMut(&mut RawClient) -> T) -> (T, T) {
+        (each(&mut self.through), each(&mut self.direct))
+    }
+
+    /// What they are answered is the same.
+    #[track_caller]
+    fn ask(&mut self, statements: &[String], extended: bool) -> char {
+        self.script.push(format!("{}{}", if extended { "extended: " } else { "" }, statements.join(" | ")));
+        let frames = match extended {
+            true => statements.iter().fold(Frames::new(), |frames, sql| frames.once(sql)).sync(),
+            false => Frames::new().query(&statements.join("; ")),
+        };
+        let (through, direct) = self.both(|client| {
+            client.send(&frames);
+            client.until_ready()
+        });
+        let of = |outcome: &Outcome| (outcome.tags.clone(), outcome.code(), outcome.status);
+        assert_eq!(of(&through), of(&direct), "{:#?}", self.script);
+        direct.status
+    }
+
+    #[track_caller]
+    fn compare(&mut self) {
+        for name in NAMES {
+            // One that was never set is not known to a fresh server.
+            let sql = format!("select coalesce(current_setting('{name}', true), '')");
+            let (through, direct) = self.both(|client| client.value(&sql));
+            assert_eq!(through, direct, "{name} after {:#?}", self.script);
+        }
+        self.script.clear();
+    }
+}
+
+fn statement(rng: &mut Rng) -> String {
+    let point = ["s", "S", "\"s\"", "t", "savepoint", "\"T\""][rng.usize(..6)];
+    let name = NAMES[rng.usize(..NAMES.len())];
+    let value = 100_000 + rng.u32(..1000);
+    match rng.u8(..24) {
+        0..2 => "begin".to_owned(),
+        2 => "commit".to_owned(),
+        3 => "rollback".to_owned(),
+        4 => "commit and chain".to_owned(),
+        5 | 6 => "rollback /* all */ and chain -- of it".to_owned(),
+        7 | 8 => format!("savepoint {point}"),
+        9 => format!("release {point}"),
+        10 => format!("RELEASE SAVEPOINT {point};"),
+        11 => format!("rollback to {point}"),
+        12 => format!("Rollback /* some */ Work To Savepoint {point} -- of it"),
+        13 => format!("rollback transaction to {point}"),
+        14 => "select 1/0".to_owned(),
+        15 => format!("set local {name} = '{value}'"),
+        16 => format!("reset {name}"),
+        17 => ["reset all", "discard plans", "abort", "end", "select 1"][rng.usize(..5)].to_owned(),
+        _ => format!("set {name} = '{value}'"),
+    }
+}
+
+/// A few transactions of one client.
+fn transactions(twins: &mut Twins, rng: &mut Rng) {
+    let mut status = 'I';
+    for _ in 0..rng.u8(1..14) {
+        let extended = rng.bool();
+        let how_many = if extended && rng.u8(..4) == 0 { rng.u8(2..5) } else { 1 };
+        let statements: Vec<_> = (0..how_many).map(|_| statement(rng)).collect();
+        status = twins.ask(&statements, extended);
+    }
+    while status != 'I' {
+        let end = ["commit", "rollback"][rng.usize(..2)].to_owned();
+        status = twins.ask(&[end], rng.bool());
+    }
+    twins.compare();
+}
+
+fn twins(fixture: &Fixture, gateway: &tidegate_testkit::Gateway) -> Twins {
+    Twins { through: gateway.client("postgres"), direct: fixture.direct().client(), script: Vec::new() }
+}
+
+on_each_postgres! {
+    fn edge_56_what_is_set_in_transactions_is_as_without_a_gateway(fixture) {
+        let given = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = given.unwrap_or_else(|| fastrand::u64(..1 << 32));
+        println!("TIDEGATE_SEED={seed}");
+        let mut rng = Rng::with_seed(seed);
+        // All clients have one server in turn, so that nothing of the one may be seen by the other.
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients = [twins(fixture, &gateway), twins(fixture, &gateway), twins(fixture, &gateway)];
+        for _ in 0..200 {
+            let who = rng.usize(..clients.len());
+            transactions(&mut clients[who], &mut rng);
+        }
+        for client in &mut clients {
+            client.compare();
+        }
+    }
+
+    fn edge_56_a_set_behind_a_rollback_and_chain_is_kept(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let script = ["begin", "set work_mem = '5MB'", "commit and chain", "set work_mem = '6MB'", "rollback and chain"];
+        for sql in script.into_iter().chain(["set statement_timeout = '7s'", "commit"]) {
+            client.ok(sql);
+        }
+        assert_eq!(other.value("show work_mem"), "4MB");
+        assert_eq!(other.value("show statement_timeout"), "0");
+        assert_eq!(client.value("show work_mem"), "5MB");
+        assert_eq!(client.value("show statement_timeout"), "7s");
+    }
+
+    fn edge_56_a_rollback_with_a_set_costs_no_reset(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        for sql in ["begin", "set work_mem = '5MB'"] {
+            client.ok(sql);
+        }
+        client.send(&Frames::new().parse("plan", "select 1").sync().query("rollback"));
+        client.until_ready();
+        client.until_ready();
+        assert_eq!(other.value("show work_mem"), "4MB");
+        let kept = other.value("select count(*) from pg_prepared_statements where name like 'tidegate%'");
+        assert_eq!(kept, "1", "the server was reset");
+    }
+
+    /// Nobody can tell what is left of the SET: the client stays with the server, which knows.
+    fn edge_56_savepoints_among_other_statements(fixture) {
+        let script = [
+            ("begin", "begin"),
+            ("set work_mem = '5MB'", "set work_mem = '5MB'"),
+            ("savepoint s", "savepoint s; select 1"),
+            ("set work_mem = '6MB'", "set work_mem = '6MB'"),
+            ("rollback to s", "select 1; rollback to s"),
+            ("set statement_timeout = '7s'", "set statement_timeout = '7s'"),
+            ("release s", "release s; select 1"),
+            ("commit", "commit"),
+        ];
+        for mask in [0, 0b100, 0b10000, 0b1000000, 0b1010100] {
+            let gateway = fixture.gateway("size = 2\n");
+            let mut client = twins(fixture, &gateway);
+            for (number, (alone, among_others)) in script.iter().enumerate() {
+                let sql = if mask >> number & 1 == 1 { among_others } else { alone };
+                client.ask(&[(*sql).to_owned()], false);
+            }
+            let mut other = gateway.client("postgres");
+            other.ok("begin");
+            assert_eq!(other.value("show work_mem"), "4MB");
+            assert_eq!(other.value("show statement_timeout"), "0");
+            client.compare();
+        }
+    }
+}
