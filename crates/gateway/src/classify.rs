@@ -137,6 +137,18 @@ pub fn classify(sql: &[u8]) -> Traits {
     traits
 }
 
+/// What a function leaves behind that is called by its number, without a statement. Those of the built-in ones never change.
+#[must_use]
+pub const fn pins_of_call(function: u32) -> Pins {
+    match function {
+        // set_config
+        2078 => Pins::SETTING,
+        // pg_advisory_lock, pg_advisory_lock_shared, pg_try_advisory_lock and pg_try_advisory_lock_shared, of one number and of two.
+        2880..=2883 | 2886..=2889 => Pins::ADVISORY,
+        _ => Pins(0),
+    }
+}
+
 /// Calls that leave something behind, wherever they stand.
 fn function_pins(sql: &[u8]) -> Pins {
     const PATTERNS: [&str; 5] = ["advisory_lock", "set_config", "temp", "pg_settings", "u&\""];
@@ -182,7 +194,8 @@ fn is_transaction_lock(sql: &[u8], at: usize) -> bool {
 /// such tables.
 fn is_made_temporary(sql: &[u8], at: usize) -> bool {
     let (before, behind) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
-    if ends_with(before, b"pg_") {
+    if ends_with(before, b"pg_") || ends_with(before, b"pg_toast_") {
+        let behind = skip_number(behind);
         let behind = behind.strip_prefix(b"\"").unwrap_or(behind);
         return matches!(trim_start(behind).first(), Some(b'.' | b'/' | b'-'));
     }
@@ -194,6 +207,12 @@ fn is_made_temporary(sql: &[u8], at: usize) -> bool {
         return false;
     }
     follows_making(before).unwrap_or(at > LOOK_BACK)
+}
+
+/// The number by which a session may call its schema of temporary tables, too: `pg_temp_3`.
+fn skip_number(text: &[u8]) -> &[u8] {
+    let Some(number) = text.strip_prefix(b"_") else { return text };
+    &number[number.iter().take_while(|byte| byte.is_ascii_digit()).count()..]
 }
 
 /// What stands further before a word than this may be anything.
@@ -294,6 +313,9 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
         },
         Some("discard") if words.next().as_deref() == Some("all") => change(Change::DiscardAll, single, traits),
         Some("deallocate") => look_at_deallocate(&mut words, single, traits),
+        Some("savepoint") => look_at_savepoint(&mut words, Change::Savepoint, single, traits),
+        Some("release") => look_at_savepoint(&mut words, Change::Release, single, traits),
+        Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
         Some("listen") => traits.pins.add(Pins::LISTEN),
         Some("load") => traits.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
@@ -313,9 +335,6 @@ fn change(change: Change, single: bool, traits: &mut Traits) {
     if single {
         traits.change = Some(Box::new(change));
     } else {
-        Some("savepoint") => look_at_savepoint(&mut words, Change::Savepoint, single, traits),
-        Some("release") => look_at_savepoint(&mut words, Change::Release, single, traits),
-        Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
         // What DEALLOCATE ALL does is seen from its reply, and a name among other statements is one prepared in SQL.
         if !matches!(change, Change::DeallocateAll | Change::Deallocate(_)) {
             traits.pins.add(Pins::SETTING);
@@ -338,6 +357,23 @@ fn look_at_deallocate(words: &mut Words<'_>, single: bool, traits: &mut Traits) 
     }
 }
 
+/// What it does depends on what was set before and on what comes later; names are compared by all 63 bytes that count.
+fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bool, traits: &mut Traits) {
+    const NAME_BYTES_MAX: usize = 63;
+    let mut name = words.name();
+    if name == Some(Name::Word("savepoint".to_owned())) {
+        // Which may be the name itself.
+        name = words.name().or(name);
+    }
+    let name = match name {
+        Some(Name::Word(name) | Name::Quoted(name)) => Some(name),
+        None => None,
+    };
+    let is_whole = |name: &String| name.len() <= NAME_BYTES_MAX && !name.contains(char::REPLACEMENT_CHARACTER);
+    let read = name.filter(|name| single && is_whole(name) && words.next_or_symbol().is_none());
+    traits.change = Some(Box::new(read.map_or(Change::Savepoints, of)));
+}
+
 fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
     let Some(mut name) = words.next() else { return };
     if name == "session" {
@@ -358,29 +394,19 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
         "names" => report("client_encoding", single, traits),
         "time" => report("timezone", single, traits),
         // Which the server reports as well, but nobody can take over by a SET of his own.
-/// What it does depends on what was set before and on what comes later; names are compared by all 63 bytes that count.
-fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bool, traits: &mut Traits) {
-    const NAME_BYTES_MAX: usize = 63;
-    let mut name = words.name();
-    if name == Some(Name::Word("savepoint".to_owned())) {
-        // Which may be the name itself.
-        name = words.name().or(name);
-    }
-    let name = match name {
-        Some(Name::Word(name) | Name::Quoted(name)) => Some(name),
-        None => None,
-    };
-    let is_whole = |name: &String| name.len() <= NAME_BYTES_MAX && !name.contains(char::REPLACEMENT_CHARACTER);
-    let read = name.filter(|name| single && is_whole(name) && words.next_or_symbol().is_none());
-    traits.change = Some(Box::new(read.map_or(Change::Savepoints, of)));
-}
-
         "session_authorization" => traits.pins.add(Pins::SETTING),
         _ => match words.value_of(&name) {
             Some(value) if makes_temporary(&name, value) => traits.pins.add(Pins::TEMP),
             Some(value) => change(Change::Set { name, value: sayable(value) }, single, traits),
             None => traits.pins.add(Pins::SETTING),
         },
+    }
+}
+
+/// A parameter is changed whose value is known from the server alone.
+fn report(name: &str, single: bool, traits: &mut Traits) {
+    if single {
+        traits.change = Some(Box::new(Change::Set { name: name.to_owned(), value: None }));
     }
 }
 
@@ -403,19 +429,17 @@ fn makes_temporary(name: &str, value: &[u8]) -> bool {
     is_path && is_temporary_path(value)
 }
 
-/// A parameter is changed whose value is known from the server alone.
-fn report(name: &str, single: bool, traits: &mut Traits) {
-    if single {
-        traits.change = Some(Box::new(Change::Set { name: name.to_owned(), value: None }));
-    }
-}
-
-/// Whether a search path begins with the schema of temporary tables.
+/// Whether a search path begins with the schema of temporary tables, or with one of the user's own name, which most have not,
+/// and then with that.
 #[must_use]
 pub fn is_temporary_path(path: &[u8]) -> bool {
-    let start = path.iter().take_while(|byte| is_blank(**byte) || matches!(byte, b'\'' | b'"')).count();
-    let first = path[start..].first_chunk::<7>();
-    first.is_some_and(|first| first.eq_ignore_ascii_case(b"pg_temp"))
+    let is_between = |byte: &u8| is_blank(*byte) || matches!(byte, b'\'' | b'"' | b',');
+    let first = |path: &[u8]| path.iter().take_while(|byte| is_between(byte)).count();
+    let mut rest = &path[first(path)..];
+    while let Some(behind) = rest.strip_prefix(b"$user") {
+        rest = &behind[first(behind)..];
+    }
+    rest.first_chunk::<7>().is_some_and(|name| name.eq_ignore_ascii_case(b"pg_temp"))
 }
 
 /// The statements of a query text, split at semicolons outside of quotes and comments.
@@ -558,6 +582,14 @@ impl<'a> Words<'a> {
         )
     }
 
+    /// Whether a ROLLBACK is one to a savepoint, whose name is next then.
+    fn leads_to(&mut self) -> bool {
+        match self.next().as_deref() {
+            Some("work" | "transaction") => self.next().as_deref() == Some("to"),
+            word => word == Some("to"),
+        }
+    }
+
     /// Whether `first` and `second` stand next to each other further on.
     fn any_pair(&mut self, first: &str, second: &str) -> bool {
         let mut before = String::new();
@@ -582,14 +614,6 @@ impl<'a> Words<'a> {
     /// The name of something, if one stands here.
     fn name(&mut self) -> Option<Name> {
         self.skip_blank();
-    /// Whether a ROLLBACK is one to a savepoint, whose name is next then.
-    fn leads_to(&mut self) -> bool {
-        match self.next().as_deref() {
-            Some("work" | "transaction") => self.next().as_deref() == Some("to"),
-            word => word == Some("to"),
-        }
-    }
-
         let start = self.at;
         let is_quoted = self.text.get(start) == Some(&b'"');
         let name = self.next()?;
@@ -730,6 +754,15 @@ mod tests {
         assert_eq!(pins("select '--' into -- a\n temp t"), "temp");
         assert_eq!(pins("select '-- ' -- a\ninto -- b\n\u{b}temp t"), "temp");
         assert_eq!(pins("create table pg_temp/**/.t ()"), "temp");
+        for path in ["pg_temp, public", "PG_TEMP_3", "'pg_temp'", "\"$user\", pg_temp", "'$user',\"pg_temp\""] {
+            assert_eq!(pins(&format!("set search_path to {path}")), "temp", "{path}");
+        }
+        for path in ["public, pg_temp", "\"$user\", public", "\"$user\""] {
+            assert_eq!(pins(&format!("set search_path to {path}")), "", "{path}");
+        }
+        for schema in ["pg_temp_3", "\"pg_temp_12\" ", "pg_toast_temp_3", "pg_temp_3/**/"] {
+            assert_eq!(pins(&format!("create table {schema}.t ()")), "temp", "{schema}");
+        }
         for set in ["set search_path = pg_temp, public", "set \"Search_path\" to 'PG_TEMP'"] {
             assert_eq!(pins(set), "temp", "{set}");
         }
@@ -794,39 +827,6 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_given_up_is_read_as_postgres_reads_it() {
-        let name = |sql: &str| match *classify(sql.as_bytes()).change? {
-            Change::Deallocate(name) => Some(name),
-            Change::DeallocateAll => Some("all of them".to_owned()),
-            _ => None,
-        };
-        for (sql, expected) in [
-            ("deallocate pdo_stmt_00000001", "pdo_stmt_00000001"),
-            ("DEALLOCATE PREPARE A1;", "a1"),
-            ("deallocate /* which? */ \"S_1\" -- this\n;", "S_1"),
-            ("deallocate prepare", "prepare"),
-            ("deallocate all", "all of them"),
-            ("deallocate \"all\"", "all"),
-            ("deallocate prepare \"prepare\"", "prepare"),
-        ] {
-            assert_eq!(name(sql).as_deref(), Some(expected), "{sql}");
-        }
-        for sql in [
-            "deallocate",
-            "deallocate a b",
-            "deallocate a.b",
-            "deallocate 1a",
-            "deallocate \"a",
-            "deallocate \"",
-            "deallocate \"\"",
-            "deallocate \"a\"\"b\"",
-            "deallocate a; select 1",
-            "select 1; deallocate a",
-        ] {
-            assert!(classify(sql.as_bytes()).is_plain(), "{sql}");
-        }
-    }
-    #[test]
     fn savepoints_are_read_as_postgres_reads_them() {
         let read = |sql: &str| match classify(sql.as_bytes()).change.map(|change| *change) {
             Some(Change::Savepoint(name)) => format!("+{name}"),
@@ -862,6 +862,39 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_name_that_is_given_up_is_read_as_postgres_reads_it() {
+        let name = |sql: &str| match *classify(sql.as_bytes()).change? {
+            Change::Deallocate(name) => Some(name),
+            Change::DeallocateAll => Some("all of them".to_owned()),
+            _ => None,
+        };
+        for (sql, expected) in [
+            ("deallocate pdo_stmt_00000001", "pdo_stmt_00000001"),
+            ("DEALLOCATE PREPARE A1;", "a1"),
+            ("deallocate /* which? */ \"S_1\" -- this\n;", "S_1"),
+            ("deallocate prepare", "prepare"),
+            ("deallocate all", "all of them"),
+            ("deallocate \"all\"", "all"),
+            ("deallocate prepare \"prepare\"", "prepare"),
+        ] {
+            assert_eq!(name(sql).as_deref(), Some(expected), "{sql}");
+        }
+        for sql in [
+            "deallocate",
+            "deallocate a b",
+            "deallocate a.b",
+            "deallocate 1a",
+            "deallocate \"a",
+            "deallocate \"",
+            "deallocate \"\"",
+            "deallocate \"a\"\"b\"",
+            "deallocate a; select 1",
+            "select 1; deallocate a",
+        ] {
+            assert!(classify(sql.as_bytes()).is_plain(), "{sql}");
+        }
+    }
 
     proptest::proptest! {
         #[test]

@@ -86,10 +86,17 @@ impl Frontend {
     }
 }
 
-/// Why a client that has these settings from its login stays on its server: what it creates may be temporary.
+/// Why a client that has these settings from its login stays on its server: what it creates may be temporary, or it is another
+/// user there.
 fn pins_of(settings: &Settings) -> Pins {
-    let is_temporary = settings.get("search_path").is_some_and(|path| is_temporary_path(path.bytes()));
-    if is_temporary { Pins::TEMP } else { Pins::default() }
+    let mut pins = Pins::default();
+    if settings.get("search_path").is_some_and(|path| is_temporary_path(path.bytes())) {
+        pins.add(Pins::TEMP);
+    }
+    if settings.get("session_authorization").is_some() {
+        pins.add(Pins::SETTING);
+    }
+    pins
 }
 
 /// What the portals of a client will change in its settings once they are executed; those that change nothing are not kept.

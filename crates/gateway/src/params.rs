@@ -123,11 +123,10 @@ impl Interned {
 }
 
 /// Parameters that a server reports and nobody can set in a session.
-const FIXED: [&str; 7] = [
+const FIXED: [&str; 6] = [
     "in_hot_standby",
     "integer_datetimes",
     "is_superuser",
-    "scram_iterations",
     "server_encoding",
     "server_version",
     "session_authorization",
@@ -235,7 +234,7 @@ impl ServerSettings {
 }
 
 /// The one parameter that decides which others may be set.
-const ROLE: &str = "role";
+pub const ROLE: &str = "role";
 
 fn is_role(name: &str) -> bool {
     ROLE.eq_ignore_ascii_case(name)

@@ -19,7 +19,7 @@ use super::{
     splice::Splice,
 };
 use crate::{
-    classify::{Change, Pins, Traits, classify},
+    classify::{Change, Pins, Traits, classify, pins_of_call},
     record::Ledger,
     statements::{ClientStatements, Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
 };
@@ -120,14 +120,14 @@ impl Exchange<'_> {
                     at = end;
                 }
                 Step::StreamHead { tag, end } => {
-                    self.note_streamed(tag);
+                    self.note_streamed(tag, &chunk[end..]);
                     self.hear(scanner.carry().len());
                     splice.put_vec(&chunk, scanner.carry().to_vec());
                     at = end;
                 }
                 Step::Stream { tag, end, first, .. } => {
                     if first {
-                        self.note_streamed(tag);
+                        self.note_streamed(tag, &chunk[at + HEADER..end]);
                     }
                     self.hear(end - at);
                     splice.pass(&chunk, at, end);
@@ -141,15 +141,34 @@ impl Exchange<'_> {
         Ok(stays)
     }
 
-    fn note_streamed(&mut self, tag: u8) {
+    /// A message that passes in pieces; `body` is what has arrived of it.
+    fn note_streamed(&mut self, tag: u8, body: &[u8]) {
         match tag {
             _ if self.flight.skipping => {}
             frontend::FUNCTION_CALL => {
+                let pins = pins_of_body(body);
+                if self.keeps_state_apart() && !pins.is_empty() {
+                    self.add_pins(pins);
+                }
                 self.flight.push(Asked::FunctionCall, For::Client);
                 self.ledger.iter_mut().for_each(Ledger::call);
             }
             _ => self.flight.note_copy_data(),
         }
+    }
+
+    /// A call of a function by its number.
+    fn call(&mut self, body: &[u8]) -> Words {
+        let traits = Traits { pins: pins_of_body(body), change: None };
+        let Some(refusal) = self.pin(&traits) else {
+            self.note_streamed(frontend::FUNCTION_CALL, body);
+            return Words::Same;
+        };
+        self.ledger.iter_mut().for_each(Ledger::call);
+        self.owe(Asked::Query(None, None));
+        let mut out = Vec::new();
+        frontend::query(refusal.as_bytes(), &mut out);
+        Words::Other(out)
     }
 
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
@@ -222,7 +241,7 @@ impl Exchange<'_> {
             frontend::EXECUTE => return Ok(self.execute(message)),
             frontend::SYNC if self.flight.copy_in => self.flight.sync_in_copy(),
             frontend::SYNC => self.owe(Asked::Sync),
-            frontend::FUNCTION_CALL => self.note_streamed(tag),
+            frontend::FUNCTION_CALL => return Ok(self.call(body)),
             frontend::COPY_DONE | frontend::COPY_FAIL => self.flight.end_copy_in(),
             frontend::COPY_DATA => self.flight.note_copy_data(),
             frontend::FLUSH => {}
@@ -313,11 +332,15 @@ impl Exchange<'_> {
             return None;
         }
         if self.plan.pool.pin {
-            self.front.pins.add(traits.pins);
-            self.pins_behind.iter_mut().for_each(|pins| pins.add(traits.pins));
+            self.add_pins(traits.pins);
             return None;
         }
         Some(refusal(traits.pins))
+    }
+
+    fn add_pins(&mut self, pins: Pins) {
+        self.front.pins.add(pins);
+        self.pins_behind.iter_mut().for_each(|behind| behind.add(pins));
     }
 
     fn parse(&mut self, message: &[u8]) -> Result<Words, Trouble> {
@@ -660,6 +683,11 @@ impl Exchange<'_> {
 
 /// A statement that no server knows.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
+
+/// What a call leaves behind, by the number of its function, which comes first. As long as that has not arrived it may be any.
+fn pins_of_body(call: &[u8]) -> Pins {
+    call.first_chunk().map_or(Pins::SETTING, |function| pins_of_call(u32::from_be_bytes(*function)))
+}
 
 /// In which words the server gets a message.
 enum Words {

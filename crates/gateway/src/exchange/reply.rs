@@ -21,7 +21,7 @@ use crate::{
     classify::{Change, Pins},
     config::Mode,
     error::Refusal,
-    params::{Value, is_settable},
+    params::{ROLE, Settings, Value, is_settable},
     record::Front,
     statements::{ClientStatements, NAME_PREFIX},
 };
@@ -385,8 +385,14 @@ impl Exchange<'_> {
             Change::DeallocateAll | Change::Deallocate(_) => {}
             Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
             Change::ResetAll | Change::DiscardAll => {
-                server.settings.silent = crate::params::Settings::default();
+                let role = server.settings.silent.get(ROLE).cloned().filter(|_| change == Change::ResetAll);
+                server.settings.silent = Settings::default();
                 front.settings = front.startup_settings.clone();
+                if let Some(role) = role {
+                    // RESET ALL leaves it as it is.
+                    server.settings.silent.set(ROLE, role.clone());
+                    front.settings = self.interned.with(&front.settings, ROLE, Some(role));
+                }
                 if change == Change::DiscardAll {
                     front.pins = pins_of(&front.settings);
                     front.pins.add(self.pins_behind.take().unwrap_or_default());

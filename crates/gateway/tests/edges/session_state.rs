@@ -184,6 +184,8 @@ on_each_postgres! {
             ("row_security", "set row_security = off".to_owned(), "on"),
             ("timezone", "set time zone 'Asia/Tokyo'".to_owned(), "GMT"),
         ];
+        let since_16 = ("scram_iterations", "set scram_iterations = 5000".to_owned(), "4096");
+        let leaks = leaks.into_iter().chain((fixture.server.major() >= 16).then_some(since_16));
         for (name, sql, default) in leaks {
             let gateway = fixture.gateway("size = 1\n");
             let mut other = gateway.client("postgres");
@@ -394,6 +396,31 @@ on_each_postgres! {
         }
     }
 
+    fn edge_58_a_role_outlives_reset_all_and_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut owner, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        owner.ok(&format!("set role {role}"));
+        owner.ok("set work_mem = '7MB'");
+        owner.ok("reset all");
+        assert_eq!(other.value("select current_user"), "postgres");
+        assert_eq!(owner.value("select current_user"), role);
+        assert_eq!(owner.value("show work_mem"), "4MB");
+        owner.ok("discard all");
+        assert_eq!(owner.value("select current_user"), "postgres");
+        assert_eq!(other.value("select current_user"), "postgres");
+    }
+
+    fn edge_58_a_session_user_of_the_login_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut owner = gateway.startup("postgres").parameter("session_authorization", &role).connect();
+        assert_eq!(owner.value("select session_user"), role);
+        drop(owner);
+        let mut other = gateway.client("postgres");
+        assert_eq!(other.value("select session_user"), "postgres");
+    }
+
     fn edge_59_listen_keeps_its_server_and_hears(fixture) {
         let channel = fixture.name("channel");
         let gateway = fixture.gateway("size = 2\n");
@@ -508,6 +535,26 @@ on_each_postgres! {
         }
     }
 
+    /// A server that has had a temporary table knows its schema by a number, which others may see.
+    fn edge_60_the_schema_of_temporary_tables_by_its_number(fixture) {
+        for (open, close) in [("", ""), ("\"", "\"")] {
+            let gateway = fixture.gateway("size = 2\n");
+            let mut former = gateway.client("postgres");
+            former.ok("create temporary table scratch (n int)");
+            former.send(&Frames::new().terminate());
+            former.expect_eof();
+            gateway.wait_for_pool("postgres", "sv_idle", 1);
+            let mut owner = gateway.client("postgres");
+            let backend = owner.backend();
+            let schema = owner.value("select nspname from pg_namespace where oid = pg_my_temp_schema()");
+            owner.ok(&format!("create table {open}{schema}{close}.scratch ()"));
+            let mut other = gateway.client("postgres");
+            assert_ne!(other.backend(), backend);
+            assert_eq!(other.query("select * from scratch").code(), "42P01");
+            owner.ok("select * from scratch");
+        }
+    }
+
     fn edge_60_state_in_a_prepared_statement_keeps_its_server_too(fixture) {
         let lock = lock_number(fixture);
         let gateway = fixture.gateway("size = 2\n");
@@ -539,6 +586,39 @@ on_each_postgres! {
                     + (select count(*) from pg_class where relname = 'scratch' and pg_table_is_visible(oid))";
                 assert_eq!(next.value(left), "0", "{state}");
             }
+        }
+    }
+
+    fn edge_60_a_function_called_by_its_number_keeps_its_server_too(fixture) {
+        let calls = "select oid, pronargs, proname from pg_proc where proname = 'set_config' or
+            proname ~ '^pg_(try_)?advisory_lock(_shared)?$' order by oid";
+        let calls = fixture.server.client().ok(calls).rows;
+        assert_eq!(calls.len(), 9);
+        let gateway = fixture.gateway("size = 20\n");
+        let unpinning = fixture.gateway("size = 1\npin = false\n");
+        let mut owners = Vec::new();
+        for call in calls {
+            let arguments = if call[2] == "set_config" { vec!["work_mem", "7MB", "f"] } else { vec!["1"; call[1].parse().unwrap()] };
+            let mut body = call[0].parse::<u32>().unwrap().to_be_bytes().to_vec();
+            body.extend([0, 0, 0, arguments.len() as u8]);
+            for argument in arguments {
+                body.extend((argument.len() as u32).to_be_bytes());
+                body.extend(argument.bytes());
+            }
+            body.extend([0, 0]);
+            let mut owner = gateway.client("postgres");
+            let backend = owner.backend();
+            if call[2].contains("try") || call[2] == "set_config" {
+                owner.send(&Frames::new().message(b'F', &body));
+                owner.expect("V Z:I");
+                let mut other = gateway.client("postgres");
+                assert_ne!(other.backend(), backend, "{call:?}");
+                owners.push(owner);
+            }
+            let mut refused = unpinning.client("postgres");
+            refused.send(&Frames::new().message(b'F', &body));
+            assert_eq!(refused.until_ready().code(), "0A000", "{call:?}");
+            refused.ok("select 1");
         }
     }
 
