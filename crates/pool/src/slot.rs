@@ -57,6 +57,15 @@ impl<C: Connection> Slot<C> {
         }
     }
 
+    /// Whether the connection would be of no use if it were open now: the pool was paused or closed, or all connections of
+    /// its time are to be replaced. The host hears of a change when it is woken for this core, and may
+    /// [`withdraw`](Self::withdraw) then.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        let control = self.local.pool.control();
+        control.paused || control.closed.is_some() || control.generation != self.generation
+    }
+
     /// The core that opens it.
     #[must_use]
     pub fn core(&self) -> usize {

@@ -89,22 +89,37 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
     };
-    let held = loop {
+    loop {
         if !chosen.shared.pool.is_paused() {
             let quota = worker.room_for(&chosen, Room::Apart).await.ok_or(LoginError::Gone)?;
-            if let Some(replicating) = chosen.shared.replicate() {
-                break (replicating, quota);
+            if let Some(replicating) = chosen.shared.replicate()
+                && let Some(connected) = connect_unless_useless(worker, &chosen, request).await
+            {
+                let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
+                worker.gateway.note_server(&chosen.shared.key, &server.identity);
+                return Ok(Apart { server, _held: (replicating, quota) });
             }
         }
         worker.reactor.sleep(PAUSE_LOOK_EVERY).await;
-    };
-    let server = connect(worker, &chosen, request).await.map_err(|error| LoginError::Server(error.client_view()))?;
-    worker.gateway.note_server(&chosen.shared.key, &server.identity);
-    Ok(Apart { server, _held: held })
+    }
+}
+
+/// A connection; `None` if an operator pauses the pool meanwhile, or if a reload sends it elsewhere.
+async fn connect_unless_useless(
+    worker: &Worker,
+    pool: &WorkerPool,
+    request: &Request,
+) -> Option<Result<Server, ConnectError>> {
+    let shared = &pool.shared.pool;
+    let generation = shared.generation();
+    let is_useless = || shared.is_paused() || shared.is_closed() || shared.generation() != generation;
+    // In a box: each wait around it would have a copy of its state.
+    pool.unless(is_useless, Box::pin(connect(worker, pool, request))).await
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {
-    let plan = pool.plan();
+    // Not this thread's copy: after a reload that may be of before.
+    let plan = pool.shared.plan();
     let setup = worker.gateway.setup();
     let mode = request.replication.as_deref().unwrap_or(b"true");
     let mut extra: Vec<(&[u8], &[u8])> = vec![(b"replication", mode)];

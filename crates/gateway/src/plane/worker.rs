@@ -4,11 +4,13 @@ use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     ops::ControlFlow,
+    pin::pin,
     rc::{Rc, Weak},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -17,6 +19,7 @@ use tidegate_link::{Accepted, Reactor, Remote};
 use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
+use tokio::sync::Notify;
 
 use crate::{
     config::{Dialect, PoolPlan},
@@ -107,6 +110,8 @@ pub struct WorkerPool {
     pub local: Local<Server>,
     /// What was counted on this thread; one for all servers that the same clients choose from.
     pub stats: Rc<PoolStats>,
+    /// Woken when the pool has mail: operators may have changed something.
+    changed: Notify,
     plan: RefCell<Rc<PoolPlan>>,
     fleet: RefCell<Option<Rc<Fleet>>>,
 }
@@ -139,6 +144,32 @@ impl WorkerPool {
     #[must_use]
     pub fn plan(&self) -> Rc<PoolPlan> {
         self.plan.borrow().clone()
+    }
+
+    fn read_mail(&self, now: Instant) {
+        self.local.process_mail(now);
+        self.changed.notify_waiters();
+    }
+
+    /// What `work` comes to; `None` if an operator makes it useless meanwhile. That is looked at whenever something may have
+    /// changed.
+    pub async fn unless<T>(&self, is_useless: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Before the look: what comes after it is not missed.
+            changed.as_mut().enable();
+            if is_useless() {
+                return None;
+            }
+            let done = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(output) => Poll::Ready(Some(output)),
+                Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
+            });
+            if let Some(output) = done.await {
+                return Some(output);
+            }
+        }
     }
 
     fn log_closed(&self) {
@@ -266,7 +297,7 @@ impl Worker {
                     let pool = self.pools.borrow().get(&key).cloned();
                     let former = self.former.borrow().clone();
                     for pool in pool.iter().chain(former.iter().filter(|pool| pool.shared.key == key)) {
-                        pool.local.process_mail(self.reactor.now());
+                        pool.read_mail(self.reactor.now());
                     }
                 }
                 Mail::Visit(call) => call(self),
@@ -381,6 +412,7 @@ impl Worker {
             && before.shared.key.host.is_some()
         {
             before.log_closed();
+            changed: Notify::new(),
         }
         self.former.borrow_mut().extend(before);
         pool
@@ -408,7 +440,7 @@ impl Worker {
             true
         });
         for pool in self.pools() {
-            pool.local.process_mail(self.reactor.now());
+            pool.read_mail(self.reactor.now());
         }
         // Some leave with servers that are to be replaced now.
         self.roster.wake_all();
@@ -484,11 +516,11 @@ pub async fn within<T>(reactor: &Reactor, limit: Duration, future: impl Future<O
     if limit.is_zero() {
         return Some(future.await);
     }
-    let mut future = std::pin::pin!(future);
-    let mut sleep = std::pin::pin!(reactor.sleep(limit));
+    let mut future = pin!(future);
+    let mut sleep = pin!(reactor.sleep(limit));
     std::future::poll_fn(|cx| {
-        if let std::task::Poll::Ready(output) = future.as_mut().poll(cx) {
-            return std::task::Poll::Ready(Some(output));
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
         }
         sleep.as_mut().poll(cx).map(|()| None)
     })
@@ -551,7 +583,12 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
         introduce(&mut server, &worker, &plan.connect_query).await?;
         Ok(server)
     };
-    let outcome = within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)));
+    let in_time = Box::pin(within(&worker.reactor, limit, attempt));
+    // A server that does not answer holds up neither a pause nor those who wait for what a reload has put in its place.
+    let Some(outcome) = pool.unless(|| slot.is_revoked(), in_time).await else {
+        return slot.withdraw(worker.reactor.now());
+    };
+    let outcome = outcome.unwrap_or(Err(ConnectError::Timeout(limit)));
     worker.gateway.follow_names();
     let now = worker.reactor.now();
     match outcome {
@@ -666,10 +703,7 @@ async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::pin,
-        task::{Context, Poll, Waker},
-    };
+    use std::task::{Context, Waker};
 
     use tidegate_pool::CheckoutError;
 

@@ -1,6 +1,8 @@
 //! The console: who may do what, over both protocols.
 
-use tidegate_testkit::{Frames, Gateway, RawClient, Signal, eventually};
+use tidegate_testkit::{FaultyServer, Frames, Gateway, RawClient, Signal, eventually};
+
+use crate::gateway_before;
 
 fn console_for_all(fixture: &tidegate_testkit::Fixture) -> Gateway {
     fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n")
@@ -286,5 +288,28 @@ on_each_postgres! {
         let mut console = gateway.console();
         console.send(&Frames::new().query("SHUTDOWN"));
         gateway.wait();
+    }
+}
+
+#[test]
+fn edge_73_a_pause_does_not_wait_for_a_server_that_does_not_answer() {
+    let silent = FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent);
+    let gateway = gateway_before(&silent, "size = 1\n[timeouts]\nconnect = \"600s\"\n");
+    for replication in [false, true] {
+        let before = silent.connections();
+        let mut startup = gateway.startup("postgres");
+        if replication {
+            startup = startup.parameter("replication", "database");
+        }
+        let mut client = startup.open();
+        client.send_bytes(&startup.packet());
+        eventually("it is being connected", || silent.connections() == before + 1);
+        gateway.console().ok("PAUSE postgres");
+        assert_eq!(gateway.pool_count("postgres", "sv_login"), 0);
+        gateway.console().ok("RESUME postgres");
+        eventually("it is being connected again", || silent.connections() == before + 2);
+        client.vanish(false);
+        gateway.console().ok("PAUSE");
+        gateway.console().ok("RESUME");
     }
 }
