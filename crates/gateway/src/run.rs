@@ -438,6 +438,7 @@ fn absolute(file: &Path) -> PathBuf {
 
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
+    let _alone = gateway.configure();
     let source = source.reading(gateway.config_file());
     let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
     let old = gateway.setup();

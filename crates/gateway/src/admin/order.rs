@@ -118,19 +118,27 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     if alias::without_effect(key).is_some() {
         return Ok(());
     }
-    let setup = gateway.setup();
-    let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
-    let config = changed.map_err(wrong)?;
+    let (owner, key, value) = (gateway.clone(), key.to_owned(), value.to_owned());
     // Certificates are read again, on a thread that may wait.
-    let setup = gateway.connector.resolver.offload("the files of a setting", move || Setup::new(config)).await;
-    let setup = setup.ok_or_else(|| not_now("the gateway is stopping"))?;
-    gateway.replace_setup(setup.map_err(|error| wrong(error.to_string()))?);
+    let changed =
+        gateway.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
+    changed.ok_or_else(|| not_now("the gateway is stopping"))?.map_err(wrong)?;
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
     if let Some(streams) = gateway.streams.get() {
         streams.limit(&gateway.setup().config.streams);
     }
+    Ok(())
+}
+
+/// Puts the configuration in force with one setting changed.
+fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), String> {
+    let _alone = gateway.configure();
+    let setup = gateway.setup();
+    let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
+    let setup = Setup::new(changed?).map_err(|error| error.to_string())?;
+    gateway.replace_setup(setup);
     Ok(())
 }
 

@@ -278,6 +278,8 @@ const PASSWORD_CHECKS_MAX: usize = 16;
 /// What all threads of one gateway share.
 pub struct Gateway {
     setup: ArcSwap<Setup>,
+    /// Held by whoever is about to make another configuration, from its reading on.
+    configuring: Mutex<()>,
     /// Held while a configuration takes the place of another: all pools follow one before the next comes.
     replacing: Mutex<()>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
@@ -360,6 +362,7 @@ impl Gateway {
             scope,
             setup: ArcSwap::from_pointee(setup),
             replacing: Mutex::default(),
+            configuring: Mutex::default(),
             workers: OnceLock::new(),
             pools: Mutex::default(),
             clusters: Mutex::default(),
@@ -408,6 +411,12 @@ impl Gateway {
 
     /// Puts another configuration in force, for logins and pools from now on.
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
+    /// To be held from the moment on at which a configuration is read that is then changed or replaced: of two who do so at
+    /// a time, neither undoes what the other has done. It may take as long as files take to be read.
+    pub fn configure(&self) -> MutexGuard<'_, ()> {
+        lock(&self.configuring)
+    }
+
         let replacing = lock(&self.replacing);
         self.setup.store(Arc::new(setup));
         self.connector.secrets.forget_derived();

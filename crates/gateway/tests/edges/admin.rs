@@ -156,6 +156,30 @@ on_each_postgres! {
         drop(waiting);
     }
 
+    /// Neither undoes what the other has done.
+    fn edge_73_two_operators_at_a_time(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        let of = |gateway: &Gateway, key: &str| {
+            let rows = gateway.show("CONFIG");
+            rows.iter().find(|row| row["key"] == key).expect("it is a key")["value"].clone()
+        };
+        let (mut one, mut two) = (gateway.console(), gateway.console());
+        for seconds in 100..160 {
+            let order = |key: &str| Frames::new().query(&format!("SET {key} = '{seconds}s'"));
+            one.send(&order("timeouts.connect"));
+            two.send(&order("timeouts.checkout"));
+            assert!(one.until_ready().error.is_none() && two.until_ready().error.is_none());
+            for key in ["timeouts.connect", "timeouts.checkout"] {
+                assert_eq!(of(&gateway, key), format!("{seconds}s"), "{key}");
+            }
+            gateway.rewrite("timeouts.login", format!("{seconds}s"));
+            one.send(&order("timeouts.connect"));
+            two.send(&Frames::new().query("RELOAD"));
+            assert!(one.until_ready().error.is_none() && two.until_ready().error.is_none());
+            assert_eq!(of(&gateway, "timeouts.login"), format!("{seconds}s"));
+        }
+    }
+
     fn edge_73_nothing_is_connected_for_clients_that_have_left(fixture) {
         let (gateway, mut busy, waiting) = one_server_for_two(fixture);
         waiting.vanish(false);
