@@ -31,6 +31,8 @@ pub enum Duty {
     Pools,
     /// Forgets databases that nobody uses.
     Unused,
+    /// Forgets users whom no server lets in.
+    Strangers,
 }
 
 /// Who takes newcomers in.

@@ -152,7 +152,7 @@ fn rules(config: &Config) -> Result<hba::Rules, hba::HbaError> {
 pub struct SharedPool {
     /// Which one.
     pub key: PoolKey,
-    /// Its number, for messages between threads.
+    /// Its number, in the order in which they were made.
     pub id: usize,
     /// The connections.
     pub pool: Arc<Pool<Server>>,
@@ -319,6 +319,7 @@ pub struct Gateway {
     /// When it was started.
     pub started_at: SystemTime,
     next_client: AtomicU64,
+    next_pool: AtomicUsize,
     /// What the console counts of its own clients.
     pub console: ConsoleCounts,
     orders: Mutex<Orders>,
@@ -361,8 +362,8 @@ impl Gateway {
             server_scope: scope.child_builder("servers").phase(2).build(),
             scope,
             setup: ArcSwap::from_pointee(setup),
-            replacing: Mutex::default(),
             configuring: Mutex::default(),
+            replacing: Mutex::default(),
             workers: OnceLock::new(),
             pools: Mutex::default(),
             clusters: Mutex::default(),
@@ -378,6 +379,7 @@ impl Gateway {
             streams: OnceLock::new(),
             started_at: SystemTime::now(),
             next_client: AtomicU64::new(1),
+            next_pool: AtomicUsize::new(0),
             console: ConsoleCounts::default(),
             orders: Mutex::default(),
             register: Mutex::default(),
@@ -409,14 +411,14 @@ impl Gateway {
         self.setup.load_full()
     }
 
-    /// Puts another configuration in force, for logins and pools from now on.
-    pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
     /// To be held from the moment on at which a configuration is read that is then changed or replaced: of two who do so at
     /// a time, neither undoes what the other has done. It may take as long as files take to be read.
     pub fn configure(&self) -> MutexGuard<'_, ()> {
         lock(&self.configuring)
     }
 
+    /// Puts another configuration in force, for logins and pools from now on.
+    pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
         let replacing = lock(&self.replacing);
         self.setup.store(Arc::new(setup));
         self.connector.secrets.forget_derived();
@@ -587,10 +589,9 @@ impl Gateway {
         if let Some(pool) = pools.get(&key) {
             return pool.clone();
         }
-        let id = pools.values().map(|pool| pool.id + 1).max().unwrap_or(0);
         let pool = Arc::new(SharedPool {
             key: key.clone(),
-            id,
+            id: self.next_pool.fetch_add(1, Ordering::Relaxed),
             pool: self.open_pool(&plan, &key),
             welcome,
             cluster: Mutex::new(cluster),

@@ -215,6 +215,8 @@ pub struct Worker {
     pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
     /// Pools that were taken out, and whose place in `pools` others of the same name have: who waits there is yet to be told.
     former: RefCell<Vec<Rc<WorkerPool>>>,
+    /// What was counted in pools that are forgotten, by database.
+    forgotten: RefCell<FxHashMap<Arc<str>, PoolTotals>>,
     /// Servers being cleaned, by id.
     cleaning: RefCell<FxHashSet<u64>>,
     stopped: Cell<bool>,
@@ -248,6 +250,7 @@ impl Worker {
             mailbox,
             pools: RefCell::default(),
             former: RefCell::default(),
+            forgotten: RefCell::default(),
             cleaning: RefCell::default(),
             stopped: Cell::new(false),
         })
@@ -336,29 +339,35 @@ impl Worker {
         self.pools.borrow().values().cloned().collect()
     }
 
-    /// The pools that a task of this thread has in hand.
-    pub fn pools_in_use(self: &Rc<Self>) -> Vec<PoolKey> {
+    /// Those of these pools that a task of this thread has in hand.
+    pub fn pools_in_use(self: &Rc<Self>, keys: &[PoolKey]) -> Vec<PoolKey> {
         let pools = self.pools.borrow();
-        pools.values().filter(|pool| Rc::strong_count(pool) > 1).map(|pool| pool.shared.key.clone()).collect()
+        let in_use = |key: &&PoolKey| pools.get(key).is_some_and(|pool| Rc::strong_count(pool) > 1);
+        keys.iter().filter(in_use).cloned().collect()
     }
 
-    /// Forgets this thread's part of pools that no task has in hand, and what was counted.
+    /// Forgets this thread's part of pools that no task has in hand. What was counted there is kept for their databases, but
+    /// not for those that only `*` names. Pools of single servers are to come behind those of the clients that choose from them.
     pub fn forget_pools(&self, keys: &[PoolKey]) {
-        let mut forgotten = Vec::new();
-        let mut pools = self.pools.borrow_mut();
         for key in keys {
-            if pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1) {
-                forgotten.extend(pools.remove(key));
+            let mut pools = self.pools.borrow_mut();
+            let is_unused = pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1);
+            let forgotten = if is_unused { pools.remove(key) } else { None };
+            drop(pools);
+            // Outside of the borrow: what is dropped here may ask for its pool.
+            let Some(pool) = forgotten else { continue };
+            if pool.shared.key.host.is_none() && pool.plan().entry != "*" {
+                let mut counted = self.forgotten.borrow_mut();
+                counted.entry(key.database.clone()).or_default().add(&pool.stats.totals());
             }
         }
-        drop(pools);
-        // Outside of the borrow: what is dropped here may ask for its pool.
-        drop(forgotten);
     }
 
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
-        self.counted(PoolStats::totals)
+        let mut totals = self.counted(PoolStats::totals);
+        totals.extend(self.forgotten.borrow().iter().map(|(database, totals)| (database.clone(), *totals)));
+        totals
     }
 
     /// How long things took on this thread, by pool; the same database may come more than once.
@@ -403,6 +412,7 @@ impl Worker {
                 PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
             ),
             stats,
+            changed: Notify::new(),
             plan: RefCell::new(Rc::new((*shared.plan()).clone())),
             fleet: RefCell::default(),
         });
@@ -412,7 +422,6 @@ impl Worker {
             && before.shared.key.host.is_some()
         {
             before.log_closed();
-            changed: Notify::new(),
         }
         self.former.borrow_mut().extend(before);
         pool

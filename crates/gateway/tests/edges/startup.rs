@@ -206,6 +206,20 @@ on_each_postgres! {
         assert_eq!(refusal(&through), direct);
     }
 
+    /// Whoever can log in by any name cannot fill the memory with names.
+    fn edge_46_users_whom_no_server_lets_in_are_forgotten(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.ok("select 1");
+        let stem = fixture.name("nobody");
+        for number in 0..300 {
+            let refused = gateway.startup("postgres").user(&format!("{stem}_{number}")).refused();
+            assert_eq!(refused.code, "28000");
+        }
+        eventually("most of them are forgotten", || gateway.show("POOLS").len() < 100);
+        client.ok("select 1");
+    }
+
     fn edge_46_a_database_that_the_server_does_not_know(fixture) {
         let gateway = fixture.gateway_to(&[("ghost", "no_such_database")], "size = 1\n");
         let refused = refusal(&gateway.startup("ghost"));

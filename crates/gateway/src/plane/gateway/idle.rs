@@ -1,14 +1,12 @@
-//! Databases that only `*` names, and that nobody uses any more: they are forgotten, or a client could fill the memory with
-//! names.
+//! Pools that nobody uses any more: they are forgotten, or a client could fill the memory with names of databases and of users.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::{Gateway, PoolKey, lock};
-use crate::plane::Worker;
+use super::{Gateway, PoolKey, SharedPool, lock};
 
 /// Since when pools were seen without use.
 #[derive(Debug, Default)]
@@ -27,32 +25,54 @@ impl Unused {
     }
 }
 
+/// The pool of a user whom no server has ever let in is forgotten when it was not used for so long: as long as its pauses
+/// between connects last, it knows why.
+const STRANGERS_LIMIT: Duration = Duration::from_secs(60);
+/// Or at once, if there are more of them.
+const STRANGERS_MAX: usize = 256;
+
 impl Gateway {
     /// Forgets the databases that only `*` names and that nobody has used for `timeouts.auto_database`. To be called every
     /// now and then, with the same `unused`.
     pub async fn forget_unused(&self, unused: &mut Unused) {
         let limit = self.setup().config.timeouts.auto_database;
-        if limit.is_zero() {
-            return;
+        if !limit.is_zero() {
+            self.forget_pools(self.idle_auto_pools(), unused, limit).await;
         }
-        let mut idle = self.idle_auto_pools();
-        if idle.is_empty() {
-            return;
+    }
+
+    /// Forgets the pools of users whom no server has ever let in, and who may not exist. To be called every now and then,
+    /// with the same `unused`.
+    pub async fn forget_strangers(&self, unused: &mut Unused) {
+        let strangers = self.idle_strangers();
+        let limit = if strangers.len() > STRANGERS_MAX { Duration::ZERO } else { STRANGERS_LIMIT };
+        self.forget_pools(strangers, unused, limit).await;
+    }
+
+    async fn forget_pools(&self, mut idle: Vec<PoolKey>, unused: &mut Unused, limit: Duration) {
+        if !idle.is_empty() {
+            let keys: Arc<[PoolKey]> = idle.as_slice().into();
+            let used = self.ask_all(move |worker| worker.pools_in_use(&keys)).await;
+            let used: HashSet<PoolKey> = used.into_iter().flatten().collect();
+            idle.retain(|key| !used.contains(key));
         }
-        let used: HashSet<PoolKey> = self.ask_all(Worker::pools_in_use).await.into_iter().flatten().collect();
-        idle.retain(|key| !used.contains(key));
-        let expired: Arc<[PoolKey]> = unused.expired(idle, Instant::now(), limit).into();
+        let expired = unused.expired(idle, Instant::now(), limit);
         if expired.is_empty() {
             return;
         }
-        let keys = expired.clone();
+        // Behind each pool those of the servers that its clients choose from, which only it has in hand.
+        let keys: Arc<[PoolKey]> = {
+            let pools = lock(&self.pools);
+            expired.iter().flat_map(|home| family(&pools, home).map(|pool| pool.key.clone())).collect()
+        };
         self.ask_all(move |worker| worker.forget_pools(&keys)).await;
         let mut pools = lock(&self.pools);
-        for key in expired.iter() {
+        for home in expired {
             // Whoever logs in at this moment has it, and nobody can get it while the lock is held.
-            if pools.get(key).is_some_and(|pool| Arc::strong_count(pool) == 1) {
-                pools.remove(key);
-                tracing::debug!(database = %key.database, user = %key.user, "forgotten: nobody used it");
+            if family(&pools, &home).all(|pool| Arc::strong_count(pool) == 1) {
+                let keys: Vec<PoolKey> = family(&pools, &home).map(|pool| pool.key.clone()).collect();
+                keys.iter().for_each(|key| drop(pools.remove(key)));
+                tracing::debug!(database = %home.database, user = %home.user, "forgotten: nobody used it");
             }
         }
     }
@@ -61,13 +81,39 @@ impl Gateway {
     /// servers stay.
     fn idle_auto_pools(&self) -> Vec<PoolKey> {
         let pools = lock(&self.pools);
-        let is_idle = |pool: &&Arc<super::SharedPool>| {
+        let is_idle = |pool: &&Arc<SharedPool>| {
             let plain = pool.key.host.is_none() && pool.cluster().is_none();
             let counts = pool.pool.counts();
             plain && pool.plan().entry == "*" && counts.open == counts.idle && counts.connecting == 0
         };
         pools.values().filter(is_idle).map(|pool| pool.key.clone()).collect()
     }
+
+    /// Pools to which no server was ever connected, and for which none is being connected now. Those that are kept open
+    /// before a client comes stay.
+    fn idle_strangers(&self) -> Vec<PoolKey> {
+        let setup = self.setup();
+        let kept: BTreeSet<(&str, &str)> = setup.config.shared_users().collect();
+        let pools = lock(&self.pools);
+        let is_stranger = |pool: &&Arc<SharedPool>| {
+            let PoolKey { database, user, host, .. } = &pool.key;
+            host.is_none() && pool.welcome().is_none() && !kept.contains(&(&**database, &**user))
+        };
+        let is_idle = |pool: &&Arc<SharedPool>| {
+            family(&pools, &pool.key).all(|pool| pool.open() == 0 && pool.pool.counts().waiting == 0)
+        };
+        pools.values().filter(is_stranger).filter(is_idle).map(|pool| pool.key.clone()).collect()
+    }
+}
+
+/// The pool of clients, and those of the single servers that they choose from.
+fn family<'a>(
+    pools: &'a BTreeMap<PoolKey, Arc<SharedPool>>,
+    home: &PoolKey,
+) -> impl Iterator<Item = &'a Arc<SharedPool>> {
+    let of = (home.database.clone(), home.user.clone(), home.looks_up);
+    let is_of = move |key: &PoolKey| key.database == of.0 && key.user == of.1 && key.looks_up == of.2;
+    pools.range(home..).take_while(move |(key, _)| is_of(key)).map(|(_, pool)| pool)
 }
 
 #[cfg(test)]
