@@ -31,8 +31,8 @@ pub enum Duty {
     Pools,
     /// Forgets databases that nobody uses.
     Unused,
-    /// Forgets users whom no server lets in.
-    Strangers,
+    /// Forgets pools that are empty, if there are many.
+    Empty,
 }
 
 /// Who takes newcomers in.

@@ -216,7 +216,7 @@ pub struct Worker {
     /// Pools that were taken out, and whose place in `pools` others of the same name have: who waits there is yet to be told.
     former: RefCell<Vec<Rc<WorkerPool>>>,
     /// What was counted in pools that are forgotten, by database.
-    forgotten: RefCell<FxHashMap<Arc<str>, PoolTotals>>,
+    forgotten: RefCell<FxHashMap<Arc<str>, (PoolTotals, Spread)>>,
     /// Servers being cleaned, by id.
     cleaning: RefCell<FxHashSet<u64>>,
     stopped: Cell<bool>,
@@ -357,8 +357,10 @@ impl Worker {
             // Outside of the borrow: what is dropped here may ask for its pool.
             let Some(pool) = forgotten else { continue };
             if pool.shared.key.host.is_none() && pool.plan().entry != "*" {
-                let mut counted = self.forgotten.borrow_mut();
-                counted.entry(key.database.clone()).or_default().add(&pool.stats.totals());
+                let mut forgotten = self.forgotten.borrow_mut();
+                let (totals, spread) = forgotten.entry(key.database.clone()).or_default();
+                totals.add(&pool.stats.totals());
+                spread.add(&pool.stats.spread());
             }
         }
     }
@@ -366,13 +368,16 @@ impl Worker {
     /// What was counted on this thread, by pool; the same database may come more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
         let mut totals = self.counted(PoolStats::totals);
-        totals.extend(self.forgotten.borrow().iter().map(|(database, totals)| (database.clone(), *totals)));
+        totals.extend(self.forgotten.borrow().iter().map(|(database, (totals, _))| (database.clone(), *totals)));
         totals
     }
 
     /// How long things took on this thread, by pool; the same database may come more than once.
     pub fn spreads(self: &Rc<Self>) -> Vec<(Arc<str>, Spread)> {
-        self.counted(PoolStats::spread)
+        let mut spreads = self.counted(PoolStats::spread);
+        spreads
+            .extend(self.forgotten.borrow().iter().map(|(database, (_, spread))| (database.clone(), spread.clone())));
+        spreads
     }
 
     fn counted<T>(&self, read: impl Fn(&PoolStats) -> T) -> Vec<(Arc<str>, T)> {

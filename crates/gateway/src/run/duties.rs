@@ -20,14 +20,14 @@ const PERIOD_LOOK_EVERY: Duration = Duration::from_secs(1);
 const UNUSED_EVERY: Duration = Duration::from_secs(60);
 const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether there are users whom no server lets in.
-const STRANGERS_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether there are many pools without a connection and a client.
+const EMPTY_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts all that the configuration asks for.
 pub(super) fn start(gateway: &Arc<Gateway>) {
     let owner = gateway.clone();
     let class = Class::new(tree::kept(Restart::Permanent), move |duty: &Duty, ctx| attend(*duty, owner.clone(), ctx));
-    for duty in [Duty::Averages, Duty::Names, Duty::Pools, Duty::Unused, Duty::Strangers] {
+    for duty in [Duty::Averages, Duty::Names, Duty::Pools, Duty::Unused, Duty::Empty] {
         // It is refused when the process is ending already.
         let _ = gateway.duties.spawn_kept(duty, &class);
     }
@@ -39,7 +39,7 @@ async fn attend(duty: Duty, gateway: Arc<Gateway>, ctx: Ctx) {
         Duty::Names => check_names(&gateway, &ctx).await,
         Duty::Pools => close_pools(&gateway, &ctx).await,
         Duty::Unused => forget_unused(&gateway, &ctx).await,
-        Duty::Strangers => forget_strangers(&gateway, &ctx).await,
+        Duty::Empty => forget_empty(&gateway, &ctx).await,
     }
 }
 
@@ -91,12 +91,11 @@ async fn forget_unused(gateway: &Arc<Gateway>, ctx: &Ctx) {
     }
 }
 
-async fn forget_strangers(gateway: &Arc<Gateway>, ctx: &Ctx) {
-    let mut unused = Unused::default();
+async fn forget_empty(gateway: &Arc<Gateway>, ctx: &Ctx) {
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            () = tokio::time::sleep(STRANGERS_EVERY) => gateway.forget_strangers(&mut unused).await,
+            () = tokio::time::sleep(EMPTY_EVERY) => gateway.forget_empty().await,
         }
     }
 }

@@ -25,11 +25,11 @@ impl Unused {
     }
 }
 
-/// The pool of a user whom no server has ever let in is forgotten when it was not used for so long: as long as its pauses
-/// between connects last, it knows why.
-const STRANGERS_LIMIT: Duration = Duration::from_secs(60);
-/// Or at once, if there are more of them.
-const STRANGERS_MAX: usize = 256;
+/// So many pools may stay that have no connection and no client. Names of users cost nothing where nobody asks for a password, and
+/// pools of users whom no server has ever let in are of little use.
+const EMPTY_STRANGERS_MAX: usize = 256;
+/// The same of those that have had connections: the next client would have to wait for one anyway.
+const EMPTY_MAX: usize = 1024;
 
 impl Gateway {
     /// Forgets the databases that only `*` names and that nobody has used for `timeouts.auto_database`. To be called every
@@ -41,12 +41,14 @@ impl Gateway {
         }
     }
 
-    /// Forgets the pools of users whom no server has ever let in, and who may not exist. To be called every now and then,
-    /// with the same `unused`.
-    pub async fn forget_strangers(&self, unused: &mut Unused) {
-        let strangers = self.idle_strangers();
-        let limit = if strangers.len() > STRANGERS_MAX { Duration::ZERO } else { STRANGERS_LIMIT };
-        self.forget_pools(strangers, unused, limit).await;
+    /// Forgets the pools that have no connection and no client, if there are many of them. To be called every now and then.
+    pub async fn forget_empty(&self) {
+        let (strangers, others) = self.empty_pools();
+        for (empty, most) in [(strangers, EMPTY_STRANGERS_MAX), (others, EMPTY_MAX)] {
+            if empty.len() > most {
+                self.forget_pools(empty, &mut Unused::default(), Duration::ZERO).await;
+            }
+        }
     }
 
     async fn forget_pools(&self, mut idle: Vec<PoolKey>, unused: &mut Unused, limit: Duration) {
@@ -89,20 +91,22 @@ impl Gateway {
         pools.values().filter(is_idle).map(|pool| pool.key.clone()).collect()
     }
 
-    /// Pools to which no server was ever connected, and for which none is being connected now. Those that are kept open
-    /// before a client comes stay.
-    fn idle_strangers(&self) -> Vec<PoolKey> {
+    /// Pools for which nothing is open or is being opened, and in which nobody waits: those to which no server was ever
+    /// connected, and the others. Those that are kept open before a client comes stay.
+    fn empty_pools(&self) -> (Vec<PoolKey>, Vec<PoolKey>) {
         let setup = self.setup();
         let kept: BTreeSet<(&str, &str)> = setup.config.shared_users().collect();
         let pools = lock(&self.pools);
-        let is_stranger = |pool: &&Arc<SharedPool>| {
-            let PoolKey { database, user, host, .. } = &pool.key;
-            host.is_none() && pool.welcome().is_none() && !kept.contains(&(&**database, &**user))
+        let may_go = |pool: &&Arc<SharedPool>| {
+            pool.key.host.is_none() && !kept.contains(&(&*pool.key.database, &*pool.key.user))
         };
-        let is_idle = |pool: &&Arc<SharedPool>| {
+        let is_empty = |pool: &&Arc<SharedPool>| {
             family(&pools, &pool.key).all(|pool| pool.open() == 0 && pool.pool.counts().waiting == 0)
         };
-        pools.values().filter(is_stranger).filter(is_idle).map(|pool| pool.key.clone()).collect()
+        let empty = pools.values().filter(may_go).filter(is_empty);
+        let (strangers, others): (Vec<_>, Vec<_>) = empty.partition(|pool| pool.welcome().is_none());
+        let keys = |pools: Vec<&Arc<SharedPool>>| pools.into_iter().map(|pool| pool.key.clone()).collect();
+        (keys(strangers), keys(others))
     }
 }
 
