@@ -162,6 +162,7 @@ fn function_pins(sql: &[u8]) -> Pins {
     if !may_call_or_keep(sql) {
         return pins;
     }
+    let mut first_update = None;
     for found in SEARCH.find_iter(sql) {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
@@ -169,7 +170,7 @@ fn function_pins(sql: &[u8]) -> Pins {
             2 if is_made_temporary(sql, found.start()) => Pins::TEMP,
             2 => Pins::default(),
             // An UPDATE of the view is a SET by another name.
-            3 if !contains(&sql[..found.start()], b"update") => Pins::default(),
+            3 if *first_update.get_or_insert_with(|| position(sql, b"update")) > found.start() => Pins::default(),
             // set_config, or a name that is spelled by numbers: it may be any of these.
             _ => Pins::SETTING,
         });
@@ -253,8 +254,9 @@ fn ends_with(text: &[u8], word: &[u8]) -> bool {
     text.len() >= word.len() && text[text.len() - word.len()..].eq_ignore_ascii_case(word)
 }
 
-fn contains(text: &[u8], word: &[u8]) -> bool {
-    text.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word))
+/// Where a word begins first; behind the text if nowhere.
+fn position(text: &[u8], word: &[u8]) -> usize {
+    text.windows(word.len()).position(|part| part.eq_ignore_ascii_case(word)).unwrap_or(text.len())
 }
 
 const fn is_of_word(byte: u8) -> bool {
@@ -375,14 +377,15 @@ fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bo
 }
 
 fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
-    let Some(mut name) = words.next() else { return };
+    // One that is hard to read may be that of a parameter nevertheless.
+    let Some(mut name) = words.next() else { return traits.pins.add(Pins::SETTING) };
     if name == "session" {
         match words.next() {
             Some(next) if next == "characteristics" || next == "authorization" => {
                 return traits.pins.add(Pins::SETTING);
             }
             Some(next) => name = next,
-            None => return,
+            None => return traits.pins.add(Pins::SETTING),
         }
     }
     match name.as_str() {
@@ -747,6 +750,9 @@ mod tests {
         assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
         assert_eq!(pins("update only pg_catalog.pg_settings set setting = 1 where name = 'a'"), "setting");
         assert_eq!(pins("select U&\"set\\005fconfig\"('a.b', '', false)"), "setting");
+        for name in ["é.a", "session é.a", "\"é\".é", "a.é"] {
+            assert_eq!(pins(&format!("set {name} to 'a'")), "setting", "{name}");
+        }
         for name in ["session_authorization", "session session_authorization", "\"session_authorization\""] {
             assert_eq!(pins(&format!("set {name} to 'a'")), "setting");
         }
@@ -824,6 +830,15 @@ mod tests {
         assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));
         assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
         assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
+    }
+
+    #[test]
+    fn a_long_text_is_looked_at_once() {
+        for part in
+            ["pg_settings ", "temp ", "/**/temp", "--temp\n", "';", "set_config(", "$a$ ", "\\;", "declare ", "(", "/*"]
+        {
+            let _ = classify(part.repeat((4 << 20) / part.len()).as_bytes());
+        }
     }
 
     #[test]
