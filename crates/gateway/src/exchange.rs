@@ -24,7 +24,7 @@ use crate::{
     params::{Interned, RoleTurn, Settings},
     record::Ledger,
     server::Server,
-    statements::{Catalog, ClientStatements},
+    statements::{Catalog, ClientStatements, Digest},
     stats::PoolStats,
 };
 
@@ -226,6 +226,8 @@ pub struct Exchange<'a> {
     pending: Pending,
     /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
     pins_behind: Option<Pins>,
+    /// Statements that were taught behind others which are not answered yet: by what they are read may have changed.
+    doubtful: Vec<Digest>,
     /// The message now streamed from the server goes to the client.
     streams_for_client: bool,
     /// The client has been answered in the server's place, and the server may not have been asked anything.
@@ -276,6 +278,7 @@ impl<'a> Exchange<'a> {
             adoption_error: None,
             pending: Pending::default(),
             pins_behind: None,
+            doubtful: Vec::new(),
             streams_for_client: false,
             answered: false,
             hurried: false,

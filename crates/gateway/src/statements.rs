@@ -36,6 +36,8 @@ pub struct Statement {
     /// The Parse message under the server's name.
     parse: Vec<u8>,
     traits: Traits,
+    /// Those of its first client.
+    settings: Rc<Settings>,
     /// The last server that was taught it took it.
     sound: Cell<bool>,
 }
@@ -44,7 +46,7 @@ pub struct Statement {
 pub const NAME_PREFIX: &str = "tidegate_";
 
 impl Statement {
-    fn new(digest: Digest, message: &Parse<'_>) -> Self {
+    fn new(digest: Digest, message: &Parse<'_>, settings: Rc<Settings>) -> Self {
         use std::fmt::Write as _;
         let mut name = NAME_PREFIX.to_owned();
         for byte in &digest.0[..12] {
@@ -54,7 +56,7 @@ impl Statement {
         let mut parse = Vec::new();
         let types: Vec<u32> = message.types().collect();
         frontend::parse(name.as_bytes(), message.query, &types, &mut parse);
-        Self { digest, parse, traits: classify(message.query), sound: Cell::new(false) }
+        Self { digest, parse, traits: classify(message.query), settings, sound: Cell::new(false) }
     }
 
     /// A server was taught it, and took it or not.
@@ -86,6 +88,12 @@ impl Statement {
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.traits
+    }
+
+    /// Whether a server reads its text under these settings as it is meant.
+    #[must_use]
+    pub fn is_read_alike(&self, settings: &Rc<Settings>) -> bool {
+        Rc::ptr_eq(&self.settings, settings) || READ_BY.iter().all(|name| self.settings.get(name) == settings.get(name))
     }
 
     /// What tells it from others.
@@ -167,11 +175,11 @@ impl Catalog {
     }
 
     /// Finds or makes the statement of a Parse message that a client with these settings sent to this pool.
-    pub fn intern(&self, message: &Parse<'_>, settings: &Settings, plan: &PoolPlan) -> Rc<Statement> {
+    pub fn intern(&self, message: &Parse<'_>, settings: &Rc<Settings>, plan: &PoolPlan) -> Rc<Statement> {
         self.intern_for(message, settings, [&plan.entry, &plan.dbname, &plan.user])
     }
 
-    pub(crate) fn intern_for(&self, message: &Parse<'_>, settings: &Settings, realm: [&str; 3]) -> Rc<Statement> {
+    pub(crate) fn intern_for(&self, message: &Parse<'_>, settings: &Rc<Settings>, realm: [&str; 3]) -> Rc<Statement> {
         let digest = digest_of(message, settings, realm);
         if let Some(statement) = self.find(digest) {
             return statement;
@@ -181,7 +189,7 @@ impl Catalog {
         if known.len() == known.capacity() {
             known.retain(|_, statement| statement.strong_count() > 0);
         }
-        let statement = Rc::new(Statement::new(digest, message));
+        let statement = Rc::new(Statement::new(digest, message, settings.clone()));
         known.insert(digest, Rc::downgrade(&statement));
         statement
     }
@@ -200,6 +208,12 @@ impl Catalog {
 /// Settings by which a server reads the text of a statement: what its names mean, and its literals.
 const READ_BY: [&str; 6] =
     ["search_path", "TimeZone", "DateStyle", "IntervalStyle", "client_encoding", "standard_conforming_strings"];
+
+/// Whether a server reads statements by this parameter.
+#[must_use]
+pub fn is_read_by(name: &str) -> bool {
+    READ_BY.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
 
 /// What makes two statements the same: text and types, the settings by which they are read, and the pool whose servers know
 /// them, so that what changes in one database says nothing of another.
@@ -416,7 +430,7 @@ mod tests {
         let body = parse_body("any", query, types);
         let mut settings = Settings::default();
         path.into_iter().for_each(|path| settings.set("search_path", path.clone()));
-        catalog.intern_for(&Parse::decode(&body).unwrap(), &settings, ["shop"; 3])
+        catalog.intern_for(&Parse::decode(&body).unwrap(), &Rc::new(settings), ["shop"; 3])
     }
 
     #[test]

@@ -709,8 +709,7 @@ mod tests {
         let mut message = Vec::new();
         tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
         let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
-        let statement =
-            crate::statements::Catalog::default().intern_for(&parse, &crate::params::Settings::default(), [""; 3]);
+        let statement = crate::statements::Catalog::default().intern_for(&parse, &Rc::default(), [""; 3]);
         (statement.clone(), Asked::Parse(Some(statement), Some(name.as_bytes().into())))
     }
 

@@ -419,6 +419,7 @@ impl Exchange<'_> {
         let Teach::Send { evict } = self.server.statements.use_or_teach(statement, limit as usize) else {
             return true;
         };
+        let may_be_read_otherwise = !self.flight.owes_nothing();
         for (digest, evicted) in evict {
             frontend::close(Kind::Statement, &evicted, out);
             self.flight.push(Asked::Evict(digest, evicted), For::Gateway);
@@ -426,7 +427,27 @@ impl Exchange<'_> {
         out.extend_from_slice(statement.parse_message());
         self.flight.push(Asked::Parse(Some(statement.clone()), name.map(Into::into)), to);
         self.stats.server_parse_count.add(1);
+        if may_be_read_otherwise {
+            self.doubt(statement.digest());
+        }
+        if !statement.is_read_alike(&self.front.settings) {
+            // It will do for this client, whose settings have changed since it prepared it.
+            self.server.statements.mark_stale(statement.digest());
+        }
         false
+    }
+
+    /// What was asked before may change by what a statement is read that is taught now.
+    fn doubt(&mut self, taught: Digest) {
+        if self.doubtful.len() >= DOUBTFUL_MAX {
+            self.give_up_doubtful();
+        }
+        self.doubtful.push(taught);
+    }
+
+    /// The server has them as nobody can say: each is taught anew before its next use.
+    pub(super) fn give_up_doubtful(&mut self) {
+        self.doubtful.drain(..).for_each(|digest| self.server.statements.mark_stale(digest));
     }
 
     fn bind(&mut self, message: &[u8]) -> Result<Words, Trouble> {
@@ -680,6 +701,9 @@ impl Exchange<'_> {
         self.plan.pool.mode != crate::config::Mode::Session
     }
 }
+
+/// So many statements at most may be in doubt.
+const DOUBTFUL_MAX: usize = 1024;
 
 /// A statement that no server knows.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";

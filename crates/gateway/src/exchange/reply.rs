@@ -23,7 +23,7 @@ use crate::{
     error::Refusal,
     params::{ROLE, Settings, Value, is_settable},
     record::Front,
-    statements::{ClientStatements, NAME_PREFIX},
+    statements::{ClientStatements, NAME_PREFIX, is_read_by},
 };
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
@@ -240,6 +240,7 @@ impl Exchange<'_> {
         }
         if self.flight.is_over() {
             self.front.portal_changes.clear();
+            self.doubtful.clear();
         }
         if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
             return Ok(self.refuse_transaction());
@@ -411,6 +412,9 @@ impl Exchange<'_> {
             return Ok(Fate::Swallow);
         }
         if is_settable(name) && !ours {
+            if !self.doubtful.is_empty() && is_read_by(name) {
+                self.give_up_doubtful();
+            }
             self.front.settings = self.interned.with(&self.front.settings, name, Some(value));
             self.server.adopted = Some(self.front.settings.clone());
         }

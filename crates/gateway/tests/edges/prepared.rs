@@ -28,6 +28,41 @@ fn crowd(gateway: &Gateway, count: usize) -> Vec<RawClient> {
 const FAILING: &str = "select 1 / (random() * 0)::int";
 
 on_each_postgres! {
+    /// What a literal means is decided when its statement is prepared: nobody gets it as another client has it.
+    fn edge_24_a_literal_means_what_it_does_for_its_client(fixture) {
+        let sql = "select extract(month from '01/02/2020'::date)::int";
+        let month = |client: &mut RawClient, name: &str| {
+            client.send(&Frames::new().bind(name, &[]).execute().sync());
+            client.until_ready().value()
+        };
+        // The server knows one statement, and is taught the first again by a client that has changed its mind.
+        let gateway = fixture.gateway("size = 1\nprepared_statements_per_server = 1\n");
+        let (mut changed, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        changed.send(&Frames::new().parse("one", sql).parse("two", "select 2").sync());
+        changed.until_ready();
+        changed.ok("set datestyle = 'SQL, DMY'");
+        month(&mut changed, "one");
+        other.send(&Frames::new().parse("same", sql).sync());
+        other.until_ready();
+        assert_eq!(month(&mut other, "same"), "1");
+        assert_eq!(month(&mut changed, "two"), "2");
+        // It is prepared in one breath with what changes it.
+        let set = "set datestyle = 'SQL, DMY'";
+        for behind in [Frames::new().query(set), Frames::new().once(set)] {
+            let gateway = fixture.gateway("size = 1\n");
+            let (mut changed, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+            let is_query = behind.bytes()[0] == b'Q';
+            changed.send(&behind.parse("one", sql).bind("one", &[]).execute().sync());
+            if is_query {
+                changed.until_ready();
+            }
+            assert_eq!(changed.until_ready().value(), "2");
+            other.send(&Frames::new().parse("same", sql).sync());
+            other.until_ready();
+            assert_eq!(month(&mut other, "same"), "1");
+        }
+    }
+
     fn edge_13_one_name_means_another_text_for_each_client(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let mut clients = crowd(&gateway, 5);
