@@ -213,6 +213,17 @@ impl ServerSettings {
         queries
     }
 
+    /// RESET ALL was done, which leaves the role as it is.
+    pub fn reset_all(&mut self) {
+        self.silent.entries.retain(|(name, _)| is_role(name));
+    }
+
+    /// Nobody knows any more what the server has of that which it does not report.
+    pub fn doubt_all(&mut self) {
+        // No client has such a value, so that each is set or reset before the next one.
+        self.silent.entries.iter_mut().for_each(|(_, value)| *value = Value::Sql("".into()));
+    }
+
     /// The adoption has succeeded: what is not reported is now as the client wanted it.
     pub fn adopted(&mut self, wanted: &Settings) {
         let entries = wanted.entries.iter().filter(|(name, _)| self.reported.get(name).is_none()).cloned().collect();

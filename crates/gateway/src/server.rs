@@ -111,8 +111,10 @@ enum Place {
 pub struct Cleaning {
     /// A transaction is open and has to be rolled back.
     pub in_transaction: bool,
-    /// The session has to be reset as the pool is told to.
+    /// The session has to be reset as the pool is told to,
     pub reset: bool,
+    /// and before that as a client needs it who has left behind what only a session has.
+    pub discard: bool,
 }
 
 /// The largest message of a server that the gateway has to see whole; rows are not among them.

@@ -89,7 +89,7 @@ pub(super) async fn look_up(
 
 async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, Wrong> {
     lease.settle(&worker.reactor)?;
-    clean::clean(lease, false, "DISCARD ALL").await?;
+    clean::clean(lease, false, &[clean::DISCARD_ALL]).await?;
     let mut out = Vec::new();
     frontend::parse(b"", query.as_bytes(), &[], &mut out);
     frontend::bind(&BindMessage { values: &[Some(user.as_bytes())], ..BindMessage::default() }, &mut out);

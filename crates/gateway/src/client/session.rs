@@ -381,7 +381,8 @@ impl Session {
         let now = self.worker.reactor.now();
         let stays = matches!(ended, Ended::Exchange(End::Over(_)));
         let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
-        let reset = keep || always || !self.front.pins.is_empty();
+        let is_pinned = !keep && !self.front.pins.is_empty();
+        let reset = keep || always || is_pinned;
         let goodbye = match ended {
             Ended::Exchange(End::Over(beginning)) => {
                 self.idle.put_back(beginning);
@@ -403,18 +404,23 @@ impl Session {
             }
             Ended::Interrupted(goodbye) => Err(goodbye),
         };
-        self.give_back(lease, leftover, reset && (always || !stays));
+        let cleaning = Cleaning {
+            in_transaction: leftover == Leftover::Transaction,
+            reset: reset && (always || !stays),
+            discard: is_pinned && !stays,
+        };
+        self.give_back(lease, leftover, cleaning);
         goodbye
     }
 
-    fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, reset: bool) {
+    fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, cleaning: Cleaning) {
         let now = self.worker.reactor.now();
         let fate = match leftover {
             _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
             Leftover::Unsynced => Fate::Close,
-            Leftover::Nothing if !reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
+            Leftover::Nothing if !cleaning.reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
             Leftover::Nothing | Leftover::Transaction => {
-                lease.cleaning = Cleaning { in_transaction: leftover == Leftover::Transaction, reset };
+                lease.cleaning = cleaning;
                 Fate::Clean
             }
             // The server works on for a client that is gone: that is ended, and its connection with it.

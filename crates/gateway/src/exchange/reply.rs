@@ -386,13 +386,13 @@ impl Exchange<'_> {
             Change::DeallocateAll | Change::Deallocate(_) => {}
             Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
             Change::ResetAll | Change::DiscardAll => {
-                let role = server.settings.silent.get(ROLE).cloned().filter(|_| change == Change::ResetAll);
-                server.settings.silent = Settings::default();
                 front.settings = front.startup_settings.clone();
-                if let Some(role) = role {
-                    // RESET ALL leaves it as it is.
-                    server.settings.silent.set(ROLE, role.clone());
-                    front.settings = self.interned.with(&front.settings, ROLE, Some(role));
+                if change == Change::ResetAll {
+                    server.settings.reset_all();
+                    let role = server.settings.silent.get(ROLE).cloned();
+                    front.settings = self.interned.with(&front.settings, ROLE, role);
+                } else {
+                    server.settings.silent = Settings::default();
                 }
                 if change == Change::DiscardAll {
                     front.pins = pins_of(&front.settings);

@@ -696,11 +696,16 @@ const CLEAN_LIMIT: Duration = Duration::from_secs(15);
 async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<Server>) {
     let plan = pool.plan();
     let cleaning = std::mem::take(&mut lease.cleaning);
-    let reset = if cleaning.reset { plan.pool.server_reset.as_str() } else { "" };
-    let reset = if lease.tainted && reset.is_empty() { "DISCARD ALL" } else { reset };
+    let discards = cleaning.discard || lease.tainted;
+    let discard = discards.then_some(clean::DISCARD_ALL);
+    let reset = Some(plan.pool.server_reset.as_str()).filter(|reset| cleaning.reset && !reset.is_empty());
+    let reset = reset.filter(|reset| !discards || *reset != clean::DISCARD_ALL);
+    let resets: Vec<&str> = discard.into_iter().chain(reset).collect();
     worker.cleaning.borrow_mut().insert(lease.identity.id);
     let cleaned = match lease.settle(&worker.reactor) {
-        Ok(()) => within(&worker.reactor, CLEAN_LIMIT, clean::clean(&mut lease, cleaning.in_transaction, reset)).await,
+        Ok(()) => {
+            within(&worker.reactor, CLEAN_LIMIT, clean::clean(&mut lease, cleaning.in_transaction, &resets)).await
+        }
         Err(error) => Some(Err(error.into())),
     };
     worker.cleaning.borrow_mut().remove(&lease.identity.id);

@@ -10,6 +10,7 @@ use tidegate_wire::{
 };
 
 use super::Server;
+use crate::params::Settings;
 
 /// Why a server could not be cleaned; it is then closed.
 #[derive(Debug, thiserror::Error)]
@@ -32,14 +33,17 @@ pub enum CleanError {
     Busy,
 }
 
-/// Ends an open transaction and runs `reset` (nothing if empty), after all cancel requests are through.
+/// What takes everything back that a session has.
+pub const DISCARD_ALL: &str = "DISCARD ALL";
+
+/// Ends an open transaction and runs each of `resets`, after all cancel requests are through.
 ///
 /// # Errors
 /// Any of [`CleanError`]: the server must not be used again.
 ///
 /// # Cancel safety
 /// Not safe: the server's state is unknown when the future is dropped.
-pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Result<(), CleanError> {
+pub async fn clean(server: &mut Server, in_transaction: bool, resets: &[&str]) -> Result<(), CleanError> {
     server.cancels.opened().await;
     if server.cancels.has_lost() {
         return Err(CleanError::Cancelled);
@@ -50,7 +54,7 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
         frontend::query(b"ROLLBACK", &mut out);
         owed += 1;
     }
-    if !reset.is_empty() {
+    for reset in resets {
         frontend::query(reset.as_bytes(), &mut out);
         owed += 1;
     }
@@ -60,14 +64,35 @@ pub async fn clean(server: &mut Server, in_transaction: bool, reset: &str) -> Re
     server.link().flush().await?;
     // A late cancel may hit the reset; whatever it was, the session is not what it should be.
     hear(server, owed).await?;
-    if !reset.is_empty() {
-        server.statements.clear();
-        server.settings.silent = crate::params::Settings::default();
-    }
+    resets.iter().for_each(|reset| note_reset(server, reset));
     server.unnamed = None;
     server.adopted = None;
     server.tainted = false;
     Ok(())
+}
+
+/// What the server has left after a reset, of which the user may have made anything.
+fn note_reset(server: &mut Server, reset: &str) {
+    if has_statement(reset, DISCARD_ALL) {
+        server.statements.clear();
+        server.settings.silent = Settings::default();
+        return;
+    }
+    server.statements.mark_all_stale();
+    if has_statement(reset, "RESET ALL") {
+        server.settings.reset_all();
+    } else {
+        server.settings.doubt_all();
+    }
+}
+
+/// Whether one of the statements of `sql` is that, in whatever case.
+fn has_statement(sql: &str, words: &str) -> bool {
+    let is_same = |statement: &str| {
+        let said = statement.split_ascii_whitespace().map(str::to_ascii_uppercase);
+        said.eq(words.split(' '))
+    };
+    sql.split(';').any(is_same)
 }
 
 /// Runs statements on a fresh server, whose rows nobody wants.
@@ -131,5 +156,24 @@ fn ready_count(server: &mut Server, chunk: &[u8], refused: &mut Option<String>) 
             _ => {}
         }
         at = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_is_read_in_whatever_case() {
+        for (sql, discards) in [
+            ("DISCARD ALL", true),
+            (" discard\nall ;", true),
+            ("select 1; Discard All", true),
+            ("DISCARD TEMP", false),
+            ("RESET ALL", false),
+            ("", false),
+        ] {
+            assert_eq!(has_statement(sql, DISCARD_ALL), discards, "{sql}");
+        }
     }
 }

@@ -28,6 +28,25 @@ fn crowd(gateway: &Gateway, count: usize) -> Vec<RawClient> {
 const FAILING: &str = "select 1 / (random() * 0)::int";
 
 on_each_postgres! {
+    /// A reset of one's own may leave statements and roles where they are.
+    fn edge_22_a_reset_that_forgets_nothing(fixture) {
+        let role = fixture.own_role("x", "");
+        for reset in ["RESET ALL", "DEALLOCATE ALL", "SELECT 1", "discard all;"] {
+            let gateway = fixture.gateway(&format!("size = 1\nserver_reset = \"{reset}\"\nserver_reset_always = true\n"));
+            let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+            client.ok(&format!("set role {role}"));
+            client.ok("set work_mem = '7MB'");
+            client.send(&Frames::new().parse("one", "select current_user").sync());
+            assert_eq!(client.until_ready().code(), "", "{reset}");
+            for _ in 0..2 {
+                client.send(&Frames::new().bind("one", &[]).execute().sync());
+                assert_eq!(client.until_ready().value(), role, "{reset}");
+                assert_eq!(other.value("select current_user"), "postgres", "{reset}");
+                assert_eq!(other.value("show work_mem"), "4MB", "{reset}");
+            }
+        }
+    }
+
     /// What a literal means is decided when its statement is prepared: nobody gets it as another client has it.
     fn edge_24_a_literal_means_what_it_does_for_its_client(fixture) {
         let sql = "select extract(month from '01/02/2020'::date)::int";

@@ -571,8 +571,8 @@ on_each_postgres! {
     fn edge_60_the_next_client_finds_nothing_of_it(fixture) {
         for (state, sql) in PINNING {
             let sql = sql.replace("LOCK", &lock_number(fixture));
-            for orderly in [true, false] {
-                let gateway = fixture.gateway("size = 1\n");
+            for (orderly, reset) in [(true, "DISCARD ALL"), (false, "DISCARD ALL"), (true, ""), (false, "RESET ALL")] {
+                let gateway = fixture.gateway(&format!("size = 1\nserver_reset = \"{reset}\"\n"));
                 let mut owner = gateway.client("postgres");
                 owner.ok(&sql);
                 if orderly {
@@ -584,7 +584,7 @@ on_each_postgres! {
                     + (select count(*) from pg_cursors) + (select count(*) from pg_prepared_statements where from_sql)
                     + (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())
                     + (select count(*) from pg_class where relname = 'scratch' and pg_table_is_visible(oid))";
-                assert_eq!(next.value(left), "0", "{state}");
+                assert_eq!(next.value(left), "0", "{state}, {reset}");
             }
         }
     }
