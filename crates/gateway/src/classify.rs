@@ -162,12 +162,12 @@ fn function_pins(sql: &[u8]) -> Pins {
     if !may_call_or_keep(sql) {
         return pins;
     }
-    let mut first_update = None;
+    let (mut first_update, mut comments_left) = (None, COMMENTS_MAX);
     for found in SEARCH.find_iter(sql) {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
             0 => Pins::ADVISORY,
-            2 if is_made_temporary(sql, found.start()) => Pins::TEMP,
+            2 if is_made_temporary(sql, found.start(), &mut comments_left) => Pins::TEMP,
             2 => Pins::default(),
             // An UPDATE of the view is a SET by another name.
             3 if *first_update.get_or_insert_with(|| position(sql, b"update")) > found.start() => Pins::default(),
@@ -193,7 +193,7 @@ fn is_transaction_lock(sql: &[u8], at: usize) -> bool {
 
 /// Whether the "temp" at `at` makes a table a temporary one, as in `INTO TEMP` and `CREATE TEMPORARY`, or is the schema of
 /// such tables.
-fn is_made_temporary(sql: &[u8], at: usize) -> bool {
+fn is_made_temporary(sql: &[u8], at: usize, comments_left: &mut usize) -> bool {
     let (before, behind) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
     if ends_with(before, b"pg_") || ends_with(before, b"pg_toast_") {
         let behind = skip_number(behind);
@@ -207,7 +207,7 @@ fn is_made_temporary(sql: &[u8], at: usize) -> bool {
     if behind.first().is_some_and(|next| is_of_word(*next)) || before.last().is_some_and(|last| is_of_word(*last)) {
         return false;
     }
-    follows_making(before).unwrap_or(at > LOOK_BACK)
+    follows_making(before, comments_left).unwrap_or(at > LOOK_BACK)
 }
 
 /// The number by which a session may call its schema of temporary tables, too: `pg_temp_3`.
@@ -216,11 +216,14 @@ fn skip_number(text: &[u8]) -> &[u8] {
     &number[number.iter().take_while(|byte| byte.is_ascii_digit()).count()..]
 }
 
+/// So many comments at most are passed over in a text; what stands behind more of them may be anything.
+const COMMENTS_MAX: usize = 1 << 16;
+
 /// What stands further before a word than this may be anything.
 const LOOK_BACK: usize = 256;
 
 /// Whether a text ends with a word that makes something, blanks and comments aside; `None` if it has nothing else.
-fn follows_making(mut text: &[u8]) -> Option<bool> {
+fn follows_making(mut text: &[u8], comments_left: &mut usize) -> Option<bool> {
     loop {
         text = trim_end(text);
         if text.is_empty() {
@@ -236,6 +239,10 @@ fn follows_making(mut text: &[u8]) -> Option<bool> {
             text = &text[..dashes];
         } else {
             return Some(ends_with_making(text));
+        }
+        match comments_left.checked_sub(1) {
+            Some(left) => *comments_left = left,
+            None => return Some(true),
         }
     }
 }
@@ -319,6 +326,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
         Some("release") => look_at_savepoint(&mut words, Change::Release, single, traits),
         Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
         Some("listen") => traits.pins.add(Pins::LISTEN),
+        Some("do") => look_at_block(statement, traits),
         Some("load") => traits.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
         Some("prepare") if words.next().as_deref() != Some("transaction") => traits.pins.add(Pins::PREPARE),
@@ -330,6 +338,20 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
             }
         }
         _ => {}
+    }
+}
+
+/// The text of a block is in quotes, and in whatever language: it may do what it has a word for.
+fn look_at_block(block: &[u8], traits: &mut Traits) {
+    static WORDS: LazyLock<AhoCorasick> = LazyLock::new(|| {
+        let builder = AhoCorasick::builder().ascii_case_insensitive(true).build(["listen", "hold"]);
+        builder.expect("two words make an automaton")
+    });
+    for found in WORDS.find_iter(block) {
+        let is_part = |byte: Option<&u8>| byte.is_some_and(|byte| is_of_name(*byte) && *byte != b'$');
+        if !is_part(block[..found.start()].last()) && !is_part(block.get(found.end())) {
+            traits.pins.add(if found.pattern().as_usize() == 0 { Pins::LISTEN } else { Pins::HOLD });
+        }
     }
 }
 
@@ -579,8 +601,12 @@ impl<'a> Words<'a> {
     fn may_matter(&mut self) -> bool {
         self.skip_blank();
         let Some(start) = self.text[self.at..].first_chunk::<3>() else { return false };
+        let [first, second, third] = start.map(|byte| byte.to_ascii_lowercase());
+        if [first, second] == *b"do" {
+            return third == b'$' || !is_of_name(third);
+        }
         matches!(
-            &start.map(|byte| byte.to_ascii_lowercase()),
+            &[first, second, third],
             b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre" | b"sav" | b"rel" | b"rol"
         )
     }
@@ -717,6 +743,8 @@ mod tests {
             "select '-- into ' || temp from t where n = 'a\nb'",
             "select name, setting from pg_settings; select 1",
             "set transaction_isolation = 'serializable'",
+            "do $$ begin perform listener from thresholds; end $$",
+            "document listen",
             "set local search_path = a, b",
             "set seed to 0.5",
         ] {
@@ -741,6 +769,9 @@ mod tests {
         assert_eq!(pins("do $$ begin create temp table t (); end $$"), "temp");
         assert_eq!(pins("create or replace temp view v as select 1"), "temp");
         assert_eq!(pins("create table pg_temp.t ()"), "temp");
+        assert_eq!(pins("do $$ begin listen x; end $$"), "listen");
+        assert_eq!(pins("DO 'begin execute ''declare c cursor with hold for select 1''; end'"), "hold");
+        assert_eq!(pins("do$a$listen x$a$"), "listen");
         assert_eq!(pins("create table \"pg_temp\" . t ()"), "temp");
         assert_eq!(pins(&format!("select 1 into /*{}*/ temp t", " ".repeat(LOOK_BACK))), "temp");
         assert_eq!(pins("prepare p as select 1"), "prepare");
@@ -834,10 +865,21 @@ mod tests {
 
     #[test]
     fn a_long_text_is_looked_at_once() {
-        for part in
-            ["pg_settings ", "temp ", "/**/temp", "--temp\n", "';", "set_config(", "$a$ ", "\\;", "declare ", "(", "/*"]
-        {
-            let _ = classify(part.repeat((4 << 20) / part.len()).as_bytes());
+        let parts = [
+            "pg_settings ",
+            "temp ",
+            "/**/temp",
+            "--temp\n",
+            "';",
+            "set_config(",
+            "$a$ ",
+            "\\;",
+            "declare ",
+            "(",
+            "/*",
+        ];
+        for part in parts {
+            let _ = classify(part.repeat((1 << 20) / part.len()).as_bytes());
         }
     }
 

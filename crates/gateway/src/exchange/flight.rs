@@ -490,14 +490,21 @@ impl Flight {
 
     /// There is no copy, or it has failed: of what was sent in its course, Syncs are answered and nothing else.
     fn pass_strays(&mut self) {
-        let mut at = 0;
-        while self.sum.copied > 0
-            && let Some(owed) = self.owed.get(at)
-        {
-            match owed.asked {
-                Asked::Sync => at += 1,
-                Asked::CopyData | Asked::CopyEnd => self.take_out(at),
-                _ => return,
+        let is_stray = |owed: &Owed| matches!(owed.asked, Asked::CopyData | Asked::CopyEnd);
+        if self.sum.copied == 0 {
+            return;
+        }
+        let is_syncs_and_strays = |owed: &&Owed| is_stray(owed) || matches!(owed.asked, Asked::Sync);
+        let end = self.owed.iter().take_while(is_syncs_and_strays).count();
+        if !self.owed.iter().take(end).any(is_stray) {
+            return;
+        }
+        let course: Vec<Owed> = self.owed.drain(..end).collect();
+        for owed in course.into_iter().rev() {
+            if is_stray(&owed) {
+                self.forget(&owed);
+            } else {
+                self.owed.push_front(owed);
             }
         }
     }
@@ -632,6 +639,19 @@ mod tests {
         push(&mut flight, Asked::Sync);
         flight.ready(TxStatus::Idle);
         assert!(flight.is_over());
+    }
+
+    #[test]
+    fn data_of_no_copy_costs_no_more_the_more_there_is() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Query(None, None));
+        for _ in 0..200_000 {
+            push(&mut flight, Asked::Sync);
+            flight.note_copy_data();
+        }
+        assert!(flight.ready(TxStatus::Idle).is_some());
+        assert_eq!((flight.len(), flight.sum.copied, flight.sum.ends), (200_000, 0, 200_000));
+        assert!(flight.ready(TxStatus::Idle).is_some() && flight.len() == 199_999);
     }
 
     #[test]

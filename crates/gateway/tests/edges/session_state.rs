@@ -497,6 +497,7 @@ on_each_postgres! {
             "update pg_settings set setting = '7MB' where name = 'work_mem'",
             r#"select U&"set\005fconfig"('work_mem', '7MB', false)"#,
             "select '--' as n into temp scratch",
+            "do $$ begin listen some_channel; end $$",
             "begin; set local search_path = pg_temp; create table scratch (); commit",
         ];
         let left = "select (select count(*) from pg_listening_channels()) + (select count(*) from pg_class
