@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{self, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::frames::c_strings;
@@ -185,7 +187,7 @@ impl Startup {
     /// When the connection or the handshake fails.
     pub fn try_open(&self) -> Result<RawClient, Lost> {
         let stream = match &self.address {
-            Address::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
+            Address::Unix(path) => Stream::Unix(unix_stream(path)?),
             Address::Tcp(address) => {
                 let tcp = self.tcp_stream(*address)?;
                 self.tls.wrap(tcp)?
@@ -743,6 +745,14 @@ impl RawClient {
     fn transcript(&self) -> String {
         let lines: Vec<_> = self.recent.iter().map(|line| format!("    {line}")).collect();
         format!("the last messages:\n{}", lines.join("\n"))
+    }
+}
+
+/// Connects to a unix socket, which has no file if its path begins with `@`.
+fn unix_stream(path: &Path) -> io::Result<UnixStream> {
+    match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => UnixStream::connect_addr(&net::SocketAddr::from_abstract_name(name)?),
+        None => UnixStream::connect(path),
     }
 }
 

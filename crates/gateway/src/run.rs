@@ -161,7 +161,8 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
     let scrapes = http::serve(&gateway, sockets.metrics)?;
     let listeners = sockets.listeners;
-    handover::open(&gateway, Goods { listeners: listeners.clone(), metrics, scrapes });
+    let door = predecessor.as_mut().and_then(Predecessor::take_door);
+    handover::open(&gateway, Goods { listeners: listeners.clone(), metrics, scrapes }, door);
     if let Some(predecessor) = predecessor {
         if let Err(error) = predecessor.release() {
             // Its sockets are here in any case.

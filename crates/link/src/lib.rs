@@ -58,7 +58,7 @@ mod uring;
 
 pub use chunk::Chunk;
 pub use link::{Link, ParkedLink};
-pub use listener::{Accepted, Acceptor, Address, FileAccess, Listener};
+pub use listener::{Accepted, Acceptor, Address, FileAccess, Listener, is_abstract, kernel_path, unix_address};
 pub use reactor::{Mode, Reactor, Remote, Settings};
 pub use socket::Socket;
 pub use timer::{Deadline, Sleep};

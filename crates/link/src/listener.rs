@@ -1,6 +1,8 @@
 //! Where clients come in: TCP and unix sockets, shared by all threads.
 
 use std::{
+    borrow::Cow,
+    ffi::OsString,
     fmt, io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -76,7 +78,9 @@ struct SocketFile {
 
 impl SocketFile {
     fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), identity: identity(path), left: AtomicBool::new(false) }
+        // There is nothing to be removed of one without a file.
+        let left = AtomicBool::new(is_abstract(path));
+        Self { path: path.to_owned(), identity: identity(path), left }
     }
 }
 
@@ -86,6 +90,34 @@ impl Drop for SocketFile {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Whether a path is the name of a unix socket without a file: it begins with `@`, as those of libpq do.
+#[must_use]
+pub fn is_abstract(path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    path.as_os_str().as_bytes().starts_with(b"@")
+}
+
+/// The path of a unix socket as the kernel has it: in the name of one without a file, a zero stands for the `@`
+/// (`unix(7)`, "Abstract sockets").
+#[must_use]
+pub fn kernel_path(path: &Path) -> Cow<'_, Path> {
+    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+    if !is_abstract(path) {
+        return path.into();
+    }
+    let mut name = path.as_os_str().as_bytes().to_vec();
+    name[0] = 0;
+    PathBuf::from(OsString::from_vec(name)).into()
+}
+
+/// The address of a unix socket, with a file or without.
+///
+/// # Errors
+/// When its path is too long.
+pub fn unix_address(path: &Path) -> io::Result<SockAddr> {
+    SockAddr::unix(kernel_path(path))
 }
 
 /// Device and number of a file.
@@ -140,15 +172,21 @@ impl Listener {
         Ok(Self(Arc::new(Bound { socket, file: None })))
     }
 
-    /// Listens on a unix socket, and removes its file when the last copy of the listener is dropped.
+    /// Listens on a unix socket, and removes its file when the last copy of the listener is dropped. A path that begins with
+    /// `@` is a name without a file ([`kernel_path`]), to which everybody on this machine has access.
     ///
     /// # Errors
     /// Those of `bind` and `listen`. A socket left behind by a process that is gone is replaced; one that somebody
-    /// listens on (unless it is to be replaced too), and a file that is no socket, is an address in use.
+    /// listens on (unless it has a file, and is to be replaced too), and a file that is no socket, is an address in use.
     pub fn unix(path: &Path, access: FileAccess, backlog: i32) -> io::Result<Self> {
         use std::os::unix::fs::FileTypeExt as _;
-        let address = SockAddr::unix(path)?;
+        let address = unix_address(path)?;
         let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        if is_abstract(path) {
+            socket.bind(&address)?;
+            socket.listen(backlog)?;
+            return Ok(Self(Arc::new(Bound { socket, file: Some(SocketFile::new(path)) })));
+        }
         let mut replaced = false;
         if let Ok(found) = std::fs::symlink_metadata(path) {
             replaced = found.file_type().is_socket() && is_listened_on(&address)?;
@@ -192,7 +230,7 @@ impl Listener {
         Ok(Self(Arc::new(Bound { socket, file: file.map(SocketFile::new) })))
     }
 
-    /// The file of its unix socket, if it goes with the listener.
+    /// The file of its unix socket, or its name, if it goes with the listener.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_ref().map(|file| file.path.as_path())

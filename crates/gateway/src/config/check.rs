@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use tidegate_link::is_abstract;
+
 use super::finding::{ConfigErrors, Finding, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
@@ -219,7 +221,9 @@ impl Checker<'_> {
             let help = "write addresses = [\"127.0.0.1:6432\"], or name a folder in unix_socket_dir";
             self.error(section.place(&["addresses"]), "no client could come in", help);
         }
-        self.folder(section, "unix_socket_dir", &mut listen.unix_socket_dir);
+        if !is_abstract(&listen.unix_socket_dir) {
+            self.folder(section, "unix_socket_dir", &mut listen.unix_socket_dir);
+        }
         self.file(section, "tls_cert", &mut listen.tls_cert);
         self.file(section, "tls_key", &mut listen.tls_key);
         self.file(section, "tls_client_ca", &mut listen.tls_client_ca);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::raw::{Entry, Value};
 use super::section::section;
 use super::setting::{Setting, Wrong, list, nearest, text, words};
-use super::url::{Host, PORT};
+use super::url::{Host, PORT, is_folder};
 
 words! {
     /// To which of several servers transactions go.
@@ -150,7 +150,7 @@ fn from_text(text: &str) -> Result<HostSpec, Wrong> {
     if text.is_empty() {
         return Err(Wrong::new("the list of hosts has an empty place", format!("write {EXAMPLE}")));
     }
-    if text.starts_with('/') {
+    if is_folder(text) {
         return Ok(Host::new(text, PORT).into());
     }
     let (name, port) = match text.strip_prefix('[') {
@@ -219,6 +219,7 @@ mod tests {
             ("[::1]", "[::1]:5432", false),
             ("fe80::1", "[fe80::1]:5432", false),
             ("/run/pg", "/run/pg/.s.PGSQL.5432", false),
+            ("@pg", "@pg/.s.PGSQL.5432", false),
             ("srv:_postgresql._tcp.db.example", "_postgresql._tcp.db.example:0", true),
         ] {
             let spec = from_text(written).expect(written);

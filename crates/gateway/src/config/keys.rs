@@ -245,7 +245,8 @@ section! {
     pub struct Listen, raw RawListen {
         /// TCP addresses, `IP:port` each; `*:6432` is every interface, `[]` none.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 6432))] => Restart Process;
-        /// Folder of the unix socket, whose file is `.s.PGSQL.<port>`; empty for none.
+        /// Folder of the unix socket, whose file is `.s.PGSQL.<port>`; empty for none. `@name` is for a socket without a file
+        /// (abstract), which everybody on this machine can reach.
         unix_socket_dir: PathBuf = PathBuf::new() => Restart Process;
         /// Port in the name of the socket's file; 0 for the port of the first address (6432 without one).
         unix_socket_port: u16 = 0 => Restart Process;

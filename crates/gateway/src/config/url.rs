@@ -35,9 +35,10 @@ pub enum Host {
 }
 
 impl Host {
-    /// A host as libpq tells the two apart: what begins with `/` is a folder.
+    /// A host as libpq tells the two apart: what begins with `/` is a folder, and what begins with `@` stands for one where
+    /// sockets have no files.
     pub fn new(name: &str, port: u16) -> Self {
-        if name.starts_with('/') {
+        if is_folder(name) {
             Self::Unix { dir: PathBuf::from(name), port }
         } else {
             Self::Tcp { name: name.to_owned(), port }
@@ -61,6 +62,11 @@ impl Host {
             Self::Tcp { .. } => None,
         }
     }
+}
+
+/// Whether a host is a folder of unix sockets, or the name of one that there is not.
+pub(crate) fn is_folder(host: &str) -> bool {
+    host.starts_with(['/', '@'])
 }
 
 pub(crate) fn socket_path(dir: &Path, port: u16) -> PathBuf {

@@ -11,6 +11,8 @@ pub enum Kind {
     List,
     /// A file or a folder.
     Path,
+    /// A folder of sockets, or `@` and a name for sockets without files.
+    SocketDir,
     /// A whole number; -1 is as if it were not written.
     Number,
     /// 0 or 1.
@@ -48,7 +50,7 @@ pub struct Key {
 }
 
 use Effect::{Always, Does, Is, Nothing};
-use Kind::{Flag, List, Number, Path, Seconds, Text, Word};
+use Kind::{Flag, List, Number, Path, Seconds, SocketDir, Text, Word};
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Key {
     Key { name, kind, default: Some(default), effect }
@@ -224,7 +226,7 @@ pub const GLOBAL: &[Key] = &[
         Always("all parameters are tracked: those that Postgres reports, and those that a client sets"),
     ),
     key("transaction_timeout", Seconds, "0", Is("timeouts.transaction")),
-    key("unix_socket_dir", Path, "/tmp", Is("listen.unix_socket_dir")),
+    key("unix_socket_dir", SocketDir, "/tmp", Is("listen.unix_socket_dir")),
     key("unix_socket_group", Text, "", Is("listen.unix_socket_group")),
     key("unix_socket_mode", Text, "0777", Is("listen.unix_socket_mode")),
     bare("user", Text, Is("runtime.user")),

@@ -207,6 +207,7 @@ pub(super) fn value(kind: Kind, text: &str, at: &Span) -> Result<Option<Value>, 
         Kind::Text => Value::Text(text.to_owned()),
         Kind::Path if text.is_empty() => Value::Text(String::new()),
         Kind::Path => Value::Text(path(text)),
+        Kind::SocketDir => Value::Text(socket_dir(text)),
         Kind::List => {
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
             Value::List(names.map(|name| Node { value: Value::Text(name.to_owned()), at: at.clone() }).collect())
@@ -238,6 +239,11 @@ fn word(words: &[&'static str], text: &str) -> Option<&'static str> {
 
 fn path(text: &str) -> String {
     absolute(text).display().to_string()
+}
+
+/// A folder of sockets, or a name for sockets without files.
+fn socket_dir(text: &str) -> String {
+    if text.is_empty() || text.starts_with('@') { text.to_owned() } else { path(text) }
 }
 
 fn number(text: &str) -> Result<i64, Wrong> {

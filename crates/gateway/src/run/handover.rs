@@ -1,6 +1,7 @@
 //! Listening sockets in the hands of the next process: `-R`, `--take-over`.
 //!
-//! Beside the unix socket for clients lies a door, `.s.PGSQL.6432.handover`, for processes of the same user. Who comes in is
+//! Beside the unix socket for clients lies a door, `.s.PGSQL.6432.handover`, for processes of the same user; if that socket has
+//! no file, neither has the door. Who comes in is
 //! given every socket that this process listens on, one message each. Once it accepts on them it says so; then this process
 //! accepts no more, and ends when its clients have left. For a moment both listen on the same sockets, so there is none in
 //! which a client is refused or lost. A process that goes away without a word has changed nothing.
@@ -25,7 +26,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use tidegate_link::Listener;
+use socket2::{Domain, Type};
+use tidegate_link::{Listener, is_abstract, kernel_path, unix_address};
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Tokio};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
@@ -45,6 +47,8 @@ const TCP: &str = "tcp";
 const FILE: &str = "file ";
 /// with a socket for `GET /metrics`,
 const METRICS: &str = "metrics";
+/// with the door itself, if it has no file that another door could take the place of,
+const DOOR: &str = "door";
 /// and the last one, without a socket.
 const END: &str = "end";
 /// What the next process says when it accepts.
@@ -107,6 +111,12 @@ fn is_of_own_user(socket: impl AsFd) -> io::Result<bool> {
     Ok(other.is_root() || other == rustix::process::geteuid())
 }
 
+fn connect(door: &Path) -> io::Result<UnixStream> {
+    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.connect(&unix_address(door)?)?;
+    Ok(OwnedFd::from(socket).into())
+}
+
 /// The process that this one replaces, with what it has passed.
 #[derive(Debug)]
 pub(super) struct Predecessor {
@@ -114,6 +124,7 @@ pub(super) struct Predecessor {
     tcp: Vec<Listener>,
     files: Vec<(PathBuf, OwnedFd)>,
     metrics: Vec<TcpListener>,
+    door: Option<OwnedFd>,
 }
 
 impl Predecessor {
@@ -123,7 +134,7 @@ impl Predecessor {
     /// When there is one that does not pass them.
     pub(super) fn meet(config: &Config) -> anyhow::Result<Option<Self>> {
         let door = door_of(config).context("taking over needs a unix socket: name a folder in unix_socket_dir")?;
-        let socket = match UnixStream::connect(&door) {
+        let socket = match connect(&door) {
             Ok(socket) => socket,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 tracing::info!(door = %door.display(), "there is no process to take over from; starting as usual");
@@ -135,7 +146,7 @@ impl Predecessor {
         if !is_of_own_user(&socket)? {
             anyhow::bail!("{} belongs to another user; it is not asked for sockets", door.display());
         }
-        let mut met = Self { socket, tcp: Vec::new(), files: Vec::new(), metrics: Vec::new() };
+        let mut met = Self { socket, tcp: Vec::new(), files: Vec::new(), metrics: Vec::new(), door: None };
         met.take_all().with_context(|| format!("the process at {} has not passed its sockets", door.display()))?;
         Ok(Some(met))
     }
@@ -151,6 +162,8 @@ impl Predecessor {
                 self.tcp.push(Listener::adopt(fd, None)?);
             } else if text == METRICS {
                 self.metrics.push(TcpListener::from(fd));
+            } else if text == DOOR {
+                self.door = Some(fd);
             } else if let Some(path) = text.strip_prefix(FILE) {
                 self.files.push((path.into(), fd));
             }
@@ -176,6 +189,11 @@ impl Predecessor {
         Some(self.metrics.swap_remove(place))
     }
 
+    /// Its door, if that has no file.
+    pub(super) fn take_door(&mut self) -> Option<OwnedFd> {
+        self.door.take()
+    }
+
     /// Tells it that clients are accepted here.
     ///
     /// # Errors
@@ -193,10 +211,15 @@ pub(super) struct Goods {
     pub(super) scrapes: Scope<SocketAddr>,
 }
 
-/// Opens the door, until nobody listens any more. Without one the gateway works as well.
-pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods) {
+/// Opens the door, or takes over that of the process before, until nobody listens any more. Without one the gateway works as
+/// well.
+pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods, known: Option<OwnedFd>) {
     let Some(path) = door_of(&gateway.setup().config) else { return };
-    let door = match Door::open(path.clone()) {
+    let opened = match known {
+        Some(known) => Door::adopt(known, path.clone()),
+        None => Door::open(path.clone()),
+    };
+    let door = match opened {
         Ok(door) => door,
         Err(error) => {
             return tracing::warn!(path = %path.display(), %error, "no other process can take over from this one");
@@ -221,18 +244,28 @@ pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods) {
 struct Door {
     listener: net::UnixListener,
     path: PathBuf,
-    number: u64,
+    /// Of its file, if it has one.
+    number: Option<u64>,
 }
 
 impl Door {
+    fn adopt(known: OwnedFd, path: PathBuf) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(known);
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: net::UnixListener::from_std(listener)?, path, number: None })
+    }
+
     fn open(path: PathBuf) -> io::Result<Self> {
         use std::os::unix::fs::PermissionsExt as _;
+        if is_abstract(&path) {
+            return Ok(Self { listener: net::UnixListener::bind(kernel_path(&path))?, path, number: None });
+        }
         // Left behind, or that of the process which this one replaces.
         let _ = fs::remove_file(&path);
         let listener = net::UnixListener::bind(&path)?;
         // Who comes in before is looked at all the same.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let number = fs::symlink_metadata(&path)?.ino();
+        let number = Some(fs::symlink_metadata(&path)?.ino());
         Ok(Self { listener, path, number })
     }
 }
@@ -240,7 +273,7 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         // By now it may be that of another process.
-        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.number) {
+        if self.number.is_some() && fs::symlink_metadata(&self.path).ok().map(|found| found.ino()) == self.number {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -257,7 +290,7 @@ async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
                 continue;
             }
         };
-        match pass(visitor, goods).await {
+        match pass(visitor, door, goods).await {
             Ok(()) => break,
             Err(error) => tracing::warn!(%error, "another process has not taken over; this one goes on"),
         }
@@ -271,12 +304,12 @@ async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
 }
 
 /// Passes all sockets on, and waits until the other process accepts.
-async fn pass(mut visitor: net::UnixStream, goods: &Goods) -> io::Result<()> {
+async fn pass(mut visitor: net::UnixStream, door: &Door, goods: &Goods) -> io::Result<()> {
     if !is_of_own_user(&visitor)? {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    tokio::time::timeout(PASS_LIMIT, send_all(&visitor, goods)).await.map_err(late)??;
+    tokio::time::timeout(PASS_LIMIT, send_all(&visitor, door, goods)).await.map_err(late)??;
     let mut said = [0; READY.len()];
     let heard = tokio::time::timeout(START_LIMIT, visitor.read_exact(&mut said)).await.map_err(late)?;
     if heard.is_ok() && said == *READY {
@@ -285,7 +318,7 @@ async fn pass(mut visitor: net::UnixStream, goods: &Goods) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it could listen"))
 }
 
-async fn send_all(visitor: &net::UnixStream, goods: &Goods) -> io::Result<()> {
+async fn send_all(visitor: &net::UnixStream, door: &Door, goods: &Goods) -> io::Result<()> {
     for listener in &goods.listeners {
         let text = match listener.file() {
             Some(path) => format!("{FILE}{}", path.display()),
@@ -295,6 +328,9 @@ async fn send_all(visitor: &net::UnixStream, goods: &Goods) -> io::Result<()> {
     }
     for socket in &goods.metrics {
         send_one(visitor, METRICS, Some(socket.as_fd())).await?;
+    }
+    if door.number.is_none() {
+        send_one(visitor, DOOR, Some(door.listener.as_fd())).await?;
     }
     send_one(visitor, END, None).await
 }

@@ -13,7 +13,7 @@ use std::{
 use rustix::io::Errno;
 use rustls::{ClientConfig, pki_types::ServerName};
 use socket2::{SockAddr, SockRef};
-use tidegate_link::{Chunk, Link, Reactor, TlsSide};
+use tidegate_link::{Chunk, Link, Reactor, TlsSide, unix_address};
 use tidegate_wire::{backend::ErrorFields, sqlstate, startup};
 
 use super::{Identity, Server, login, secrets::Secrets, tcp};
@@ -253,7 +253,7 @@ impl Connector {
             Host::Tcp { name, port } => (name, *port),
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
-                let address = SockAddr::unix(&path).map_err(|error| ConnectError::Socket(host.to_string(), error))?;
+                let address = unix_address(&path).map_err(|error| ConnectError::Socket(host.to_string(), error))?;
                 return Ok(vec![address]);
             }
         };

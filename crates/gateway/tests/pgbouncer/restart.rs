@@ -78,6 +78,27 @@ fn nobody_is_refused_while_a_process_takes_over_from_another() {
     });
 }
 
+/// A socket without a file cannot be replaced by another of its name: it is passed on, and so is the way to it.
+#[test]
+fn sockets_without_a_file_are_passed_on_again_and_again() {
+    let name = format!("tidegate-passed-on-{}", std::process::id());
+    let mut first = Bouncer::start(&format!("{SHOP}[pgbouncer]\nunix_socket_dir = @{name}\n"));
+    let unix = Startup::unix(format!("@{name}/.s.PGSQL.{}", first.port()), "postgres", "shop");
+    eventually("the socket accepts", || unix.try_open().is_ok());
+    let mut resident = unix.connect();
+    resident.ok("select 1");
+    let mut second = first.beside(&["-R"]);
+    second.wait_for_log("took over");
+    resident.ok("select 1");
+    drop(resident);
+    assert!(first.wait().success());
+    unix.connect().ok("select 1");
+    let third = first.beside(&["-R"]);
+    third.wait_for_log("took over");
+    assert!(second.wait().success());
+    unix.connect().ok("select 1");
+}
+
 /// A RESUME reaches the new process only, which knows of no pause.
 #[test]
 fn clients_that_wait_in_a_pause_are_served_when_another_process_takes_over() {

@@ -3,9 +3,9 @@
 use std::{io, net::TcpStream, time::Duration};
 
 use socket2::Socket;
-use tidegate_testkit::Signal;
+use tidegate_testkit::{Frames, Signal, Startup, eventually};
 
-use crate::bouncer::Bouncer;
+use crate::bouncer::{Bouncer, output, server};
 
 /// A client and a server connection of a gateway with these lines, as the kernel has them.
 fn connections(lines: &str) -> Option<Vec<Socket>> {
@@ -66,5 +66,41 @@ fn so_many_wait_to_be_accepted() {
 fn tcp_keepalive_can_be_off() {
     for socket in connections("tcp_keepalive = 0\n").into_iter().flatten() {
         assert!(!socket.keepalive().expect("it can be asked"), "{socket:?}");
+    }
+}
+
+/// Libpq and PgBouncer name them with an `@` before what would be the folder.
+#[test]
+fn sockets_without_a_file_are_listened_on_and_connected_to() {
+    let name = format!("@tidegate-{}", std::process::id());
+    let behind =
+        Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_dir = {name}\n"));
+    let port = behind.port();
+    // A database without a host is behind the folder of the own socket.
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nnamed = host={name} port={port} dbname=shop\nunnamed = port={port} dbname=shop\n[pgbouncer]\n\
+         unix_socket_dir = {name}\n"
+    ));
+    let unix =
+        |user: &str, database: &str| Startup::unix(format!("{name}/.s.PGSQL.{}", bouncer.port()), user, database);
+    eventually("the socket accepts", || unix("postgres", "named").try_open().is_ok());
+    for database in ["named", "unnamed"] {
+        let mut client = unix("postgres", database).connect();
+        client.ok("begin");
+        client.send(&Frames::new().query("select pg_sleep(600)"));
+        let running = "select count(*) from pg_stat_activity where query = 'select pg_sleep(600)' and state = 'active'";
+        eventually("the query runs", || server().value(running) != "0");
+        client.cancel();
+        client.expect("T* E:57014 Z:E");
+    }
+    // The process at the other end is known.
+    let databases = unix("pgbouncer", "pgbouncer").connect().show("DATABASES");
+    assert!(databases.iter().any(|row| row["name"] == "named" && row["host"] == name), "{databases:?}");
+    let servers = bouncer.show("SERVERS");
+    assert!(servers.iter().all(|row| row["addr"] == "unix" && row["port"] == port.to_string()), "{servers:?}");
+    let converted = output(&["convert", &bouncer.file("pgbouncer.ini").display().to_string()]);
+    let toml = String::from_utf8_lossy(&converted.stdout).into_owned();
+    for line in [format!("unix_socket_dir = \"{name}\""), format!("host = \"{name}\"")] {
+        assert!(toml.lines().any(|known| known == line), "{line} is not in\n{toml}");
     }
 }

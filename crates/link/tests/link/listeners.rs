@@ -15,7 +15,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use tidegate_link::{Address, FileAccess, Link, Listener, Mode, Reactor, Remote, Settings};
+use tidegate_link::{Address, FileAccess, Link, Listener, Mode, Reactor, Remote, Settings, unix_address};
 
 use crate::stage::{each_mode, modes, run, run_on};
 
@@ -155,6 +155,35 @@ fn the_file_of_a_unix_socket_comes_and_goes_with_its_listener() {
     UnixStream::connect(&path).expect("a listener, as long as there is a copy");
     drop(copy);
     assert!(!path.exists());
+}
+
+#[test]
+fn a_unix_socket_without_a_file_is_listened_on_and_connected_to() {
+    each_mode(|settings| {
+        let path = PathBuf::from(format!("@tidegate-link-{}-{:?}", std::process::id(), settings.mode));
+        let listener = Listener::unix(&path, OWN, 8).expect("a name");
+        assert_eq!((listener.file(), path.exists()), (Some(path.as_path()), false));
+        let refused = Listener::unix(&path, FileAccess { replaces: true, ..OWN }, 8).expect_err("it is taken");
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        let address = unix_address(&path).expect("a short name");
+        assert_eq!(address.as_abstract_namespace(), path.to_str().map(|name| &name.as_bytes()[1..]));
+        run(settings, |reactor| {
+            let (listener, address) = (listener.clone(), address.clone());
+            async move {
+                let acceptor = listener.accept_on(&reactor).expect("an acceptor");
+                let near = reactor.connect(address).await.expect("a listener");
+                let far = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a connection");
+                assert_eq!(far.peer, Address::Unix);
+                let (mut near, mut far) =
+                    (Link::new(&reactor, near).expect("a link"), Link::new(&reactor, far.fd).expect("a link"));
+                near.write(b"hello".to_vec());
+                near.flush().await.expect("an open link");
+                assert_eq!(&*far.read().await.expect("an open link"), b"hello");
+            }
+        });
+        drop(listener);
+        Listener::unix(&path, OWN, 8).expect("nobody has the name any more");
+    });
 }
 
 #[test]

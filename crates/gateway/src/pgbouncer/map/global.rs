@@ -52,11 +52,6 @@ impl Mapper<'_> {
         list.dedup_by(|a, b| a.value == b.value);
         self.put(&["listen"], "addresses", Value::List(list), &addresses.at);
         self.put(&["listen"], "unix_socket_port", Value::Integer(number.into()), &port.at);
-        let folder = self.given("unix_socket_dir");
-        if folder.text.starts_with('@') {
-            let help = "name a folder, or leave it empty for TCP alone";
-            self.error(&folder.at, "unix_socket_dir", "sockets without a file are not supported", help);
-        }
     }
 
     pub(super) fn auth(&mut self) {

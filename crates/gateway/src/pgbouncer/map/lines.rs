@@ -67,11 +67,8 @@ impl Mapper<'_> {
 
     fn host(&mut self, path: &[&str], host: Option<&Given>, at: &Span) {
         let local = self.given("unix_socket_dir").text;
-        let local = if local.is_empty() { "/tmp".to_owned() } else { super::path(&local) };
+        let local = if local.is_empty() { "/tmp".to_owned() } else { super::socket_dir(&local) };
         let (text, at) = host.map_or((local, at), |given| (given.text.clone(), &given.at));
-        if text.split(',').any(|host| host.trim().starts_with('@')) {
-            return self.error(at, "host", "sockets without a file are not supported", "name the folder of the socket");
-        }
         self.put_text(path, "host", text, at);
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use tidegate_link::kernel_path;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
@@ -135,7 +136,8 @@ impl Login {
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
-                let connecting = async { self.log_in(UnixStream::connect(path).await.map_err(text)?).await };
+                let connecting =
+                    async { self.log_in(UnixStream::connect(kernel_path(&path)).await.map_err(text)?).await };
                 return self.within(connecting).await;
             }
             Host::Tcp { name, port } => (name, *port),
