@@ -5,7 +5,6 @@
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
-use std::path::Path;
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -25,13 +24,14 @@ mod panics;
 mod syslog;
 
 use output::{LogFile, Output};
-use syslog::Syslog;
+use syslog::SystemLog;
 
-/// Changes the level of a running log, and follows a rotation.
+/// Changes the level of a running log, and where its lines go.
 #[derive(Debug, Clone)]
 pub struct Handle {
     level: reload::Handle<LevelFilter, Registry>,
     file: Arc<LogFile>,
+    system: SystemLog,
 }
 
 /// Why there is no log.
@@ -53,11 +53,12 @@ impl Handle {
         let _ = self.level.reload(filter(level));
     }
 
-    /// Goes on in that file, which may be another, or a new one of the old name; an empty path is none. If it cannot be opened,
-    /// lines go on where they went.
-    pub fn follow(&self, path: &Path) {
-        if let Err(error) = self.file.follow(path) {
-            tracing::error!(%error, path = %path.display(), "the log cannot be opened again");
+    /// Goes on in the file of these settings, which may be another, or a new one of the old name, and in the system's log if
+    /// they name one. If the file cannot be opened, lines go on where they went.
+    pub fn follow(&self, log: &Log) {
+        self.system.follow(log);
+        if let Err(error) = self.file.follow(&log.file) {
+            tracing::error!(%error, path = %log.file.display(), "the log cannot be opened again");
         }
     }
 }
@@ -71,13 +72,13 @@ pub fn init(log: &Log) -> Result<Handle, LogError> {
     file.follow(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
     let terminal = std::io::stderr().is_terminal() && log.file.as_os_str().is_empty();
     let style = Style::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
-    let syslog = (!log.syslog.as_os_str().is_empty())
-        .then(|| Syslog::new(log.syslog.clone(), &log.syslog_ident, log.syslog_facility));
-    let output = Output { stderr: log.stderr, elsewhere: syslog.is_some(), file: file.clone() };
-    let (subscriber, level) = subscriber(style, log.level, output, syslog);
+    let system = SystemLog::default();
+    system.follow(log);
+    let output = Output { stderr: log.stderr, file: file.clone(), system: system.clone() };
+    let (subscriber, level) = subscriber(style, log.level, output, system.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
     panics::note_all();
-    Ok(Handle { level, file })
+    Ok(Handle { level, file, system })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +105,7 @@ fn subscriber<W>(
     style: Style,
     level: LogLevel,
     writer: W,
-    syslog: Option<Syslog>,
+    system: SystemLog,
 ) -> (impl Subscriber + Send + Sync, reload::Handle<LevelFilter, Registry>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -119,8 +120,6 @@ where
         Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
         Style::Pgbouncer => lines.event_format(Pgbouncer).boxed(),
     };
-    let system =
-        syslog.map(|syslog| tracing_subscriber::fmt::layer().with_writer(syslog).with_ansi(false).event_format(Bare));
     (Registry::default().with(level).with(lines).with(system), handle)
 }
 
@@ -150,21 +149,6 @@ where
         write!(to, "{dim}")?;
         SystemTime.format_time(&mut to)?;
         write!(to, "{plain} {colour}{:>5}{plain} ", event.metadata().level().as_str())?;
-        let mut line = Line::default();
-        event.record(&mut line);
-        writeln!(to, "{}{}", line.message, line.fields)
-    }
-}
-
-/// The text form without time and level, which the system's log keeps beside it.
-struct Bare;
-
-impl<S, N> FormatEvent<S, N> for Bare
-where
-    S: Subscriber + for<'s> LookupSpan<'s>,
-    N: for<'w> FormatFields<'w> + 'static,
-{
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut line = Line::default();
         event.record(&mut line);
         writeln!(to, "{}{}", line.message, line.fields)
@@ -277,8 +261,8 @@ mod tests {
     pub(super) fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
-        let (subscriber, level) = subscriber(style, level, move || writer.clone(), None);
-        let handle = Handle { level, file: Arc::default() };
+        let (subscriber, level) = subscriber(style, level, move || writer.clone(), SystemLog::default());
+        let handle = Handle { level, file: Arc::default(), system: SystemLog::default() };
         tracing::subscriber::with_default(subscriber, || events(&handle));
         let bytes = sink.0.lock().expect("no writer panics").clone();
         String::from_utf8(bytes).expect("lines are UTF-8")

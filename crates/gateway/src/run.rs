@@ -339,7 +339,7 @@ impl Running {
             archive.reopen();
         }
         if let Some(log) = &self.gateway.log {
-            log.follow(&self.gateway.setup().config.log.file);
+            log.follow(&self.gateway.setup().config.log);
         }
         // The reason of a failure is logged.
         drop(self.reload());

@@ -532,11 +532,11 @@ section! {
         stderr: bool = true => Restart Process;
         /// Socket of a syslog daemon, `/dev/log` as a rule, that lines go to as well; empty for none. What it has no room for
         /// is lost.
-        syslog: PathBuf = PathBuf::new() => Restart Process;
+        syslog: PathBuf = PathBuf::new() => Live Process;
         /// Name of the process in those lines.
-        syslog_ident: String = "tidegate".to_owned() => Restart Process;
+        syslog_ident: String = "tidegate".to_owned() => Live Process;
         /// Their facility: `daemon`, `user`, `auth`, `authpriv`, or `local0` to `local7`.
-        syslog_facility: SyslogFacility = SyslogFacility::Daemon => Restart Process;
+        syslog_facility: SyslogFacility = SyslogFacility::Daemon => Live Process;
         /// Whether a line tells of what was done, each `stats_period`.
         stats: bool = false => Live Process;
         /// Period of those lines, and of the averages that the console shows.

@@ -9,14 +9,16 @@ use std::{
 
 use tracing_subscriber::fmt::MakeWriter;
 
+use super::syslog::SystemLog;
+
 /// Standard error, a file, or both.
 #[derive(Debug, Clone)]
 pub(super) struct Output {
     /// Without another place lines go there in any case.
     pub(super) stderr: bool,
-    /// Whether there is another place beside these two.
-    pub(super) elsewhere: bool,
     pub(super) file: Arc<LogFile>,
+    /// Another place beside these two.
+    pub(super) system: SystemLog,
 }
 
 /// A file that lines are appended to, if there is one.
@@ -43,7 +45,7 @@ impl LogFile {
 impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut file = self.file.lock();
-        if self.stderr || (file.is_none() && !self.elsewhere) {
+        if self.stderr || (file.is_none() && !self.system.is_on()) {
             // Nobody is left to be told that standard error is gone.
             let _ = io::stderr().write_all(line);
         }

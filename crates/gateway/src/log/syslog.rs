@@ -2,41 +2,97 @@
 //! section 4.1). The date is left to the daemon, which takes the line at once.
 
 use std::{
-    io::{self, Write},
+    io,
     os::unix::net::UnixDatagram,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tracing::{Level, Metadata};
-use tracing_subscriber::fmt::MakeWriter;
+use arc_swap::ArcSwapOption;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
 
-use crate::config::SyslogFacility;
+use super::Line;
+use crate::config::{Log, SyslogFacility};
 
 /// A daemon takes no longer ones without cutting them (RFC 3164 allows 1024, those that there are take more).
 const LINE_MAX: usize = 8 * 1024;
 
-/// Where lines go.
-#[derive(Debug, Clone)]
-pub(super) struct Syslog {
+/// The system's log, if lines go there.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SystemLog(Arc<ArcSwapOption<Syslog>>);
+
+impl SystemLog {
+    /// Lines go where these settings say from now on.
+    pub(super) fn follow(&self, log: &Log) {
+        let wanted = Address::of(log);
+        if self.0.load().as_ref().map(|syslog| &syslog.address) != wanted.as_ref() {
+            self.0.store(wanted.map(|address| Arc::new(Syslog::new(address))));
+        }
+    }
+
+    /// Whether lines go there.
+    pub(super) fn is_on(&self) -> bool {
+        self.0.load().is_some()
+    }
+}
+
+/// The text form without time and level, which the daemon keeps beside it.
+impl<S: Subscriber> Layer<S> for SystemLog {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let Some(syslog) = &*self.0.load() else { return };
+        let mut line = Line::default();
+        event.record(&mut line);
+        syslog.write(*event.metadata().level(), &format!("{}{}", line.message, line.fields));
+    }
+}
+
+/// Where lines go, and as whose.
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
     path: PathBuf,
-    facility: u8,
+    ident: String,
+    facility: SyslogFacility,
+}
+
+impl Address {
+    fn of(log: &Log) -> Option<Self> {
+        let is_wanted = !log.syslog.as_os_str().is_empty();
+        is_wanted.then(|| Self {
+            path: log.syslog.clone(),
+            ident: log.syslog_ident.clone(),
+            facility: log.syslog_facility,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Syslog {
+    address: Address,
     /// Name and number of the process.
-    tag: Arc<str>,
+    tag: String,
     /// Connected, unless the daemon has gone.
-    socket: Arc<Mutex<Option<UnixDatagram>>>,
+    socket: Mutex<Option<UnixDatagram>>,
 }
 
 impl Syslog {
     /// The daemon need not be there yet.
-    pub(super) fn new(path: PathBuf, ident: &str, facility: SyslogFacility) -> Self {
-        let tag = format!("{ident}[{}]: ", std::process::id()).into();
-        Self { path, facility: code(facility), tag, socket: Arc::default() }
+    fn new(address: Address) -> Self {
+        let tag = format!("{}[{}]: ", address.ident, std::process::id());
+        Self { address, tag, socket: Mutex::default() }
+    }
+
+    fn write(&self, level: Level, text: &str) {
+        let priority = code(self.address.facility) * 8 + severity(level);
+        let mut datagram = format!("<{priority}>{}", self.tag).into_bytes();
+        datagram.extend_from_slice(&text.as_bytes()[..text.len().min(LINE_MAX)]);
+        // The other places for lines have this one; there is nobody to be told that the daemon is gone.
+        let _ = self.send(&datagram);
     }
 
     fn connect(&self) -> io::Result<UnixDatagram> {
         let socket = UnixDatagram::unbound()?;
-        socket.connect(&self.path)?;
+        socket.connect(&self.address.path)?;
         // Nobody waits for a daemon that does not read: what it has no room for is lost.
         socket.set_nonblocking(true)?;
         Ok(socket)
@@ -85,40 +141,6 @@ const fn severity(level: Level) -> u8 {
     }
 }
 
-/// One line on its way.
-pub(super) struct Entry<'w> {
-    syslog: &'w Syslog,
-    level: Level,
-}
-
-impl Write for Entry<'_> {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let text = line.strip_suffix(b"\n").unwrap_or(line);
-        let priority = self.syslog.facility * 8 + severity(self.level);
-        let mut datagram = format!("<{priority}>{}", self.syslog.tag).into_bytes();
-        datagram.extend_from_slice(&text[..text.len().min(LINE_MAX)]);
-        // The other places for lines have this one; there is nobody to be told that the daemon is gone.
-        let _ = self.syslog.send(&datagram);
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'w> MakeWriter<'w> for Syslog {
-    type Writer = Entry<'w>;
-
-    fn make_writer(&'w self) -> Entry<'w> {
-        Entry { syslog: self, level: Level::INFO }
-    }
-
-    fn make_writer_for(&'w self, meta: &Metadata<'_>) -> Entry<'w> {
-        Entry { syslog: self, level: *meta.level() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,13 +149,13 @@ mod tests {
     fn a_daemon_that_is_started_anew_gets_the_lines_from_then_on() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
-        let syslog = Syslog::new(path.clone(), "tide", SyslogFacility::Local3);
-        let write = |text: &str| Entry { syslog: &syslog, level: Level::WARN }.write_all(text.as_bytes());
-        write("nobody is there\n").expect("that is no error");
+        let address = Address { path: path.clone(), ident: "tide".to_owned(), facility: SyslogFacility::Local3 };
+        let syslog = Syslog::new(address);
+        syslog.write(Level::WARN, "nobody is there");
         for text in ["first", "second"] {
             let _ = std::fs::remove_file(&path);
             let daemon = UnixDatagram::bind(&path).expect("a socket");
-            write(&format!("{text}\n")).expect("it is sent");
+            syslog.write(Level::WARN, text);
             let mut datagram = [0; 100];
             let length = daemon.recv(&mut datagram).expect("it arrives");
             let expected = format!("<156>tide[{}]: {text}", std::process::id());

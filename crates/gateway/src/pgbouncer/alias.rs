@@ -70,7 +70,7 @@ const OF_DATABASES: &[(&str, &str, Put)] = &[
 ];
 
 /// Those of them that nobody can change while the gateway runs.
-const FIXED: &[&str] = &["listen_addr", "listen_port", "syslog"];
+const FIXED: &[&str] = &["listen_addr", "listen_port"];
 
 fn same(given: &[&str]) -> String {
     given[0].to_owned()

@@ -425,7 +425,7 @@ impl Gateway {
         let setup = self.setup();
         if let Some(log) = &self.log {
             log.set_level(setup.config.log.level);
-            log.follow(&setup.config.log.file);
+            log.follow(&setup.config.log);
         }
         if !setup.config.auth.method.may_vouch() {
             self.connector.secrets.forget_vouched();

@@ -38,6 +38,62 @@ fn the_systems_log_gets_every_line_with_its_weight() {
     assert!(bouncer.log().contains("listening"), "standard error has them too");
 }
 
+/// Who moves the log elsewhere need not send all clients away for it.
+#[test]
+fn the_systems_log_follows_a_reload_and_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let daemon = |name: &str| {
+        let daemon = UnixDatagram::bind(path(name)).expect("a socket");
+        daemon.set_read_timeout(Some(tidegate_testkit::PATIENCE)).expect("a socket");
+        daemon
+    };
+    let hears = |daemon: &UnixDatagram, start: &str, text: &str| {
+        let mut datagram = [0; 8192];
+        loop {
+            let length = daemon.recv(&mut datagram).expect("lines come");
+            let line = String::from_utf8_lossy(&datagram[..length]).into_owned();
+            assert!(line.starts_with(start), "{line}");
+            if line.contains(text) {
+                return;
+            }
+        }
+    };
+    let (first, second) = (daemon("first"), daemon("second"));
+    let toml = |port: u16, more: &str| {
+        let (host, pg) = (server().address().ip(), server().port());
+        format!(
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[admin]\nusers = [\"postgres\"]\n[auth]\nmethod = \"trust\"\n\
+             [log]\n{more}\n[databases.shop]\nhost = \"{host}\"\nport = {pg}\ndbname = \"postgres\"\n"
+        )
+    };
+    let bouncer = Bouncer::with_toml(|port| toml(port, ""));
+    let reload = |lines: &str| {
+        std::fs::write(bouncer.file("tidegate.toml"), toml(bouncer.port(), lines)).expect("it can be written");
+        bouncer.console().ok("RELOAD");
+    };
+    let place = |name: &str| format!("syslog = \"{}\"", path(name).display());
+    reload(&format!("{}\nsyslog_ident = \"pooler\"\nsyslog_facility = \"local1\"", place("first")));
+    hears(&first, "<142>pooler[", "configuration reloaded");
+    bouncer.console().ok("SET log.syslog_ident = 'other'");
+    hears(&first, "<142>", "console closed");
+    bouncer.console().ok(&format!("SET log.syslog = '{}'", path("second").display()));
+    drop(bouncer.client("shop"));
+    hears(&second, "<142>other[", "shop");
+    reload("");
+    assert_eq!(bouncer.setting("syslog"), "0");
+    // Nothing comes any more: what is sent now is the last.
+    UnixDatagram::unbound().expect("a socket").send_to(b"<142>other[0]: the end", path("second")).expect("it is sent");
+    drop(bouncer.client("shop"));
+    bouncer.console();
+    hears(&second, "<142>other[", "the end");
+    second.set_nonblocking(true).expect("a socket");
+    assert!(second.recv(&mut [0; 100]).is_err(), "it is off");
+    // As PgBouncer's key.
+    bouncer.console().ok("SET syslog = 1");
+    assert_eq!(bouncer.setting("log.syslog"), "/dev/log");
+}
+
 #[test]
 fn keys_of_syslog_are_those_of_the_file() {
     let folder = tempfile::tempdir().expect("a folder");
