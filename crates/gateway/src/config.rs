@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Instant;
 
 mod change;
 pub(crate) mod check;
@@ -211,6 +212,23 @@ pub struct PoolPlan {
     pub pool: PoolSettings,
     /// Times; those of the process (`login`, `shutdown`, `cancel`) are the same in every plan.
     pub timeouts: Timeouts,
+}
+
+impl PoolPlan {
+    /// Whether a server that was opened and given back at these moments has to show that it still answers.
+    #[inline]
+    #[must_use]
+    pub fn checks_server(&self, opened: Instant, released: Option<Instant>, now: Instant) -> bool {
+        if self.pool.server_check.is_empty() {
+            return false;
+        }
+        let after = self.pool.server_check_after;
+        match released {
+            // It was logged in a moment ago.
+            None if after.is_zero() => false,
+            released => now.saturating_duration_since(released.unwrap_or(opened)) >= after,
+        }
+    }
 }
 
 /// Limits of what all pools of a database, or of a user, have together; 0 is without limit.

@@ -13,9 +13,9 @@ mod worker;
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
 pub use gateway::{
-    ConsoleCounts, Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, Replicating,
-    Room, ServerEntry, Setup, SetupError, SharedPool, Unused,
+    CancelStage, ConsoleCounts, CountedCancel, Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota,
+    ReloadReply, Replicating, Room, ServerEntry, Setup, SetupError, SharedPool, Unused,
 };
 pub use greetings::{Greeting, Greetings};
 pub use roster::{Card, ClientState, Entry, NewCard, Replication, Roster, Signal, place_of};
-pub use worker::{Mailbox, Worker, WorkerPool, within};
+pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool, within};

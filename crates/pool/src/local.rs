@@ -82,6 +82,13 @@ impl<C: Connection> Local<C> {
             && (pool.permits.open() >= size || pool.backoff().pausing(self.0.now.get()))
     }
 
+    /// Look at every connection that lies idle on this core: when it was opened, and when it was given back last, if it was
+    /// ever. `look` must not use the pool.
+    pub fn each_idle(&self, mut look: impl FnMut(&C, Instant, Option<Instant>)) {
+        let idle = self.0.idle.borrow();
+        idle.iter().for_each(|held| look(&held.conn, held.record.born, held.record.released));
+    }
+
     /// The pool this belongs to.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool<C>> {

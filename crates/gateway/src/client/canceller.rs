@@ -1,41 +1,47 @@
 //! A client's cancel request, which comes on a connection of its own.
 
-use std::{io, rc::Rc};
+use std::{convert::Infallible, io, rc::Rc};
 
 use tidegate_link::Link;
 use tidegate_wire::startup;
+use tokio::sync::mpsc;
 
-use crate::plane::{Card, ClientState, PeerLine, Signal, Worker, peer_key, place_of, within};
+use crate::plane::{CancelAsker, Card, ClientState, PeerLine, Signal, Worker, peer_key, place_of, within};
 
-/// Acts on a cancel request, if its key fits. Nobody is told whether it does. One for the client of a peer is passed on,
-/// and is over when the peer has dealt with it.
+/// Acts on a cancel request, if its key fits. Nobody is told whether it does. It is over when the server, or the peer whose
+/// client is meant, has dealt with it: as with Postgres, what the client asks after that is not cancelled any more.
 pub(super) async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     let gateway = &worker.gateway;
     let own = gateway.peer_id();
+    let peer = peer_key::peer_of(pid);
+    if own != 0 && peer != own {
+        return pass_on(worker, peer, pid, key).await;
+    }
+    let (asker, mut over) = mpsc::channel(1);
     if own == 0 {
         let (index, slot) = place_of(pid);
         let Some(mailbox) = gateway.workers().get(index) else { return };
         let key: Box<[u8]> = key.into();
-        return mailbox.visit(move |owner| cancel(owner, owner.roster.find(slot, &key)));
+        mailbox.visit(move |owner| cancel(owner, owner.roster.find(slot, &key), asker));
+    } else {
+        for mailbox in gateway.workers() {
+            let (key, asker) = (peer_key::with_hops(key, peer_key::HOPS_MAX), asker.clone());
+            mailbox.visit(move |owner| cancel(owner, owner.roster.find_told(pid, &key), asker));
+        }
+        drop(asker);
     }
-    let peer = peer_key::peer_of(pid);
-    if peer != own {
-        return pass_on(worker, peer, pid, key).await;
-    }
-    for mailbox in gateway.workers() {
-        let key = peer_key::with_hops(key, peer_key::HOPS_MAX);
-        mailbox.visit(move |owner| cancel(owner, owner.roster.find_told(pid, &key)));
-    }
+    // Nothing is ever sent.
+    let _: Option<Infallible> = over.recv().await;
 }
 
-fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>) {
+fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>, asker: CancelAsker) {
     let Some(card) = card else { return };
     tracing::debug!(client = card.id, "cancel request");
     match card.state.get() {
         ClientState::Waiting(_) => card.signal(Signal::CancelWait),
         ClientState::Active => {
-            if let Some(linked) = card.linked() {
-                owner.cancel(linked.identity.clone(), linked.gate.begin());
+            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.known_pool(&card.key)) {
+                owner.cancel(linked.identity.clone(), linked.gate.begin(), pool, Some(asker));
             }
         }
         // The query has ended already.

@@ -14,15 +14,7 @@ use crate::{
 /// Whether the server is to be checked before it is used.
 #[inline]
 pub(super) fn is_due(lease: &Lease<Server>, plan: &PoolPlan, now: Instant) -> bool {
-    if plan.pool.server_check.is_empty() {
-        return false;
-    }
-    let after = plan.pool.server_check_after;
-    match lease.released() {
-        // It was logged in a moment ago.
-        None if after.is_zero() => false,
-        released => now.saturating_duration_since(released.unwrap_or(lease.born())) >= after,
-    }
+    plan.checks_server(lease.born(), lease.released(), now)
 }
 
 /// Checks it; a server that takes longer than a login may is as good as gone.

@@ -96,8 +96,18 @@ async fn arrive(
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
     let link = Link::new(&worker.reactor, accepted.fd)?;
-    let mut arriving =
-        Arriving { link, worker, id, peer, process, end_point: None, bytes: Vec::new(), asked: None, quota: None };
+    let mut arriving = Arriving {
+        link,
+        worker,
+        id,
+        peer,
+        process,
+        end_point: None,
+        bytes: Vec::new(),
+        asked: None,
+        quota: None,
+        cancels: false,
+    };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let in_time = async |arriving: &mut Arriving| {
@@ -179,6 +189,8 @@ pub(super) struct Arriving {
     asked: Option<(String, String)>,
     /// Its place among the clients of its database and of its user.
     quota: Option<Quota>,
+    /// It asks to cancel, and is told nothing whatever happens.
+    cancels: bool,
 }
 
 /// The process that has connected to the unix socket.

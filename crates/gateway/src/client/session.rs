@@ -425,7 +425,8 @@ impl Session {
             }
             // The server works on for a client that is gone: that is ended, and its connection with it.
             Leftover::Busy => {
-                self.worker.cancel(lease.identity.clone(), lease.cancels.begin());
+                let (identity, under_way) = (lease.identity.clone(), lease.cancels.begin());
+                self.worker.cancel(identity, under_way, self.pool.shared.clone(), None);
                 Fate::Close
             }
         };

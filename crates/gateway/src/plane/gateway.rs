@@ -34,6 +34,7 @@ use crate::{
     tree::{self, Duty, Ear},
 };
 
+mod cancels;
 mod census;
 mod clusters;
 mod idle;
@@ -42,11 +43,13 @@ mod peers;
 mod quota;
 mod register;
 
+use cancels::Cancels;
 use operator::{Orders, RELOADS_MAX};
 use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
 
+pub use cancels::{CancelStage, CountedCancel};
 pub use census::ConsoleCounts;
 pub use idle::Unused;
 pub use operator::ReloadReply;
@@ -167,6 +170,7 @@ pub struct SharedPool {
     spare_places: AtomicUsize,
     /// Servers that replication connections have, which are none of the pool's.
     replicating: AtomicUsize,
+    cancels: Cancels,
 }
 
 /// A server that a replication connection has for itself, as long as it has it.
@@ -516,6 +520,12 @@ impl Gateway {
         lock(&self.pools).values().cloned().collect()
     }
 
+    /// The pool of that key, if there is one.
+    #[must_use]
+    pub fn known_pool(&self, key: &PoolKey) -> Option<Arc<SharedPool>> {
+        lock(&self.pools).get(key).cloned()
+    }
+
     /// The pool for a client's database and user; `None` if there is no such database, or if it is disabled.
     #[must_use]
     pub fn pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
@@ -599,6 +609,7 @@ impl Gateway {
             reconnected_at: Mutex::default(),
             spare_places: AtomicUsize::new(0),
             replicating: AtomicUsize::new(0),
+            cancels: Cancels::default(),
         });
         if self.is_paused(&key.database) {
             pool.pool.pause();

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use tidegate_link::{Accepted, Reactor, Remote};
 use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
@@ -24,12 +24,15 @@ use tokio::sync::Notify;
 use crate::{
     config::{Dialect, PoolPlan},
     params::{Interned, Settings},
-    plane::{Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, lock},
+    plane::{CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, lock},
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
     stats::{PoolStats, PoolTotals, Spread},
 };
+
+/// Who has asked for a cancel, and waits until nobody has this any more.
+pub type CancelAsker = tokio::sync::mpsc::Sender<std::convert::Infallible>;
 
 /// What a thread does for another, between two of its tasks.
 type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
@@ -217,8 +220,8 @@ pub struct Worker {
     former: RefCell<Vec<Rc<WorkerPool>>>,
     /// What was counted in pools that are forgotten, by database.
     forgotten: RefCell<FxHashMap<Arc<str>, (PoolTotals, Spread)>>,
-    /// Servers being cleaned, by id.
-    cleaning: RefCell<FxHashSet<u64>>,
+    /// Servers being cleaned, by id, and whether they still wait for a cancel request.
+    cleaning: RefCell<FxHashMap<u64, bool>>,
     stopped: Cell<bool>,
     swept_at: Cell<Instant>,
 }
@@ -387,10 +390,26 @@ impl Worker {
         homes.map(|pool| (pool.shared.key.database.clone(), read(&pool.stats))).collect()
     }
 
-    /// The servers that this thread is cleaning, by id.
+    /// The servers that this thread is cleaning, by id, and whether they still wait for a cancel request.
     #[must_use]
-    pub fn cleaning(&self) -> Vec<u64> {
-        self.cleaning.borrow().iter().copied().collect()
+    pub fn cleaning(&self) -> Vec<(u64, bool)> {
+        self.cleaning.borrow().iter().map(|(id, is_held_up)| (*id, *is_held_up)).collect()
+    }
+
+    /// The servers that lie idle on this thread and will be checked before they are used, by id, and their pools.
+    #[must_use]
+    pub fn unchecked(&self) -> Vec<(u64, PoolKey)> {
+        let now = self.reactor.now();
+        let mut found = Vec::new();
+        for pool in self.pools() {
+            let plan = pool.plan();
+            pool.local.each_idle(|server, born, released| {
+                if plan.checks_server(born, released, now) {
+                    found.push((server.identity.id, pool.shared.key.clone()));
+                }
+            });
+        }
+        found
     }
 
     /// This thread's part of a pool.
@@ -503,14 +522,26 @@ impl Worker {
         }
     }
 
-    /// Asks a server to cancel what it does for the client that has it now. No other client gets the server before the
-    /// request is through.
-    pub fn cancel(self: &Rc<Self>, identity: Arc<Identity>, under_way: cancel::UnderWay) {
+    /// Asks a server of `pool` to cancel what it does for the client that has it now. No other client gets the server before
+    /// the request is through. `asker` is dropped then; without one it is nobody's request but the gateway's.
+    pub fn cancel(
+        self: &Rc<Self>,
+        identity: Arc<Identity>,
+        under_way: cancel::UnderWay,
+        pool: Arc<SharedPool>,
+        asker: Option<CancelAsker>,
+    ) {
         let worker = self.clone();
         let limit = self.gateway.setup().config.timeouts.cancel;
         self.spawn_chore(identity.id, async move {
-            let is_sent = std::cell::Cell::new(false);
-            let delivery = cancel::deliver(&worker.reactor, &identity, &is_sent);
+            let coming = Cell::new(asker.as_ref().map(|_| pool.count_cancel(CancelStage::Coming)));
+            let sent = Cell::new(None);
+            let on_sent = || {
+                coming.take();
+                let asked = asker.as_ref().map(|_| pool.count_cancel(CancelStage::Sent));
+                sent.set(Some((asked, pool.count_cancel(CancelStage::Carried))));
+            };
+            let delivery = cancel::deliver(&worker.reactor, &identity, on_sent);
             match within(&worker.reactor, limit, delivery).await {
                 Some(Ok(())) => return drop(under_way),
                 Some(Err(error)) => {
@@ -518,7 +549,7 @@ impl Worker {
                 }
                 None => tracing::warn!(server = %identity.address.host, "cancel request not delivered in time"),
             }
-            if is_sent.get() {
+            if sent.take().is_some() {
                 under_way.lose();
             }
         });
@@ -701,10 +732,14 @@ async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<
     let reset = Some(plan.pool.server_reset.as_str()).filter(|reset| cleaning.reset && !reset.is_empty());
     let reset = reset.filter(|reset| !discards || *reset != clean::DISCARD_ALL);
     let resets: Vec<&str> = discard.into_iter().chain(reset).collect();
-    worker.cleaning.borrow_mut().insert(lease.identity.id);
+    worker.cleaning.borrow_mut().insert(lease.identity.id, false);
     let cleaned = match lease.settle(&worker.reactor) {
         Ok(()) => {
-            within(&worker.reactor, CLEAN_LIMIT, clean::clean(&mut lease, cleaning.in_transaction, &resets)).await
+            let work = async {
+                wait_for_cancels(&worker, &pool, &lease).await;
+                clean::clean(&mut lease, cleaning.in_transaction, &resets).await
+            };
+            within(&worker.reactor, CLEAN_LIMIT, work).await
         }
         Err(error) => Some(Err(error.into())),
     };
@@ -718,6 +753,17 @@ async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<
         None => Fate::Close,
     };
     lease.release(fate, worker.reactor.now());
+}
+
+/// Waits until all requests to cancel what a server did are through.
+async fn wait_for_cancels(worker: &Worker, pool: &WorkerPool, lease: &Lease<Server>) {
+    if lease.cancels.is_open() {
+        return;
+    }
+    let _held_up = pool.shared.count_cancel(CancelStage::HeldUp);
+    worker.cleaning.borrow_mut().insert(lease.identity.id, true);
+    lease.cancels.opened().await;
+    worker.cleaning.borrow_mut().insert(lease.identity.id, false);
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! are through.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     io::{self, ErrorKind},
     rc::Rc,
     task::Waker,
@@ -83,12 +83,12 @@ impl Drop for UnderWay {
     }
 }
 
-/// Asks Postgres to cancel what a server process does. Returns when Postgres has sent the signal, or never will. Until `is_sent`
-/// nothing can come of it.
+/// Asks Postgres to cancel what a server process does. Returns when Postgres has sent the signal, or never will. Until it is
+/// sent, which `on_sent` is told, nothing can come of it.
 ///
 /// # Errors
 /// When the server cannot be reached.
-pub async fn deliver(reactor: &Reactor, identity: &Identity, is_sent: &Cell<bool>) -> io::Result<()> {
+pub async fn deliver(reactor: &Reactor, identity: &Identity, on_sent: impl FnOnce()) -> io::Result<()> {
     let ServerAddress { address, tls, .. } = &identity.address;
     let fd = reactor.connect(address.clone()).await?;
     let mut link = Link::new(reactor, fd)?;
@@ -97,7 +97,7 @@ pub async fn deliver(reactor: &Reactor, identity: &Identity, is_sent: &Cell<bool
     }
     let mut request = Vec::new();
     startup::cancel_request(identity.pid, &identity.cancel_key, &mut request);
-    is_sent.set(true);
+    on_sent();
     link.write(request);
     // Postgres answers by closing, after it has sent the signal; who closes without having read it never will.
     let heard = async {

@@ -3,6 +3,7 @@
 mod absent;
 mod auth;
 mod bouncer;
+mod cancels;
 mod console;
 mod differ;
 mod ini;

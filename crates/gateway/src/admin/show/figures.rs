@@ -23,6 +23,7 @@ pub(in crate::admin) struct Figures {
     clients: OnceCell<Vec<Client>>,
     crowd: OnceCell<Crowd>,
     sample: OnceCell<Sample>,
+    unchecked: OnceCell<HashMap<u64, PoolKey>>,
 }
 
 /// In what clients are alike.
@@ -64,7 +65,13 @@ impl Crowd {
 impl Figures {
     /// Of a gateway, from now on.
     pub(in crate::admin) fn of(gateway: &Arc<Gateway>) -> Self {
-        Self { gateway: gateway.clone(), clients: OnceCell::new(), crowd: OnceCell::new(), sample: OnceCell::new() }
+        Self {
+            gateway: gateway.clone(),
+            clients: OnceCell::new(),
+            crowd: OnceCell::new(),
+            sample: OnceCell::new(),
+            unchecked: OnceCell::new(),
+        }
     }
 
     /// The gateway that they are of.
@@ -87,6 +94,15 @@ impl Figures {
             crowd
         };
         self.crowd.get_or_init(gather).await
+    }
+
+    /// The free servers that will be checked before they are used, by id, and the pools they are of.
+    pub(super) async fn unchecked(&self) -> &HashMap<u64, PoolKey> {
+        let gather = || async {
+            let found = self.gateway.ask_all(|worker| worker.unchecked()).await;
+            found.into_iter().flatten().collect()
+        };
+        self.unchecked.get_or_init(gather).await
     }
 
     /// What was counted for each database, with zeros for those that nobody has used.

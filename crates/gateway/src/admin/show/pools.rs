@@ -1,6 +1,6 @@
 //! SHOW POOLS: how many connections each database and user has, in what state.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use tidegate_pool::Counts;
 
@@ -8,7 +8,7 @@ use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, wait};
 use crate::{
     config::{Admin, Mode, Policy, PoolPlan},
-    plane::{PoolKey, SharedPool},
+    plane::{CancelStage, PoolKey, SharedPool},
 };
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -44,7 +44,12 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     // The pools of the servers of one database and user stand next to each other, behind that of the clients.
     let pools = figures.gateway().pools();
     let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
-    let row = |group: &[Arc<SharedPool>]| row_of(group, served.get(&home(&group[0].key)).copied().unwrap_or_default());
+    let mut unchecked = HashMap::<PoolKey, usize>::new();
+    figures.unchecked().await.values().for_each(|key| *unchecked.entry(home(key)).or_default() += 1);
+    let row = |group: &[Arc<SharedPool>]| {
+        let of = |counts: &HashMap<PoolKey, usize>| counts.get(&home(&group[0].key)).copied().unwrap_or_default();
+        row_of(group, of(&served), of(&unchecked))
+    };
     let mut rows: Vec<_> = groups.map(row).collect();
     let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
     rows.insert(at.min(rows.len()), console(figures.gateway().console.clients()));
@@ -78,26 +83,28 @@ fn sum(group: &[Arc<SharedPool>]) -> Counts {
     })
 }
 
-fn row_of(group: &[Arc<SharedPool>], served: usize) -> Vec<Value> {
+fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Value> {
     let (shared, counts) = (&group[0], sum(group));
     let plan = shared.plan();
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
     // Read one after another, while clients come and go.
     let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
     let replicating: usize = group.iter().map(|shared| shared.replicating()).sum();
+    let cancels = |stage: CancelStage| group.iter().map(|shared| shared.cancels(stage)).sum::<usize>();
+    let (free, held_up) = (counts.idle + counts.moving, cancels(CancelStage::HeldUp));
     row![
         &shared.key.database,
         &shared.key.user,
         served,
         counts.waiting.saturating_sub(spare_places),
-        0_u32,
-        0_u32,
+        cancels(CancelStage::Sent),
+        cancels(CancelStage::Coming),
         counts.active + replicating,
-        0_u32,
-        0_u32,
-        counts.idle + counts.moving,
-        0_u32,
-        counts.cleaning,
+        cancels(CancelStage::Carried),
+        held_up,
+        free.saturating_sub(unchecked),
+        unchecked.min(free),
+        counts.cleaning.saturating_sub(held_up),
         counts.connecting,
         maxwait,
         maxwait_us,

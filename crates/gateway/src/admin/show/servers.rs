@@ -1,6 +1,6 @@
 //! SHOW SERVERS: the connections to Postgres, and who has them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::super::table::{Column, Value, row};
 use super::clients::{self, Client, end};
@@ -17,25 +17,28 @@ pub(super) const COLUMNS: &[Column] = clients::COLUMNS.split_at(clients::COLUMNS
 pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let (gateway, clients) = (figures.gateway(), figures.clients().await);
     let holders: HashMap<u64, &Client> = clients.iter().filter_map(|client| Some((client.server?, client))).collect();
-    let cleaning: HashSet<u64> =
+    let cleaning: HashMap<u64, bool> =
         gateway.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
+    let unchecked = figures.unchecked().await;
     let unix_port = gateway.setup().config.listen.unix_port();
     let mut servers = gateway.servers();
     servers.sort_by(|a, b| (&a.key, a.identity.id).cmp(&(&b.key, b.identity.id)));
     let row = |server: &ServerEntry| {
         let id = server.identity.id;
-        row_of(server, holders.get(&id).copied(), cleaning.contains(&id), unix_port)
+        let without_client = match cleaning.get(&id) {
+            Some(true) => "being_canceled",
+            Some(false) => "tested",
+            None if unchecked.contains_key(&id) => "used",
+            None => "idle",
+        };
+        row_of(server, holders.get(&id).copied(), without_client, unix_port)
     };
     servers.iter().map(row).collect()
 }
 
-fn row_of(server: &ServerEntry, holder: Option<&Client>, cleaned: bool, unix_port: u16) -> Vec<Value> {
+fn row_of(server: &ServerEntry, holder: Option<&Client>, without_client: &'static str, unix_port: u16) -> Vec<Value> {
     let identity = &server.identity;
-    let state = match holder {
-        Some(_) => "active",
-        None if cleaned => "tested",
-        None => "idle",
-    };
+    let state = holder.map_or(without_client, |_| "active");
     let (addr, port) = place(identity);
     let (local_addr, local_port) = end(identity.local, unix_port);
     row![

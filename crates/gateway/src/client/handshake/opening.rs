@@ -40,6 +40,7 @@ impl Arriving {
                     self.link.flush().await?;
                 }
                 First::Cancel { pid, key } => {
+                    self.cancels = true;
                     canceller::act(&self.worker, pid, key).await;
                     return Ok(None);
                 }

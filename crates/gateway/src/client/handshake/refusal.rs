@@ -16,6 +16,10 @@ impl Arriving {
     /// Tells the client why, and gives the reason back for the log.
     pub(super) async fn refuse(&mut self, error: LoginError) -> LoginError {
         let words = match &error {
+            _ if self.cancels => {
+                self.link.shutdown();
+                return error;
+            }
             LoginError::Refused(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
