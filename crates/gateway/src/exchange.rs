@@ -393,6 +393,17 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// Sends what waits to be sent, and reads nothing. Whether the kernel has all of it.
+    ///
+    /// # Errors
+    /// When one of the two has gone.
+    pub fn flush(&mut self, cx: &Context<'_>) -> Result<bool, End> {
+        self.flush_to_server(cx)?;
+        self.flush_to_client(cx).map_err(End::Trouble)?;
+        // An error is met by whoever reads.
+        Ok(self.server.link().poll_sent(cx).is_ready() && self.front.link.poll_sent(cx).is_ready())
+    }
+
     fn end_of(&mut self, trouble: Trouble) -> End {
         let request = match trouble {
             Trouble::Settings(_) if self.may_ask_another() => self.held.take(),

@@ -83,6 +83,8 @@ pub struct Server {
     pub suspect: bool,
     /// A send failed: the server reads no more.
     pub write_failed: bool,
+    /// Why its client could not leave it as it is, in PgBouncer's words for the log.
+    pub fault: Option<&'static str>,
     /// Holds the server back while a cancel request for it is under way.
     pub cancels: CancelGate,
     /// Who it is.
@@ -141,6 +143,7 @@ impl Server {
             confused: false,
             suspect: false,
             write_failed: false,
+            fault: None,
             cancels,
             identity,
             linked,

@@ -166,11 +166,19 @@ impl Link {
     /// # Errors
     /// As `poll_flush`.
     pub async fn flush(&mut self) -> io::Result<()> {
-        std::future::poll_fn(|cx| {
-            std::task::ready!(self.poll_flush(cx))?;
-            self.socket.poll_sent(cx)
-        })
-        .await
+        std::future::poll_fn(|cx| self.poll_sent(cx)).await
+    }
+
+    /// As `poll_flush`, and ready when the kernel has all of it.
+    ///
+    /// # Errors
+    /// As `poll_flush`.
+    ///
+    /// # Cancel safety
+    /// As `poll_flush`.
+    pub fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.poll_flush(cx))?;
+        self.socket.poll_sent(cx)
     }
 
     /// Reads what has arrived; an empty chunk is the end of the stream.

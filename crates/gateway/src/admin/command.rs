@@ -124,7 +124,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("STREAM STOP [name]", "end a stream: what was read is delivered and committed; returns when it has ended"),
     ("STREAM START [name]", "start a stream that was stopped, has failed or has ended"),
     ("STREAM UNPARK name [key]", "let the parked records of a stream go on, of all keys or of one"),
-    ("SUSPEND", "let transactions end, then hold all clients with their servers open; RESUME ends it"),
+    ("SUSPEND", "let clients and servers stand still where they are, within transactions too; RESUME ends it"),
     ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "end the gateway"),
 ];
 

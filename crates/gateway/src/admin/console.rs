@@ -46,6 +46,7 @@ pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Ou
         desk: Desk::default(),
         skipping: false,
         in_transaction: false,
+        suspends: false,
     };
     Box::pin(conversation.run())
 }
@@ -70,6 +71,8 @@ struct Conversation {
     skipping: bool,
     /// A transaction holds nothing here but portals.
     in_transaction: bool,
+    /// It has suspended the gateway.
+    suspends: bool,
 }
 
 /// Why a conversation ends.
@@ -142,7 +145,11 @@ impl Conversation {
             Poll::Ready(())
         })
         .await;
-        match self.converse().await {
+        let goodbye = self.converse().await;
+        if self.suspends {
+            Order::Suspend.expire(&self.presence.worker.gateway);
+        }
+        match goodbye {
             Goodbye::Gone => self.link.shutdown(),
             Goodbye::Told(refusal) => {
                 self.send();
@@ -392,6 +399,7 @@ impl Conversation {
             backend::notice_response(&report, &mut self.out);
         }
         let carried_out = order.clone().carry_out(worker.clone(), self.user.clone());
+        self.suspends |= order == Order::Suspend;
         let done = self.attend(ClientState::Waiting(since), carried_out).await?;
         Ok(done.map(|()| Answer::Done).map_err(|fault| {
             let is_over = fault.sqlstate == sqlstate::QUERY_CANCELED && order.take_back(&worker.gateway);

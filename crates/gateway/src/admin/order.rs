@@ -10,7 +10,7 @@ use super::fault::Fault;
 use crate::{
     config::{Admin, Dialect},
     pgbouncer::{CONFIG_FILE, alias},
-    plane::{Card, ClientState, Gateway, Phase, Setup, SharedPool, Signal, Worker},
+    plane::{Card, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
 
 pub(super) use stream::StreamOrder;
@@ -73,6 +73,40 @@ impl Order {
         holds_all && is_expected && gateway.lift()
     }
 
+    /// Undoes what lasts no longer than the console that it came from: a SUSPEND, as PgBouncer has it.
+    pub(super) fn expire(&self, gateway: &Gateway) {
+        let is_expected = gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
+        if *self == Self::Suspend && is_expected && gateway.phase() == Phase::Suspended {
+            tracing::info!("admin disappeared when suspended, doing RESUME");
+            gateway.lift();
+        }
+    }
+
+    /// The database that it is for, if it is for one by name.
+    fn database(&self) -> Option<&str> {
+        match self {
+            Self::Pause(database)
+            | Self::Resume(database)
+            | Self::Reconnect(database)
+            | Self::WaitClose(database)
+            | Self::Kill(database) => database.as_deref(),
+            Self::Disable(database) | Self::Enable(database) => Some(database),
+            _ => None,
+        }
+    }
+
+    /// Tells the log of it; of what PgBouncer has, in its words if they are wanted.
+    fn log(&self, gateway: &Gateway, user: &str) {
+        let is_ours = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
+        if is_ours || gateway.setup().config.listen.dialect != Dialect::Pgbouncer {
+            return tracing::info!(user, order = ?self, "order of the console");
+        }
+        match self.database() {
+            Some(name) => tracing::info!(user, "{} '{name}' command issued", self.tag()),
+            None => tracing::info!(user, "{} command issued", self.tag()),
+        }
+    }
+
     /// Does it.
     ///
     /// # Errors
@@ -82,7 +116,7 @@ impl Order {
     /// Dropped, it takes nothing back: what is paused stays paused, unless [`Order::take_back`] is called.
     pub(super) async fn carry_out(self, worker: Rc<Worker>, user: String) -> Result<(), Fault> {
         let gateway = &worker.gateway;
-        tracing::info!(user, order = ?self, "order of the console");
+        self.log(gateway, &user);
         match &self {
             Self::Pause(database) => pause(&worker, database.as_deref()).await,
             Self::Resume(database) => resume(gateway, database.as_deref()),
@@ -142,8 +176,8 @@ fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), String> 
     Ok(())
 }
 
-/// Holds everybody where they are: transactions end, servers stay open. Who takes longer than `timeouts.suspend` is sent
-/// away.
+/// Holds everybody where they are, be it in the middle of a transaction: what they and their servers have said is sent on, and
+/// nothing more is read. Who does not take in time (`timeouts.suspend`) what is sent to it is sent away.
 async fn suspend(worker: &Worker) -> Result<(), Fault> {
     let gateway = &worker.gateway;
     must_not_be_stopping(gateway)?;
@@ -153,17 +187,31 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
     loop {
         must_not_be_stopping(gateway)?;
         if gateway.phase() != Phase::Suspended {
-            return Err(not_now("resumed before all servers were released"));
+            return Err(not_now("resumed before all connections were held"));
         }
-        if gateway.pools().iter().all(|shared| shared.pool.is_quiet()) {
+        if all_are_held(gateway).await {
             return Ok(());
         }
         if !limit.is_zero() && worker.reactor.now() - since >= limit {
             tracing::info!("suspend_timeout");
-            send_away(gateway, |card| card.state.get() == ClientState::Active && card.linked().is_some()).await;
+            let send_away = |worker: &Rc<Worker>| {
+                worker.held_and_others().1.iter().for_each(|card| card.signal(Signal::SuspendTimeout))
+            };
+            gateway.ask_all(send_away).await;
         }
         worker.reactor.sleep(LOOK_EVERY).await;
     }
+}
+
+/// Whether no server is in use but by clients that are held.
+async fn all_are_held(gateway: &Gateway) -> bool {
+    let held = gateway.ask_all(|worker| worker.held_and_others().0.len());
+    let held: usize = held.await.iter().sum();
+    let in_use = |shared: &Arc<SharedPool>| {
+        let counts = shared.pool.counts();
+        counts.active + counts.cleaning + shared.replicating()
+    };
+    gateway.pools().iter().map(in_use).sum::<usize>() <= held
 }
 
 /// The pools of a database that there is, or all.

@@ -48,7 +48,10 @@ pub(super) async fn replicate(
     arriving.unread_early();
     let client = arriving.link();
     client.write(out);
-    let streaming = std::future::poll_fn(|cx| poll_both(client, server.link(), cx));
+    let streaming = std::future::poll_fn(|cx| match worker.is_suspended() {
+        true => poll_held(client, server.link(), (worker, card), cx),
+        false => poll_both(client, server.link(), cx),
+    });
     match unless_killed(card, streaming).await {
         None => Ok(Cause::Killed.reason()),
         Some(ended) => Ok(ended.map(|()| "replication ended")?),
@@ -141,6 +144,21 @@ fn poll_both(a: &mut Link, b: &mut Link, cx: &Context<'_>) -> Poll<std::io::Resu
             _ => {}
         }
     }
+}
+
+/// While the gateway is suspended: what was under way is sent, and nothing is read.
+fn poll_held(
+    a: &mut Link,
+    b: &mut Link,
+    (worker, card): (&Worker, &Card),
+    cx: &Context<'_>,
+) -> Poll<std::io::Result<()>> {
+    if card.peek_signal() == Some(Signal::SuspendTimeout) {
+        return Poll::Ready(Err(std::io::Error::other(Cause::Suspend.reason())));
+    }
+    let (there, back) = (a.poll_sent(cx)?, b.poll_sent(cx)?);
+    worker.hold(card, there.is_ready() && back.is_ready());
+    Poll::Pending
 }
 
 enum Passed {

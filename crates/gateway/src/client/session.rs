@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
-    error::{Cause, Refusal},
+    error::{Cause, Refusal, pgbouncer_reason},
     exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
     params::Settings,
     plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
@@ -117,7 +117,8 @@ impl Session {
         let goodbye = self.serve(ctx).await;
         self.entry.card.link(None);
         self.worker.roster.leave(&self.entry);
-        let told = matches!(&goodbye, Goodbye::Told(words, _) if !words.is_empty());
+        // Those whom the server has told are, too.
+        let told = matches!(&goodbye, Goodbye::Told(..));
         log::left(&self.worker.gateway, &self.entry.card, goodbye.reason(), told);
         let reason = match goodbye {
             // The link closes as it is dropped, with whatever is still under way on it.
@@ -243,7 +244,7 @@ impl Session {
 
     fn poll_idle_deadline(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
         let limit = self.pool.plan().timeouts.client_idle;
-        if limit.is_zero() {
+        if limit.is_zero() || self.worker.is_suspended() {
             return Poll::Pending;
         }
         if self.deadline.at().is_none() {
@@ -326,6 +327,9 @@ impl Session {
             Err(end) => Ended::Exchange(end),
             Ok(()) => {
                 std::future::poll_fn(|cx| {
+                    if self.worker.is_suspended() {
+                        return waiting.poll_held(&self.worker, &mut exchange, ctx, cx);
+                    }
                     let now = reactor.now();
                     if let Poll::Ready(end) = exchange.poll(now, cx) {
                         return Poll::Ready(Ended::Exchange(end));
@@ -397,6 +401,7 @@ impl Session {
             Ended::Exchange(End::Trouble(trouble)) => {
                 let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
                 if !server_is_sound {
+                    lease.fault = Some(pgbouncer_reason(goodbye.reason()));
                     lease.release(Fate::Close, now);
                     return Err(goodbye);
                 }
@@ -404,6 +409,7 @@ impl Session {
             }
             Ended::Interrupted(goodbye) => Err(goodbye),
         };
+        lease.fault = goodbye.as_ref().err().map(|goodbye| fault_of(goodbye.reason()));
         let cleaning = Cleaning {
             in_transaction: leftover == Leftover::Transaction,
             reset: reset && (always || !stays),
@@ -459,6 +465,15 @@ impl Shelf for PoolShelf<'_> {
     }
 }
 
+/// What PgBouncer's log says of a server that a client could not leave as it is, given why the client has left.
+fn fault_of(reason: &'static str) -> &'static str {
+    let timeouts = [Cause::Query, Cause::IdleInTransaction, Cause::Transaction];
+    match timeouts.iter().any(|cause| cause.reason() == reason) {
+        true => pgbouncer_reason(reason),
+        false => "client disconnect while server was not ready",
+    }
+}
+
 /// How an exchange ends.
 enum Ended {
     Exchange(End),
@@ -511,6 +526,28 @@ impl Waiting<'_> {
         };
         self.deadline.set(Some(at));
         self.deadline.poll(now, cx).map(|()| Goodbye::cause(cause, self.gateway))
+    }
+
+    /// While the gateway is suspended: what was under way is sent, and then everything stays as it is.
+    fn poll_held(&self, worker: &Worker, exchange: &mut Exchange<'_>, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Ended> {
+        let sent_away = match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => Some(Cause::Killed),
+            Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
+            _ => None,
+        };
+        if let Some(cause) = sent_away {
+            return Poll::Ready(Ended::Interrupted(Goodbye::cause(cause, self.gateway)));
+        }
+        if ctx.poll_cancelled(cx).is_ready() && self.gateway.phase() == Phase::Stopping {
+            return Poll::Ready(Ended::Interrupted(Goodbye::cause(Cause::ShuttingDown, self.gateway)));
+        }
+        match exchange.flush(cx) {
+            Ok(is_sent) => {
+                worker.hold(&self.entry.card, is_sent);
+                Poll::Pending
+            }
+            Err(end) => Poll::Ready(Ended::Exchange(end)),
+        }
     }
 
     fn next_deadline(&self, activity: Activity, transaction: Option<Instant>) -> Option<(Instant, Cause)> {

@@ -404,7 +404,8 @@ section! {
         auto_database: Duration = Duration::from_secs(3600) => Live Process;
         /// How long clients may stay after SIGTERM; 0 is without limit.
         shutdown: Duration = Duration::ZERO => Live Process;
-        /// How long SUSPEND waits for transactions; 0 is without limit. Whose takes longer is disconnected.
+        /// How long SUSPEND waits until everybody has taken what was sent to them; 0 is without limit. Who does not is
+        /// disconnected.
         suspend: Duration = Duration::from_secs(10) => Live Process;
         /// Delivering a cancel request to a server.
         cancel: Duration = Duration::from_secs(10) => Live Process;

@@ -24,6 +24,8 @@ pub enum Cause {
     IdleInTransaction,
     /// Its transaction was open for too long.
     Transaction,
+    /// Everybody is to stand still, and it does not take what is sent to it.
+    Suspend,
     /// An operator wants it gone.
     Killed,
     /// The gateway ends.
@@ -113,6 +115,7 @@ impl Cause {
                 "terminating connection due to idle-in-transaction timeout",
             ),
             Self::Transaction => (sqlstate::TRANSACTION_TIMEOUT, "terminating connection due to transaction timeout"),
+            Self::Suspend => (sqlstate::ADMIN_SHUTDOWN, "the connection did not come to rest within timeouts.suspend"),
             Self::Killed => (sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator"),
             Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
             Self::Outdated => (sqlstate::ADMIN_SHUTDOWN, "the connection to the server is replaced by another one"),
@@ -152,6 +155,7 @@ impl Cause {
             Self::Query => "query timeout",
             Self::IdleInTransaction => "idle transaction timeout",
             Self::Transaction => "transaction timeout",
+            Self::Suspend => "suspend_timeout",
             Self::Killed => "admin forced disconnect",
             Self::ShuttingDown => "server shutting down",
             Self::Outdated => "database configuration changed",

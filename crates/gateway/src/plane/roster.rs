@@ -59,6 +59,8 @@ pub enum Signal {
     CancelWait,
     /// Its server must not be used any more: another one is primary.
     Deposed,
+    /// It does not take what is sent to it, and everybody waits for that.
+    SuspendTimeout,
 }
 
 /// One client, as others see it.
@@ -183,7 +185,7 @@ impl Card {
 
     /// The client has got a server, or has given it back.
     pub fn link(&self, linked: Option<Rc<Linked>>) {
-        if linked.is_none() && self.signal.get() == Some(Signal::Deposed) {
+        if linked.is_none() && matches!(self.signal.get(), Some(Signal::Deposed | Signal::SuspendTimeout)) {
             // Of a server that it no longer has.
             self.signal.set(None);
         }

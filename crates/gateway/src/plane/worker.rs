@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
 use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
@@ -24,7 +24,10 @@ use tokio::sync::Notify;
 use crate::{
     config::{Dialect, PoolPlan},
     params::{Interned, Settings},
-    plane::{CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, lock},
+    plane::{
+        CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
+        lock,
+    },
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
@@ -222,6 +225,10 @@ pub struct Worker {
     forgotten: RefCell<FxHashMap<Arc<str>, (PoolTotals, Spread)>>,
     /// Servers being cleaned, by id, and whether they still wait for a cancel request.
     cleaning: RefCell<FxHashMap<u64, bool>>,
+    /// See [`Worker::is_suspended`].
+    suspended: Cell<bool>,
+    /// Clients of which nothing is under way while the gateway is suspended, by id.
+    held: RefCell<FxHashSet<u64>>,
     stopped: Cell<bool>,
     swept_at: Cell<Instant>,
 }
@@ -255,6 +262,8 @@ impl Worker {
             former: RefCell::default(),
             forgotten: RefCell::default(),
             cleaning: RefCell::default(),
+            suspended: Cell::new(false),
+            held: RefCell::default(),
             stopped: Cell::new(false),
         })
     }
@@ -314,6 +323,10 @@ impl Worker {
     fn sweep(&self, now: Instant) {
         if let Some(recorder) = &self.recorder {
             recorder.set_clock(now);
+        }
+        if self.is_suspended() {
+            // Nothing is closed for its age.
+            return;
         }
         for pool in self.pools() {
             pool.local.sweep(now);
@@ -479,6 +492,44 @@ impl Worker {
         self.roster.wake_all();
     }
 
+    /// Whether clients and servers are left as they are: nothing is read of either, and no time runs out.
+    #[inline]
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.get()
+    }
+
+    /// Whether anything of what a client or its server has said is under way, while the gateway is suspended.
+    pub fn hold(&self, card: &Card, is_sent: bool) {
+        let mut held = self.held.borrow_mut();
+        if is_sent {
+            held.insert(card.id)
+        } else {
+            held.remove(&card.id)
+        };
+    }
+
+    /// Clients of which nothing is under way, and those of which something is, while the gateway is suspended.
+    #[must_use]
+    pub fn held_and_others(&self) -> (Vec<Rc<Card>>, Vec<Rc<Card>>) {
+        let held = self.held.borrow();
+        let mut cards = self.roster.cards();
+        cards.retain(|card| card.linked().is_some());
+        cards.into_iter().partition(|card| held.contains(&card.id))
+    }
+
+    /// Takes over whether the gateway is suspended.
+    pub fn follow_phase(&self) {
+        self.suspended.set(self.gateway.phase() == Phase::Suspended);
+        self.held.borrow_mut().clear();
+        for card in self.roster.cards() {
+            if card.peek_signal() == Some(Signal::SuspendTimeout) {
+                card.clear_signal();
+            }
+        }
+        self.roster.wake_all();
+    }
+
     /// Starts a task that has to do with server connections; with that of this id, or with none yet if it is 0.
     #[track_caller]
     pub fn spawn_chore(&self, server: u64, task: impl Future<Output = ()> + 'static) {
@@ -599,7 +650,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
 
     fn retire(&self, server: &Server, why: Retirement) {
         if let Some((worker, pool)) = self.upgrade() {
-            log_closed(&worker.gateway.setup(), &pool.shared.key, server, why);
+            log_closed(&worker.gateway.setup(), &pool.shared, server, why);
         }
     }
 
@@ -672,17 +723,18 @@ fn log_opened(setup: &Setup, key: &PoolKey, identity: &Identity) {
 }
 
 /// Tells the log of a connection that the pool closes, likewise.
-fn log_closed(setup: &Setup, key: &PoolKey, server: &Server, why: Retirement) {
-    let (identity, PoolKey { database, user, .. }) = (&server.identity, key);
+fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement) {
+    let (identity, PoolKey { database, user, .. }) = (&server.identity, &pool.key);
     let (id, host) = (identity.id, &identity.address.host);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, ?why, "server closed");
     if setup.config.listen.dialect == Dialect::Pgbouncer && setup.config.log.disconnections {
         let reason = match why {
             Retirement::Lifetime => "server lifetime over",
             Retirement::Idle => "server idle timeout",
-            Retirement::Replaced => "obsolete connection",
+            Retirement::Replaced if pool.pool.is_paused() => "pause mode",
+            Retirement::Replaced => "database configuration changed",
             Retirement::Surplus => "evicted",
-            Retirement::Released if !server.doomed => "unclean server",
+            Retirement::Released if !server.doomed => server.fault.unwrap_or("unclean server"),
             _ => "server conn crashed?",
         };
         let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());

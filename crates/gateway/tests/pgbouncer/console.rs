@@ -159,7 +159,7 @@ fn a_pause_of_everything_that_is_cancelled_is_over() {
     let bouncer = Bouncer::start(SHOP);
     let mut client = bouncer.client("shop");
     client.ok("begin");
-    for (command, stays) in [("PAUSE", false), ("SUSPEND", false), ("PAUSE shop", true)] {
+    for (command, stays) in [("PAUSE", false), ("PAUSE shop", true)] {
         let mut console = bouncer.console();
         console.send(&Frames::new().query(command));
         let is_paused = || {
@@ -274,31 +274,6 @@ fn set_reads_a_value_as_the_file_does() {
     for refused in ["SET listen_addr = '*'", "SET auth_type = 'nothing'", "SET server_tls_sslmode = 'require'"] {
         assert_eq!(console.query(refused).code(), "22023", "{refused}");
     }
-}
-
-#[test]
-fn suspend_holds_clients_and_keeps_servers() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
-    let backend = client.backend();
-    bouncer.console().ok("SUSPEND");
-    let state = bouncer.show("STATE");
-    assert!(state.iter().any(|row| row["key"] == "suspended" && row["value"] == "yes"), "{state:?}");
-    client.send(&tidegate_testkit::Frames::new().query("select pg_backend_pid()"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
-    bouncer.console().ok("RESUME");
-    assert_eq!(client.until_ready().value(), backend, "its server was kept");
-}
-
-#[test]
-fn suspend_does_not_wait_for_ever_for_a_transaction() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nsuspend_timeout = 0.3\n"));
-    let mut client = bouncer.client("shop");
-    client.ok("begin");
-    bouncer.console().ok("SUSPEND");
-    assert_eq!(client.expect_fatal("08P01").message, "admin forced disconnect");
-    bouncer.console().ok("RESUME");
-    bouncer.client("shop").ok("select 1");
 }
 
 #[test]

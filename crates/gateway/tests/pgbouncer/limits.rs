@@ -246,6 +246,8 @@ fn edge_66_a_minimum_above_the_limit_does_not_fight() {
             .map(|row| row["current_connections"].clone())
     };
     eventually("connects are under way", || open().is_some_and(|open| open != "1"));
+    // There is no room for more, and nothing is being connected that waits for some.
+    bouncer.wait_for_pool("shop", "sv_login", 0);
     client.ok("begin");
     assert_eq!(client.backend(), client.backend());
     client.ok("commit");

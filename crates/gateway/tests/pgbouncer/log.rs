@@ -155,13 +155,60 @@ fn a_server_that_is_closed_is_in_the_log_with_the_reason() {
         let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\n{lines}\n"));
         let backend = bouncer.client("shop").backend();
         end(&backend);
-        let said = format!("closing because: {why} (age=");
-        let is_said = |line: &str| line.contains("S-") && line.contains("shop/postgres@") && line.contains(&said);
-        eventually(why, || bouncer.log().lines().any(is_said));
+        is_said(&bouncer, why);
     };
     closed("server_idle_timeout = 0.1", "server idle timeout", &|_| {});
     closed("server_lifetime = 0.1", "server lifetime over", &|_| {});
     closed("", "server conn crashed?", &|backend| server().kill_backend(backend));
+}
+
+/// A line tells of a server that was closed for this reason.
+#[track_caller]
+fn is_said(bouncer: &Bouncer, why: &str) {
+    let said = format!("closing because: {why} (age=");
+    let is_said = |line: &str| line.contains(" S-") && line.contains("shop/postgres@") && line.contains(&said);
+    eventually(why, || bouncer.log().lines().any(is_said));
+}
+
+#[test]
+fn a_server_that_a_client_could_not_leave_as_it_was_is_in_the_log_with_the_reason() {
+    let bouncer = |lines: &str| Bouncer::start(&format!("{SHOP}[pgbouncer]\n{lines}\n"));
+    for (key, why) in [("query_timeout", "query timeout"), ("transaction_timeout", "transaction timeout")] {
+        let bouncer = bouncer(&format!("{key} = 1"));
+        bouncer.client("shop").send(&Frames::new().query("begin; select pg_sleep(600)"));
+        is_said(&bouncer, "client disconnect while server was not ready");
+        let mut client = bouncer.client("shop");
+        client.send(&Frames::new().query("begin; select pg_sleep(600)"));
+        is_said(&bouncer, why);
+    }
+    let bouncer = bouncer("");
+    let mut client = bouncer.client("shop");
+    let backend = client.backend();
+    client.ok("begin");
+    server().sql(&format!("select pg_terminate_backend({backend})"));
+    client.try_query("select 1").expect_err("its server is gone");
+    is_said(&bouncer, "server conn crashed?");
+    bouncer.wait_for_log("pooler error: server conn crashed?");
+}
+
+/// Whoever changes what goes on is in the log, in words that are looked for.
+#[test]
+fn orders_of_the_console_are_in_the_log_in_the_words_of_pgbouncer() {
+    let bouncer = Bouncer::start(SHOP);
+    let mut console = bouncer.console();
+    bouncer.client("shop").ok("select 1");
+    console.ok("RECONNECT shop");
+    is_said(&bouncer, "database configuration changed");
+    bouncer.client("shop").ok("select 1");
+    for order in ["PAUSE", "RESUME", "PAUSE shop", "RESUME shop", "DISABLE shop", "ENABLE shop", "RELOAD", "SUSPEND"] {
+        console.ok(order);
+        let words = match order.split_once(' ') {
+            Some((order, database)) => format!("{order} '{database}' command issued"),
+            None => format!("{order} command issued"),
+        };
+        assert!(bouncer.log().contains(&words), "{words}");
+    }
+    is_said(&bouncer, "pause mode");
 }
 
 #[test]

@@ -21,5 +21,6 @@ mod process;
 mod restart;
 mod servers;
 mod sockets;
+mod suspend;
 mod timeouts;
 mod tls;

@@ -198,7 +198,7 @@ impl Session {
             return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
         }
         let now = self.worker.reactor.now();
-        if self.deadline.poll(now, cx).is_pending() {
+        if self.worker.is_suspended() || self.deadline.poll(now, cx).is_pending() {
             return Poll::Pending;
         }
         let plan = self.home.plan();

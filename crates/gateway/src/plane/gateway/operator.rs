@@ -32,7 +32,7 @@ impl Gateway {
         self.follow_orders();
     }
 
-    /// Gives no server out any more, as [`Gateway::pause`], but closes none.
+    /// Gives no server out any more, as [`Gateway::pause`], but closes none, and nothing is read of those who have one.
     pub fn suspend(&self) {
         self.change_phase(|phase| if phase.goes_on() { Phase::Suspended } else { phase });
         self.follow_orders();
@@ -93,6 +93,9 @@ impl Gateway {
         *phase = now;
         drop(phase);
         self.phase_changed.notify_one();
+        if before != now && (before == Phase::Suspended || now == Phase::Suspended) {
+            self.workers().iter().for_each(|worker| worker.visit(|worker| worker.follow_phase()));
+        }
         now
     }
 
