@@ -245,6 +245,10 @@ async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
     let gateway = &worker.gateway;
     pools_of(gateway, database)?;
     must_not_be_stopping(gateway)?;
+    if database.is_some() && gateway.phase() == Phase::Suspended {
+        // It would wait for transactions that stand still.
+        return Err(not_now("all databases are suspended").hint("RESUME ends that."));
+    }
     gateway.pause(database);
     loop {
         let pools = pools_of(gateway, database)?;

@@ -160,6 +160,7 @@ fn nobody_is_held_against_an_operator() {
     second.ok("begin");
     let mut operator = bouncer.console();
     operator.ok("SUSPEND");
+    assert_eq!(operator.query("PAUSE shop").code(), "55000", "it would wait for what stands still");
     let clients = bouncer.show("CLIENTS");
     let id = &clients.iter().find(|row| row["database"] == "shop").expect("it is listed")["id"];
     operator.ok(&format!("KILL_CLIENT {id}"));
