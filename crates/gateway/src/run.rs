@@ -441,17 +441,18 @@ fn absolute(file: &Path) -> PathBuf {
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     let _alone = gateway.configure();
     let source = source.reading(gateway.config_file());
-    let config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    let mut config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
     let old = gateway.setup();
     let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
     if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {
         anyhow::bail!("{}: those who are known would be locked out", unread.reason);
     }
     streams::check(&config)?;
-    let setup = Setup::new(config)?;
-    for key in Config::diff_needs_restart(&old.config, &setup.config) {
+    for key in Config::diff_needs_restart(&old.config, &config) {
         tracing::warn!(key, "this change needs a restart");
     }
+    config.keep_fixed(&old.config);
+    let setup = Setup::new(config)?;
     gateway.replace_setup(setup);
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());

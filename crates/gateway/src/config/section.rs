@@ -92,6 +92,14 @@ macro_rules! section {
                 scope: $crate::config::Scope::$scope,
             },)*];
 
+            /// Takes back what a reload cannot change.
+            #[allow(dead_code, reason = "only sections of the process have such keys")]
+            pub(crate) fn keep_fixed(&mut self, old: &Self) {
+                $(if $crate::config::Reload::$reload == $crate::config::Reload::Restart {
+                    self.$key = old.$key.clone();
+                })*
+            }
+
             /// The values, in the order of [`Self::KEYS`], as `SHOW CONFIG` prints them.
             pub fn shown(&self) -> Vec<String> {
                 vec![$($crate::config::setting::Setting::show(&self.$key),)*]

@@ -73,6 +73,22 @@ impl Config {
         pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
     }
 
+    /// Takes back what a reload cannot change: it holds as it was until the process is started again.
+    pub fn keep_fixed(&mut self, old: &Self) {
+        self.listen.keep_fixed(&old.listen);
+        self.auth.keep_fixed(&old.auth);
+        self.pool.keep_fixed(&old.pool);
+        self.timeouts.keep_fixed(&old.timeouts);
+        self.route.keep_fixed(&old.route);
+        self.admin.keep_fixed(&old.admin);
+        self.log.keep_fixed(&old.log);
+        self.dns.keep_fixed(&old.dns);
+        self.metrics.keep_fixed(&old.metrics);
+        self.tcp.keep_fixed(&old.tcp);
+        self.journal.keep_fixed(&old.journal);
+        self.runtime.keep_fixed(&old.runtime);
+    }
+
     /// Overrides, with what holds for the others as the default.
     fn overrides(&self, path: &str, overrides: &Overrides) -> Vec<Row> {
         let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
