@@ -33,8 +33,8 @@ use crate::{
     plane::{ClientState, Entry, Phase, Signal, Worker},
 };
 
-/// Serves a client of the console until it leaves.
-pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Output = ()>>> {
+/// Serves a client of the console until it leaves, and says why it does.
+pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>> {
     let ConsoleClient { link, user, may_change, entry } = client;
     let conversation = Conversation {
         link,
@@ -78,7 +78,7 @@ struct Conversation {
 /// Why a conversation ends.
 enum Goodbye {
     /// The client left, or its link broke: there is nobody to tell.
-    Gone,
+    Gone(&'static str),
     /// The client is told this first.
     Told(Refusal),
 }
@@ -139,7 +139,7 @@ impl Drop for Presence {
 }
 
 impl Conversation {
-    async fn run(mut self) {
+    async fn run(mut self) -> &'static str {
         std::future::poll_fn(|cx| {
             self.presence.entry.card.set_waker(cx.waker());
             Poll::Ready(())
@@ -150,10 +150,14 @@ impl Conversation {
             Order::Suspend.expire(&self.presence.worker.gateway);
         }
         match goodbye {
-            Goodbye::Gone => self.link.shutdown(),
+            Goodbye::Gone(reason) => {
+                self.link.shutdown();
+                reason
+            }
             Goodbye::Told(refusal) => {
                 self.send();
                 client::part(&self.presence.worker, &mut self.link, refusal.fatal()).await;
+                "console closed"
             }
         }
     }
@@ -198,7 +202,7 @@ impl Conversation {
     /// Sends, and takes in what the client says.
     fn poll_hear(&mut self, cx: &Context<'_>) -> Poll<Result<(), Goodbye>> {
         if let Poll::Ready(Err(_)) = self.link.poll_flush(cx) {
-            return Poll::Ready(Err(Goodbye::Gone));
+            return Poll::Ready(Err(Goodbye::Gone("connection lost")));
         }
         if let Some(goodbye) = self.presence.interrupt() {
             return Poll::Ready(Err(goodbye));
@@ -208,7 +212,7 @@ impl Conversation {
                 self.inbox.extend_from_slice(&chunk);
                 Poll::Ready(Ok(()))
             }
-            _ => Poll::Ready(Err(Goodbye::Gone)),
+            _ => Poll::Ready(Err(Goodbye::Gone("client closed the connection"))),
         }
     }
 
@@ -222,14 +226,14 @@ impl Conversation {
             if let Some(goodbye) = self.presence.interrupt() {
                 return Poll::Ready(Err(goodbye));
             }
-            self.link.poll_flush(cx).map_err(|_| Goodbye::Gone)
+            self.link.poll_flush(cx).map_err(|_| Goodbye::Gone("connection lost"))
         })
         .await
     }
 
     async fn hear(&mut self, tag: u8, body: &[u8]) -> Result<(), Goodbye> {
         let done = match tag {
-            frontend::TERMINATE => return Err(Goodbye::Gone),
+            frontend::TERMINATE => return Err(Goodbye::Gone("console closed")),
             frontend::SYNC => {
                 self.ready();
                 Ok(())

@@ -62,8 +62,8 @@ pub struct ConsoleClient {
     pub entry: Entry,
 }
 
-/// Serves a client of the console.
-pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = ()>>>;
+/// Serves a client of the console, and says why it has left.
+pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>;
 
 /// Brings a client in. `None` if it has had all it wanted, or was refused.
 pub(super) async fn shake(
@@ -121,9 +121,9 @@ async fn arrive(
             let (witness, card) = (worker.witness(&entry.card, None), entry.card.clone());
             log::arrived(&worker.gateway, &card);
             let client = ConsoleClient { link: arriving.link, user: request.user, may_change, entry };
-            console(worker.clone(), client).await;
-            log::left(&worker.gateway, &card, "console closed", false);
-            leave(witness.as_deref(), &worker, "console closed");
+            let reason = console(worker.clone(), client).await;
+            log::left(&worker.gateway, &card, reason, None);
+            leave(witness.as_deref(), &worker, reason);
             return Ok(None);
         }
         Ok(Admitted::Replication(pool, request)) => {
@@ -139,7 +139,7 @@ async fn arrive(
             let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
             // Whoever is refused is told of once, with the reason.
             if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
-                log::left(&worker.gateway, &entry.card, reason, false);
+                log::left(&worker.gateway, &entry.card, reason, None);
             }
             leave(witness.as_deref(), &worker, reason);
             return match outcome {

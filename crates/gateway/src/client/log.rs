@@ -1,12 +1,16 @@
 //! What the log says of clients that come and go, for those who come from PgBouncer in its words.
 
 use tidegate_link::Address;
+use tidegate_wire::{backend::ErrorFields, frame::HEADER};
 
 use crate::{
     config::Dialect,
     error::pgbouncer_reason,
     plane::{Card, Gateway},
 };
+
+/// Why a client leaves that got no server: what it is told says more.
+pub(super) const NO_SERVER: &str = "no server";
 
 /// A client was let in. In PgBouncer's words it was told of when it had said who it is.
 pub(super) fn arrived(gateway: &Gateway, card: &Card) {
@@ -56,8 +60,8 @@ pub(super) fn place(peer: Address, process: u32, unix_port: u16) -> String {
     }
 }
 
-/// A client has left, or was sent away; `told` if it was told why.
-pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: bool) {
+/// A client has left, or was sent away and `told` why: in these words, or in none if the server has told it.
+pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: Option<&[u8]>) {
     let setup = gateway.setup();
     let log = &setup.config.log;
     if setup.config.listen.dialect == Dialect::Postgres {
@@ -66,13 +70,16 @@ pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: bool) {
         }
         return;
     }
-    let (reason, age) = (pgbouncer_reason(reason), card.connected_at.elapsed().map_or(0, |age| age.as_secs()));
+    let words = told.and_then(|words| ErrorFields::decode(words.get(HEADER..)?).ok());
+    let message = words.as_ref().filter(|_| reason == NO_SERVER).and_then(ErrorFields::message);
+    let reason = message.as_deref().unwrap_or_else(|| pgbouncer_reason(reason));
+    let age = card.connected_at.elapsed().map_or(0, |age| age.as_secs());
     let peer = place(card.peer, card.process, setup.config.listen.unix_port());
     let who = format!("C-{}: {}/{}@{peer}", card.id, card.key.database, card.user);
     if log.disconnections {
         tracing::info!("{who} closing because: {reason} (age={age}s)");
     }
-    if told && log.refusals {
+    if told.is_some() && log.refusals {
         tracing::warn!("{who} pooler error: {reason}");
     }
 }

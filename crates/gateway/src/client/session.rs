@@ -117,8 +117,10 @@ impl Session {
         let goodbye = self.serve(ctx).await;
         self.entry.card.link(None);
         self.worker.roster.leave(&self.entry);
-        // Those whom the server has told are, too.
-        let told = matches!(&goodbye, Goodbye::Told(..));
+        let told = match &goodbye {
+            Goodbye::Told(words, _) => Some(words.as_slice()),
+            Goodbye::Gone(_) => None,
+        };
         log::left(&self.worker.gateway, &self.entry.card, goodbye.reason(), told);
         let reason = match goodbye {
             // The link closes as it is dropped, with whatever is still under way on it.
@@ -201,8 +203,13 @@ impl Session {
 
     /// What ends any wait of the client.
     fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<Goodbye> {
-        if self.entry.card.peek_signal() == Some(Signal::Kill) {
-            return Some(Goodbye::cause(Cause::Killed, &self.worker.gateway));
+        let sent_away = match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => Some(Cause::Killed),
+            Some(Signal::Removed) => Some(Cause::Removed),
+            _ => None,
+        };
+        if let Some(cause) = sent_away {
+            return Some(Goodbye::cause(cause, &self.worker.gateway));
         }
         if ctx.poll_cancelled(cx).is_ready() {
             return Some(Goodbye::cause(Cause::ShuttingDown, &self.worker.gateway));
@@ -506,6 +513,9 @@ impl Waiting<'_> {
         match self.entry.card.peek_signal() {
             Some(Signal::Kill) => return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway)),
             Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
+            Some(Signal::Removed) if matches!(activity, Activity::Idle(_)) => {
+                return Poll::Ready(Goodbye::cause(Cause::Removed, self.gateway));
+            }
             _ => {}
         }
         // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to

@@ -32,6 +32,8 @@ pub enum Cause {
     ShuttingDown,
     /// The server that it keeps is to be replaced.
     Outdated,
+    /// Its database is none any more.
+    Removed,
     /// Method trust does not know its name.
     Stranger,
     /// No rule lets it in.
@@ -118,6 +120,7 @@ impl Cause {
             Self::Suspend => (sqlstate::ADMIN_SHUTDOWN, "the connection did not come to rest within timeouts.suspend"),
             Self::Killed => (sqlstate::ADMIN_SHUTDOWN, "the connection was ended by an operator"),
             Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
+            Self::Removed => (sqlstate::ADMIN_SHUTDOWN, "the database was taken out of the configuration"),
             Self::Outdated => (sqlstate::ADMIN_SHUTDOWN, "the connection to the server is replaced by another one"),
             Self::Stranger => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "trust authentication failed: no such user")
@@ -159,6 +162,7 @@ impl Cause {
             Self::Killed => "admin forced disconnect",
             Self::ShuttingDown => "server shutting down",
             Self::Outdated => "database configuration changed",
+            Self::Removed => "database removed",
             Self::Stranger => "\"trust\" authentication failed",
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",

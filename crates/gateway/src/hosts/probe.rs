@@ -147,7 +147,7 @@ impl Probe {
                 self.turn += 1;
                 Report::Mute(error.to_string())
             }
-            ConnectError::Closed(_) => Report::Unasked(error.to_string()),
+            ConnectError::Closed(_) | ConnectError::Removed(_) => Report::Unasked(error.to_string()),
             error if error.is_of_gateway() => Report::Unasked(error.to_string()),
             error => Report::Down(error.to_string()),
         }

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     config::{AuthMethod, Config, PoolPlan},
+    error::Cause,
     hba,
     hosts::{Cluster, Node},
     log,
@@ -469,10 +470,12 @@ impl Gateway {
     /// A pool takes its settings over, or ends.
     fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
         let Some(plan) = pool.key.plan(&setup.config) else {
-            return self.remove_pool(pool, "the database was taken out of the configuration");
+            let refusal = Cause::Removed.refusal(setup.config.listen.dialect);
+            return self.remove_pool(pool, ConnectError::Removed(refusal));
         };
         let Some(plan) = self.follow_choice(pool, plan) else {
-            return self.remove_pool(pool, "the server was taken out of the configuration");
+            let why = ConnectError::Closed("the server was taken out of the configuration");
+            return self.remove_pool(pool, why);
         };
         let old = pool.plan();
         pool.pool.set_limits(limits(&plan));
@@ -492,14 +495,14 @@ impl Gateway {
     }
 
     /// Nothing is connected there any more; what is in use ends when it is released.
-    fn remove_pool(&self, pool: &SharedPool, why: &'static str) {
+    fn remove_pool(&self, pool: &SharedPool, why: ConnectError) {
         let mut pools = lock(&self.pools);
         if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
             pools.remove(&pool.key);
         }
         drop(pools);
         // Last: nobody finds a pool that is closed.
-        pool.pool.close(ConnectError::Closed(why));
+        pool.pool.close(why);
     }
 
     /// The threads.
@@ -582,7 +585,7 @@ impl Gateway {
         }
         // Another choice of servers may have taken it over: then it stays.
         if pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)) {
-            self.remove_pool(&pool, "the server was taken out");
+            self.remove_pool(&pool, ConnectError::Closed("the server was taken out"));
         }
         None
     }

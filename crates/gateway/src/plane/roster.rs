@@ -61,6 +61,8 @@ pub enum Signal {
     Deposed,
     /// It does not take what is sent to it, and everybody waits for that.
     SuspendTimeout,
+    /// Its database is none any more: it leaves when it has no transaction open.
+    Removed,
 }
 
 /// One client, as others see it.

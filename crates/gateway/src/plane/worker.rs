@@ -488,8 +488,16 @@ impl Worker {
         for pool in self.pools() {
             pool.read_mail(self.reactor.now());
         }
+        self.dismiss_removed();
         // Some leave with servers that are to be replaced now.
         self.roster.wake_all();
+    }
+
+    /// Sends those away whose database was taken out of the configuration.
+    fn dismiss_removed(&self) {
+        let pools = self.pools.borrow();
+        let is_removed = |card: &Rc<Card>| pools.get(&card.key).is_some_and(|pool| pool.shared.pool.is_closed());
+        self.roster.cards().iter().filter(|card| is_removed(card)).for_each(|card| card.signal(Signal::Removed));
     }
 
     /// Whether clients and servers are left as they are: nothing is read of either, and no time runs out.

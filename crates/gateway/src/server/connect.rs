@@ -58,6 +58,9 @@ pub enum ConnectError {
     /// The pool is closed.
     #[error("{0}")]
     Closed(&'static str),
+    /// The pool is closed, as its database is none any more; in the words for clients.
+    #[error("{}", .0.message)]
+    Removed(Refusal),
 }
 
 fn message_of(body: &[u8]) -> String {
@@ -71,7 +74,7 @@ impl ConnectError {
     pub fn is_of_server(&self) -> bool {
         match self {
             Self::Refused(_) => is_starting(self),
-            Self::Secret(_) | Self::Closed(_) | Self::Query(_) => false,
+            Self::Secret(_) | Self::Closed(_) | Self::Removed(_) | Self::Query(_) => false,
             _ => !self.is_of_gateway(),
         }
     }
@@ -131,6 +134,7 @@ impl ConnectError {
             }
             Self::Secret(_) => Refusal::new(sqlstate::INVALID_PASSWORD, self.to_string()).fatal(),
             Self::Closed(_) => Refusal::new(sqlstate::ADMIN_SHUTDOWN, self.to_string()).fatal(),
+            Self::Removed(refusal) => refusal.fatal(),
             _ => Refusal::new(sqlstate::CONNECTION_FAILURE, self.to_string()).fatal(),
         }
     }

@@ -1,7 +1,7 @@
 //! The keys of a file, one by one: that each is in force, under its own name and in its own unit, and what a few of them do
 //! that no other test of this target looks at.
 
-use tidegate_testkit::{Authority, Signal, eventually};
+use tidegate_testkit::{Authority, Frames, Signal, eventually};
 
 use crate::bouncer::{Bouncer, server};
 
@@ -149,4 +149,51 @@ fn servers_have_to_show_a_certificate_of_the_authority_that_is_named() {
             assert_eq!(bouncer.startup("shop").refused().severity, "FATAL");
         }
     }
+}
+
+/// What a reload takes out is gone for all, each at the end of its transaction.
+#[test]
+fn clients_of_a_database_that_is_taken_out_are_told() {
+    let ini = "[databases]\nshop = $PG dbname=postgres\n";
+    for mode in ["transaction", "session"] {
+        let more = format!("{ini}gone = $PG dbname=postgres pool_size=1\n[pgbouncer]\npool_mode = {mode}\n");
+        let bouncer = Bouncer::start(&more);
+        let mut idle = bouncer.client("gone");
+        let mut busy = bouncer.client("gone");
+        if mode == "transaction" {
+            idle.ok("select 1");
+        }
+        busy.ok("begin");
+        let mut waiting = bouncer.client("gone");
+        waiting.send(&Frames::new().query("select 1"));
+        bouncer.wait_for_pool("gone", "cl_waiting", 1);
+        bouncer.rewrite(&format!("{ini}[pgbouncer]\npool_mode = {mode}\n"));
+        bouncer.console().ok("RELOAD");
+        for client in [&mut idle, &mut waiting] {
+            assert_eq!(client.expect_fatal("08P01").message, "database removed", "{mode}");
+        }
+        busy.ok("select 1");
+        busy.send(&Frames::new().query("commit"));
+        assert!(busy.until_ready().error.is_none());
+        assert_eq!(busy.expect_fatal("08P01").message, "database removed", "{mode}");
+        for words in ["closing because: database removed (age=", "pooler error: database removed"] {
+            bouncer.wait_for_log(words);
+        }
+        assert_eq!(bouncer.startup("gone").refused().message, "no such database: gone");
+    }
+}
+
+/// What a reload cannot change is shown as it is.
+#[test]
+fn a_key_that_needs_a_restart_is_shown_as_it_holds() {
+    let ini = "[databases]\nshop = $PG dbname=postgres\n";
+    let bouncer = Bouncer::start(ini);
+    let mut console = bouncer.console();
+    let port = bouncer.port().to_string();
+    bouncer.rewrite(&format!("{ini}[pgbouncer]\nlisten_port = 1\nlisten_backlog = 7\nmax_client_conn = 55\n"));
+    console.ok("RELOAD");
+    for (key, value) in [("listen_port", port.as_str()), ("listen_backlog", "128"), ("max_client_conn", "55")] {
+        assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");
+    }
+    assert!(bouncer.log().contains("this change needs a restart key=listen.backlog"), "{}", bouncer.log());
 }

@@ -76,7 +76,7 @@ fn the_systems_log_follows_a_reload_and_set() {
     reload(&format!("{}\nsyslog_ident = \"pooler\"\nsyslog_facility = \"local1\"", place("first")));
     hears(&first, "<142>pooler[", "configuration reloaded");
     bouncer.console().ok("SET log.syslog_ident = 'other'");
-    hears(&first, "<142>", "console closed");
+    hears(&first, "<142>", "client disconnected");
     bouncer.console().ok(&format!("SET log.syslog = '{}'", path("second").display()));
     drop(bouncer.client("shop"));
     hears(&second, "<142>other[", "shop");
@@ -118,6 +118,8 @@ fn a_login_to_the_console_is_in_the_log() {
     let has =
         |what: &str| bouncer.log().lines().any(|line| line.contains("pgbouncer/postgres@") && line.contains(what));
     assert!(has("login attempt: db=pgbouncer user=postgres tls=no replication=no"), "{}", bouncer.log());
+    eventually("its end is logged", || has("closing because: client unexpected eof"));
+    bouncer.console().send(&Frames::new().terminate());
     eventually("its end is logged", || has("closing because: client close request"));
 }
 
@@ -189,6 +191,26 @@ fn a_server_that_a_client_could_not_leave_as_it_was_is_in_the_log_with_the_reaso
     client.try_query("select 1").expect_err("its server is gone");
     is_said(&bouncer, "server conn crashed?");
     bouncer.wait_for_log("pooler error: server conn crashed?");
+}
+
+/// A login that a server refuses later than its client came in.
+#[test]
+fn why_there_is_no_server_is_in_the_log() {
+    let name = format!("pgb_soon_gone_{}", std::process::id());
+    server().sql(&format!("create database {name}"));
+    let bouncer = Bouncer::start(&format!("[databases]\nshop = $PG dbname={name}\n"));
+    let mut client = bouncer.client("shop");
+    client.ok("select 1");
+    bouncer.console().ok("RECONNECT shop");
+    is_said(&bouncer, "database configuration changed");
+    server().sql(&format!("drop database {name} with (force)"));
+    client.send(&Frames::new().query("select 1"));
+    client.expect_fatal("3D000");
+    let why = format!("database \"{name}\" does not exist");
+    for words in [format!("closing because: {why} (age="), format!("pooler error: {why}")] {
+        bouncer.wait_for_log(&words);
+    }
+    assert!(!bouncer.log().contains("no server"), "{}", bouncer.log());
 }
 
 /// Whoever changes what goes on is in the log, in words that are looked for.

@@ -18,7 +18,7 @@ use tidegate_wire::{
 use super::{Goodbye, Session, bad_client, checkout_timeout};
 use crate::{
     client::{
-        check,
+        check, log,
         route::{Found, Unserved, find_server},
     },
     config::{PoolPlan, Timeouts},
@@ -62,7 +62,7 @@ impl Session {
                 Ok(Some((lease, request)))
             }
             Waited::Decided(Err(error)) => {
-                let goodbye = Goodbye::Told(error.words(), "no server");
+                let goodbye = Goodbye::Told(error.words(), log::NO_SERVER);
                 self.record_unserved(&request, &goodbye);
                 Err(goodbye)
             }

@@ -95,7 +95,7 @@ impl Ground for Land {
         let Some(gateway) = self.0.upgrade() else { return };
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref() == Some(&node.name)) {
             if node.is_gone() {
-                gateway.remove_pool(&pool, TAKEN_OUT);
+                gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
             } else {
                 pool.reconnect();
             }
@@ -106,7 +106,7 @@ impl Ground for Land {
         let Some(gateway) = self.0.upgrade() else { return };
         let is_left = |host: &Arc<str>| !nodes.iter().any(|node| node.name == *host);
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref().is_some_and(is_left)) {
-            gateway.remove_pool(&pool, TAKEN_OUT);
+            gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
         }
     }
 
