@@ -4,7 +4,10 @@ use std::{
     io,
     net::SocketAddr,
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::SystemTime,
 };
@@ -48,6 +51,8 @@ pub struct Identity {
     pub connected_at: SystemTime,
     /// "TLSv1.3/..." if the connection is under TLS.
     pub tls: Option<String>,
+    /// How many statements it was taught.
+    pub prepared: AtomicU32,
 }
 
 /// What a client's card says of the server that the client has. One for each server, as it changes hands with every
@@ -179,6 +184,12 @@ impl Server {
             _ => return Err(io::Error::other("the link was lost between threads")),
         }
         Ok(())
+    }
+
+    /// Lets others see how many statements it was taught.
+    pub fn note_statements(&self) {
+        let count = u32::try_from(self.statements.len()).unwrap_or(u32::MAX);
+        self.identity.prepared.store(count, Ordering::Relaxed);
     }
 
     /// After a failed send: reads what the server had said before it went, so that the client gets to know.

@@ -427,6 +427,7 @@ impl Exchange<'_> {
         out.extend_from_slice(statement.parse_message());
         self.flight.push(Asked::Parse(Some(statement.clone()), name.map(Into::into)), to);
         self.stats.server_parse_count.add(1);
+        self.server.note_statements();
         if may_be_read_otherwise {
             self.doubt(statement.digest());
         }

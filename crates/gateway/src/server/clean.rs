@@ -65,6 +65,7 @@ pub async fn clean(server: &mut Server, in_transaction: bool, resets: &[&str]) -
     // A late cancel may hit the reset; whatever it was, the session is not what it should be.
     hear(server, owed).await?;
     resets.iter().for_each(|reset| note_reset(server, reset));
+    server.note_statements();
     server.unnamed = None;
     server.adopted = None;
     server.tainted = false;

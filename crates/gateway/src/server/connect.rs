@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -301,6 +301,7 @@ impl Connector {
             cancel_key: login.cancel_key,
             connected_at: SystemTime::now(),
             tls: link.tls_info().map(|info| tls::told(&info)),
+            prepared: AtomicU32::new(0),
         };
         if let Some(rest) = login.rest {
             link.unread(rest);

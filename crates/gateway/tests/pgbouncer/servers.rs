@@ -117,6 +117,8 @@ fn a_server_keeps_as_many_prepared_statements_as_the_file_says() {
         client.send(&Frames::new().bind(&format!("s{number}"), &[]).execute().sync());
         assert_eq!(client.until_ready().value(), number.to_string());
     }
+    let servers = bouncer.show("SERVERS");
+    assert_eq!(servers[0]["prepared_statements"], "3", "{servers:?}");
     let kept: u32 = client.value("select count(*) from pg_prepared_statements").parse().expect("a number");
     assert!((1..=3).contains(&kept), "{kept}");
 }

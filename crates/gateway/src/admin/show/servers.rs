@@ -1,6 +1,6 @@
 //! SHOW SERVERS: the connections to Postgres, and who has them.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::atomic::Ordering};
 
 use super::super::table::{Column, Value, row};
 use super::clients::{self, Client, end};
@@ -61,8 +61,7 @@ fn row_of(server: &ServerEntry, holder: Option<&Client>, without_client: &'stati
         identity.pid,
         identity.tls.clone().unwrap_or_default(),
         holder.and_then(|client| client.application_name.clone()).unwrap_or_default(),
-        // Kept by the thread that has the server, which may change at any moment.
-        None::<u32>,
+        identity.prepared.load(Ordering::Relaxed),
         identity.id,
     ]
 }
