@@ -271,7 +271,7 @@ fn is_released(shared: &SharedPool) -> bool {
     let quiet = shared.pool.is_quiet();
     if quiet && counts.idle > 0 {
         // It was being connected when the pool was paused.
-        shared.reconnect();
+        shared.close_for_pause();
     }
     quiet && shared.open() == 0
 }

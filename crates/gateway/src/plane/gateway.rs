@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Instant, SystemTime},
 };
@@ -167,6 +167,8 @@ pub struct SharedPool {
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
     reconnected_at: Mutex<Option<SystemTime>>,
+    /// It was a pause that wanted its connections closed last.
+    closed_by_pause: AtomicBool,
     /// See [`spare_places`](Self::spare_places).
     spare_places: AtomicUsize,
     /// Servers that replication connections have, which are none of the pool's.
@@ -610,6 +612,7 @@ impl Gateway {
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
+            closed_by_pause: AtomicBool::new(false),
             spare_places: AtomicUsize::new(0),
             replicating: AtomicUsize::new(0),
             cancels: Cancels::default(),

@@ -739,7 +739,7 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement
         let reason = match why {
             Retirement::Lifetime => "server lifetime over",
             Retirement::Idle => "server idle timeout",
-            Retirement::Replaced if pool.pool.is_paused() => "pause mode",
+            Retirement::Replaced if pool.is_closed_by_pause() => "pause mode",
             Retirement::Replaced => "database configuration changed",
             Retirement::Surplus => "evicted",
             Retirement::Released if !server.doomed => server.fault.unwrap_or("unclean server"),

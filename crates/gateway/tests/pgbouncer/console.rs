@@ -271,7 +271,12 @@ fn set_reads_a_value_as_the_file_does() {
     });
     console.ok("SET verbose = 0");
     assert_eq!(bouncer.setting("verbose"), "0");
-    for refused in ["SET listen_addr = '*'", "SET auth_type = 'nothing'", "SET server_tls_sslmode = 'require'"] {
+    for refused in [
+        "SET verbose = 'loud'",
+        "SET listen_addr = '*'",
+        "SET auth_type = 'nothing'",
+        "SET server_tls_sslmode = 'require'",
+    ] {
         assert_eq!(console.query(refused).code(), "22023", "{refused}");
     }
 }

@@ -231,6 +231,8 @@ fn orders_of_the_console_are_in_the_log_in_the_words_of_pgbouncer() {
         assert!(bouncer.log().contains(&words), "{words}");
     }
     is_said(&bouncer, "pause mode");
+    let closed = bouncer.log().matches("closing because: database configuration changed").count();
+    assert_eq!(closed, 1, "{}", bouncer.log());
 }
 
 #[test]

@@ -178,10 +178,10 @@ impl Mapper<'_> {
 
     pub(super) fn log_level(&mut self) {
         let given = self.given("verbose");
-        let level = match given.text.as_str() {
-            "0" => return,
-            "1" => "debug",
-            _ => "trace",
+        let level = match self.number_of("verbose", |text| number(text).map(Some)) {
+            None | Some(..=0) => return,
+            Some(1) => "debug",
+            Some(_) => "trace",
         };
         self.put_text(&["log"], "level", level, &given.at);
     }

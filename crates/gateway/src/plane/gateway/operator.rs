@@ -122,7 +122,7 @@ impl Gateway {
                 (true, false) => {
                     shared.pool.pause();
                     if self.phase() != Phase::Suspended {
-                        shared.reconnect();
+                        shared.close_for_pause();
                     }
                 }
                 (false, true) => shared.pool.resume(),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::SystemTime,
 };
 
@@ -81,8 +81,21 @@ impl Gateway {
 }
 
 impl super::SharedPool {
+    /// Has every connection closed that is open now, each when it is free, since the pool is paused.
+    pub fn close_for_pause(&self) {
+        self.reconnect();
+        self.closed_by_pause.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether connections that are of no use any more were closed for a pause.
+    #[must_use]
+    pub fn is_closed_by_pause(&self) -> bool {
+        self.closed_by_pause.load(Ordering::Relaxed)
+    }
+
     /// Has every connection replaced that is open now, each when it is free.
     pub fn reconnect(&self) {
+        self.closed_by_pause.store(false, Ordering::Relaxed);
         *lock(&self.reconnected_at) = Some(SystemTime::now());
         self.pool.reconnect();
     }
