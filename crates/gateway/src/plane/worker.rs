@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
+    net::SocketAddr,
     ops::ControlFlow,
     pin::pin,
     rc::{Rc, Weak},
@@ -22,7 +23,7 @@ use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
 
 use crate::{
-    config::{Dialect, PoolPlan},
+    config::{Dialect, Host, PoolPlan},
     params::{Interned, Settings},
     plane::{
         CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
@@ -720,13 +721,23 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     }
 }
 
+/// Where a server is, as PgBouncer's log has it: by its address where that is known.
+fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
+    match (host, address) {
+        (Host::Unix { port, .. }, _) => format!("unix:{port}"),
+        (_, Some(address)) => address.to_string(),
+        (host, None) => host.to_string(),
+    }
+}
+
 /// Tells the log of a new connection, for those who come from PgBouncer in its words too.
 fn log_opened(setup: &Setup, key: &PoolKey, identity: &Identity) {
     let (host, PoolKey { database, user, .. }) = (&identity.address.host, key);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
     if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
-        let from = identity.local.map_or_else(|| "unix".to_owned(), |local| local.to_string());
-        tracing::info!("S-{}: {database}/{user}@{host} new connection to server (from {from})", identity.id);
+        let from = identity.local.map(|local| format!(" (from {local})")).unwrap_or_default();
+        let place = place_of(host, identity.address.address.as_socket());
+        tracing::info!("S-{}: {database}/{user}@{place} new connection to server{from}", identity.id);
     }
 }
 
@@ -746,7 +757,8 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement
             _ => "server conn crashed?",
         };
         let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());
-        tracing::info!("S-{id}: {database}/{user}@{host} closing because: {reason} (age={age}s)");
+        let place = place_of(host, identity.address.address.as_socket());
+        tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age={age}s)");
     }
 }
 
@@ -755,8 +767,9 @@ fn log_failed(worker: &Worker, setup: &Setup, key: &PoolKey, plan: &PoolPlan, er
     let PoolKey { database, user, .. } = key;
     tracing::warn!(%database, %user, %error, "server connection failed");
     if setup.config.listen.dialect == Dialect::Pgbouncer {
-        let (id, host, reason) = (worker.gateway.connector.next_id(), &plan.hosts[0], error.log_words());
-        tracing::info!("S-{id}: {database}/{user}@{host} closing because: {reason} (age=0s)");
+        let (id, reason) = (worker.gateway.connector.next_id(), error.log_words());
+        let place = place_of(&plan.hosts[0], plan.address);
+        tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age=0s)");
     }
 }
 

@@ -213,6 +213,23 @@ fn why_there_is_no_server_is_in_the_log() {
     assert!(!bouncer.log().contains("no server"), "{}", bouncer.log());
 }
 
+/// As PgBouncer's: an address and a port, or the port of a unix socket, that log readers take apart.
+#[test]
+fn a_server_is_in_the_log_where_it_is() {
+    let (folder, port) = (server().socket_dir().display().to_string(), server().port());
+    let bouncer = Bouncer::start(&format!(
+        "[databases]\nshop = host=localhost port={port} dbname=postgres\nnear = host={folder} port={port} dbname=postgres\n"
+    ));
+    for (database, place) in [("shop", "127.0.0.1"), ("near", "unix")] {
+        bouncer.client(database).ok("select 1");
+        bouncer.wait_for_log(&format!(": {database}/postgres@{place}:{port} new connection to server"));
+    }
+    bouncer.console().ok("RECONNECT");
+    for (database, place) in [("shop", "127.0.0.1"), ("near", "unix")] {
+        bouncer.wait_for_log(&format!(": {database}/postgres@{place}:{port} closing because: database"));
+    }
+}
+
 /// Whoever changes what goes on is in the log, in words that are looked for.
 #[test]
 fn orders_of_the_console_are_in_the_log_in_the_words_of_pgbouncer() {
