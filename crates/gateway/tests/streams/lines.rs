@@ -116,7 +116,8 @@ fn letters_go_to_the_file_that_is_named_though_the_one_before_was_removed() {
     let dead = folder.path("dead.ndjson");
     let stream =
         Stream::start(["--from", &file, "--follow", "--key", "/k", "--to", "-", "--dead-letter", &dead, "--name", "a"]);
-    let has = |words: &str| std::fs::read_to_string(&dead).is_ok_and(|text| text.ends_with('\n') && text.contains(words));
+    let has =
+        |words: &str| std::fs::read_to_string(&dead).is_ok_and(|text| text.ends_with('\n') && text.contains(words));
     eventually("the letter is there", || has("no json"));
     std::fs::remove_file(&dead).unwrap();
     folder.append("in.ndjson", "nor this\n");
