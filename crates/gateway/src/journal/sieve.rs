@@ -45,8 +45,17 @@ impl Sieve {
         Ok(Self { statements, since, until, asked: asked.clone() })
     }
 
+    /// Whether nothing that is wanted can come any more.
+    pub(super) fn is_over(&self, now: Moment) -> bool {
+        self.is_late(now, UNORDERED_MICROS)
+    }
+
+    fn is_late(&self, time: Moment, grace: u64) -> bool {
+        self.until.is_some_and(|until| time.micros() > until.micros().saturating_add(grace))
+    }
+
     pub(super) fn judge(&self, item: &Item) -> Verdict {
-        let late = |grace: u64| self.until.is_some_and(|until| item.time.micros() > until.micros() + grace);
+        let late = |grace: u64| self.is_late(item.time, grace);
         match &item.what {
             // A hole is shown if it may have had something of the time in it, however long after that it ended.
             What::Loss(loss) if self.until.is_none_or(|until| loss.first <= until) => Verdict::Wanted,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_journal::{AtEnd, Entry, Reader};
+use tidegate_journal::{AtEnd, Entry, Reader, Time};
 
 use super::{
     entry::{Item, clock, moment},
@@ -69,7 +69,7 @@ fn follow(
         if some {
             out.flush()?;
         }
-        if wait() {
+        if sieve.is_over(moment(Time::now())) || wait() {
             return Ok(());
         }
     }

@@ -77,6 +77,14 @@ fn tail_of_what_is_to_come_shows_only_what_was_asked_for() {
 }
 
 #[test]
+fn tail_ends_when_the_time_that_was_asked_for_is_over() {
+    let written = Written::new();
+    written.queries(0..3);
+    let said = good(["tail".into(), "-f".into(), "--until".into(), "1min".into(), written.path()]);
+    assert_eq!(said.lines().len(), 3);
+}
+
+#[test]
 fn tail_waits_for_a_folder_that_is_not_there_yet() {
     let forms: [fn(Config) -> Config; 2] = [|config| config, |config| Config { format: Format::Json, ..config }];
     for form in forms {
