@@ -135,7 +135,9 @@ impl Retry {
     pub(crate) fn wait(&self, attempts: u32, random: f64) -> Duration {
         let doubled = self.first_wait.saturating_mul(1 << attempts.saturating_sub(1).min(30));
         let wait = doubled.min(self.longest_wait);
-        wait.mul_f64(1.0 - self.jitter.clamp(0.0, 1.0) * random)
+        // What is no number takes nothing off.
+        let jitter = if self.jitter > 0.0 { self.jitter.min(1.0) } else { 0.0 };
+        wait.mul_f64(1.0 - jitter * random)
     }
 
     /// After so many attempts, and if the next one were made at that age?
@@ -195,6 +197,9 @@ mod tests {
             .collect();
         assert_eq!(waits, [100, 200, 400, 25_600, 30_000, 30_000]);
         assert_eq!(retry.wait(1, 0.5).as_millis(), 75);
+        for (jitter, expected) in [(f64::NAN, 100), (-1.0, 100), (2.0, 50), (f64::INFINITY, 50)] {
+            assert_eq!(Retry { jitter, ..retry }.wait(1, 0.5).as_millis(), expected, "{jitter}");
+        }
     }
 
     #[test]

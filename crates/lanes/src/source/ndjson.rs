@@ -10,6 +10,7 @@ mod reader;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
 
@@ -88,7 +89,8 @@ impl Ndjson {
         Self::of_file(name, file, 0, format)
     }
 
-    /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets.
+    /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets. If that
+    /// run took half a line at the end for a line, and it has grown since, the whole line comes again.
     ///
     /// # Errors
     /// If a file cannot be opened, or the checkpoint is not of this file, or another one's who runs.
@@ -101,6 +103,7 @@ impl Ndjson {
         if file.metadata().map_err(failed)?.len() < from {
             return Err(checkpoint.foreign());
         }
+        let from = line_around(&file, from).map_err(failed)?;
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
         let source = Self::of_file(name, file, from, format)?;
         Ok(Self { checkpoint: Some(checkpoint), ..source })
@@ -165,6 +168,28 @@ impl Ndjson {
             self.broken = Some(error);
         }
     }
+}
+
+/// Where the line begins that goes on at a place, or the place itself if a line ends there.
+fn line_around(file: &File, place: u64) -> io::Result<u64> {
+    let mut around = [b'\n'; 2];
+    if place > 0 {
+        file.read_at(&mut around, place - 1)?;
+    }
+    if around[0] == b'\n' || around[1].is_ascii_whitespace() {
+        return Ok(place);
+    }
+    let (mut end, mut block) = (place, vec![0; 64 << 10]);
+    while end > 0 {
+        let start = end.saturating_sub(block.len() as u64);
+        let bytes = &mut block[..usize::try_from(end - start).unwrap_or(0)];
+        file.read_exact_at(bytes, start)?;
+        if let Some(at) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
 }
 
 impl Source for Ndjson {

@@ -92,6 +92,24 @@ async fn a_second_run_begins_behind_what_the_first_has_done() {
     assert_eq!(result.unwrap().done, 0);
 }
 
+/// Whoever writes the file was in the middle of a line when the first run came to its end.
+#[tokio::test]
+async fn a_line_that_was_half_there_comes_whole_in_the_next_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, checkpoint) = (folder.path().join("in.ndjson"), folder.path().join("done"));
+    let long = "x".repeat(200_000);
+    let next = async |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let source = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap();
+        run(source, Exhausted::Stop, "").await.1.remove(&None).unwrap_or_default()
+    };
+    assert_eq!(next("one\ntw").await, ["one", "tw"]);
+    assert_eq!(next("one\ntwo\nthree").await, ["two", "three"], "the line that has grown, and what is new");
+    assert!(next("one\ntwo\nthree\n").await.is_empty(), "it was whole, but for its end");
+    assert_eq!(next(&format!("one\ntwo\nthree\n{long}")).await, [long.as_str()]);
+    assert_eq!(next(&format!("one\ntwo\nthree\n{long}y\r\nlast")).await, [format!("{long}y"), "last".to_owned()]);
+}
+
 /// Two streams may keep theirs in one folder, beside what they read.
 #[tokio::test]
 async fn a_checkpoint_is_written_beside_others_and_touches_none() {
