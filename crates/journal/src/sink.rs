@@ -121,6 +121,8 @@ pub(crate) struct Sink {
     /// Files of the ring, the oldest first.
     ring: VecDeque<u64>,
     ended: Vec<Ended>,
+    /// Whether any was since the keeper was told, be it synced by now.
+    has_ended: bool,
     /// Numbers that a failure has left in doubt: they may be lost if the power fails.
     unsafe_seqs: Vec<Range<u64>>,
     /// This one found that the folder is another.
@@ -177,6 +179,7 @@ impl Sink {
             pending: None,
             ring,
             ended: Vec::new(),
+            has_ended: false,
             unsafe_seqs: Vec::new(),
             anew: false,
             changes: 0,
@@ -359,6 +362,7 @@ impl Sink {
             }
         }
         let (seqs, named, batch) = (open.synced_seq..open.end_seq, open.named, open.batch.0);
+        self.has_ended = true;
         self.ended.push(Ended { file: open.file, path: open.path, seqs, named, batch });
     }
 
@@ -487,6 +491,11 @@ impl Sink {
     /// The segments that were ended since the last call.
     pub(crate) fn take_ended(&mut self) -> Vec<Ended> {
         std::mem::take(&mut self.ended)
+    }
+
+    /// Whether a segment was ended since the last call.
+    pub(crate) fn take_has_ended(&mut self) -> bool {
+        std::mem::take(&mut self.has_ended)
     }
 
     /// Numbers whose segment could not be synced.

@@ -368,7 +368,7 @@ impl Stripe {
             self.doubt(range);
         }
         let fresh = sink.take_ended();
-        if fresh.is_empty() {
+        if !sink.take_has_ended() {
             return;
         }
         let mut ended = lock(&self.ended);

@@ -163,6 +163,26 @@ fn ended_segments_are_packed_and_read_as_before() {
     assert!(verdict.is_whole() && verdict.records == 300, "{verdict:?}");
 }
 
+/// Batches that are synced as they are written sync what has ended in them as well, and upkeep is to hear of it.
+#[test]
+fn old_segments_of_durable_records_go_as_soon_as_others() {
+    let folder = TempDir::new().unwrap();
+    let retention = Retention { segments: Some(2), ..Retention::default() };
+    let (journal, _) = Journal::open(rotating(folder.path(), retention, Pack::No)).unwrap();
+    let producer = journal.producer();
+    let mut rounds = 0;
+    // A look every 30 s would be too few.
+    until("old segments go, three times", || {
+        if segments(folder.path()).len() <= 2 {
+            rounds += 1;
+            for _ in 0..100 {
+                producer.commit_blocking(note(&[b'x'; 1000]).ack(Ack::Durable)).unwrap();
+            }
+        }
+        rounds > 3
+    });
+}
+
 /// What is behind the damage in the packed file is gone; all other files are read.
 #[test]
 #[cfg(feature = "zstd")]
