@@ -354,9 +354,7 @@ impl Exchange<'_> {
             return Ok(self.parse_unnamed(&parse, message));
         }
         if !self.tracks_statements() {
-            self.owe(Asked::Parse(None, None));
-            self.stats.server_parse_count.add(1);
-            return Ok(Words::Same);
+            return Ok(self.parse_untracked(&parse));
         }
         let known = self.front.statements.as_ref().and_then(|statements| statements.get(parse.name));
         let statement = self.catalog.intern(&parse, &self.front.settings, self.plan);
@@ -381,6 +379,23 @@ impl Exchange<'_> {
             }
         }
         Ok(Words::Other(out))
+    }
+
+    /// A statement that the server alone knows. Nobody will see when it is executed, so what it would do counts from here on.
+    fn parse_untracked(&mut self, parse: &Parse<'_>) -> Words {
+        self.owe(Asked::Parse(None, None));
+        self.stats.server_parse_count.add(1);
+        if !self.keeps_state_apart() {
+            return Words::Same;
+        }
+        let Traits { mut pins, change } = classify(parse.query);
+        if change.is_some_and(|change| !matches!(*change, Change::Deallocate(_) | Change::DeallocateAll)) {
+            pins.add(Pins::SETTING);
+        }
+        let Some(refusal) = self.pin(&Traits { pins, change: None }) else { return Words::Same };
+        let mut out = Vec::new();
+        frontend::parse(parse.name, refusal.as_bytes(), &[], &mut out);
+        Words::Other(out)
     }
 
     fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Words {

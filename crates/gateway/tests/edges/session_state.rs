@@ -590,6 +590,22 @@ on_each_postgres! {
         }
     }
 
+    fn edge_60_state_in_a_statement_that_is_not_followed_keeps_its_server_too(fixture) {
+        for sql in ["set work_mem = '7MB'", "listen some_channel", "reset all", "select set_config('work_mem', '7MB', false)"] {
+            let frames = Frames::new().parse("one", sql).run("one").sync();
+            let gateway = fixture.gateway("size = 2\nprepared_statements_per_server = 0\n");
+            let mut owner = gateway.client("postgres");
+            let backend = owner.backend();
+            owner.send(&frames);
+            assert_eq!(owner.until_ready().code(), "", "{sql}");
+            assert_ne!(gateway.client("postgres").backend(), backend, "{sql}");
+            let gateway = fixture.gateway("size = 2\npin = false\nprepared_statements_per_server = 0\n");
+            let mut refused = gateway.client("postgres");
+            refused.send(&frames);
+            assert_eq!(refused.until_ready().code(), "0A000", "{sql}");
+        }
+    }
+
     fn edge_60_a_function_called_by_its_number_keeps_its_server_too(fixture) {
         let calls = "select oid, pronargs, proname from pg_proc where proname = 'set_config' or
             proname ~ '^pg_(try_)?advisory_lock(_shared)?$' order by oid";
