@@ -240,10 +240,8 @@ fn follows_making(mut text: &[u8], comments_left: &mut usize) -> Option<bool> {
         } else {
             return Some(ends_with_making(text));
         }
-        match comments_left.checked_sub(1) {
-            Some(left) => *comments_left = left,
-            None => return Some(true),
-        }
+        let Some(left) = comments_left.checked_sub(1) else { return Some(true) };
+        *comments_left = left;
     }
 }
 

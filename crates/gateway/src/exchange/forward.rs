@@ -165,6 +165,8 @@ impl Exchange<'_> {
             return Words::Same;
         };
         self.ledger.iter_mut().for_each(Ledger::call);
+        self.server.confused |= self.flight.is_unsynced();
+        self.server.unnamed = None;
         self.owe(Asked::Query(None, None));
         let mut out = Vec::new();
         frontend::query(refusal.as_bytes(), &mut out);
