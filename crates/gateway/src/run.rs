@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::{
     admin::{console, http},
     cli, client,
-    config::{Config, Io},
+    config::{Config, Dialect, Io},
     listen, log,
     pgbouncer::UNREAD_USERS,
     plane::{Gateway, Mailbox, Phase, Setup, Worker},
@@ -280,9 +280,9 @@ impl Running {
             tokio::select! {
                 _ = hangup.recv() => self.hang_up(),
                 Some(reply) = reloads.recv() => drop(reply.send(self.reload())),
-                _ = terminate.recv() => self.escalate(Phase::WaitingForClients),
-                _ = interrupt.recv() => self.escalate(Phase::WaitingForTransactions),
-                _ = quit.recv() => self.escalate(Phase::Stopping),
+                _ = terminate.recv() => self.escalate("SIGTERM", Phase::WaitingForClients),
+                _ = interrupt.recv() => self.escalate("SIGINT", Phase::WaitingForTransactions),
+                _ = quit.recv() => self.escalate("SIGQUIT", Phase::Stopping),
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
                 () = drained(&gateway, &self.streams, phase, stops_since) => break,
@@ -293,19 +293,33 @@ impl Running {
     }
 
     /// The first signal says what to wait for, the second ends the wait.
-    fn escalate(&self, wanted: Phase) {
+    fn escalate(&self, signal: &str, wanted: Phase) {
         let phase = self.gateway.change_phase(|phase| match phase {
             Phase::Active | Phase::Paused | Phase::Suspended => wanted,
             Phase::WaitingForClients if wanted == Phase::WaitingForTransactions => wanted,
             _ => Phase::Stopping,
         });
         process::notify("STOPPING=1");
+        let what = match phase {
+            Phase::WaitingForClients => "shutting down, waiting for all clients disconnect",
+            Phase::WaitingForTransactions => "shutting down, waiting for all servers connections to be released",
+            _ => "fast exit",
+        };
+        self.say_got(signal, what);
         tracing::info!(?phase, clients = self.gateway.client_count(), "shutting down");
+    }
+
+    /// What PgBouncer's log says of a signal, if its words are wanted.
+    fn say_got(&self, signal: &str, what: &str) {
+        if self.gateway.setup().config.listen.dialect == Dialect::Pgbouncer {
+            tracing::info!("got {signal}, {what}");
+        }
     }
 
     /// SIGUSR1, as PAUSE in the console.
     fn pause(&self) {
         if self.gateway.phase() == Phase::Active {
+            self.say_got("SIGUSR1", "pausing all activity");
             tracing::info!("paused by a signal");
             self.gateway.pause(None);
         }
@@ -314,6 +328,7 @@ impl Running {
     /// SIGUSR2, as RESUME.
     fn resume(&self) {
         if self.gateway.holds_all() {
+            self.say_got("SIGUSR2", "continuing from PAUSE");
             tracing::info!("resumed by a signal");
             self.gateway.resume(None);
         }
@@ -335,6 +350,7 @@ impl Running {
 
     /// SIGHUP: a log rotation has renamed files, or the configuration has changed.
     fn hang_up(&mut self) {
+        self.say_got("SIGHUP", "re-reading config");
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }

@@ -1,6 +1,6 @@
 //! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
 
-use std::{future::Future, pin::Pin, rc::Rc, sync::Arc};
+use std::{future::Future, pin::Pin, rc::Rc, sync::Arc, time::Instant};
 
 use rustix::net::{UCred, sockopt::socket_peercred};
 use tidegate_link::{Accepted, Address, Link};
@@ -96,6 +96,7 @@ async fn arrive(
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
     let link = Link::new(&worker.reactor, accepted.fd)?;
+    let since = worker.reactor.now();
     let mut arriving = Arriving {
         link,
         worker,
@@ -107,6 +108,7 @@ async fn arrive(
         asked: None,
         quota: None,
         cancels: false,
+        since,
     };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
@@ -191,6 +193,7 @@ pub(super) struct Arriving {
     quota: Option<Quota>,
     /// It asks to cancel, and is told nothing whatever happens.
     cancels: bool,
+    since: Instant,
 }
 
 /// The process that has connected to the unix socket.

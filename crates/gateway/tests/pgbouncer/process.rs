@@ -17,10 +17,16 @@ fn usr1_pauses_and_usr2_resumes() {
     bouncer.signal(Signal::USR1);
     let paused = || bouncer.show("STATE").iter().any(|row| row["key"] == "paused" && row["value"] == "yes");
     eventually("it is paused", paused);
+    bouncer.wait_for_log("got SIGUSR1, pausing all activity");
     client.send(&Frames::new().query("select 'resumed'"));
     bouncer.wait_for_pool("shop", "cl_waiting", 1);
     bouncer.signal(Signal::USR2);
     assert_eq!(client.until_ready().value(), "resumed");
+    bouncer.wait_for_log("got SIGUSR2, continuing from PAUSE");
+    bouncer.signal(Signal::HUP);
+    bouncer.wait_for_log("got SIGHUP, re-reading config");
+    bouncer.signal(Signal::TERM);
+    bouncer.wait_for_log("got SIGTERM, shutting down, waiting for all clients disconnect");
 }
 
 #[test]

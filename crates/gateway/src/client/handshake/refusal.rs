@@ -65,7 +65,8 @@ impl Arriving {
         let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
         let who = format!("C-{}: {database}/{user}@{peer}", self.id);
         if setup.config.log.disconnections {
-            tracing::info!("{who} closing because: {reason} (age=0s)");
+            let age = (self.worker.reactor.now() - self.since).as_secs();
+            tracing::info!("{who} closing because: {reason} (age={age}s)");
         }
         if setup.config.log.refusals {
             tracing::warn!("{who} pooler error: {reason}");
