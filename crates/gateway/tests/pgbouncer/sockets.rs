@@ -73,8 +73,10 @@ fn tcp_keepalive_can_be_off() {
 #[test]
 fn sockets_without_a_file_are_listened_on_and_connected_to() {
     let name = format!("@tidegate-{}", std::process::id());
-    let behind =
-        Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_dir = {name}\n"));
+    let behind = Bouncer::start(&format!(
+        "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_dir = {name}\nunix_socket_mode = 0700\n"
+    ));
+    behind.wait_for_log("`unix_socket_mode` has no effect: everybody on this machine can reach");
     let port = behind.port();
     // A database without a host is behind the folder of the own socket.
     let bouncer = Bouncer::start(&format!(

@@ -52,6 +52,21 @@ impl Mapper<'_> {
         list.dedup_by(|a, b| a.value == b.value);
         self.put(&["listen"], "addresses", Value::List(list), &addresses.at);
         self.put(&["listen"], "unix_socket_port", Value::Integer(number.into()), &port.at);
+        self.socket_access();
+    }
+
+    /// Whoever has narrowed the access to a socket without a file has not.
+    fn socket_access(&mut self) {
+        if !self.given("unix_socket_dir").text.starts_with('@') {
+            return;
+        }
+        for name in ["unix_socket_mode", "unix_socket_group"] {
+            if let Some(at) = self.ini.global(name).map(|line| line.key_at.clone()) {
+                let reason =
+                    format!("`{name}` has no effect: everybody on this machine can reach a socket without a file");
+                self.warning(&at, name, reason, "leave it out, or name a folder in unix_socket_dir");
+            }
+        }
     }
 
     pub(super) fn auth(&mut self) {
