@@ -104,6 +104,17 @@ impl Cause {
         }
     }
 
+    /// What PgBouncer's log says besides, and its clients are not told.
+    #[must_use]
+    pub const fn detail(self) -> Option<&'static str> {
+        match self {
+            Self::NoTls => Some("TLS connection required"),
+            Self::NoCertificate => Some("TLS client certificate required"),
+            Self::Certificate => Some("TLS certificate name mismatch"),
+            _ => None,
+        }
+    }
+
     const fn postgres(self) -> (SqlState, &'static str) {
         match self {
             Self::Clients => (sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already"),
@@ -170,10 +181,7 @@ impl Cause {
             Self::TlsRequired => "SSL required",
             Self::Nameless => "no username supplied",
             Self::ServerGone => "server conn crashed?",
-            Self::NoTls => "TLS connection required",
-            Self::NoCertificate => "TLS client certificate required",
-            Self::Certificate => "TLS certificate name mismatch",
-            Self::NoUser => "no such user",
+            Self::NoTls | Self::NoCertificate | Self::Certificate | Self::NoUser => "certificate authentication failed",
             Self::Pam => "PAM authentication failed",
             Self::Ldap => "LDAP authentication failed",
         }

@@ -43,7 +43,7 @@ impl Arriving {
         if !known && !setup.config.auth.strangers {
             match method {
                 AuthMethod::Trust => return Err(self.cause(Cause::Stranger)),
-                AuthMethod::Cert => return Err(self.cause(Cause::NoUser)),
+                AuthMethod::Cert => return Err(self.certificate_refused(Cause::NoUser)),
                 _ => {}
             }
         }
@@ -83,8 +83,10 @@ impl Arriving {
 
     /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
     fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &Certificate) -> Result<(), LoginError> {
-        let Some(info) = self.link.tls_info() else { return Err(self.cause(Cause::NoTls)) };
-        let Some(shown) = info.peer_certificates.first() else { return Err(self.cause(Cause::NoCertificate)) };
+        let Some(info) = self.link.tls_info() else { return Err(self.certificate_refused(Cause::NoTls)) };
+        let Some(shown) = info.peer_certificates.first() else {
+            return Err(self.certificate_refused(Cause::NoCertificate));
+        };
         let Some(kind) = wanted.name else { return Ok(()) };
         let name = tls::subject(shown).and_then(|subject| match kind {
             CertificateName::Common => subject.common_name,
@@ -99,7 +101,7 @@ impl Arriving {
         }
         let (peer, user) = (&self.peer, &request.user);
         tracing::info!(%peer, ?user, certificate = ?name, "the certificate is not this user's");
-        Err(self.cause(Cause::Certificate))
+        Err(self.certificate_refused(Cause::Certificate))
     }
 
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {

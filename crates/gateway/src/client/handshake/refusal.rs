@@ -9,6 +9,7 @@ use crate::{
     client::{log, part},
     config::Dialect,
     error::{Cause, Refusal},
+    plane::Setup,
     record::{Stranger, Witness},
 };
 
@@ -45,6 +46,22 @@ impl Arriving {
         LoginError::Refused(cause.refusal(self.dialect()))
     }
 
+    /// What is wrong with a client's certificate. PgBouncer tells that its log alone.
+    pub(super) fn certificate_refused(&self, cause: Cause) -> LoginError {
+        let setup = self.worker.gateway.setup();
+        if let (Dialect::Pgbouncer, Some(what)) = (setup.config.listen.dialect, cause.detail()) {
+            tracing::error!("{} {what}", self.who(&setup));
+        }
+        self.cause(cause)
+    }
+
+    /// The client as PgBouncer's log has it.
+    fn who(&self, setup: &Setup) -> String {
+        let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
+        let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
+        format!("C-{}: {database}/{user}@{peer}", self.id)
+    }
+
     fn log_refusal(&self, error: &LoginError, words: &[u8]) {
         let setup = self.worker.gateway.setup();
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
@@ -61,9 +78,7 @@ impl Arriving {
             tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
             return;
         }
-        let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
-        let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
-        let who = format!("C-{}: {database}/{user}@{peer}", self.id);
+        let who = self.who(&setup);
         if setup.config.log.disconnections {
             let age = (self.worker.reactor.now() - self.since).as_secs();
             tracing::info!("{who} closing because: {reason} (age={age}s)");
