@@ -166,6 +166,8 @@ impl Exchange<'_> {
             backend::READY_FOR_QUERY => return self.ready(body),
             backend::ERROR_RESPONSE => return self.error(body),
             backend::PARAMETER_STATUS => return self.parameter(body),
+            // Of a setting that the client made before, be it at its login.
+            backend::NOTICE_RESPONSE if self.adopting > 0 => return Ok(Fate::Swallow),
             backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(Fate::Pass),
             _ => {}
         }

@@ -123,6 +123,18 @@ fn a_server_keeps_as_many_prepared_statements_as_the_file_says() {
     assert!((1..=3).contains(&kept), "{kept}");
 }
 
+/// A name that Postgres cuts, as with the host behind it: whoever gives it is told when it does so itself, and not by each server.
+#[test]
+fn what_a_server_remarks_on_settings_of_before_is_not_for_the_client() {
+    let bouncer =
+        Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\napplication_name_add_host = 1\n");
+    let mut client = bouncer.startup("shop").parameter("application_name", &"x".repeat(60)).connect();
+    client.send(&Frames::new().query("select 1"));
+    client.expect("S* T D:1 C:SELECT_1 Z:I");
+    client.send(&Frames::new().query(&format!("set application_name = '{}'", "y".repeat(70))));
+    client.expect("N C:SET S* Z:I");
+}
+
 #[test]
 fn small_buffers_of_the_kernel_are_enough() {
     let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\ntcp_socket_buffer = 65536\n");
