@@ -127,7 +127,7 @@ impl Signals {
 }
 
 fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activated) -> anyhow::Result<Running> {
-    raise_descriptor_limit();
+    raise_descriptor_limit(&config);
     let takes_over = source.takes_over() && !activated.is_some();
     let mut predecessor = if takes_over { Predecessor::meet(&config)? } else { None };
     let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
@@ -247,12 +247,20 @@ fn work(
     }
 }
 
-/// Every client and every server costs a descriptor: takes as many as the system lets us have.
-fn raise_descriptor_limit() {
+/// Every client and every server costs a descriptor: takes as many as the system lets us have, and says if they are too few.
+fn raise_descriptor_limit(config: &Config) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+    let max_clients = config.listen.max_clients;
+    if let Some(files_max) = getrlimit(Resource::Nofile).current.filter(|most| *most <= u64::from(max_clients)) {
+        tracing::warn!(
+            files_max,
+            max_clients,
+            "more clients may come than files may be open (ulimit -n, LimitNOFILE=)"
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tidegate_testkit::{Frames, RawClient, eventually};
 
-use crate::bouncer::{Bouncer, server};
+use crate::bouncer::{Bouncer, Setup, server};
 
 /// Logs clients in until there are so many; those with which the start was awaited may still be leaving.
 fn fill(bouncer: &Bouncer, database: &str, count: usize) -> Vec<RawClient> {
@@ -26,6 +26,18 @@ fn max_client_conn_refuses_in_the_words_of_pgbouncer() {
     bouncer.wait_for_log("closing because: no more connections allowed (max_client_conn)");
     clients.pop();
     eventually("the free place can be taken", || bouncer.startup("shop").try_connect().is_ok());
+}
+
+/// Who comes when no file can be opened any more waits, and nobody would know why.
+#[test]
+fn more_clients_than_files_are_told_at_the_start() {
+    let start = |max: &str| {
+        let ini = format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nmax_client_conn = {max}\n");
+        let starter = &["sh", "-c", "ulimit -n 400; exec \"$0\" \"$@\""];
+        Bouncer::with(&Setup { ini: &ini, starter, ..Setup::default() })
+    };
+    let is_told = |bouncer: &Bouncer| bouncer.log().contains("more clients may come than files may be open");
+    assert!(is_told(&start("400")) && !is_told(&start("300")));
 }
 
 #[test]
