@@ -508,14 +508,14 @@ impl Worker {
         self.suspended.get()
     }
 
-    /// Whether anything of what a client or its server has said is under way, while the gateway is suspended.
+    /// Notes whether all that a client and its server have said is sent, while the gateway is suspended.
     pub fn hold(&self, card: &Card, is_sent: bool) {
         let mut held = self.held.borrow_mut();
         if is_sent {
-            held.insert(card.id)
+            held.insert(card.id);
         } else {
-            held.remove(&card.id)
-        };
+            held.remove(&card.id);
+        }
     }
 
     /// Clients of which nothing is under way, and those of which something is, while the gateway is suspended.
