@@ -123,7 +123,7 @@ fn a_server_keeps_as_many_prepared_statements_as_the_file_says() {
     assert!((1..=3).contains(&kept), "{kept}");
 }
 
-/// A name that Postgres cuts, as with the host behind it: whoever gives it is told when it does so itself, and not by each server.
+/// A name that Postgres cuts, as with the host behind it: whoever gives it is told when it does so itself, not by each server.
 #[test]
 fn what_a_server_remarks_on_settings_of_before_is_not_for_the_client() {
     let bouncer =
