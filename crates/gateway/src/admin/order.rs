@@ -195,7 +195,7 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
         if !limit.is_zero() && worker.reactor.now() - since >= limit {
             tracing::info!("suspend_timeout");
             let send_away = |worker: &Rc<Worker>| {
-                worker.held_and_others().1.iter().for_each(|card| card.signal(Signal::SuspendTimeout))
+                worker.held_and_others().1.iter().for_each(|card| card.signal(Signal::SuspendTimeout));
             };
             gateway.ask_all(send_away).await;
         }
