@@ -347,7 +347,7 @@ section! {
         /// The longest message in bytes that a client may send, CopyData and FunctionCall aside; a longer one ends its
         /// connection.
         message_max: u32 = MESSAGE_MAX, in 64..=MESSAGE_MAX => Live Pool;
-        /// SQL that a server runs when a client of session mode leaves, or a pinned one, then behind `DISCARD ALL`; empty for none.
+        /// SQL that a server runs when a client of session mode leaves, or a pinned one, behind `DISCARD ALL`; empty for none.
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
         /// Whether it runs after every transaction and statement too.
         server_reset_always: bool = false => Live Pool;

@@ -615,8 +615,12 @@ on_each_postgres! {
         let unpinning = fixture.gateway("size = 1\npin = false\n");
         let mut owners = Vec::new();
         for call in calls {
-            let arguments = if call[2] == "set_config" { vec!["work_mem", "7MB", "f"] } else { vec!["1"; call[1].parse().unwrap()] };
-            let mut body = call[0].parse::<u32>().unwrap().to_be_bytes().to_vec();
+            let number = |text: &str| text.parse::<u32>().expect("a number");
+            let arguments = match &*call[2] {
+                "set_config" => vec!["work_mem", "7MB", "f"],
+                _ => vec!["1"; number(&call[1]) as usize],
+            };
+            let mut body = number(&call[0]).to_be_bytes().to_vec();
             body.extend([0, 0, 0, arguments.len() as u8]);
             for argument in arguments {
                 body.extend((argument.len() as u32).to_be_bytes());

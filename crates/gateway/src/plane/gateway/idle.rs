@@ -25,8 +25,8 @@ impl Unused {
     }
 }
 
-/// So many pools may stay that have no connection and no client. Names of users cost nothing where nobody asks for a password, and
-/// pools of users whom no server has ever let in are of little use.
+/// So many pools may stay that have no connection and no client, and whose users no server has ever let in. Names cost nothing
+/// where nobody asks for a password.
 const EMPTY_STRANGERS_MAX: usize = 256;
 /// The same of those that have had connections: the next client would have to wait for one anyway.
 const EMPTY_MAX: usize = 1024;

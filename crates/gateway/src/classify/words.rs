@@ -1,0 +1,245 @@
+//! The statements of a text and their words, as far as they matter: quotes and comments are passed over as Postgres does it.
+
+/// Of a name without quotes, but for what it begins with.
+pub(super) const fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$') || !byte.is_ascii()
+}
+
+/// What PostgreSQL takes for a blank; the vertical tab is one from version 16 on.
+pub(super) const fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
+/// The statements of a query text, split at semicolons outside of quotes and comments.
+///
+/// Where a quoted text ends that has a backslash in it depends on `standard_conforming_strings`, on the encoding and on what
+/// stands before it. A text with a backslash is therefore split at every semicolon: that gives what is in its strings for
+/// statements, but hides none.
+pub(super) struct Statements<'a> {
+    rest: Option<&'a [u8]>,
+    /// The rest is the whole text.
+    at_start: bool,
+    has_backslash: bool,
+}
+
+impl<'a> Statements<'a> {
+    pub(super) fn new(sql: &'a [u8]) -> Self {
+        Self { rest: Some(sql), at_start: true, has_backslash: false }
+    }
+
+    pub(super) fn is_single(&self) -> bool {
+        let mut statements = Self { rest: self.rest, ..*self };
+        statements.next();
+        statements.all(|statement| Words::new(statement).next_or_symbol().is_none())
+    }
+}
+
+impl<'a> Iterator for Statements<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let text = self.rest.take()?;
+        // Most texts have one statement, and most of those no semicolon but at the end.
+        let first = match memchr::memchr(b';', text) {
+            None => return Some(text),
+            Some(at) if at + 1 == text.len() && self.at_start => return Some(&text[..at]),
+            Some(at) => at,
+        };
+        if std::mem::take(&mut self.at_start) {
+            self.has_backslash = memchr::memchr(b'\\', text).is_some();
+        }
+        let mut at = if self.has_backslash { first } else { 0 };
+        while at < text.len() {
+            if text[at] == b';' {
+                self.rest = Some(&text[at + 1..]);
+                return Some(&text[..at]);
+            }
+            at = skip_token(text, at);
+        }
+        Some(text)
+    }
+}
+
+/// The byte after the quoted text, the comment, the name or the single character at `at`.
+fn skip_token(text: &[u8], at: usize) -> usize {
+    match text[at] {
+        quote @ (b'\'' | b'"') => memchr::memchr(quote, &text[at + 1..]).map_or(text.len(), |end| at + 1 + end + 1),
+        b'-' if text[at..].starts_with(b"--") => {
+            memchr::memchr2(b'\n', b'\r', &text[at..]).map_or(text.len(), |end| at + end + 1)
+        }
+        b'/' if text[at..].starts_with(b"/*") => skip_comment(text, at),
+        b'$' => skip_dollar(text, at),
+        // A dollar within a name opens no quoted text.
+        first if is_of_name(first) && !first.is_ascii_digit() => {
+            at + text[at..].iter().take_while(|byte| is_of_name(**byte)).count()
+        }
+        _ => at + 1,
+    }
+}
+
+fn skip_comment(text: &[u8], at: usize) -> usize {
+    let (mut depth, mut next) = (0, at);
+    while next < text.len() {
+        if text[next..].starts_with(b"/*") {
+            depth += 1;
+            next += 2;
+        } else if text[next..].starts_with(b"*/") {
+            depth -= 1;
+            next += 2;
+            if depth == 0 {
+                return next;
+            }
+        } else {
+            next += 1;
+        }
+    }
+    text.len()
+}
+
+fn skip_dollar(text: &[u8], at: usize) -> usize {
+    let tag_len = text[at + 1..].iter().take_while(|byte| is_of_name(**byte) && **byte != b'$').count();
+    let end = at + 1 + tag_len;
+    // `$1` is a parameter, `$tag$` opens a quoted text.
+    if text.get(end) != Some(&b'$') || text[at + 1..end].first().is_some_and(u8::is_ascii_digit) {
+        return at + 1;
+    }
+    let tag = &text[at..=end];
+    memchr::memmem::find(&text[end + 1..], tag).map_or(text.len(), |close| end + 1 + close + tag.len())
+}
+
+/// A name in a statement, as Postgres reads it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    /// In lower case; it may be a keyword.
+    Word(String),
+    /// As it was written.
+    Quoted(String),
+}
+
+/// The words of one statement in lower case; quotes around a name are taken off, comments are left out.
+pub(super) struct Words<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Words<'a> {
+    pub(super) fn new(text: &'a [u8]) -> Self {
+        Self { text, at: 0 }
+    }
+
+    fn skip_blank(&mut self) {
+        while let Some(&byte) = self.text.get(self.at) {
+            let rest = &self.text[self.at..];
+            if is_blank(byte) {
+                self.at += 1;
+            } else if rest.starts_with(b"--") || rest.starts_with(b"/*") {
+                self.at = skip_token(self.text, self.at);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether the first word may be one that matters, by its first three letters.
+    pub(super) fn may_matter(&mut self) -> bool {
+        self.skip_blank();
+        let Some(start) = self.text[self.at..].first_chunk::<3>() else { return false };
+        let [first, second, third] = start.map(|byte| byte.to_ascii_lowercase());
+        if [first, second] == *b"do" {
+            return third == b'$' || !is_of_name(third);
+        }
+        matches!(
+            &[first, second, third],
+            b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre" | b"sav" | b"rel" | b"rol"
+        )
+    }
+
+    /// Whether a ROLLBACK is one to a savepoint, whose name is next then.
+    pub(super) fn leads_to(&mut self) -> bool {
+        match self.next().as_deref() {
+            Some("work" | "transaction") => self.next().as_deref() == Some("to"),
+            word => word == Some("to"),
+        }
+    }
+
+    /// Whether `first` and `second` stand next to each other further on.
+    pub(super) fn any_pair(&mut self, first: &str, second: &str) -> bool {
+        let mut before = String::new();
+        while let Some(word) = self.next_or_symbol() {
+            if before == first && word == second {
+                return true;
+            }
+            before = word;
+        }
+        false
+    }
+
+    pub(super) fn next_or_symbol(&mut self) -> Option<String> {
+        if let Some(word) = self.next() {
+            return Some(word);
+        }
+        let symbol = *self.text.get(self.at)?;
+        self.at = skip_token(self.text, self.at);
+        Some(char::from(symbol).to_string())
+    }
+
+    /// The name of something, if one stands here.
+    pub(super) fn name(&mut self) -> Option<Name> {
+        self.skip_blank();
+        let start = self.at;
+        let is_quoted = self.text.get(start) == Some(&b'"');
+        let name = self.next()?;
+        if is_quoted {
+            let is_closed = self.at >= start + 2 && self.text[self.at - 1] == b'"';
+            return (is_closed && !name.is_empty()).then_some(Name::Quoted(name));
+        }
+        let is_one = !name.contains('.') && !name.starts_with(|first: char| first.is_ascii_digit());
+        is_one.then_some(Name::Word(name))
+    }
+
+    /// What follows, without the blanks and comments at its end.
+    pub(super) fn rest(&mut self) -> &'a [u8] {
+        self.skip_blank();
+        let (start, mut end) = (self.at, self.at);
+        while self.at < self.text.len() {
+            self.at = skip_token(self.text, self.at);
+            end = self.at;
+            self.skip_blank();
+        }
+        &self.text[start..end]
+    }
+
+    /// What a SET gives the parameter `name`. `SET ROLE x` needs no sign between them.
+    pub(super) fn value_of(&mut self, name: &str) -> Option<&'a [u8]> {
+        self.skip_blank();
+        let start = self.at;
+        if self.text.get(self.at) == Some(&b'=') {
+            self.at += 1;
+        } else if self.next().as_deref() != Some("to") {
+            if name != "role" {
+                return None;
+            }
+            self.at = start;
+        }
+        let value = self.rest();
+        (!value.is_empty()).then_some(value)
+    }
+}
+
+impl Iterator for Words<'_> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        self.skip_blank();
+        let rest = &self.text[self.at..];
+        if rest.first() == Some(&b'"') {
+            let end = skip_token(self.text, self.at);
+            let name = &self.text[self.at + 1..(end - 1).max(self.at + 1)];
+            self.at = end;
+            return Some(String::from_utf8_lossy(name).into_owned());
+        }
+        let len = rest.iter().take_while(|b| b.is_ascii_alphanumeric() || matches!(**b, b'_' | b'.')).count();
+        self.at += len;
+        (len > 0).then(|| String::from_utf8_lossy(&rest[..len]).to_ascii_lowercase())
+    }
+}
