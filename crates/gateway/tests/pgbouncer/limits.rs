@@ -89,6 +89,8 @@ fn a_reserve_without_a_time_is_none() {
         let mut waiting = bouncer.client("shop");
         waiting.send(&Frames::new().query("select 1"));
         assert_eq!(waiting.expect_fatal("08P01").message, "query_wait_timeout");
+        // The reserve is looked at once a second.
+        bouncer.console().ok("SET query_wait_timeout = 60");
         bouncer.console().ok("SET reserve_pool_timeout = 0.1");
         bouncer.client("shop").ok("select 'from the reserve'");
     }
