@@ -49,6 +49,25 @@ fn nothing_is_opened_while_paused() {
 }
 
 #[test]
+fn a_slot_that_is_of_no_use_any_more_says_so_and_its_client_waits_for_another() {
+    let bench = Bench::new(1, limits(1));
+    let mut waiter = bench.waiter(0);
+    let slot = bench.slot(0);
+    assert!(!slot.is_revoked());
+    bench.pool.pause();
+    assert!(slot.is_revoked());
+    bench.pool.resume();
+    assert!(!slot.is_revoked(), "it may go on");
+    bench.pool.reconnect();
+    assert!(slot.is_revoked());
+    slot.withdraw(bench.now());
+    let slot = bench.slot(0);
+    assert!(!slot.is_revoked() && waiter.poll().is_none());
+    bench.pool.close(Failure(1));
+    assert!(slot.is_revoked());
+}
+
+#[test]
 fn reconnect_closes_idle_connections_by_sweep_and_leased_ones_at_release() {
     let bench = Bench::eager(1, limits(2));
     let (kept, idle) = (bench.lease(0), bench.lease(0));
