@@ -4,7 +4,7 @@
 //! buffer has emptied the socket, so a request and its reply cost two receives and two sends and no `epoll_ctl`.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     io,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
@@ -306,25 +306,40 @@ pub(crate) struct PolledListener {
     poller: Rc<Poller>,
     fd: Rc<OwnedFd>,
     token: u64,
+    /// It could not let somebody in, who still waits: nothing is heard of that until it is asked again.
+    deaf: Cell<bool>,
 }
 
 impl PolledListener {
     pub(crate) fn new(poller: Rc<Poller>, fd: Rc<OwnedFd>) -> io::Result<Self> {
-        use epoll::EventFlags as F;
         rustix::io::ioctl_fionbio(&*fd, true)?;
-        // Level-triggered and exclusive: of the threads that share the listener, one is woken for a connection.
-        let token = poller.watch(&fd, F::IN | F::EXCLUSIVE)?;
-        Ok(Self { poller, fd, token })
+        let token = poller.watch(&fd, Self::FLAGS)?;
+        Ok(Self { poller, fd, token, deaf: Cell::new(false) })
     }
 
+    /// Level-triggered and exclusive: of the threads that share the listener, one is woken for a connection.
+    const FLAGS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::EXCLUSIVE);
+
     pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
+        if self.deaf.take()
+            && let Err(error) =
+                epoll::add(&self.poller.epoll, &*self.fd, epoll::EventData::new_u64(self.token), Self::FLAGS)
+        {
+            self.deaf.set(true);
+            return Poll::Ready(Err(error.into()));
+        }
         match socket2::SockRef::from(&self.fd.as_fd()).accept() {
             Ok((socket, address)) => Poll::Ready(Ok(Accepted::new(OwnedFd::from(socket), &address))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.poller.with_watch(self.token, |watch| watch.wait_readable(cx));
                 Poll::Pending
             }
-            Err(error) => Poll::Ready(Err(error)),
+            Err(error) => {
+                // Who waits would end every wait of the thread at once, for as long as the caller pauses.
+                let _ = epoll::delete(&self.poller.epoll, &*self.fd);
+                self.deaf.set(true);
+                Poll::Ready(Err(error))
+            }
         }
     }
 }
