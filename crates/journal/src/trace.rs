@@ -143,8 +143,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
 
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
+        // A value whose Debug form logs needs the span's fields for that, so they are not held meanwhile.
+        let mut fresh = Vec::new();
+        values.record(&mut Object::inside(&mut fresh));
         if let Some(fields) = span.extensions_mut().get_mut::<SpanFields>() {
-            values.record(&mut Object::inside(&mut fields.0));
+            Object::inside(&mut fields.0).raw(&fresh);
         }
     }
 

@@ -1,6 +1,11 @@
 //! Events of `tracing`.
 
-use std::{cell::RefCell, fmt, sync::Arc};
+use std::{
+    cell::RefCell,
+    fmt,
+    sync::{Arc, mpsc},
+    thread,
+};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -125,4 +130,38 @@ fn what_is_logged_while_a_thread_ends_is_written_too() {
     assert!(journal.close(LONG).is_complete());
     let lines = payloads(folder.path());
     assert!(lines.len() == 2 && String::from_utf8_lossy(&lines[1]).contains("goodbye"), "{lines:?}");
+}
+
+/// A value that logs as it is formatted.
+struct Talks;
+
+impl fmt::Debug for Talks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        info!("formatted");
+        f.write_str("talks")
+    }
+}
+
+#[test]
+fn jo_42_a_value_of_a_span_may_log_while_it_is_recorded() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let layer = JournalLayer::new(journal.producer()).manner(Manner::Block);
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        with_default(tracing_subscriber::registry().with(layer), || {
+            let span = info_span!("query", rows = 1, value = tracing::field::Empty).entered();
+            span.record("value", tracing::field::debug(Talks));
+            info!("after");
+        });
+        done.send(())
+    });
+    is_done.recv_timeout(LONG).expect("it does not wait for itself");
+    assert!(journal.close(LONG).is_complete());
+    let records: Vec<Value> =
+        payloads(folder.path()).iter().map(|record| serde_json::from_slice(record).unwrap()).collect();
+    let messages: Vec<&Value> = records.iter().map(|record| &record["message"]).collect();
+    assert_eq!(messages, ["formatted", "after"]);
+    let span = &records[1]["spans"][0];
+    assert_eq!((&span["rows"], &span["value"]), (&1.into(), &"talks".into()));
 }
