@@ -284,7 +284,7 @@ impl tidegate_pool::Connection for Server {
     fn park(self) -> ParkedServer {
         let link = match self.place {
             // A server that has said something on the way out may have said farewell: it is not handed over.
-            Place::Here(link) => link.park().filter(|parked| !parked.has_unread()),
+            Place::Here(link) => link.park().filter(|parked| !parked.has_news()),
             Place::Away(parked) => Some(parked),
             Place::Nowhere => None,
         };

@@ -7,6 +7,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, recv},
+};
+
 use crate::{
     chunk::Chunk,
     reactor::Reactor,
@@ -306,10 +311,13 @@ pub struct ParkedLink {
 }
 
 impl ParkedLink {
-    /// Whether bytes travel along that were received and not read.
+    /// Whether the peer has said anything that nobody has read, or has left: of a thread that was late, the kernel may have it
+    /// still. One system call.
     #[must_use]
-    pub fn has_unread(&self) -> bool {
-        !self.early.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.has_ciphertext())
+    pub fn has_news(&self) -> bool {
+        let travels_along = !self.early.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.has_ciphertext());
+        let peeked = recv(&self.fd, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        travels_along || !matches!(peeked, Err(Errno::AGAIN))
     }
 
     /// Puts the link together again on the thread of `reactor`.
