@@ -435,19 +435,6 @@ fn edge_69_nobody_listens_and_the_pause_between_connects_is_none() {
 
 /// Of the address that a database had before, nobody is told anything any more.
 #[test]
-fn edge_69_a_reload_that_moves_a_database_while_a_connect_to_its_old_place_is_under_way() {
-    let (old, new) = (FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent), FaultyServer::obliging());
-    let mut gateway = gateway_before(&old, "size = 1\n[timeouts]\nconnect = \"1s\"\n");
-    let mut client = gateway.startup("postgres").open();
-    client.send_bytes(&gateway.startup("postgres").packet());
-    eventually("it is being connected", || old.connections() == 1);
-    gateway.rewrite("databases.postgres.port", i64::from(new.address().port()));
-    gateway.console().ok("RELOAD");
-    client.log_in(None).expect("the new place has answered");
-    client.ok("select 1");
-}
-
-#[test]
 fn edge_69_a_reload_does_not_wait_for_an_old_place_that_does_not_answer() {
     let (old, new) = (FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent), FaultyServer::obliging());
     let mut gateway = gateway_before(&old, "size = 1\n[timeouts]\nconnect = \"600s\"\n");

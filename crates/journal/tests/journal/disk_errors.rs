@@ -172,27 +172,32 @@ fn jo_12_lines_that_are_stored_again_stand_in_one_file_only() {
         });
         let config = tidegate_journal::Config { format: tidegate_journal::Format::Json, ..small(folder.path()) };
         let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
-        let producer = journal.producer();
-        producer.commit_blocking(note(b"\"before\"").ack(Ack::Durable)).unwrap();
-        disk.stall();
-        producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
-        disk.wait_for_stall();
-        let records: Vec<String> = (0..20).map(|number| format!("\"{number:>1000}\"")).collect();
-        for record in &records {
-            producer.offer(note(record.as_bytes())).unwrap();
-        }
-        let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
-        fails.store(true, SeqCst);
-        disk.go();
-        assert_eq!(crate::block_on(producer.wait(last, Ack::Durable)), Ok(()));
+        let expected = store_lines_while_it_fails(&journal, &disk, &fails, 1000);
         assert_eq!(journal.stats().poisoned, 1);
         assert!(journal.close(LONG).is_complete());
-        let expected =
-            [&["\"before\"".to_owned(), "\"hangs\"".to_owned()], &records[..], &["\"last\"".to_owned()]].concat();
         let found: Vec<String> =
             payloads(folder.path()).into_iter().map(|record| String::from_utf8(record).unwrap()).collect();
         assert_eq!(found, expected);
     }
+}
+
+/// Has lines of that width stored in one batch, behind a write that hangs, while the disk fails; they become durable all the
+/// same. All lines of the journal, in order.
+fn store_lines_while_it_fails(journal: &Journal, disk: &Faulty, fails: &AtomicBool, width: usize) -> Vec<String> {
+    let producer = journal.producer();
+    producer.commit_blocking(note(b"\"before\"").ack(Ack::Durable)).unwrap();
+    disk.stall();
+    producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
+    disk.wait_for_stall();
+    let records: Vec<String> = (0..20).map(|number| format!("\"{number:>width$}\"")).collect();
+    for record in &records {
+        producer.offer(note(record.as_bytes())).unwrap();
+    }
+    let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
+    fails.store(true, SeqCst);
+    disk.go();
+    assert_eq!(crate::block_on(producer.wait(last, Ack::Durable)), Ok(()));
+    [&["\"before\"".to_owned(), "\"hangs\"".to_owned()], &records[..], &["\"last\"".to_owned()]].concat()
 }
 
 /// A batch that went to two files, of which the first cannot be synced, is stored again whole.
@@ -207,23 +212,9 @@ fn jo_12_lines_of_a_file_that_ended_in_their_batch_stand_in_one_file_only() {
         ..small(folder.path())
     };
     let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
-    let producer = journal.producer();
-    producer.commit_blocking(note(b"\"before\"").ack(Ack::Durable)).unwrap();
-    disk.stall();
-    producer.offer(note(b"\"hangs\"").ack(Ack::Written)).unwrap();
-    disk.wait_for_stall();
-    let records: Vec<String> = (0..20).map(|number| format!("\"{number:>2000}\"")).collect();
-    for record in &records {
-        producer.offer(note(record.as_bytes())).unwrap();
-    }
-    let last = producer.offer(note(b"\"last\"").ack(Ack::Durable)).unwrap();
-    fails.store(true, SeqCst);
-    disk.go();
-    assert_eq!(crate::block_on(producer.wait(last, Ack::Durable)), Ok(()));
+    let expected = store_lines_while_it_fails(&journal, &disk, &fails, 2000);
     assert_eq!((fails.load(SeqCst), journal.stats().poisoned), (false, 1));
     assert!(journal.close(LONG).is_complete());
-    let expected =
-        [&["\"before\"".to_owned(), "\"hangs\"".to_owned()], &records[..], &["\"last\"".to_owned()]].concat();
     let found: Vec<String> =
         payloads(folder.path()).into_iter().map(|record| String::from_utf8(record).unwrap()).collect();
     assert_eq!(found, expected);
@@ -350,11 +341,14 @@ fn jo_14_a_folder_that_is_removed_or_replaced_at_run_time_is_taken_anew() {
     });
     assert!(has("third"));
     assert_eq!(journal.stats().state, State::Healthy);
-    assert!(journal.stats().last_error.is_some_and(|error| error.contains("removed or replaced")));
+    assert!(journal.stats().last_error.is_some());
     assert!(matches!(Journal::open(small(&path)), Err(OpenError::Owned(_))), "it is this one's as before");
     assert!(journal.close(LONG).is_complete());
-    let told = told.lock().unwrap();
-    assert!(told.len() == 3 && told.iter().all(|event| matches!(event, Event::Anew { .. })), "{told:?}");
+    let mut told = told.lock().unwrap();
+    // Upkeep may find no folder in between.
+    told.retain(|event| !matches!(event, Event::Upkeep { .. }));
+    let is_anew = |event: &Event| matches!(event, Event::Anew { error } if error.contains("removed or replaced"));
+    assert!(told.len() == 3 && told.iter().all(is_anew), "{told:?}");
     assert!(verify(&path).unwrap().damage.is_empty());
 }
 
