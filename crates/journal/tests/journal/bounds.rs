@@ -188,11 +188,7 @@ fn jo_23_a_blocked_append_that_is_dropped_leaves_nothing_behind() {
     let disk = Faulty::sound();
     let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
-    disk.stall();
-    let mut filled = 0;
-    while producer.offer(note(&[b'x'; 500])).is_ok() {
-        filled += 1;
-    }
+    let filled = crate::fill(&disk, &producer);
     let mut context = Context::from_waker(Waker::noop());
     // As large as those before, so that no rest of a chunk has room for it.
     let waiting = |_what: &str| producer.append(note(&[b'x'; 500]));

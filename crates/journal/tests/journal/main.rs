@@ -50,15 +50,21 @@ fn note(payload: &[u8]) -> Note<'_> {
 }
 
 /// The disk hangs, and there is no room for half a KiB any more. What the writer hangs with is taken first: it would make room
-/// later.
-fn fill(disk: &faults::Faulty, producer: &Producer) {
+/// later. How many records are in; one was refused.
+fn fill(disk: &faults::Faulty, producer: &Producer) -> usize {
     disk.stall();
     producer.offer(note(b"x")).unwrap();
     disk.wait_for_stall();
-    while producer.offer(note(&[b'x'; 500])).is_ok() {}
+    let mut records = 1;
+    while producer.offer(note(&[b'x'; 500])).is_ok() {
+        records += 1;
+    }
     // Who waits in line may be given room in which no more than that fits.
     let mut context = Context::from_waker(Waker::noop());
-    while pin!(producer.append(note(&[b'x'; 500]))).poll(&mut context).is_ready() {}
+    while pin!(producer.append(note(&[b'x'; 500]))).poll(&mut context).is_ready() {
+        records += 1;
+    }
+    records
 }
 
 /// The payloads of all records, in the order of the reader.
