@@ -2,6 +2,9 @@
 //!
 //! A socket is believed readable and writable until a call says otherwise, and a receive that did not fill its
 //! buffer has emptied the socket, so a request and its reply cost two receives and two sends and no `epoll_ctl`.
+//!
+//! What is sent leaves when all tasks have had their turn, one send after the other: a peer that is woken earlier may take
+//! the processor from those who still have to be served, and its answer would find the thread awake for it alone.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,6 +35,8 @@ pub(crate) struct Poller {
     shelf: Shelf,
     events: RefCell<Vec<epoll::Event>>,
     watches: RefCell<Watches>,
+    /// Those with something to send before the next wait.
+    outbox: RefCell<Vec<Rc<Port>>>,
     alarm: Arc<Alarm>,
 }
 
@@ -52,6 +57,36 @@ struct Watch {
     hung_up: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
+    /// It has more to send as soon as it is writable.
+    stuck: Option<Rc<Port>>,
+}
+
+/// A descriptor, and what is to be sent on it.
+struct Port {
+    fd: OwnedFd,
+    token: u64,
+    chunk: Cell<Option<Chunk>>,
+    sending: Cell<Sending>,
+    /// It stands in the outbox.
+    is_posted: Cell<bool>,
+}
+
+/// What becomes of the chunk of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sending {
+    /// There is none.
+    #[default]
+    Nothing,
+    /// It leaves before the next wait, or as soon as somebody asks.
+    Posted,
+    /// The socket has no room for it, and tells when it has.
+    Stuck,
+}
+
+impl Port {
+    fn new(fd: OwnedFd, token: u64) -> Self {
+        Self { fd, token, chunk: Cell::default(), sending: Cell::default(), is_posted: Cell::default() }
+    }
 }
 
 /// The token of the alarm; no watch has it.
@@ -67,15 +102,17 @@ impl Poller {
             epoll::EventData::new_u64(ALARM),
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )?;
-        Ok(Self { epoll, shelf, events: RefCell::new(Vec::with_capacity(256)), watches: RefCell::default(), alarm })
+        let events = RefCell::new(Vec::with_capacity(256));
+        Ok(Self { epoll, shelf, events, watches: RefCell::default(), outbox: RefCell::default(), alarm })
     }
 
     pub(crate) fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
 
-    /// Waits for events, unless another thread has rung since the last turn.
+    /// Sends what is to be sent, and waits for events unless another thread has rung since the last turn.
     pub(crate) fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.send_posted();
         let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.map(|wait| Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
@@ -101,8 +138,8 @@ impl Poller {
             self.alarm.hush();
             return;
         }
-        let mut watches = self.watches.borrow_mut();
         let (slot, generation) = split_token(token);
+        let mut watches = self.watches.borrow_mut();
         let Some(watch) = watches.slots.get_mut(slot as usize).filter(|w| w.generation == generation) else { return };
         watch.hung_up |= flags.intersects(F::RDHUP | F::HUP | F::ERR);
         if flags.intersects(F::IN | F::RDHUP | F::HUP | F::ERR) {
@@ -113,10 +150,63 @@ impl Poller {
         }
         if flags.intersects(F::OUT | F::HUP | F::ERR) {
             watch.writable = true;
-            if let Some(waker) = watch.writer.take() {
-                waker.wake();
+            match watch.stuck.take() {
+                None => watch.writer.take().map_or((), Waker::wake),
+                Some(port) => {
+                    drop(watches);
+                    self.send(&port);
+                }
             }
         }
+    }
+
+    /// Has it send before the next wait.
+    fn post(&self, port: &Rc<Port>) {
+        if !port.is_posted.replace(true) {
+            self.outbox.borrow_mut().push(Rc::clone(port));
+        }
+    }
+
+    fn send_posted(&self) {
+        let mut outbox = self.outbox.take();
+        for port in outbox.drain(..) {
+            port.is_posted.set(false);
+            if port.sending.get() == Sending::Posted {
+                self.send(&port);
+            }
+        }
+        // For its memory.
+        self.outbox.replace(outbox);
+    }
+
+    /// Sends until all is gone, or until the socket has no more room. Whether all is gone.
+    fn send(&self, port: &Rc<Port>) -> bool {
+        let Some(mut chunk) = port.chunk.take() else { return true };
+        loop {
+            match send(&port.fd, &chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) if sent == chunk.len() => break,
+                Ok(sent) => chunk.advance(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    port.chunk.set(Some(chunk));
+                    port.sending.set(Sending::Stuck);
+                    self.with_watch(port.token, |watch| watch.stuck = Some(Rc::clone(port)));
+                    return false;
+                }
+                Err(_) => {
+                    // Whoever reads from it learns that it has ended.
+                    let _ = rustix::net::shutdown(&port.fd, rustix::net::Shutdown::Both);
+                    break;
+                }
+            }
+        }
+        // Nobody waits for what leaves at once.
+        if port.sending.take() == Sending::Stuck
+            && let Some(waker) = self.with_watch(port.token, |watch| watch.writer.take())
+        {
+            waker.wake();
+        }
+        true
     }
 
     fn watch(&self, fd: &OwnedFd, flags: epoll::EventFlags) -> io::Result<u64> {
@@ -180,9 +270,7 @@ fn store_waker(slot: &mut Option<Waker>, cx: &Context<'_>) {
 /// One socket under epoll.
 pub(crate) struct PolledSocket {
     poller: Rc<Poller>,
-    fd: Option<OwnedFd>,
-    token: u64,
-    sending: Option<Box<Chunk>>,
+    port: Rc<Port>,
 }
 
 impl PolledSocket {
@@ -190,15 +278,19 @@ impl PolledSocket {
         use epoll::EventFlags as F;
         rustix::io::ioctl_fionbio(&fd, true)?;
         let token = poller.watch(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
-        Ok(Self { poller, fd: Some(fd), token, sending: None })
+        Ok(Self { poller, port: Rc::new(Port::new(fd, token)) })
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
-        self.fd.as_ref().expect("the descriptor is only taken by into_fd, which consumes the socket")
+        &self.port.fd
+    }
+
+    fn with_watch<R>(&self, look: impl FnOnce(&mut Watch) -> R) -> R {
+        self.poller.with_watch(self.port.token, look)
     }
 
     pub(crate) fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
-        let ready = self.poller.with_watch(self.token, |watch| {
+        let ready = self.with_watch(|watch| {
             if !watch.readable {
                 watch.wait_readable(cx);
             }
@@ -212,12 +304,12 @@ impl PolledSocket {
             match recv(self.fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((received, _)) => {
                     let drained = received > 0 && received < buffer.as_mut_slice().len();
-                    self.poller.with_watch(self.token, |watch| watch.readable = !drained || watch.hung_up);
+                    self.with_watch(|watch| watch.readable = !drained || watch.hung_up);
                     return Poll::Ready(Ok(Chunk::lent(buffer, received)));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    self.poller.with_watch(self.token, |watch| watch.wait_readable(cx));
+                    self.with_watch(|watch| watch.wait_readable(cx));
                     return Poll::Pending;
                 }
                 Err(error) => return Poll::Ready(Err(error.into())),
@@ -225,63 +317,45 @@ impl PolledSocket {
         }
     }
 
-    pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
-        debug_assert!(self.sending.is_none(), "one send at a time");
-        let writable = self.poller.with_watch(self.token, |watch| watch.writable);
-        self.sending = if writable { self.send_on(chunk)?.map(Box::new) } else { Some(Box::new(chunk)) };
-        Ok(())
+    /// Begins to send; the caller has seen the last send end.
+    pub(crate) fn start_send(&self, chunk: Chunk) {
+        debug_assert!(self.is_sent(), "one send at a time");
+        self.port.chunk.set(Some(chunk));
+        self.port.sending.set(Sending::Posted);
+        self.poller.post(&self.port);
     }
 
-    /// Sends until all is gone, or gives back what the socket had no room for.
-    fn send_on(&self, mut chunk: Chunk) -> io::Result<Option<Chunk>> {
-        loop {
-            match send(self.fd(), &chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(sent) if sent == chunk.len() => return Ok(None),
-                Ok(sent) => chunk.advance(sent),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Some(chunk)),
-                Err(error) => return Err(error.into()),
-            }
+    /// Sends now what is to be sent. A send that failed is known by the next receive, which finds the end.
+    pub(crate) fn poll_sent(&self, cx: &Context<'_>) -> Poll<()> {
+        match self.port.sending.get() {
+            Sending::Nothing => return Poll::Ready(()),
+            Sending::Posted if self.poller.send(&self.port) => return Poll::Ready(()),
+            Sending::Posted | Sending::Stuck => {}
         }
-    }
-
-    pub(crate) fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
-        if self.sending.is_none() {
-            return Poll::Ready(Ok(()));
-        }
-        if !self.poller.with_watch(self.token, |watch| watch.writable) {
-            self.poller.with_watch(self.token, |watch| watch.wait_writable(cx));
-            return Poll::Pending;
-        }
-        let Some(chunk) = self.sending.take() else { return Poll::Ready(Ok(())) };
-        match self.send_on(*chunk) {
-            Ok(None) => Poll::Ready(Ok(())),
-            Ok(Some(rest)) => {
-                self.sending = Some(Box::new(rest));
-                self.poller.with_watch(self.token, |watch| watch.wait_writable(cx));
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error)),
-        }
+        self.with_watch(|watch| store_waker(&mut watch.writer, cx));
+        Poll::Pending
     }
 
     /// Whether nothing is being sent.
-    pub(crate) fn is_sent(&self) -> bool {
-        self.sending.is_none()
+    fn is_sent(&self) -> bool {
+        self.port.sending.get() == Sending::Nothing
     }
 
-    pub(crate) fn into_fd(mut self) -> Option<OwnedFd> {
-        if self.sending.is_some() {
+    pub(crate) fn into_fd(self) -> Option<OwnedFd> {
+        if !self.is_sent() {
             return None;
         }
-        let fd = self.fd.take()?;
-        self.poller.unwatch(&fd, self.token);
-        Some(fd)
+        if self.port.is_posted.take() {
+            self.poller.outbox.borrow_mut().retain(|port| !Rc::ptr_eq(port, &self.port));
+        }
+        let port = Rc::clone(&self.port);
+        drop(self);
+        Some(Rc::try_unwrap(port).ok()?.fd)
     }
 
     async fn writable(&self) {
         std::future::poll_fn(|cx| {
-            self.poller.with_watch(self.token, |watch| {
+            self.with_watch(|watch| {
                 if watch.writable {
                     return Poll::Ready(());
                 }
@@ -295,9 +369,9 @@ impl PolledSocket {
 
 impl Drop for PolledSocket {
     fn drop(&mut self) {
-        if let Some(fd) = &self.fd {
-            self.poller.unwatch(fd, self.token);
-        }
+        // What is still to be sent is given up. Where it is posted, the descriptor is closed before the next wait.
+        drop(self.port.chunk.take());
+        self.poller.unwatch(&self.port.fd, self.port.token);
     }
 }
 
@@ -359,7 +433,7 @@ pub(crate) async fn connect(poller: Rc<Poller>, fd: OwnedFd, address: SockAddr) 
         Err(error) => return Err(error),
     }
     let socket = PolledSocket::new(poller, fd)?;
-    socket.poller.with_watch(socket.token, |watch| watch.writable = false);
+    socket.with_watch(|watch| watch.writable = false);
     socket.writable().await;
     if let Some(error) = socket2::SockRef::from(socket.fd()).take_error()? {
         return Err(error);

@@ -156,7 +156,7 @@ impl Link {
     #[inline]
     pub fn poll_flush(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            if self.queue.is_empty() && (self.socket.is_sent() || self.socket.sends_by_itself()) {
+            if self.queue.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             std::task::ready!(self.socket.poll_sent(cx))?;

@@ -57,7 +57,10 @@ impl Socket {
     pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
         match &mut self.0 {
             Kind::Ring(socket) => socket.start_send(chunk),
-            Kind::Polled(socket) => socket.start_send(chunk),
+            Kind::Polled(socket) => {
+                socket.start_send(chunk);
+                Ok(())
+            }
         }
     }
 
@@ -66,22 +69,7 @@ impl Socket {
     pub(crate) fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
             Kind::Ring(socket) => socket.poll_sent(cx),
-            Kind::Polled(socket) => socket.poll_sent(cx),
-        }
-    }
-
-    /// Whether nothing is being sent, or nobody has to be woken for it to go on.
-    #[inline]
-    pub(crate) fn sends_by_itself(&self) -> bool {
-        matches!(self.0, Kind::Ring(_))
-    }
-
-    /// Whether nothing is being sent.
-    #[inline]
-    pub(crate) fn is_sent(&self) -> bool {
-        match &self.0 {
-            Kind::Ring(socket) => socket.is_sent(),
-            Kind::Polled(socket) => socket.is_sent(),
+            Kind::Polled(socket) => socket.poll_sent(cx).map(Ok),
         }
     }
 

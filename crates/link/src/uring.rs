@@ -124,7 +124,7 @@ impl RingSocket {
         self.ring.send(&self.port, chunk)
     }
 
-    /// Ready when nothing is being sent. A send that failed is known by the next receive, which fails too.
+    /// Ready when nothing is being sent. A send that failed is known by the next receive, which fails or finds the end.
     pub(crate) fn poll_sent(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         if self.is_sent() {
             return Poll::Ready(Ok(()));

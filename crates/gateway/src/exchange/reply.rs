@@ -61,7 +61,8 @@ impl Exchange<'_> {
         let mut at = 0;
         loop {
             match self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)? {
-                Step::Message { tag: backend::DATA_ROW, end } if self.rows_pass() => {
+                Step::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
+                    let end = self.server.scanner.run(&chunk, end, tag);
                     splice.pass(&chunk, at, end);
                     at = end;
                 }

@@ -265,6 +265,10 @@ impl Ring {
 
     fn dispatch_to_port(&self, port: &Rc<Port>, token: u64, result: io::Result<u32>, flags: u32) {
         if token & KIND_MASK == Kind::Send as u64 {
+            if result.is_err() {
+                // Whoever reads from it learns that it has ended, also if it was for want of memory.
+                let _ = rustix::net::shutdown(port.fd(), rustix::net::Shutdown::Both);
+            }
             if let Some(rest) = port.sent(result) {
                 // What cannot be begun is noted with the port.
                 let _ = self.send(port, rest);

@@ -182,6 +182,46 @@ fn small_and_large_pieces_leave_in_the_order_of_writing() {
 }
 
 #[test]
+fn what_is_on_its_way_arrives_though_nobody_polls_for_it() {
+    each_mode(|settings| {
+        let words = pattern(8 << 20);
+        let expected = words.clone();
+        let peer = move |mut stream: TcpStream| {
+            let mut heard = vec![0; expected.len()];
+            stream.read_exact(&mut heard).expect("bytes");
+            stream.write_all(b"all").expect("a link that listens");
+            assert!(heard == expected, "other bytes arrived");
+        };
+        with_peer(settings, peer, |_, mut link| async move {
+            link.write(words);
+            let flushed = std::future::poll_fn(|cx| Poll::Ready(link.poll_flush(cx)));
+            assert!(flushed.await.is_ready(), "more than the kernel has room for goes on by itself");
+            assert_eq!(read_exactly(&mut link, 3).await, b"all");
+            link.flush().await.expect("all has left");
+        });
+    });
+}
+
+#[test]
+fn bytes_for_a_peer_that_is_gone_end_the_link() {
+    each_mode(|settings| {
+        let (told, left) = std::sync::mpsc::channel();
+        let peer = move |stream: TcpStream| {
+            socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).expect("a socket");
+            drop(stream);
+            told.send(()).expect("a link that waits");
+        };
+        with_peer(settings, peer, move |_, mut link| async move {
+            left.recv().expect("the peer");
+            link.write(&b"too late"[..]);
+            let _ = link.flush().await;
+            let heard = link.read().await;
+            assert!(heard.map_or(true, |chunk| chunk.is_empty()), "it has ended");
+        });
+    });
+}
+
+#[test]
 fn the_end_of_the_stream_is_an_empty_chunk_and_the_other_direction_lives_on() {
     each_mode(|settings| {
         let peer = |mut stream: TcpStream| {
