@@ -230,6 +230,8 @@ pub struct Exchange<'a> {
     doubtful: Vec<Digest>,
     /// The message now streamed from the server goes to the client.
     streams_for_client: bool,
+    /// So many bytes have come in chunks that end amid rows.
+    rows_bytes: usize,
     /// The client has been answered in the server's place, and the server may not have been asked anything.
     answered: bool,
     /// The server was told to send what it owes, since that is as much as may be.
@@ -248,6 +250,8 @@ struct Clock {
 
 /// A direction stops reading while so much waits to be sent.
 pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
+/// After so many bytes of rows a result is taken for a large one, whose pieces may gather.
+const LARGE_BYTES_MIN: usize = 128 * 1024;
 /// A client is not read while so many replies are owed to it,
 const OWED_MAX: usize = 16 * 1024;
 /// or while so much of what it prepared is kept for the case that it fails.
@@ -280,6 +284,7 @@ impl<'a> Exchange<'a> {
             pins_behind: None,
             doubtful: Vec::new(),
             streams_for_client: false,
+            rows_bytes: 0,
             answered: false,
             hurried: false,
             ledger: None,

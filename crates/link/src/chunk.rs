@@ -18,6 +18,8 @@ enum Store {
     Ring(Loan),
     /// Lent by the thread's shelf; goes back to it when dropped.
     Shelf(Lent),
+    /// A large one of the thread, of which there are as many as are wanted; goes back when dropped.
+    Bulk(Lent),
     Heap(Vec<u8>),
     Static(&'static [u8]),
 }
@@ -30,6 +32,10 @@ impl Chunk {
 
     pub(crate) fn lent(buffer: Lent, len: usize) -> Self {
         Self { store: Store::Shelf(buffer), start: 0, end: len_u32(len) }
+    }
+
+    pub(crate) fn bulk(buffer: Lent, len: usize) -> Self {
+        Self { store: Store::Bulk(buffer), start: 0, end: len_u32(len) }
     }
 
     /// The end of the stream, and nothing else.
@@ -59,7 +65,7 @@ impl Chunk {
     pub fn park(self) -> Self {
         match self.store {
             Store::Ring(_) | Store::Shelf(_) => self.to_vec().into(),
-            Store::Heap(_) | Store::Static(_) => self,
+            Store::Bulk(_) | Store::Heap(_) | Store::Static(_) => self,
         }
     }
 
@@ -93,7 +99,7 @@ impl Deref for Chunk {
     fn deref(&self) -> &[u8] {
         let bytes: &[u8] = match &self.store {
             Store::Ring(buffer) => buffer,
-            Store::Shelf(buffer) => buffer.as_slice(),
+            Store::Shelf(buffer) | Store::Bulk(buffer) => buffer.as_slice(),
             Store::Heap(bytes) => bytes,
             Store::Static(bytes) => bytes,
         };
@@ -120,7 +126,8 @@ impl fmt::Debug for Chunk {
     }
 }
 
-/// The receive buffers of one thread, for the epoll mode and for TLS.
+/// The receive buffers of one thread: for the epoll mode and for TLS, and large ones for peers that send in bulk. Those that
+/// come back are not cleared, so that nothing is written twice.
 #[derive(Clone)]
 pub(crate) struct Shelf(Rc<ShelfInner>);
 

@@ -59,6 +59,12 @@ impl Link {
         }
     }
 
+    /// The peer is in the middle of a great deal. Where several are, the next wait of the thread lasts a tenth of a millisecond
+    /// at least, so that it comes in larger pieces. Over io_uring of Linux 6.12 and later; else nothing happens.
+    pub fn expect_much(&self) {
+        self.socket.expect_much();
+    }
+
     /// Puts bytes that were read back, to be read again first.
     pub fn unread(&mut self, chunk: Chunk) {
         if !chunk.is_empty() {

@@ -53,6 +53,14 @@ impl Socket {
         }
     }
 
+    /// The peer is in the middle of a great deal.
+    pub(crate) fn expect_much(&self) {
+        match &self.0 {
+            Kind::Ring(socket) => socket.expect_much(),
+            Kind::Polled(_) => {}
+        }
+    }
+
     /// Begins to send `chunk`, of which `poll_sent` tells the end; one at a time.
     pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
         match &mut self.0 {

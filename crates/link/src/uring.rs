@@ -80,6 +80,11 @@ impl RingSocket {
         }
     }
 
+    /// The peer is in the middle of a great deal.
+    pub(crate) fn expect_much(&self) {
+        self.ring.gather(&self.port);
+    }
+
     /// Notes whether the peer fills the buffers it is given.
     #[inline]
     fn note(&mut self, received: io::Result<Chunk>) -> io::Result<Chunk> {

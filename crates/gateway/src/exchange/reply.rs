@@ -10,7 +10,7 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, Trouble,
+    Exchange, LARGE_BYTES_MIN, Trouble,
     flight::{Again, Asked, Completes, For, Owed},
     forward::taken_back,
     pending::Settled,
@@ -49,18 +49,32 @@ enum Fate {
     Replace(Vec<u8>),
 }
 
+/// Whether more rows follow what a step tells of, most likely; nothing if it tells of none.
+#[inline]
+fn is_amid_rows(step: Step) -> Option<bool> {
+    match step {
+        Step::Message { tag, .. } | Step::Carried { tag, .. } | Step::StreamHead { tag, .. } | Step::Stream { tag, .. } => {
+            Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA))
+        }
+        Step::NeedMore => None,
+    }
+}
+
 impl Exchange<'_> {
     /// Takes a chunk of the server's replies.
     pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), Trouble> {
         if self.reply_usual(&chunk) {
+            self.rows_bytes = 0;
             self.front.link.write(chunk);
             return Ok(());
         }
         self.flight.unfold();
         let mut splice = Splice::default();
-        let mut at = 0;
+        let (mut at, mut amid_rows) = (0, false);
         loop {
-            match self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)? {
+            let step = self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)?;
+            amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
+            match step {
                 Step::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
                     let end = self.server.scanner.run(&chunk, end, tag);
                     splice.pass(&chunk, at, end);
@@ -109,8 +123,17 @@ impl Exchange<'_> {
             }
         }
         self.advance(chunk.len());
+        self.note_rows(amid_rows.then_some(chunk.len()));
         self.front.link.write(splice.finish(chunk));
         Ok(())
+    }
+
+    /// So many bytes have come with more rows behind them, or the rows have ended.
+    fn note_rows(&mut self, bytes: Option<usize>) {
+        self.rows_bytes = bytes.map_or(0, |bytes| self.rows_bytes.saturating_add(bytes));
+        if self.rows_bytes >= LARGE_BYTES_MIN {
+            self.server.link().expect_much();
+        }
     }
 
     #[inline]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{buffers::Loan, files::FileNumber, was_stopped};
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, Lent};
 
 /// A descriptor, and the operations under way on it: one receive (or one that goes on from receive to receive) and one send
 /// at most.
@@ -24,7 +24,7 @@ pub(super) struct Port {
     number: Cell<Option<FileNumber>>,
     receiving: Cell<Receiving>,
     /// Where a bulk receive writes.
-    room: Cell<Option<Box<Room>>>,
+    room: Cell<Option<Lent>>,
     /// What has arrived first and was not taken yet.
     arrived: Cell<Option<io::Result<Chunk>>>,
     /// What has arrived behind it.
@@ -54,9 +54,6 @@ enum Speech {
 }
 
 /// In a box, for a port that has none is to be small.
-struct Room(Vec<u8>);
-
-/// In a box for the same reason.
 #[derive(Default)]
 struct Later(VecDeque<io::Result<Chunk>>);
 
@@ -150,12 +147,12 @@ impl Port {
     }
 
     /// A receive into memory of its own begins: where that is. It stays until the receive has ended.
-    pub(super) fn make_room(&self, len: usize) -> *mut u8 {
-        let mut room = Room(vec![0; len]);
-        let start = room.0.as_mut_ptr();
-        self.room.set(Some(Box::new(room)));
+    pub(super) fn make_room(&self, mut room: Lent) -> (*mut u8, usize) {
+        let bytes = room.as_mut_slice();
+        let place = (bytes.as_mut_ptr(), bytes.len());
+        self.room.set(Some(room));
         self.receiving.set(Receiving::Bulk);
-        start
+        place
     }
 
     /// A receive has ended, or has brought something and goes on. Says whether that is too much for whoever reads, so that
@@ -167,11 +164,7 @@ impl Port {
         }
         let room = self.room.take();
         let received = result.map(|len| match (room, loan) {
-            (Some(room), _) => {
-                let mut chunk = Chunk::from(room.0);
-                chunk.truncate(len as usize);
-                chunk
-            }
+            (Some(room), _) => Chunk::bulk(room, len as usize),
             (None, loan) => loan.map_or(Chunk::empty(), Chunk::ring),
         });
         // What was stopped is begun anew when somebody listens.

@@ -31,7 +31,11 @@ use super::{
     port::{Port, Receiving},
     spoken::Spoken,
 };
-use crate::{alarm::Alarm, chunk::Chunk, reactor::Settings};
+use crate::{
+    alarm::Alarm,
+    chunk::{Chunk, Shelf},
+    reactor::Settings,
+};
 
 /// The io_uring of one thread, with its ring of buffers.
 pub(crate) struct Ring {
@@ -44,8 +48,16 @@ pub(crate) struct Ring {
     buffers: Rc<Buffers>,
     files: Files,
     spoken: Spoken,
-    bulk_len: usize,
+    /// Large ones, for peers that send in bulk.
+    rooms: Shelf,
     wait_flags: EnterFlags,
+    /// The kernel can wait for several completions, but not for long.
+    can_gather: bool,
+    /// The next wait is for several of them.
+    gathers: Cell<bool>,
+    streamer: Cell<u32>,
+    /// For so many turns more, several peers count as sending a great deal at a time.
+    mingled: Cell<u8>,
 }
 
 /// Owners of what operations under way use.
@@ -106,6 +118,7 @@ impl Ring {
             .build(entries)?;
         let buffers = Buffers::register(&kernel.submitter(), settings.buffers, settings.buffer_len)?;
         let files = Files::register(&kernel.submitter());
+        let can_gather = kernel.params().is_feature_min_timeout();
         let mut wait_flags = EnterFlags::GETEVENTS;
         if kernel.params().is_feature_no_iowait() {
             // A thread that waits for clients does not wait for a disk.
@@ -120,12 +133,25 @@ impl Ring {
             buffers,
             files,
             spoken: Spoken::default(),
-            bulk_len: settings.bulk_len,
+            rooms: Shelf::new(settings.bulk_len, ROOMS_KEPT),
             wait_flags,
+            can_gather,
+            gathers: Cell::new(false),
+            streamer: Cell::new(u32::MAX),
+            mingled: Cell::new(0),
         };
         // The first turn reports what `build` does not: a ring that may be made but not entered.
         ring.turn(Some(Duration::ZERO))?;
         Ok(ring)
+    }
+
+    /// A peer is in the middle of a great deal. If another was a moment ago, the next wait lets what they send gather: one
+    /// alone would be delayed, and nobody be served better.
+    pub(super) fn gather(&self, port: &Port) {
+        if self.streamer.replace(port.slot()) != port.slot() {
+            self.mingled.set(MINGLED_TURNS);
+        }
+        self.gathers.set(self.can_gather && self.mingled.get() > 0);
     }
 
     /// Bytes of a buffer of the ring.
@@ -192,17 +218,23 @@ impl Ring {
         if begun == 0 && !due && !waits {
             return Ok(());
         }
-        let (begun, want, submitter) = (begun as u32, u32::from(waits), kernel.submitter());
-        let entered = match timeout {
-            Some(timeout) if waits => {
-                let timeout = Timespec::from(timeout);
-                let args = SubmitArgs::new().timespec(&timeout);
-                let flags = (self.wait_flags | EnterFlags::EXT_ARG).bits();
-                // SAFETY: so many entries were pushed, each of them valid; the arguments live until the call returns.
-                unsafe { submitter.enter(begun, want, flags, Some(&args)) }
-            }
+        self.mingled.set(self.mingled.get().saturating_sub(1));
+        let gathers = self.gathers.take() && waits;
+        let want = if gathers { GATHERED_MAX } else { u32::from(waits) };
+        let (begun, submitter) = (begun as u32, kernel.submitter());
+        let timeout = timeout.filter(|_| waits).map(Timespec::from);
+        let entered = if gathers || timeout.is_some() {
+            let args = SubmitArgs::new().min_wait_usec(if gathers { GATHER_MICROS } else { 0 });
+            let args = match &timeout {
+                Some(timeout) => args.timespec(timeout),
+                None => args,
+            };
+            let flags = (self.wait_flags | EnterFlags::EXT_ARG).bits();
+            // SAFETY: so many entries were pushed, each of them valid; the arguments live until the call returns.
+            unsafe { submitter.enter(begun, want, flags, Some(&args)) }
+        } else {
             // SAFETY: so many entries were pushed, each of them valid; there are no arguments.
-            _ => unsafe { submitter.enter::<u64>(begun, want, self.wait_flags.bits(), None) },
+            unsafe { submitter.enter::<u64>(begun, want, self.wait_flags.bits(), None) }
         };
         match entered {
             Ok(_) => Ok(()),
@@ -339,8 +371,8 @@ impl Ring {
 
     /// Begins to receive what is there already into memory of its own.
     pub(super) fn receive_bulk(&self, port: &Port) -> io::Result<()> {
-        let start = port.make_room(self.bulk_len);
-        let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), start, self.bulk_len as u32).flags(DONT_WAIT);
+        let (start, len) = port.make_room(self.rooms.take());
+        let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), start, len as u32).flags(DONT_WAIT);
         // SAFETY: the port keeps so many bytes there until the completion.
         let pushed = unsafe { self.push(&receive.build().user_data(token(port.slot(), Kind::Receive))) };
         pushed.inspect_err(|_| {
@@ -413,6 +445,16 @@ impl Ring {
 
 /// Of a ring: what is begun between two turns fits in most often.
 const ENTRIES: u32 = 1024;
+
+/// So many large buffers stay for the next who sends in bulk.
+const ROOMS_KEPT: usize = 8;
+
+/// Peers that send a great deal within so many turns do so at a time.
+const MINGLED_TURNS: u8 = 64;
+/// A wait that gathers ends with so many completions,
+const GATHERED_MAX: u32 = 16;
+/// or with the first one after so long.
+const GATHER_MICROS: u32 = 100;
 
 impl Drop for Ring {
     fn drop(&mut self) {

@@ -67,3 +67,38 @@ fn bursts_larger_than_all_buffers_arrive_whole() {
         });
     });
 }
+
+#[test]
+fn peers_in_the_middle_of_a_great_deal_are_heard_and_so_is_a_timer() {
+    const BYTES: usize = 1 << 20;
+    each_mode(|settings| {
+        run(settings, |reactor| async move {
+            let (mut threads, mut links) = (Vec::new(), Vec::new());
+            for _ in 0..2 {
+                let (near, mut far) = UnixStream::pair().expect("a pair");
+                threads.push(std::thread::spawn(move || {
+                    far.write_all(&pattern(BYTES)).expect("a link that reads");
+                    far
+                }));
+                links.push(Link::new(&reactor, near.into()).expect("a link"));
+            }
+            let mut heard = vec![Vec::new(); 2];
+            while heard.iter().any(|bytes| bytes.len() < BYTES) {
+                for (link, bytes) in links.iter_mut().zip(&mut heard) {
+                    if bytes.len() < BYTES {
+                        bytes.extend_from_slice(&link.read().await.expect("bytes"));
+                        link.expect_much();
+                    }
+                }
+            }
+            assert!(heard.iter().all(|bytes| *bytes == pattern(BYTES)), "other bytes arrived");
+            // Much was expected, and nothing comes.
+            links.iter().for_each(Link::expect_much);
+            reactor.sleep(std::time::Duration::from_millis(1)).await;
+            let mut peers: Vec<UnixStream> = threads.into_iter().map(|peer| peer.join().expect("a peer")).collect();
+            links.iter().for_each(Link::expect_much);
+            peers[1].write_all(b"x").expect("a link that reads");
+            assert_eq!(&*links[1].read().await.expect("a byte"), b"x");
+        });
+    });
+}
