@@ -4,7 +4,6 @@ use std::io::Write as _;
 
 use base64::Engine as _;
 use serde::de::IgnoredAny;
-use serde_json::Value;
 use tidegate_lanes::{Failure, Header, Record};
 
 use super::place::Places;
@@ -25,11 +24,10 @@ impl Texts {
             RecordForm::Value => match record.payload() {
                 None => out.extend_from_slice(b"null"),
                 Some(value) if !value.contains(&b'\n') => out.extend_from_slice(value),
-                Some(value) => {
-                    let value: Value = serde_json::from_slice(value).map_err(|_| {
-                        Failure::permanent("its value has a line break in it: choose form = \"envelope\"")
-                    })?;
-                    write_json(out, &value);
+                Some(value) if is_json(value) => push_in_one_line(out, value),
+                Some(_) => {
+                    let text = "its value has a line break in it: choose form = \"envelope\"";
+                    return Err(Failure::permanent(text));
                 }
             },
         }
@@ -111,17 +109,17 @@ fn push_text(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
 /// The value as it is if it is JSON, else as a text.
 fn push_value(out: &mut Vec<u8>, payload: Option<&[u8]>) {
     let Some(value) = payload else { return out.extend_from_slice(b"null") };
-    if serde_json::from_slice::<IgnoredAny>(value).is_err() {
-        return push_text(out, payload);
-    }
-    if !value.contains(&b'\n') && !value.contains(&b'\r') {
-        return out.extend_from_slice(value.trim_ascii());
-    }
-    // Line breaks of JSON stand between its parts only.
-    match serde_json::from_slice::<Value>(value) {
-        Ok(value) => write_json(out, &value),
-        Err(_) => push_text(out, payload),
-    }
+    if is_json(value) { push_in_one_line(out, value) } else { push_text(out, payload) }
+}
+
+fn is_json(value: &[u8]) -> bool {
+    serde_json::from_slice::<IgnoredAny>(value).is_ok()
+}
+
+/// JSON as it is, but for line breaks: they stand between its parts only.
+fn push_in_one_line(out: &mut Vec<u8>, value: &[u8]) {
+    let parts = value.trim_ascii().split(|byte| matches!(byte, b'\n' | b'\r'));
+    parts.for_each(|part| out.extend_from_slice(part));
 }
 
 #[cfg(test)]
@@ -148,7 +146,11 @@ mod tests {
     fn a_value_is_one_line() {
         let of = |value: Option<&[u8]>| line(RecordForm::Value, &record(None, value));
         assert_eq!(of(Some(b"{ \"a\": 1 }")).as_deref(), Ok("{ \"a\": 1 }\n"));
-        assert_eq!(of(Some(b"{\n\"a\": 1\n}")).as_deref(), Ok("{\"a\":1}\n"));
+        let split = b"{\r\n\"b\": 12345678901234567890123,\n\"a\": 0.10\n}";
+        let whole = "{\"b\": 12345678901234567890123,\"a\": 0.10}";
+        assert_eq!(of(Some(split)), Ok(format!("{whole}\n")));
+        let envelope = line(RecordForm::Envelope, &record(None, Some(split)));
+        assert_eq!(envelope, Ok(format!("{{\"file\":\"orders\",\"position\":7,\"key\":null,\"value\":{whole}}}\n")));
         assert_eq!(of(None).as_deref(), Ok("null\n"));
         assert!(of(Some(b"two\nlines")).is_err_and(|failure| failure.is_permanent()));
     }

@@ -68,6 +68,20 @@ fn a_file_that_grows_is_followed_until_a_signal() {
     assert_each_once_in_order(&next.lines, 11..20);
 }
 
+/// A float would hold 17 of their digits.
+#[test]
+fn numbers_of_many_digits_are_keys_of_their_own_and_stay_as_they_are() {
+    let folder = Folder::new();
+    let numbers = ["12345678901234567890123", "12345678901234567890124", "0.1234567890123456789012"];
+    let lines: String = numbers.iter().map(|number| format!("{{\"k\":{number}}}\n")).collect();
+    let file = folder.write("in.ndjson", &lines);
+    let ended = Stream::run(["--from", &file, "--key", "/k", "--to", "-", "--form", "envelope"]).expect(0);
+    for number in numbers {
+        let member = format!("\"key\":\"{number}\",\"value\":{{\"k\":{number}}}}}");
+        assert!(ended.lines.iter().any(|line| line.ends_with(&member)), "{member} in {:?}", ended.lines);
+    }
+}
+
 #[test]
 fn an_envelope_tells_where_a_record_stood() {
     let folder = Folder::new();

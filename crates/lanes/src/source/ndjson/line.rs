@@ -70,6 +70,7 @@ mod tests {
     fn keys_are_strings_or_the_text_of_other_values() {
         assert_eq!(key(r#"{"user":{"id":"ann"}}"#).as_deref(), Some("ann"));
         assert_eq!(key(r#"{"user":{"id":7}}"#).as_deref(), Some("7"));
+        assert_eq!(key(r#"{"user":{"id":12345678901234567890123}}"#).as_deref(), Some("12345678901234567890123"));
         assert_eq!(key(r#"{"user":{"id":[1, 2]}}"#).as_deref(), Some("[1,2]"));
         assert_eq!((key(r#"{"user":{"id":null}}"#), key(r#"{"user":7}"#)), (None, None));
     }
