@@ -68,6 +68,28 @@ fn a_file_that_grows_is_followed_until_a_signal() {
     assert_each_once_in_order(&next.lines, 11..20);
 }
 
+#[test]
+fn a_pipe_is_followed_though_its_writers_come_and_go() {
+    let folder = Folder::new();
+    let pipe = folder.pipe("in");
+    let stream = Stream::start(["--from", &pipe, "--follow", "--key", "/k", "--to", "-"]);
+    folder.append("in", &numbers(0..10, 5));
+    eventually("what the first has written comes out", || stream.lines().len() == 10);
+    folder.append("in", &numbers(10..20, 5));
+    eventually("what the next has written comes out", || stream.lines().len() == 20);
+    stream.signal(Signal::TERM);
+    assert_each_once_in_order(&stream.wait().expect(0).lines, 0..20);
+}
+
+#[test]
+fn a_pipe_that_nobody_writes_to_does_not_hold_a_stop_up() {
+    let folder = Folder::new();
+    let stream = Stream::start(["--from", &folder.pipe("in"), "--key", "/k", "--to", "-"]);
+    eventually("it has begun", || stream.errors().contains("stream starts"));
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
+}
+
 /// A float would hold 17 of their digits.
 #[test]
 fn numbers_of_many_digits_are_keys_of_their_own_and_stay_as_they_are() {

@@ -36,6 +36,12 @@ impl Folder {
         file.write_all(text.as_bytes()).unwrap();
     }
 
+    /// A named pipe.
+    pub(crate) fn pipe(&self, name: &str) -> String {
+        assert!(Command::new("mkfifo").arg(self.path(name)).status().unwrap().success());
+        self.path(name)
+    }
+
     pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }

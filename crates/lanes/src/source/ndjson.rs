@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use super::{Event, Mark, Room, Source};
 use crate::record::{Epoch, Lane, Position, Record};
 use checkpoint::Checkpoint;
-use follow::{Follow, Interest};
+use follow::{Follow, Input, Interest};
 use reader::{Lines, Reader};
 
 pub use line::Format;
@@ -85,8 +85,8 @@ impl Ndjson {
     pub fn open(path: impl AsRef<Path>, format: Format) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
-        Self::of_file(name, file, 0, format)
+        let input = Input::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
+        Self::of_file(name, input, 0, format)
     }
 
     /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets. If that
@@ -105,7 +105,7 @@ impl Ndjson {
         }
         let from = line_around(&file, from).map_err(failed)?;
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
-        let source = Self::of_file(name, file, from, format)?;
+        let source = Self::of_file(name, Input::Open(file), from, format)?;
         Ok(Self { checkpoint: Some(checkpoint), ..source })
     }
 
@@ -125,12 +125,12 @@ impl Ndjson {
         Self::of(name.to_owned(), input, 0, format)
     }
 
-    fn of_file(name: String, file: File, from: u64, format: Format) -> Result<Self, NdjsonError> {
+    fn of_file(name: String, input: Input, from: u64, format: Format) -> Result<Self, NdjsonError> {
         if !format.follow {
-            return Self::of(name, file, from, format);
+            return Self::of(name, input, from, format);
         }
-        let (file, interest) = Follow::new(file, from);
-        let source = Self::of(name, file, from, format)?;
+        let (input, interest) = Follow::new(input, from);
+        let source = Self::of(name, input, from, format)?;
         Ok(Self { _interest: Some(interest), ..source })
     }
 

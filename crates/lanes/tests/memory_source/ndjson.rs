@@ -63,6 +63,16 @@ async fn la_16_a_line_that_is_not_json_goes_where_exhausted_records_go() {
     assert!(message.contains("in.ndjson") && message.contains("not JSON"), "{message}");
 }
 
+/// As some editors and exports begin a file.
+#[tokio::test]
+async fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &["\u{feff}{\"u\":1}", "\u{feff}{\"u\":2}"]);
+    let (result, seen) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Skip, "").await;
+    assert_eq!(result.unwrap().undecodable, 1, "within a file it is no mark");
+    assert_eq!(seen[&Some("1".to_owned())], ["{\"u\":1}"]);
+}
+
 #[tokio::test]
 async fn a_line_that_is_too_long_is_cut_off_and_the_next_one_is_read() {
     let long = "x".repeat(100_000);

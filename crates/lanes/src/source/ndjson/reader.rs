@@ -11,6 +11,8 @@ use crate::record::{Position, Record};
 /// Lines are handed over when so many bytes of them are there, or nothing more can be had without waiting.
 const CHUNK_BYTES: usize = 64 << 10;
 const BUFFER_BYTES: usize = 256 << 10;
+/// Of UTF-8: some programs begin a file with it, and it is no part of the first line.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 type Chunk = (Vec<Record>, usize);
 
@@ -115,13 +117,15 @@ impl<R: Read + Send + 'static> Reader<R> {
             if read == 0 {
                 return Ok(());
             }
+            let begins = self.at == 0;
             let is_cut_off = line.len() > self.format.line_max && line.last() != Some(&b'\n');
             self.at += line.len() as u64;
             if is_cut_off {
                 line.truncate(self.format.line_max);
                 self.at += skip_line(&mut self.input)?;
             }
-            self.keep(line.trim_ascii(), is_cut_off);
+            let text = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| begins).unwrap_or(&line);
+            self.keep(text.trim_ascii(), is_cut_off);
             let has_more = self.input.buffer().contains(&b'\n');
             if (self.chunk.1 >= CHUNK_BYTES || !has_more) && !self.hand_over() {
                 return Ok(());
