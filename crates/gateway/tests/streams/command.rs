@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::process::{Ended, Folder, Stream, assert_each_once_in_order, numbers};
+use crate::process::{Ended, Folder, Stream, assert_each_once_in_order, eventually, numbers};
 
 fn run(folder: &Folder, sink: &str, more: &[&str]) -> Ended {
     let file = folder.path("in.ndjson");
@@ -117,6 +117,25 @@ fn what_is_no_answer_is_said() {
     folder.write("in.ndjson", &numbers(0..1, 1));
     let ended = run(&folder, "command:cat", &["--attempts", "2"]).expect(1);
     assert!(ended.errors.contains("an answer is a line `ok`"), "{}", ended.errors);
+}
+
+/// Taken for the answer to the next record, it would have that done which nobody has seen yet.
+#[test]
+fn an_answer_too_many_is_that_of_no_record() {
+    let folder = Folder::new();
+    let (file, checkpoint) = (folder.write("in.ndjson", &numbers(0..1, 1)), folder.path("done"));
+    let go = folder.pipe("go");
+    let script = "read -r line; echo ok; read -r go < go; echo ok; touch twice; while read -r line; do :; done\n";
+    let sink = folder.script("sink.sh", script);
+    let arguments = ["--from", &file, "--follow", "--checkpoint", &checkpoint, "--key", "/k", "--to", &sink];
+    let more = ["--processes", "1", "--attempts", "1"];
+    let stream = Stream::start_in(Path::new(&folder.path("")), arguments.iter().chain(&more));
+    eventually("the first is done", || !folder.read("done").trim().is_empty());
+    std::fs::write(go, "go\n").unwrap();
+    eventually("it has answered twice", || Path::new(&folder.path("twice")).exists());
+    folder.append("in.ndjson", &numbers(1..2, 1));
+    let ended = stream.wait().expect(1);
+    assert!(ended.errors.contains("more answers than it had records"), "{}", ended.errors);
 }
 
 #[test]

@@ -2,12 +2,14 @@
 //!
 //! A process has one batch at a time, so what it dies of is known; the next batch gets a new process.
 
+use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tidegate_lanes::{Failure, Record};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use super::hands::Hands;
@@ -114,7 +116,7 @@ impl Process {
 
     /// The outer error is that of the process, which is of no more use; the inner one that of the records.
     async fn ask(&mut self, lines: &[u8], count: usize) -> Result<Result<(), Failure>, Failure> {
-        if !self.output.buffer().is_empty() {
+        if self.has_said_more() {
             return Err(Failure::new("the command gave more answers than it had records"));
         }
         let (input, output) = (&mut self.input, &mut self.output);
@@ -148,6 +150,12 @@ impl Process {
             ))),
             _ => Err(self.death().await),
         }
+    }
+
+    /// Whether there are answers that nobody has asked for: the next one would be taken for that of another record.
+    fn has_said_more(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        matches!(Pin::new(&mut self.output).poll_fill_buf(&mut cx), Poll::Ready(Ok(bytes)) if !bytes.is_empty())
     }
 
     /// How it ended. It has closed its output, or does not read its input any more.
