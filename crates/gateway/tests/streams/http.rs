@@ -1,5 +1,8 @@
 //! A web server as the sink: it takes, fails, asks for a wait, refuses, and is silent.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+
 use tidegate_testkit::Authority;
 
 use crate::process::{Ended, Folder, Stream, assert_each_once_in_order, number, numbers};
@@ -115,6 +118,29 @@ fn a_server_that_is_silent_is_given_up_and_asked_again() {
     answered.sort_unstable();
     answered.dedup();
     assert_eq!(answered.len(), 4);
+}
+
+/// Were its end waited for, the record would be sent again and again.
+#[test]
+fn a_status_decides_though_the_body_never_ends() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", server.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for socket in server.incoming() {
+            let (mut socket, mut asked) = (socket.unwrap(), Vec::new());
+            while !asked.ends_with(b"}") {
+                let mut some = [0; 1024];
+                let read = socket.read(&mut some).unwrap();
+                asked.extend_from_slice(&some[..read]);
+            }
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf").unwrap();
+            open.push(socket);
+        }
+    });
+    let folder = Folder::new();
+    first(&folder, 1, 1);
+    run(&folder, &url, &["--timeout", "30s", "--attempts", "1"]).expect(0);
 }
 
 #[test]

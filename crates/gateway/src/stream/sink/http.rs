@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate_lanes::{Failure, Record};
 
 use crate::config::stream::{Origin, StreamKeys};
+use crate::config::url::decode;
 use crate::stream::error::{StreamError, whole};
 use crate::stream::text::Texts;
 use crate::tls;
@@ -30,6 +31,8 @@ pub(in crate::stream) struct Http {
 
 /// Of an answer, to be thrown away or quoted; beyond it the connection is not used again.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// From its head to its end; beyond it the same.
+const BODY_LIMIT: Duration = Duration::from_secs(1);
 /// Of an answer, in the reason of a failure.
 const QUOTED_CHARS_MAX: usize = 200;
 /// What a server may ask for at most.
@@ -100,7 +103,11 @@ fn split_login(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once("://") else { return (url.to_owned(), None) };
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
     match authority.rsplit_once('@') {
-        Some((login, host)) => (format!("{scheme}://{host}{path}"), Some(login.to_owned())),
+        Some((login, host)) => {
+            // As it stands, if it is not encoded.
+            let login = decode(login).unwrap_or_else(|_| login.to_owned());
+            (format!("{scheme}://{host}{path}"), Some(login))
+        }
         None => (url.to_owned(), None),
     }
 }
@@ -120,11 +127,12 @@ fn headers(keys: &StreamKeys) -> Result<HeaderMap, StreamError> {
 
 async fn judge(answer: Response<Incoming>) -> Result<(), Failure> {
     let (head, body) = answer.into_parts();
-    // Read to its end, the connection serves the next request.
-    let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map(http_body_util::Collected::to_bytes);
+    // Read to its end, the connection serves the next request. What was decided does not wait for it.
+    let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
     if head.status.is_success() {
         return Ok(());
     }
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
     let reason = reason(head.status, &body.unwrap_or_default());
     let failure = if is_final(head.status) { Failure::permanent(reason) } else { Failure::new(reason) };
     Err(match retry_after(&head.headers, SystemTime::now()) {
@@ -184,6 +192,8 @@ mod tests {
     fn a_login_leaves_the_url() {
         let split = |url| split_login(url);
         assert_eq!(split("http://me:p@w@h:1/p?q"), ("http://h:1/p?q".to_owned(), Some("me:p@w".to_owned())));
+        assert_eq!(split("http://me:p%40w%25@h/").1.as_deref(), Some("me:p@w%"));
+        assert_eq!(split("http://me:100%@h/").1.as_deref(), Some("me:100%"));
         assert_eq!(split("http://h/a@b"), ("http://h/a@b".to_owned(), None));
     }
 }
