@@ -9,8 +9,8 @@ use rdkafka::mocking::{MockCluster, MockCoordinator};
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
-use tidegate_lanes::RunError;
-use tidegate_lanes::source::kafka::{self, Kafka};
+use tidegate_lanes::source::kafka::{self, Kafka, LetterTopic, Roster};
+use tidegate_lanes::{DeadLetter as _, Epoch, Failure, Lane, Letter, Position, Record, RunError};
 use tidegate_sandbox::kafka::Broker;
 
 use crate::audit::Audit;
@@ -200,4 +200,20 @@ async fn la_32_a_broker_that_is_killed_and_started_again_is_found_again() {
     until("all are done", || audit.count() == 400).await;
     member.stop().await;
     audit.assert_all(0..400);
+}
+
+/// As where a broker has lost what it had confirmed: the producer of letters takes nothing more, and is replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_are_taken_though_their_producer_has_lost_track_of_its_broker() {
+    let mock = Mock::new(1, 1);
+    let topic = LetterTopic::new(&mock.cluster.bootstrap_servers(), TOPIC, Roster::default()).unwrap();
+    let send = || {
+        let record = Record::new(Lane(0), Epoch(1), Position(1), Some(b"k"), Some(b"v"));
+        topic.send(Letter { record, failure: Failure::new("no"), attempts: 1, subscription: "test".into() })
+    };
+    send().await.unwrap();
+    let lost = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+    mock.cluster.request_errors(RDKafkaApiKey::Produce, &[lost]);
+    send().await.unwrap_err();
+    send().await.unwrap();
 }

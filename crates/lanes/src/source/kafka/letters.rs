@@ -6,12 +6,13 @@ use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::{Error, Roster};
 use crate::dead_letter::{DeadLetter, Letter, Taken};
 use crate::failure::Cause;
 use crate::record::Record;
+use crate::sync::{Mutex, lock};
 
 /// Of the header with the failure's text.
 const REASON_BYTES_MAX: usize = 1_000;
@@ -29,7 +30,9 @@ const ORIGIN: [&str; 4] = ["tidegate-topic", "tidegate-partition", "tidegate-off
 /// is one (`tidegate-attempts`, `-cause`, `-error`). It counts as taken when all replicas in sync have it. The producer is
 /// idempotent: what it sends again by itself is in the topic once.
 pub struct LetterTopic {
-    producer: FutureProducer,
+    config: ClientConfig,
+    // Locked for a look, and for the making of another one.
+    producer: Mutex<FutureProducer>,
     topic: String,
     roster: Roster,
 }
@@ -65,8 +68,18 @@ impl LetterTopic {
             .set_log_level(RDKafkaLogLevel::Warning);
         config.extend(properties.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         config.set("enable.idempotence", "true");
-        let producer = config.create().map_err(Error::Settings)?;
-        Ok(Self { producer, topic: topic.to_owned(), roster })
+        let producer = config.create().map(Mutex::new).map_err(Error::Settings)?;
+        Ok(Self { config, producer, topic: topic.to_owned(), roster })
+    }
+
+    /// The producer. One that has lost track of what the broker has (as where the broker has lost it) takes nothing any more,
+    /// and another one takes its place.
+    fn producer(&self) -> Result<FutureProducer, KafkaError> {
+        let mut producer = lock(&self.producer);
+        if producer.client().fatal_error().is_some() {
+            *producer = self.config.create()?;
+        }
+        Ok(producer.clone())
     }
 
     fn headers(&self, letter: &Letter) -> OwnedHeaders {
@@ -116,7 +129,8 @@ impl DeadLetter for LetterTopic {
         let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic).headers(self.headers(&letter));
         message.key = letter.record.own_key();
         message.payload = letter.record.payload();
-        let sent = self.producer.send_result(message).map_err(|(error, _)| error);
+        let producer = self.producer();
+        let sent = producer.and_then(|producer| producer.send_result(message).map_err(|(error, _)| error));
         Box::pin(async move {
             // A client that is gone has not said that it sent the letter.
             let delivered = sent?.await.map_err(|_| KafkaError::Canceled)?;
