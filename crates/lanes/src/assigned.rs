@@ -145,6 +145,11 @@ impl Assigned {
         self.lanes.insert(lane, assignment);
     }
 
+    /// Of the assignment that the lane has.
+    pub(crate) fn epoch(&self, lane: Lane) -> Option<Epoch> {
+        self.lanes.get(&lane).map(|assignment| assignment.epoch)
+    }
+
     fn of(&mut self, lane: Lane, epoch: Epoch) -> Option<&mut Assignment> {
         self.lanes.get_mut(&lane).filter(|assignment| assignment.epoch == epoch)
     }

@@ -207,7 +207,13 @@ impl<S: Source> Intake<S> {
         match event {
             Event::Records => self.take_records(now),
             // One that comes while we end is not taken up: nobody would let go of it.
-            Event::Assigned { lane, epoch } if self.phase.takes_records() => self.assigned.assign(lane, epoch),
+            Event::Assigned { lane, epoch } if self.phase.takes_records() => {
+                // Whoever took it away has not waited for us.
+                if let Some(earlier) = self.assigned.epoch(lane) {
+                    self.lose(&[(lane, earlier)]);
+                }
+                self.assigned.assign(lane, epoch);
+            }
             Event::Assigned { .. } => {}
             Event::Revoked { lanes, within } => self.give_back(&lanes, now, now.after(within), Who::Source),
             Event::Lost { lanes } => self.lose(&lanes),

@@ -160,6 +160,40 @@ async fn la_30_a_lane_that_comes_back_is_another_assignment() {
     checker.assert_all_done(10);
 }
 
+/// As where a subscription was held up for longer than its group waits.
+#[tokio::test(start_paused = true)]
+async fn la_30_a_lane_that_comes_back_before_it_was_given_back_does_not_wait_for_what_was_of_it() {
+    let (source, feed, checker) = watched();
+    let first = feed.assign(LANE);
+    feed.extend(records(LANE, first, 10, |at| at % 2));
+    let watch = checker.clone();
+    let running = Arc::<AtomicUsize>::default();
+    let began = Arc::clone(&running);
+    let handler = move |delivery: Delivery| {
+        let (watch, began) = (watch.clone(), Arc::clone(&began));
+        async move {
+            if delivery.epoch() == first {
+                began.fetch_add(1, SeqCst);
+                std::future::pending::<()>().await;
+            }
+            watch.done(&delivery);
+            delivery.finish();
+        }
+    };
+    let subscription = Subscription::builder("test").source(source).concurrency(1).handler(handler).unwrap();
+    let handle = subscription.handle();
+    let ending = tokio::spawn(subscription.run());
+    until("one runs", || running.load(SeqCst) == 1).await;
+    feed.revoke(&[LANE], 1000 * SECOND);
+    let second = feed.assign(LANE);
+    feed.extend(records(LANE, second, 10, |at| at % 2));
+    until("all of the second are done", || feed.committed(LANE) == Some(Position(9))).await;
+    until("nothing of the first is left", || handle.metrics().pending == 0).await;
+    feed.end();
+    ending.await.unwrap().unwrap();
+    checker.assert_all_done(10);
+}
+
 #[tokio::test(start_paused = true)]
 async fn la_27_a_lane_that_is_lost_is_neither_committed_nor_released() {
     let (source, feed, checker) = filled(10, |at| at);
