@@ -7,6 +7,7 @@
 mod archive;
 mod decision;
 pub mod entry;
+mod hide;
 mod item;
 mod json;
 mod ledger;

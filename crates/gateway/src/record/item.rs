@@ -2,14 +2,12 @@
 
 use std::{rc::Rc, time::Instant};
 
-use tidegate_wire::{
-    backend::{CommandComplete, ErrorFields},
-    frontend::Bind,
-};
+use tidegate_wire::{backend::CommandComplete, frontend::Bind};
 
 use super::{
     decision::work_of,
     entry::{Draft, Parameter, write_parameter},
+    hide::{Failure, SYNTAX_ERROR},
     shape,
 };
 use crate::{config::Works, statements::Statement};
@@ -67,6 +65,12 @@ impl Said {
         self.prepared.extend_from_slice(&other.prepared);
         self.parameters.extend_from_slice(&other.parameters);
         self.redacted.extend_from_slice(&other.redacted);
+    }
+
+    /// Whether a word of it is COPY.
+    fn copies(&self) -> bool {
+        let mut words = self.whole_text().split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_');
+        words.any(|word| word.eq_ignore_ascii_case(b"copy"))
     }
 
     pub(super) fn whole_text(&self) -> &[u8] {
@@ -167,7 +171,10 @@ pub(super) struct Item {
     pub(super) rows: Option<u64>,
     pub(super) tag: Vec<u8>,
     pub(super) sqlstate: Vec<u8>,
+    /// What the server said, without what must not be given away.
     pub(super) message: Vec<u8>,
+    /// The same with values of parameters, for where they are written down; empty if it says no more.
+    pub(super) candid: Vec<u8>,
 }
 
 /// Tags of a query with many statements are cut here.
@@ -189,6 +196,7 @@ impl Item {
             tag: Vec::new(),
             sqlstate: Vec::new(),
             message: Vec::new(),
+            candid: Vec::new(),
         }
     }
 
@@ -200,6 +208,7 @@ impl Item {
         self.tag.clear();
         self.sqlstate.clear();
         self.message.clear();
+        self.candid.clear();
     }
 
     pub(super) fn text(&self) -> &[u8] {
@@ -265,22 +274,35 @@ impl Item {
         join(&mut self.tag, complete.tag, TAG_BYTES_MAX);
     }
 
-    /// The query has failed; the first error counts.
-    pub(super) fn note_error(&mut self, error: &Failure<'_>, hides: Hides) {
+    /// The query has failed; the first error counts. `may_tell`: values that were bound for it, or before it in its
+    /// transaction, may stand in the error.
+    pub(super) fn note_error(&mut self, error: &Failure<'_>, hides: Hides, may_tell: bool) {
         if self.failed() {
             return;
         }
         self.sqlstate.extend_from_slice(error.sqlstate);
-        // A call by FunctionCall has no text, and may have arguments.
-        let has_parameters = self.said.as_ref().is_none_or(|said| said.has_parameters);
-        if hides.literals || (hides.parameters && has_parameters) {
-            hide_values(error, &mut self.message);
-        } else {
-            self.message.extend_from_slice(error.message);
+        // A call by FunctionCall has no text, and may have arguments; COPY has its data.
+        let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
+        if !hides.literals && !(hides.parameters && is_told) {
+            return keep_message(error.message, &mut self.message);
         }
-        // Not before: of a value that is cut nobody could say where it ends.
-        self.message.truncate(cut(&self.message, MESSAGE_BYTES_MAX).0.len());
+        let mut shape = Vec::new();
+        let known = if hides.literals {
+            shape::reduce(self.text(), &mut shape);
+            &shape
+        } else {
+            keep_message(error.message, &mut self.candid);
+            self.text()
+        };
+        let mut hidden = Vec::new();
+        error.hide_values(known, &mut hidden);
+        keep_message(&hidden, &mut self.message);
     }
+}
+
+/// Cut, when nothing is to be hidden any more: of a value that is cut nobody could say where it ends.
+fn keep_message(message: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(cut(message, MESSAGE_BYTES_MAX).0);
 }
 
 /// What an error's text must not give away.
@@ -289,26 +311,6 @@ pub(super) struct Hides {
     pub(super) literals: bool,
     pub(super) parameters: bool,
 }
-
-/// An error, as far as it is written down.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Failure<'a> {
-    pub(super) sqlstate: &'a [u8],
-    pub(super) message: &'a [u8],
-    /// The author of a function has made it up, with whatever SQLSTATE.
-    is_raised: bool,
-}
-
-impl<'a> Failure<'a> {
-    pub(super) fn of(fields: &ErrorFields<'a>) -> Self {
-        let field = |name| fields.get(name).unwrap_or_default();
-        let (sqlstate, message) = (fields.get(b'C').unwrap_or(b"XX000"), field(b'M'));
-        Self { sqlstate, message, is_raised: LANGUAGES.contains(&field(b'F')) }
-    }
-}
-
-/// The source files in which the languages of functions report what a function raises.
-const LANGUAGES: [&[u8]; 6] = [b"pl_exec.c", b"plpy_elog.c", b"plpy_plpymodule.c", b"plperl.c", b"pltcl.c", b"plv8.cc"];
 
 /// Appends to a list that is joined by `; `, as long as it fits.
 pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
@@ -324,37 +326,6 @@ pub(super) fn join(out: &mut Vec<u8>, part: &[u8], bytes_max: usize) {
     out.extend_from_slice(part);
 }
 
-/// Messages of class 22 (data exception) quote the value that is at fault, and a syntax error the place where the
-/// server could not read on; what functions raise, and errors of P0 (PL/pgSQL), 38 (external routines) and of other
-/// people's classes, say whatever their author wanted. The rest name objects only.
-fn hide_values(error: &Failure<'_>, out: &mut Vec<u8>) {
-    match error.sqlstate {
-        _ if error.is_raised => out.extend_from_slice(HIDDEN),
-        [b'P', b'0', ..] | [b'3', b'8', ..] | [b'I'..=b'O' | b'Q'..=b'W' | b'Y' | b'Z', ..] => {
-            out.extend_from_slice(HIDDEN);
-        }
-        [b'2', b'2', ..] | SYNTAX_ERROR => hide_quoted(error.message, out),
-        _ => out.extend_from_slice(error.message),
-    }
-}
-
-const SYNTAX_ERROR: &[u8] = b"42601";
-const HIDDEN: &[u8] = b"***";
-/// In one language or another.
-const QUOTES: [char; 15] = ['"', '«', '»', '„', '“', '”', '‚', '‘', '’', '‹', '›', '「', '」', '『', '』'];
-
-/// From the first quote to the last one: what is quoted may have quotes in it.
-fn hide_quoted(message: &[u8], out: &mut Vec<u8>) {
-    let Ok(text) = str::from_utf8(message) else { return out.extend_from_slice(HIDDEN) };
-    let Some((first, quote)) = text.char_indices().find(|(_, c)| QUOTES.contains(c)) else {
-        return out.extend_from_slice(message);
-    };
-    let last = text.rfind(QUOTES).filter(|last| *last > first).unwrap_or(text.len());
-    out.extend_from_slice(&message[..first + quote.len_utf8()]);
-    out.extend_from_slice(HIDDEN);
-    out.extend_from_slice(&message[last..]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,36 +336,6 @@ mod tests {
             let (cut, is_cut) = cut(text.as_bytes(), bytes_max);
             assert_eq!((cut, is_cut), (expected.as_bytes(), cut.len() < text.len()));
         }
-    }
-
-    #[test]
-    fn an_error_gives_no_value_away() {
-        let hidden = |sqlstate: &str, message: &str| {
-            let mut out = Vec::new();
-            let failure = Failure { sqlstate: sqlstate.as_bytes(), message: message.as_bytes(), is_raised: false };
-            hide_values(&failure, &mut out);
-            String::from_utf8(out).unwrap()
-        };
-        assert_eq!(
-            hidden("22P02", "invalid input syntax for type integer: \"secret\""),
-            "invalid input syntax for type integer: \"***\""
-        );
-        assert_eq!(
-            hidden("22P02", "ungültige Syntax für Typ integer: »{\"a\": 1}«"),
-            "ungültige Syntax für Typ integer: »***«"
-        );
-        assert_eq!(hidden("22003", "value \"7\" is out of range"), "value \"***\" is out of range");
-        assert_eq!(hidden("22P02", "in half: \"secret"), "in half: \"***");
-        assert_eq!(hidden("22012", "division by zero"), "division by zero");
-        assert_eq!(hidden("42601", "syntax error at or near \"'ann'\""), "syntax error at or near \"***\"");
-        assert_eq!(hidden("P0001", "no such customer: ann"), "***");
-        assert_eq!(hidden("38000", "no such customer: ann"), "***");
-        assert_eq!(hidden("42P01", "relation \"t\" does not exist"), "relation \"t\" does not exist");
-        let mut out = Vec::new();
-        // In Latin 1.
-        let failure = Failure { sqlstate: b"22P02", message: b"ung\xfcltig: \xbbann\xab", is_raised: false };
-        hide_values(&failure, &mut out);
-        assert_eq!(out, HIDDEN);
     }
 
     #[test]

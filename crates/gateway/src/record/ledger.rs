@@ -17,7 +17,8 @@ use super::{
     Witness,
     decision::{Facts, decide, works_of},
     entry::{Draft, Kind},
-    item::{Failure, Item, Said, anew, cut},
+    hide::Failure,
+    item::{Item, Said, anew, cut},
     recorder::{Over, Terms},
     sum::Sum,
 };
@@ -37,6 +38,8 @@ pub(super) struct Book {
     /// The last simple query.
     simple: Rc<Said>,
     portals: Portals,
+    /// Values were bound in this transaction, which a later error of it may tell.
+    has_bound: bool,
     sum: Sum,
     /// Nothing if there is none.
     server: Option<Rc<[u8]>>,
@@ -187,6 +190,7 @@ impl Ledger {
         said.prepared.clear();
         said.prepared.extend_from_slice(cut(bind.statement, NAME_BYTES_MAX).0);
         said.set_parameters(bind, wants, bytes_max);
+        book.has_bound |= said.has_parameters;
         book.parsed_is_latest = false;
         book.portals[at].1 = Some(book.latest.clone());
     }
@@ -244,7 +248,7 @@ impl Ledger {
 
     /// The server has refused what stood at the front, and owes replies to so many queries now.
     pub fn fail(&mut self, fields: &ErrorFields<'_>, front: Front, owed: usize) {
-        let (failure, hides) = (Failure::of(fields), self.terms.hides);
+        let (failure, hides, has_bound) = (Failure::of(fields), self.terms.hides, self.book.has_bound);
         let book = &mut *self.book;
         let skipped = book.under_way.len().saturating_sub(owed);
         let about = match front {
@@ -253,7 +257,7 @@ impl Ledger {
             Front::Extended if skipped == 0 => return self.refused_before_execution(&failure),
             Front::Extended => book.under_way.front_mut(),
         };
-        about.into_iter().for_each(|item| item.note_error(&failure, hides));
+        about.into_iter().for_each(|item| item.note_error(&failure, hides, has_bound));
         // Of a flight that fails only what failed was carried out; the rest is skipped and never was.
         for _ in 1..skipped {
             let rest = self.book.under_way.remove(1);
@@ -276,7 +280,7 @@ impl Ledger {
         item.bytes_in = std::mem::take(&mut book.incoming);
         item.wait_us = std::mem::take(&mut book.wait_us);
         item.bytes_out = std::mem::take(&mut book.outgoing);
-        item.note_error(failure, self.terms.hides);
+        item.note_error(failure, self.terms.hides, book.has_bound);
         self.write_over();
         self.book.over = Some(item);
     }
@@ -302,6 +306,7 @@ impl Ledger {
         self.write_sum(reason);
         self.witness.transactions.set(self.witness.transactions.get() + 1);
         self.book.portals.truncate(1);
+        self.book.has_bound = false;
         self.witness.recorder.renew(&mut self.terms);
     }
 
@@ -379,7 +384,7 @@ impl Ledger {
         self.book.parsed.clear();
         anew(&mut self.book.latest).clear();
         anew(&mut self.book.simple).clear();
-        self.book.parsed_is_latest = false;
+        (self.book.parsed_is_latest, self.book.has_bound) = (false, false);
         self.witness.recorder.put_book_back(self.book);
     }
 

@@ -63,7 +63,9 @@ impl Terms {
         let (values, redacted) = (wants(journal, ParameterForm::On), wants(journal, ParameterForm::Redacted));
         let hides = Hides {
             literals: journal.statement != StatementForm::Text,
-            parameters: journal.parameters != ParameterForm::On,
+            // Of one record at least.
+            parameters: journal.parameters != ParameterForm::On
+                || journal.rules.0.iter().any(|rule| rule.parameters.is_some_and(|form| form != ParameterForm::On)),
         };
         let asks_works = journal.rules.0.iter().any(|rule| !rule.statements.is_empty());
         Rc::new(Self { journal: journal.clone(), wants: Wants { values, redacted }, hides, asks_works })
@@ -193,6 +195,9 @@ impl Recorder {
                 ParameterForm::Redacted => &said.redacted,
                 ParameterForm::Off => &[],
             };
+        }
+        if parameters == ParameterForm::On && !item.candid.is_empty() {
+            draft.message = &item.candid;
         }
         draft.reason = reason.as_bytes();
         self.hand_in(desk, QUERIES, &mut draft, item.ended());
