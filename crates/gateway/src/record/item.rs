@@ -231,9 +231,11 @@ impl Item {
         !self.sqlstate.is_empty()
     }
 
-    /// The shape of its text up to the first quote, and whether that is not all of it, if the server could not read it.
+    /// The shape of its text up to the first quote, and whether that is not all of it, if the server could not read it, or
+    /// never did and could not have.
     pub(super) fn beginning(&self) -> Option<(Vec<u8>, bool)> {
-        if self.sqlstate != SYNTAX_ERROR {
+        let is_broken = || !self.is_cut() && shape::ends_within_quotes(self.text());
+        if !self.tag.is_empty() || !(UNREADABLE.contains(&&*self.sqlstate) || is_broken()) {
             return None;
         }
         let (begun, mut out) = (shape::before_quotes(self.text()), Vec::new());
@@ -304,6 +306,10 @@ impl Item {
 fn keep_message(message: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(cut(message, MESSAGE_BYTES_MAX).0);
 }
+
+/// Of what is wrong with the text of a statement, which the server reads as far as that only: its syntax, its escapes, its
+/// encoding.
+const UNREADABLE: [&[u8]; 4] = [SYNTAX_ERROR, b"22025", b"22021", b"22P05"];
 
 /// What an error's text must not give away.
 #[derive(Clone, Copy, Debug, Default)]

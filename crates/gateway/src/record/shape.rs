@@ -24,7 +24,7 @@ pub struct Shape {
 /// Writes the shape of a statement to an empty buffer.
 pub fn reduce(text: &[u8], out: &mut Vec<u8>) {
     let (mut last, mut place, mut is_element) = (None, Place::default(), false);
-    let mut tokens = Tokens { text, at: 0 };
+    let mut tokens = Tokens::new(text);
     while let Some(token) = tokens.next() {
         if token == MINUS && place.awaits_operand() && tokens.is_before_number() {
             continue;
@@ -72,7 +72,7 @@ pub fn fingerprint(shape: &[u8]) -> u64 {
 /// Of a statement that the server cannot read, what stands before its first quote: behind it nobody can say what is
 /// meant to be a literal.
 pub(super) fn before_quotes(text: &[u8]) -> &[u8] {
-    let mut tokens = Tokens { text, at: 0 };
+    let mut tokens = Tokens::new(text);
     loop {
         tokens.skip_blanks();
         let from = tokens.at;
@@ -91,13 +91,20 @@ pub(super) fn before_quotes(text: &[u8]) -> &[u8] {
     }
 }
 
+/// Whether a text ends within quotes, which no statement does: one too many stands before.
+pub(super) fn ends_within_quotes(text: &[u8]) -> bool {
+    let mut tokens = Tokens::new(text);
+    tokens.by_ref().for_each(drop);
+    tokens.is_open
+}
+
 /// The first word of a statement, which says what it does.
 pub(super) fn first_word(text: &[u8]) -> &[u8] {
     let word = |token| match token {
         Token::Word(word) => Some(word),
         _ => None,
     };
-    Tokens { text, at: 0 }.take(8).find_map(word).unwrap_or_default()
+    Tokens::new(text).take(8).find_map(word).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -191,6 +198,8 @@ fn put(token: Token<'_>, out: &mut Vec<u8>) {
 struct Tokens<'a> {
     text: &'a [u8],
     at: usize,
+    /// The text ends within quotes.
+    is_open: bool,
 }
 
 impl<'a> Iterator for Tokens<'a> {
@@ -220,6 +229,10 @@ impl<'a> Iterator for Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
+    fn new(text: &'a [u8]) -> Self {
+        Self { text, at: 0, is_open: false }
+    }
+
     fn peek(&self, ahead: usize) -> Option<u8> {
         self.text.get(self.at + ahead).copied()
     }
@@ -265,7 +278,7 @@ impl<'a> Tokens<'a> {
     }
 
     /// The place behind the closing quote; a doubled quote does not close.
-    fn end_of_quoted(&self, mut at: usize, quote: u8, escapes: bool) -> usize {
+    fn end_of_quoted(&mut self, mut at: usize, quote: u8, escapes: bool) -> usize {
         while let Some(&byte) = self.text.get(at) {
             match byte {
                 b'\\' if escapes => at += 2,
@@ -274,6 +287,7 @@ impl<'a> Tokens<'a> {
                 _ => at += 1,
             }
         }
+        self.is_open = true;
         self.text.len()
     }
 
@@ -289,7 +303,7 @@ impl<'a> Tokens<'a> {
     /// Where the string that ends here goes on: behind a line break, and with the escapes that it began with (scan.l,
     /// `quotecontinue`). One without escapes may as well be two.
     fn continued(&self) -> Option<usize> {
-        let mut next = Self { text: self.text, at: self.at };
+        let mut next = Self { at: self.at, ..Self::new(self.text) };
         next.skip_blanks();
         let breaks = self.text[self.at.min(next.at)..next.at].iter().any(|byte| matches!(byte, b'\n' | b'\r'));
         (breaks && next.peek(0) == Some(b'\'')).then_some(next.at)
@@ -298,7 +312,8 @@ impl<'a> Tokens<'a> {
     fn number(&mut self) -> Token<'a> {
         let mut end = self.run_of(self.at, NUMERIC);
         let has_exponent = matches!(self.text[end - 1], b'e' | b'E') && !self.text[self.at..].starts_with(b"0x");
-        if has_exponent && matches!(self.text.get(end), Some(b'+' | b'-')) {
+        let digit_at = |at: usize| self.text.get(at).is_some_and(u8::is_ascii_digit);
+        if has_exponent && matches!(self.text.get(end), Some(b'+' | b'-')) && digit_at(end + 1) {
             end = self.run(end + 1, |byte| byte.is_ascii_digit());
         }
         self.at = end;
@@ -319,6 +334,7 @@ impl<'a> Tokens<'a> {
         }
         let tag = &self.text[from..=end];
         let close = memchr::memmem::find(&self.text[end + 1..], tag);
+        self.is_open |= close.is_none();
         self.at = close.map_or(self.text.len(), |close| end + 1 + close + tag.len());
         Token::Literal
     }
@@ -355,14 +371,14 @@ impl<'a> Tokens<'a> {
     }
 
     fn is_before_operator(&self) -> bool {
-        let mut ahead = Self { text: self.text, at: self.at };
+        let mut ahead = Self { at: self.at, ..Self::new(self.text) };
         ahead.skip_blanks();
         ahead.peek(0).is_some_and(is_operator)
     }
 
     /// Whether a number comes next.
     fn is_before_number(&self) -> bool {
-        let mut ahead = Self { text: self.text, at: self.at };
+        let mut ahead = Self { at: self.at, ..Self::new(self.text) };
         ahead.skip_blanks();
         let is_digit = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_digit());
         is_digit(ahead.peek(0)) || (ahead.peek(0) == Some(b'.') && is_digit(ahead.peek(1)))
@@ -423,7 +439,7 @@ fn is_operator(byte: u8) -> bool {
 
 /// Where the literals of a text stand.
 pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    let mut tokens = Tokens { text, at: 0 };
+    let mut tokens = Tokens::new(text);
     std::iter::from_fn(move || {
         loop {
             tokens.skip_blanks();
@@ -571,6 +587,7 @@ mod tests {
             ("select E'a' 'b\\' from t", "select ? ? from t"),
             ("select 'a'\n'b\\' from t", "select ? ? from t"),
             ("select 'open", "select ?"),
+            ("select 1e-- secret\n from t", "select ? from t"),
             ("  ;; ", ""),
             ("select 1; select 2", "select ?; select ?"),
             // A list is one of literals alone.
@@ -629,6 +646,16 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(before_quotes(text.as_bytes()), expected.as_bytes(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quote_too_many_leaves_one_open() {
+        for open in ["'O'Brien x'", "\"a", "select E'a\\'", "$a$ $b$", "'a' -- '\n '"] {
+            assert!(ends_within_quotes(open.as_bytes()), "{open}");
+        }
+        for closed in ["", "'a', E'\\'', \"b\"\"\", $a$ ' $a$", "select 1 -- 'a", "/* ' */ $1", "U&'a'"] {
+            assert!(!ends_within_quotes(closed.as_bytes()), "{closed}");
         }
     }
 
