@@ -1,7 +1,7 @@
 //! A transaction, added up from its queries.
 
 use super::{
-    item::{Item, join},
+    item::{Item, cut, join},
     recorder::shape_of,
     shape::{Shapes, fingerprint},
 };
@@ -75,7 +75,23 @@ impl Sum {
             StatementForm::Normalised => begun.as_deref().unwrap_or_else(|| found.text()),
             _ => return,
         };
-        join(&mut self.text, text, settings.statement_bytes as usize);
+        self.add_text(text, item.is_cut(), settings.statement_bytes as usize);
+    }
+
+    /// The first as far as there is room, further ones as a whole.
+    fn add_text(&mut self, text: &[u8], is_cut: bool, bytes_max: usize) {
+        let before = self.text.len();
+        let (text, is_cut) = if before == 0 {
+            let (text, is_cut_here) = cut(text, bytes_max);
+            self.text.extend_from_slice(text);
+            (text, is_cut || is_cut_here)
+        } else {
+            join(&mut self.text, text, bytes_max);
+            (text, is_cut)
+        };
+        if is_cut && self.text.len() > before && self.text.ends_with(text) {
+            self.text.extend_from_slice("…".as_bytes());
+        }
     }
 
     pub(super) fn take(&mut self) -> Option<Total> {

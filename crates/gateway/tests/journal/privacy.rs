@@ -162,6 +162,27 @@ on_each_postgres! {
         assert_eq!(message, "syntax error at or near \"***\"");
     }
 
+    fn a_long_statement_of_a_transaction_is_cut(fixture) {
+        let keys = "per = \"transaction\"\nstatement_bytes = 64";
+        let kept = Kept::new(fixture, "size = 1\n", keys);
+        let mut client = kept.gateway.client("postgres");
+        client.ok(&format!("select '{}'", "é".repeat(5000)));
+        client.send(&Frames::new().parse("", &format!("select '{}'", "é".repeat(5000))).bind("", &[]).execute().sync());
+        client.expect("1 2 D C:SELECT_1 Z:I");
+        client.ok("begin");
+        client.ok(&format!("select '{}'", "é".repeat(5000)));
+        client.ok("commit");
+        drop(client);
+        let entries = kept.end();
+        let statements: Vec<_> = entries.iter().filter_map(|entry| entry.statement.as_deref()).collect();
+        let [simple, extended, block] = statements[..] else { panic!("three transactions: {statements:?}") };
+        for statement in [simple, extended] {
+            let is_cut = statement.ends_with("é…") && statement.len() <= 64 + 3;
+            assert!(statement.starts_with("select 'é") && is_cut, "{statement}");
+        }
+        assert_eq!(block, "begin; …; commit");
+    }
+
     fn a_long_statement_is_cut(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement_bytes = 64");
         let mut client = kept.gateway.client("postgres");
