@@ -93,13 +93,15 @@ impl Ndjson {
     /// run took half a line at the end for a line, and it has grown since, the whole line comes again.
     ///
     /// # Errors
-    /// If a file cannot be opened, or the checkpoint is not of this file, or another one's who runs.
+    /// If a file cannot be opened or is a pipe, or the checkpoint is not of this file, or another one's who runs.
     pub fn resume(path: impl AsRef<Path>, checkpoint: impl Into<PathBuf>, format: Format) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
         let (checkpoint, from) = Checkpoint::open(checkpoint.into())?;
         let failed = |error| NdjsonError::Read { what: name.clone(), error };
-        let mut file = File::open(path).map_err(failed)?;
+        let Input::Open(mut file) = Input::open(path).map_err(failed)? else {
+            return Err(failed(io::ErrorKind::NotSeekable.into()));
+        };
         if file.metadata().map_err(failed)?.len() < from {
             return Err(checkpoint.foreign());
         }

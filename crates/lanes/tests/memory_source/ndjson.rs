@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use tidegate_lanes::source::{Format, Ndjson, NdjsonError};
@@ -172,6 +173,16 @@ async fn a_checkpoint_of_another_file_is_refused() {
         let error = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap_err();
         assert!(matches!(error, NdjsonError::ForeignCheckpoint { .. }), "{error}");
     }
+}
+
+/// What is read of it cannot be read again; and to open it would wait for somebody who writes.
+#[tokio::test]
+async fn a_pipe_has_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pipe, done) = (folder.path().join("in"), folder.path().join("done"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let error = Ndjson::resume(&pipe, done, Format::default()).unwrap_err();
+    assert!(matches!(error, NdjsonError::Read { .. }), "{error}");
 }
 
 #[tokio::test]
