@@ -119,7 +119,7 @@ impl Rules {
     /// The first line that cannot be understood: a rule that is passed over might be the one that keeps somebody out.
     pub fn load(rules: &Path, maps: &Path) -> Result<Self, HbaError> {
         let folder = rules.parent().unwrap_or(Path::new(""));
-        let include = |name: &str| read(&folder.join(name)).map_err(|error| error.reason);
+        let include = |file: &Path| read(&folder.join(file)).map_err(|error| error.reason);
         let mut read_rules = Self::parse(&read(rules)?, &include).map_err(|wrong| in_file(rules, wrong))?;
         if !maps.as_os_str().is_empty() {
             read_rules.maps = maps::parse(&read(maps)?).map_err(|wrong| in_file(maps, wrong))?;
@@ -127,9 +127,9 @@ impl Rules {
         Ok(read_rules)
     }
 
-    fn parse(text: &str, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, Wrong> {
+    fn parse(text: &str, include: &Include<'_>) -> Result<Self, Wrong> {
         let mut rules = Self::default();
-        for (number, words) in lines(text) {
+        for (number, words) in lines(text)? {
             let rule = rule(&words, include).map_err(|reason| (number, reason))?;
             if matches!(rule.verdict, Verdict::Certified(..)) {
                 rules.certificates_at.get_or_insert(number);
@@ -178,10 +178,17 @@ fn read(file: &Path) -> Result<String, HbaError> {
     if length > LARGEST_BYTES {
         return Err(error(format!("it is larger than {} MiB", LARGEST_BYTES >> 20)));
     }
-    fs::read_to_string(file).map_err(|wrong| error(wrong.to_string()))
+    let bytes = fs::read(file).map_err(|wrong| error(wrong.to_string()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn rule(words: &[Vec<Word>], include: &dyn Fn(&str) -> Result<String, String>) -> Result<Rule, String> {
+/// Reads a file that a rule names.
+type Include<'a> = dyn Fn(&Path) -> Result<String, String> + 'a;
+
+/// Files of names within files at most; more are a circle.
+const DEPTH_MAX: usize = 10;
+
+fn rule(words: &[Vec<Word>], include: &Include<'_>) -> Result<Rule, String> {
     let text = |at: usize| words.get(at).and_then(|words| words.first()).map(|word| word.text.as_str());
     let transport = match text(0).unwrap_or_default() {
         "local" => Transport::Unix,
@@ -190,8 +197,11 @@ fn rule(words: &[Vec<Word>], include: &dyn Fn(&str) -> Result<String, String>) -
         "hostnossl" => Transport::WithoutTls,
         other => return Err(format!("`{other}` is none of local, host, hostssl, hostnossl")),
     };
-    let databases = names(words.get(1), include)?;
-    let users = names(words.get(2), include)?;
+    let listed = |at: usize| {
+        let words = words.get(at).ok_or("a rule ends too early")?;
+        names(words, Path::new(""), 0, include)
+    };
+    let (databases, users) = (listed(1)?, listed(2)?);
     let (network, at) = match transport {
         Transport::Unix => (Network::All, 3),
         _ => network(text(3).ok_or("a rule without an address")?, text(4))?,
@@ -202,9 +212,10 @@ fn rule(words: &[Vec<Word>], include: &dyn Fn(&str) -> Result<String, String>) -
     Ok(Rule { transport, databases, users, network, verdict })
 }
 
-fn names(words: Option<&Vec<Word>>, include: &dyn Fn(&str) -> Result<String, String>) -> Result<Vec<Name>, String> {
+/// What the words of a field mean; files that they name are in `folder`, `depth` files deep.
+fn names(words: &[Word], folder: &Path, depth: usize, include: &Include<'_>) -> Result<Vec<Name>, String> {
     let mut names = Vec::new();
-    for word in words.ok_or("a rule ends too early")? {
+    for word in words {
         let name = match word.text.as_str() {
             _ if word.quoted => Name::Exact(word.text.clone()),
             "all" => Name::All,
@@ -213,9 +224,8 @@ fn names(words: Option<&Vec<Word>>, include: &dyn Fn(&str) -> Result<String, Str
             "samerole" | "samegroup" => return Err(format!("`{}` is not supported", word.text)),
             group if group.starts_with('+') => return Err(format!("`{group}`: groups are not supported")),
             file if file.starts_with('@') => {
-                let text = include(&file[1..]).map_err(|reason| format!("{file}: {reason}"))?;
-                let listed = lines(&text).into_iter().flat_map(|(_, words)| words).flatten();
-                names.extend(listed.map(|word| Name::Exact(word.text)));
+                let within = |reason: String| format!("{file}: {reason}");
+                names.extend(names_in(&folder.join(&file[1..]), depth, include).map_err(within)?);
                 continue;
             }
             name => Name::Exact(name.to_owned()),
@@ -223,6 +233,17 @@ fn names(words: Option<&Vec<Word>>, include: &dyn Fn(&str) -> Result<String, Str
         names.push(name);
     }
     Ok(names)
+}
+
+/// The words of a file mean what they would mean in the rule, keywords and further files among them.
+fn names_in(file: &Path, depth: usize, include: &Include<'_>) -> Result<Vec<Name>, String> {
+    if depth == DEPTH_MAX {
+        return Err("files name each other in a circle".to_owned());
+    }
+    let (text, folder) = (include(file)?, file.parent().unwrap_or(Path::new("")));
+    let lines = lines(&text).map_err(|(number, reason)| format!("line {number}: {reason}"))?;
+    let words: Vec<_> = lines.into_iter().flat_map(|(_, fields)| fields).flatten().collect();
+    names(&words, folder, depth + 1, include)
 }
 
 /// An address, and with it the place of the method: a mask may stand beside it.
@@ -343,6 +364,37 @@ mod tests {
         let replica = Caller { replication: true, ..caller("10.1.2.3", "shop", "r") };
         assert_eq!(judge(replica), method(AuthMethod::Password));
         assert_eq!(judge(caller("192.168.1.1", "x", "d e")), method(AuthMethod::Trust));
+    }
+
+    #[test]
+    fn a_file_of_names_says_what_the_rule_would_say() {
+        let files = |file: &Path| match file.to_str() {
+            Some("lists/blocked") => Ok("mallory, \"all\"\n@more # beside it\n".to_owned()),
+            Some("lists/more") => Ok("eve\n".to_owned()),
+            Some("everybody") => Ok("all\n".to_owned()),
+            Some("circle") => Ok("@circle\n".to_owned()),
+            Some("groups") => Ok("a\n+staff\n".to_owned()),
+            _ => Err("it is not there".to_owned()),
+        };
+        let read = |rule: &str| Rules::parse(rule, &files);
+        let keeps_out = |rule: &str, user: &str| {
+            let rules = read(rule).unwrap_or_else(|wrong| panic!("{rule}: {wrong:?}"));
+            rules.judge(&caller("::1", "shop", user)) == Some(&Verdict::Reject)
+        };
+        for (user, is_kept_out) in [("mallory", true), ("eve", true), ("all", true), ("app", false)] {
+            assert_eq!(keeps_out("host all @lists/blocked all reject", user), is_kept_out, "{user}");
+        }
+        assert!(
+            keeps_out("host @everybody app all reject", "app") && keeps_out("host all @everybody all reject", "app")
+        );
+        for (rule, told) in [
+            ("host all @circle all reject", "circle"),
+            ("host all @groups all reject", "groups are not"),
+            ("host all @nowhere all reject", "@nowhere: it is not there"),
+        ] {
+            let (_, reason) = read(rule).expect_err(rule);
+            assert!(reason.contains(told), "{reason}");
+        }
     }
 
     #[test]

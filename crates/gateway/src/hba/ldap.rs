@@ -81,7 +81,7 @@ impl Ldap {
     /// # Errors
     /// What cannot be understood, or does not go together.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let fields = super::words::lines(text);
+        let fields = super::words::lines(text).map_err(|(_, reason)| reason)?;
         // Between two options there is a space: a comma belongs to the value, with or without quotes.
         let joined =
             |field: &Vec<super::Word>| field.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(",");

@@ -58,7 +58,7 @@ impl Mapping {
 /// Reads a file of maps.
 pub(super) fn parse(text: &str) -> Result<HashMap<String, Vec<Mapping>>, Wrong> {
     let mut maps: HashMap<String, Vec<Mapping>> = HashMap::new();
-    for (number, words) in lines(text) {
+    for (number, words) in lines(text)? {
         let [map, system, user] = &words.iter().filter_map(|words| words.first()).collect::<Vec<_>>()[..] else {
             return Err((number, "a line is: map, user of the machine, user of Postgres".to_owned()));
         };

@@ -1,5 +1,10 @@
 //! Lines of such a file: fields between spaces, a field a list of words between commas, a word maybe in double quotes.
 
+use super::Wrong;
+
+/// What stands for bytes that are no UTF-8.
+const FOREIGN: char = char::REPLACEMENT_CHARACTER;
+
 /// A word of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Word {
@@ -8,8 +13,14 @@ pub(super) struct Word {
     pub(super) quoted: bool,
 }
 
-/// The lines that say something, with their numbers from 1. A backslash at the end of a line joins the next to it.
-pub(super) fn lines(text: &str) -> Vec<(usize, Vec<Vec<Word>>)> {
+/// A line that says something, and its number from 1.
+type Line = (usize, Vec<Vec<Word>>);
+
+/// The lines that say something. A backslash at the end of a line joins the next to it.
+///
+/// # Errors
+/// The first line of which something beside its comment was in another encoding.
+pub(super) fn lines(text: &str) -> Result<Vec<Line>, Wrong> {
     let mut lines = Vec::new();
     let mut joined: Option<(usize, String)> = None;
     for (number, line) in text.lines().enumerate() {
@@ -24,7 +35,11 @@ pub(super) fn lines(text: &str) -> Vec<(usize, Vec<Vec<Word>>)> {
     }
     lines.extend(joined.map(|(start, whole)| (start, fields(&whole))));
     lines.retain(|(_, fields)| !fields.is_empty());
-    lines
+    let is_foreign = |(_, fields): &&Line| fields.iter().flatten().any(|word| word.text.contains(FOREIGN));
+    match lines.iter().find(is_foreign) {
+        Some((number, _)) => Err((*number, "it is not in UTF-8".to_owned())),
+        None => Ok(lines),
+    }
 }
 
 fn fields(line: &str) -> Vec<Vec<Word>> {
@@ -74,7 +89,7 @@ mod tests {
 
     #[test]
     fn fields_are_lists_of_words() {
-        let found = lines("# nothing\n\nhost a, \"b c\",d  all # rest\nlocal \\\nall\n");
+        let found = lines("# \u{fffd} nothing\n\nhost a, \"b c\",d  all # rest\nlocal \\\nall\n").expect("lines");
         let texts = |fields: &Vec<Vec<Word>>| {
             fields
                 .iter()
@@ -85,5 +100,6 @@ mod tests {
         assert_eq!(texts(&found[0].1), [vec!["host"], vec!["a", "b c", "d"], vec!["all"]]);
         assert_eq!(texts(&found[1].1), [["local"], ["all"]]);
         assert!(found[0].1[1][1].quoted && !found[0].1[1][0].quoted);
+        assert_eq!(lines("local\nhost a\u{fffd} all\n").expect_err("nobody knows whom it means").0, 2);
     }
 }
