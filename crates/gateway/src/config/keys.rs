@@ -293,7 +293,7 @@ section! {
         /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam`, `ldap` or `hba`; holds for logins from
         /// the reload on.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
-        /// Whether `trust` and `cert` let in users that `[users]` does not have.
+        /// Whether `trust`, `cert` and `peer` let in users that `[users]` does not have.
         strangers: bool = true => Live Process;
         /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
         scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;

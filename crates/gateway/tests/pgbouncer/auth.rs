@@ -114,13 +114,16 @@ fn a_process_comes_as_the_user_that_a_map_says() {
               auth_hba_file = $DIR/hba\nauth_ident_file = $DIR/ident\nauth_file = $DIR/users\n",
         files: &[
             ("hba", "local all all peer map=machine\nhost all all all trust\n"),
-            ("ident", &ident),
+            ("ident", &format!("{ident}machine {own} stranger\n")),
             ("users", "\"app\" \"\"\n\"other\" \"\"\n\"postgres\" \"\"\n"),
         ],
         ..Setup::default()
     });
     bouncer.unix("app", "shop").connect().ok("select 1");
-    assert_eq!(bouncer.unix("other", "shop").refused().message, "unix socket login rejected");
+    // One whom the map lets in still has to be a user.
+    for user in ["other", "stranger"] {
+        assert_eq!(bouncer.unix(user, "shop").refused().message, "unix socket login rejected", "{user}");
+    }
 }
 
 #[test]

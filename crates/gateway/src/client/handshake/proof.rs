@@ -104,13 +104,16 @@ impl Arriving {
         Err(self.certificate_refused(Cause::Certificate))
     }
 
+    /// Whether the process at the other end is the user's, and the user is known, as `trust` asks for.
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
         let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.cause(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
         let resolver = &self.worker.gateway.connector.resolver;
         let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
         let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
-        if name.as_ref().is_some_and(may) { Ok(()) } else { Err(self.cause(Cause::Peer)) }
+        let may = name.as_ref().is_some_and(may);
+        let known = may && (setup.config.auth.strangers || self.secret(setup, request).await?.known);
+        if known { Ok(()) } else { Err(self.cause(Cause::Peer)) }
     }
 
     /// Whether the user is known, and the secret: the configured one, or what the server says.
