@@ -250,7 +250,9 @@ fn is_ini(file: &Path) -> bool {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("ini") => true,
         Some("toml") => false,
-        _ => config::toml::read_text(file).is_ok_and(|text| text.lines().any(|line| line.trim() == "[pgbouncer]")),
+        _ => config::toml::read_bytes(file).is_ok_and(|bytes| {
+            bytes.split(|byte| *byte == b'\n').any(|line| line.trim_ascii_start().starts_with(b"[pgbouncer]"))
+        }),
     }
 }
 

@@ -1,16 +1,20 @@
 //! Lines of an ini file: sections, `key = value`, comments, `%include`.
 //!
 //! All files become one text, each with its name, so that a place in it is a place in a file. A key may stand in double
-//! quotes, a quote in it doubled; a value is the rest of its line, without the space around it.
+//! quotes, a quote in it doubled; a value is the rest of its line, without the space around it. Only comments may be in
+//! another encoding than UTF-8.
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 use super::keys;
 use crate::config::{
     Finding,
     finding::Severity,
     raw::{Source, Span},
-    toml::read_text,
+    toml::read_bytes,
 };
 
 /// An ini file, and those that it includes, in lines.
@@ -36,8 +40,8 @@ const DEPTH_MAX: usize = 10;
 pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Ini {
     let name = path.display().to_string();
     let mut reader = Reader { source: Source::new(&*name, ""), lines: Vec::new(), section: None, findings };
-    match read_text(path) {
-        Ok(text) => reader.file(&name, &text, 0),
+    match read_bytes(path) {
+        Ok(bytes) => reader.file(&name, &bytes, 0),
         Err(reason) => {
             let finding = Finding::new(&reader.source, &(0..0), Severity::Error, "");
             let finding = finding.because(format!("cannot read {name}: {reason}"));
@@ -63,13 +67,16 @@ struct Reader<'f> {
 }
 
 impl Reader<'_> {
-    fn file(&mut self, name: &str, text: &str, depth: usize) {
+    fn file(&mut self, name: &str, bytes: &[u8], depth: usize) {
         self.source.begin_part(name, 1);
-        for (number, line) in text.lines().enumerate() {
-            let start = self.source.text.len();
+        for (number, bytes) in bytes.split(|byte| *byte == b'\n').enumerate() {
+            let text = String::from_utf8_lossy(bytes);
+            let (line, start) = (text.trim_end_matches('\r'), self.source.text.len());
             self.source.text.push_str(line);
             self.source.text.push('\n');
-            if let Some(file) = line.trim_start().strip_prefix("%include") {
+            if matches!(text, Cow::Owned(_)) {
+                self.foreign(line, start);
+            } else if let Some(file) = line.trim_start().strip_prefix("%include") {
                 self.include(file.trim(), start..start + line.len(), depth);
                 self.source.begin_part(name, number + 2);
             } else {
@@ -82,8 +89,8 @@ impl Reader<'_> {
         if depth >= DEPTH_MAX {
             return self.error(&at, "files include each other in a circle", "take one %include out");
         }
-        match read_text(Path::new(file)) {
-            Ok(text) => self.file(file, &text, depth + 1),
+        match read_bytes(Path::new(file)) {
+            Ok(bytes) => self.file(file, &bytes, depth + 1),
             Err(reason) => {
                 let help = "a relative path begins where the process is started";
                 self.error(&at, format!("cannot read {file}: {reason}"), help);
@@ -91,28 +98,42 @@ impl Reader<'_> {
         }
     }
 
-    fn line(&mut self, line: &str, start: usize) {
-        let trimmed = line.trim();
-        let indent = line.len() - line.trim_start().len();
-        let from = start + indent;
-        match trimmed.bytes().next() {
-            None | Some(b';' | b'#') => {}
-            Some(b'[') => self.section(trimmed, from..from + trimmed.len()),
-            Some(_) => self.pair(trimmed, from),
+    /// A comment may be in any encoding; of anything else nobody knows what is meant.
+    fn foreign(&mut self, line: &str, start: usize) {
+        if !line.trim_start().starts_with([';', '#']) {
+            self.error(&(start..start), "this line is not in UTF-8", "save the file as UTF-8");
         }
     }
 
-    fn section(&mut self, line: &str, at: Span) {
-        let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(str::trim) else {
+    fn line(&mut self, mut line: &str, mut start: usize) {
+        loop {
+            let trimmed = line.trim();
+            let from = start + line.len() - line.trim_start().len();
+            match trimmed.bytes().next() {
+                None | Some(b';' | b'#') => return,
+                // What stands behind the bracket, a comment for one, is as if it stood on a line of its own.
+                Some(b'[') => (line, start) = self.section(trimmed, from),
+                Some(_) => return self.pair(trimmed, from),
+            }
+        }
+    }
+
+    /// The rest of the line, and where it begins.
+    fn section<'l>(&mut self, line: &'l str, start: usize) -> (&'l str, usize) {
+        let Some(end) = line.find(']') else {
             self.section = Some(Section::Unknown);
-            return self.error(&at, "a section without its closing bracket", "write [pgbouncer]");
+            let at = start..start + line.len();
+            self.error(&at, "a section without its closing bracket", "write [pgbouncer]");
+            return ("", at.end);
         };
+        let (name, at) = (line[1..end].trim(), start..start + end + 1);
         let known = keys::SECTIONS.iter().find(|known| **known == name);
         self.section = Some(known.map_or(Section::Unknown, |known| Section::Known(known)));
         if known.is_none() {
             let help = keys::nearest(name, keys::SECTIONS.iter().copied(), "the sections are");
             self.error(&at, format!("unknown section [{name}]"), help);
         }
+        (&line[end + 1..], at.end)
     }
 
     fn pair(&mut self, line: &str, start: usize) {
@@ -208,7 +229,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for (name, text) in files {
             let text = text.replace("DIR", &folder.path().display().to_string());
-            std::fs::write(folder.path().join(name), text).expect("a file");
+            // As an editor of another time would write it.
+            let bytes = text.chars().flat_map(|c| if c == 'é' { vec![0xe9] } else { c.to_string().into_bytes() });
+            std::fs::write(folder.path().join(name), bytes.collect::<Vec<_>>()).expect("a file");
         }
         let mut findings = Vec::new();
         let ini = read(&folder.path().join(files[0].0), &mut findings);
@@ -246,6 +269,25 @@ mod tests {
         assert_eq!(lines, [1, 2, 5, 6, 7, 8]);
         assert!(findings[1].help.contains("[pgbouncer]") || findings[1].help.contains("pgbouncer"), "{findings:?}");
         assert!(!format!("{findings:?}").contains("= hunter2"), "{findings:?}");
+    }
+
+    #[test]
+    fn what_stands_behind_a_section_is_a_line_of_its_own() {
+        let text = "[databases] ; who is served\n[pgbouncer]# a\n[users] [databases]\tx = host=a ; b\r\n[peers] 7\n";
+        let (ini, findings) = read_files(&[("a.ini", text)]);
+        let lines: Vec<_> = ini.lines.iter().map(|line| (line.section, &*line.key, &*line.value)).collect();
+        assert_eq!(lines, [("databases", "x", "host=a ; b")]);
+        assert_eq!(&ini.source.text[ini.lines[0].key_at.clone()], "x");
+        let told: Vec<_> = findings.iter().map(|finding| (finding.line, finding.column)).collect();
+        assert_eq!(told, [(4, 9)], "{findings:?}");
+    }
+
+    #[test]
+    fn a_comment_may_be_in_any_encoding() {
+        let text = "; un café\n[databases]\n  # é\ncafé = host=a\nx = host=b\n";
+        let (ini, findings) = read_files(&[("a.ini", text)]);
+        assert_eq!(ini.lines.iter().map(|line| &*line.key).collect::<Vec<_>>(), ["x"]);
+        assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [4], "{findings:?}");
     }
 
     #[test]

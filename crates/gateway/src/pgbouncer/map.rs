@@ -134,6 +134,11 @@ impl Mapper<'_> {
         table.push(key, value, at.clone());
     }
 
+    /// A line that names what an earlier one has named begins anew, but for these keys.
+    fn begin_anew(&mut self, path: &[&str], at: &Span, but_for: &[&str]) {
+        self.table(path, at).entries.retain(|entry| but_for.contains(&entry.key.as_str()));
+    }
+
     fn put_text(&mut self, path: &[&str], key: &str, text: impl Into<String>, at: &Span) {
         self.put(path, key, Value::Text(text.into()), at);
     }
@@ -254,7 +259,11 @@ fn flag(text: &str) -> Result<bool, Wrong> {
     match text {
         "1" | "on" | "yes" | "true" => Ok(true),
         "0" | "off" | "no" | "false" => Ok(false),
-        other => Err((format!("`{other}` is neither 0 nor 1"), "write 1 for yes, 0 for no".to_owned())),
+        // PgBouncer reads a number.
+        other => match other.parse::<i64>() {
+            Ok(number) => Ok(number != 0),
+            Err(_) => Err((format!("`{other}` is neither 0 nor 1"), "write 1 for yes, 0 for no".to_owned())),
+        },
     }
 }
 
@@ -321,7 +330,8 @@ mod tests {
         assert!(read(Kind::Word(&["a", "b"]), "c").is_err());
         assert_eq!(read(Kind::Word(&["md5"]), "MD5"), Ok(Some(Value::Text("md5".to_owned()))));
         assert_eq!(read(Kind::Flag, "1"), Ok(Some(Value::Boolean(true))));
-        assert!(read(Kind::Flag, "2").is_err());
+        assert_eq!(read(Kind::Flag, "2"), Ok(Some(Value::Boolean(true))));
+        assert!(read(Kind::Flag, "maybe").is_err());
         assert_eq!(read(Kind::Number, "-1"), Ok(None));
     }
 }

@@ -122,6 +122,29 @@ fn the_converted_file_means_the_same() {
     assert!(different.is_empty() && before.len() == after.len(), "{different:#?}");
 }
 
+/// Of two lines with one name, in a file that another one includes and goes beyond, say, the later one holds alone.
+#[test]
+fn a_line_that_names_what_was_named_begins_anew() {
+    let bouncer = Bouncer::with(&Setup {
+        ini: "%include $DIR/base.ini\n[databases]\nshop = $PG dbname=postgres\n\
+              [users]\npostgres = max_user_connections=7\n",
+        files: &[(
+            "base.ini",
+            "[databases]\nshop = $PG dbname=template1 pool_size=3 connect_query='select 1/0'\n\
+             [users]\npostgres = pool_mode=transaction\n",
+        )],
+        ..Setup::default()
+    });
+    bouncer.client("shop").ok("select 1");
+    let mut console = bouncer.console();
+    let databases = console.ok("SHOW DATABASES").rows;
+    let shop = databases.iter().find(|row| row[0] == "shop").expect("it is listed");
+    assert_eq!((shop[3].as_str(), shop[5].as_str()), ("postgres", "20"));
+    let users = console.ok("SHOW USERS").rows;
+    let user = users.iter().find(|row| row[0] == "postgres").expect("it is listed");
+    assert_eq!((user[3].as_str(), user[4].as_str()), ("\\N", "7"), "{user:?}");
+}
+
 #[test]
 fn a_reload_reads_the_file_again() {
     let bouncer = Bouncer::start(SHOP);

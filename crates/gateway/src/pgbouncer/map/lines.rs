@@ -41,11 +41,13 @@ impl Mapper<'_> {
         for line in lines.iter().filter(|line| line.section == "databases") {
             let pairs = self.known_pairs(line, keys::DATABASE);
             let path = ["databases", line.key.as_str()];
-            self.table(&path, &line.key_at);
+            let find = |name: &str| pairs.iter().rev().find(|(key, _)| key.name == name).map(|(_, given)| given);
+            // As whom servers are logged in to outlives a second line that does not say it, as in PgBouncer.
+            let login: &[_] = if find("user").is_some() { &[] } else { &["user", "password", "shared_pool"] };
+            self.begin_anew(&path, &line.key_at, login);
             for (key, given) in &pairs {
                 self.put_key(&path, key, given);
             }
-            let find = |name: &str| pairs.iter().rev().find(|(key, _)| key.name == name).map(|(_, given)| given);
             self.host(&path, find("host"), &line.key_at);
             self.choice(&path, find("host"), find("load_balance_hosts"));
             self.pool_sizes(&path, find("pool_size"), find("min_pool_size"));

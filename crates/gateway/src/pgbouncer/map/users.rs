@@ -58,7 +58,7 @@ impl Mapper<'_> {
         for line in lines.iter().filter(|line| line.section == "peers") {
             let pairs = self.known_pairs(line, keys::PEER);
             let path = ["peers", line.key.as_str()];
-            self.table(&path, &line.key_at);
+            self.begin_anew(&path, &line.key_at, &[]);
             for (key, given) in &pairs {
                 self.put_key(&path, key, given);
             }
@@ -77,7 +77,7 @@ impl Mapper<'_> {
         for line in lines.iter().filter(|line| line.section == "users") {
             let pairs = self.known_pairs(line, keys::USER);
             let path = ["users", line.key.as_str()];
-            self.table(&path, &line.key_at);
+            self.begin_anew(&path, &line.key_at, &["password"]);
             for (key, given) in &pairs {
                 // A time of 0 is no time of one's own, but for the wait, which may be without limit.
                 let unset = key.kind == Kind::Seconds && given.text == "0" && key.name != "query_wait_timeout";
