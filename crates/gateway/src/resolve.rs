@@ -250,9 +250,27 @@ impl Resolve for SystemName {
             // Anew: whoever follows a name has rules of its own for when to ask.
             let found = self.resolver.look_up(&self.name).await;
             let found = found.map_err(|error| ResolveError::lookup(&self.name, std::io::Error::other(error)))?;
-            let socket = |address: SocketAddr| Address::Socket(SocketAddr::new(address.ip(), self.port));
-            let found = found.into_iter().map(|address| Resolved::new(socket(address))).collect();
+            // The port alone is changed: an address of IPv6 may have a zone.
+            let socket = |mut address: SocketAddr| {
+                address.set_port(self.port);
+                Resolved::new(Address::Socket(address))
+            };
+            let found = found.into_iter().map(socket).collect();
             Ok(Resolution { found, ttl: None })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_of_a_link_keeps_its_zone() {
+        let resolver = Resolver::new(Handle::current());
+        let known = resolver.resolve("fe80::1%lo", 5432).await.expect("an address");
+        let followed = resolver.follow("fe80::1%lo", 5432).resolve().await.expect("an address").found;
+        assert_eq!(followed.iter().map(|found| &found.address).collect::<Vec<_>>(), [&Address::Socket(known[0])]);
+        assert!(matches!(known[0], SocketAddr::V6(address) if address.scope_id() > 0 && address.port() == 5432));
     }
 }

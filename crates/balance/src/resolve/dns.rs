@@ -132,8 +132,9 @@ impl Source {
     }
 
     fn load(&self, stamp: [Option<(SystemTime, u64)>; 2]) -> io::Result<Loaded> {
-        // No hosts file is as good as an empty one.
-        let fixed = |hosts: &PathBuf| Hosts::parse(&std::fs::read_to_string(hosts).unwrap_or_default());
+        // No hosts file is as good as an empty one. Comments may be in any encoding.
+        let read = |hosts: &PathBuf| std::fs::read(hosts).unwrap_or_default();
+        let fixed = |hosts: &PathBuf| Hosts::parse(&String::from_utf8_lossy(&read(hosts)));
         let (config, mut options, hosts) = match self {
             Self::Servers { servers, hosts } => {
                 (of_servers(servers), ResolverOpts::default(), hosts.as_ref().map(fixed).unwrap_or_default())

@@ -184,7 +184,8 @@ async fn t37_a_hosts_file_goes_before_name_servers_of_one_s_own() {
     let server = NameServer::start().await;
     server.tell("db.test", A, addresses(60, &["10.0.0.1"]));
     let hosts = std::env::temp_dir().join(format!("tidegate-balance-hosts-{}", std::process::id()));
-    std::fs::write(&hosts, "10.0.0.7 db.test\n").unwrap();
+    // Its comments may be in another encoding.
+    std::fs::write(&hosts, b"# B\xfcro\n10.0.0.7 db.test\n").unwrap();
     let mut resolver = Dns::from_servers_and_hosts([server.address], &hosts).name("db.test", 5432);
     assert_eq!(found(&resolver.resolve().await), ["10.0.0.7:5432"]);
     std::fs::remove_file(&hosts).unwrap();
