@@ -6,6 +6,7 @@
 
 use std::{
     borrow::Cow,
+    collections::HashMap,
     path::{Path, PathBuf},
 };
 
@@ -21,6 +22,8 @@ use crate::config::{
 pub(super) struct Ini {
     pub(super) source: Source,
     pub(super) lines: Vec<Line>,
+    /// The last line of `[pgbouncer]` with each key.
+    globals: HashMap<String, usize>,
 }
 
 /// `key = value` in a section.
@@ -48,7 +51,7 @@ pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Ini {
             reader.findings.push(finding.help("name the pgbouncer.ini that PgBouncer was started with"));
         }
     }
-    Ini { source: reader.source, lines: reader.lines }
+    Ini::new(reader.source, reader.lines)
 }
 
 /// The section that lines belong to.
@@ -196,6 +199,12 @@ pub(super) fn unquote(text: &str, quote: char) -> Option<(String, usize)> {
 }
 
 impl Ini {
+    pub(super) fn new(source: Source, lines: Vec<Line>) -> Self {
+        let of_all = lines.iter().enumerate().filter(|(_, line)| line.section == "pgbouncer");
+        let globals = of_all.map(|(place, line)| (line.key.clone(), place)).collect();
+        Self { source, lines, globals }
+    }
+
     /// Appends the text of another file, and says where it begins.
     pub(super) fn append(&mut self, path: &Path, text: &str) -> usize {
         self.source.begin_part(&path.display().to_string(), 1);
@@ -205,14 +214,9 @@ impl Ini {
         start
     }
 
-    /// The lines of a section.
-    pub(super) fn section(&self, name: &'static str) -> impl Iterator<Item = &Line> {
-        self.lines.iter().filter(move |line| line.section == name)
-    }
-
     /// The last line of `[pgbouncer]` with that key; a later one goes before an earlier.
     pub(super) fn global(&self, key: &str) -> Option<&Line> {
-        self.section("pgbouncer").filter(|line| line.key == key).last()
+        self.globals.get(key).map(|place| &self.lines[*place])
     }
 }
 

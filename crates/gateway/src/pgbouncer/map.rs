@@ -3,7 +3,10 @@
 //! A key that is not written is put down with PgBouncer's default where Tidegate's may differ, so that the file means here
 //! what it means there.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use super::{
     ini::{Ini, Line, absolute},
@@ -12,7 +15,7 @@ use super::{
 use crate::config::{
     CipherSuite, Finding, MESSAGE_MAX, Row,
     finding::Severity,
-    raw::{Node, Source, Span, Table, Value},
+    raw::{Entry, Node, Source, Span, Table, Value},
 };
 
 mod global;
@@ -23,7 +26,7 @@ mod users;
 /// The tables of an ini file; what is wrong with it goes to the findings.
 pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     let lines = ini.lines.clone();
-    let mut mapper = Mapper { ini, findings, root: Table::default(), server_suites: Vec::new() };
+    let mut mapper = Mapper::new(ini, findings);
     mapper.global_keys(&lines);
     mapper.listen();
     mapper.put_together();
@@ -43,10 +46,9 @@ pub(super) fn change(now: &[Row], name: &str, text: &str) -> Result<Vec<(String,
     };
     let settings = |change: Option<Line>| {
         let lines = now.iter().map(|row| line(&row.key, &row.value)).chain(change).collect();
-        let (mut ini, mut findings) = (Ini { source: Source::new("SET", ""), lines }, Vec::new());
+        let (mut ini, mut findings) = (Ini::new(Source::new("SET", ""), lines), Vec::new());
         let lines = ini.lines.clone();
-        let mut mapper =
-            Mapper { ini: &mut ini, findings: &mut findings, root: Table::default(), server_suites: Vec::new() };
+        let mut mapper = Mapper::new(&mut ini, &mut findings);
         mapper.global_keys(&lines);
         mapper.put_together();
         let root = mapper.root;
@@ -77,6 +79,8 @@ struct Mapper<'a> {
     ini: &'a mut Ini,
     findings: &'a mut Vec<Finding>,
     root: Table,
+    /// Where in its section each name has its table: of users and databases there may be very many.
+    places: HashMap<(String, String), usize>,
     /// The cipher suites towards servers; empty for all.
     server_suites: Vec<CipherSuite>,
 }
@@ -93,6 +97,12 @@ pub(super) const RESERVE_NEVER: &str = "315360000s";
 
 /// The most connections that a pool can have: what PgBouncer calls unlimited.
 const SIZE_MAX: i64 = 100_000;
+
+impl<'a> Mapper<'a> {
+    fn new(ini: &'a mut Ini, findings: &'a mut Vec<Finding>) -> Self {
+        Self { ini, findings, root: Table::default(), places: HashMap::new(), server_suites: Vec::new() }
+    }
+}
 
 impl Mapper<'_> {
     /// The keys of `[pgbouncer]` that are more than one of ours by another name.
@@ -122,9 +132,15 @@ impl Mapper<'_> {
         self.find(at, Severity::Warning, key, reason, help);
     }
 
-    /// The table at a path of sections, made if it is not there.
+    /// The table of a section, or of a name in one, made if it is not there.
     fn table(&mut self, path: &[&str], at: &Span) -> &mut Table {
-        path.iter().fold(&mut self.root, |table, name| child(table, name, at))
+        let [section, name] = path else {
+            return path.iter().fold(&mut self.root, |table, name| child(table, name, at));
+        };
+        let table = child(&mut self.root, section, at);
+        let place = self.places.entry(((*section).to_owned(), (*name).to_owned()));
+        let place = *place.or_insert_with(|| add(table, name, at));
+        inner(&mut table.entries[place])
     }
 
     /// Writes a key; what was there before is gone.
@@ -189,11 +205,18 @@ impl Mapper<'_> {
 }
 
 fn child<'t>(table: &'t mut Table, name: &str, at: &Span) -> &'t mut Table {
-    let place = table.entries.iter().position(|entry| entry.key == name).unwrap_or_else(|| {
-        table.push(name, Value::Table(Table::default()), at.clone());
-        table.entries.len() - 1
-    });
-    let value = &mut table.entries[place].node.value;
+    let place = table.entries.iter().position(|entry| entry.key == name).unwrap_or_else(|| add(table, name, at));
+    inner(&mut table.entries[place])
+}
+
+/// Adds an empty table, and says where it is.
+fn add(table: &mut Table, name: &str, at: &Span) -> usize {
+    table.push(name, Value::Table(Table::default()), at.clone());
+    table.entries.len() - 1
+}
+
+fn inner(entry: &mut Entry) -> &mut Table {
+    let value = &mut entry.node.value;
     if !matches!(value, Value::Table(_)) {
         *value = Value::Table(Table::default());
     }

@@ -145,6 +145,22 @@ fn a_line_that_names_what_was_named_begins_anew() {
     assert_eq!((user[3].as_str(), user[4].as_str()), ("\\N", "7"), "{user:?}");
 }
 
+/// It took time in proportion to the square of their number, in which no signal was heard.
+#[test]
+fn very_many_users_and_databases_are_read() {
+    const MANY: usize = 40_000;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ini, list) = (folder.path().join("pgbouncer.ini"), folder.path().join("userlist.txt"));
+    let users: String = (0..MANY).map(|number| format!("\"user{number:05}\" \"secret\"\n")).collect();
+    let databases: String = (0..MANY / 2).map(|number| format!("db{number:05} = host=10.0.0.1\n")).collect();
+    std::fs::write(&list, users).expect("a file");
+    let text = format!("[databases]\n{databases}[pgbouncer]\nauth_file = {}\n", list.display());
+    std::fs::write(&ini, text).expect("a file");
+    let checked = output(&["check", &ini.display().to_string()]);
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(said.contains("good: 20000 databases, 40000 users"), "{said}");
+}
+
 #[test]
 fn a_reload_reads_the_file_again() {
     let bouncer = Bouncer::start(SHOP);
