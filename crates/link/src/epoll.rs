@@ -271,14 +271,19 @@ fn store_waker(slot: &mut Option<Waker>, cx: &Context<'_>) {
 pub(crate) struct PolledSocket {
     poller: Rc<Poller>,
     port: Rc<Port>,
+    /// So many receives in turn have filled their buffers.
+    filled: Cell<u8>,
 }
+
+/// Whoever reads gives way to other tasks after so many full buffers: a peer may send as fast as they are emptied.
+const FILLED_MAX: u8 = 8;
 
 impl PolledSocket {
     pub(crate) fn new(poller: Rc<Poller>, fd: OwnedFd) -> io::Result<Self> {
         use epoll::EventFlags as F;
         rustix::io::ioctl_fionbio(&fd, true)?;
         let token = poller.watch(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
-        Ok(Self { poller, port: Rc::new(Port::new(fd, token)) })
+        Ok(Self { poller, port: Rc::new(Port::new(fd, token)), filled: Cell::new(0) })
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -299,16 +304,23 @@ impl PolledSocket {
         if !ready {
             return Poll::Pending;
         }
+        if self.filled.get() >= FILLED_MAX {
+            self.filled.set(0);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let mut buffer = self.poller.shelf.take();
         loop {
             match recv(self.fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((received, _)) => {
                     let drained = received > 0 && received < buffer.as_mut_slice().len();
                     self.with_watch(|watch| watch.readable = !drained || watch.hung_up);
+                    self.filled.set(if drained { 0 } else { self.filled.get() + 1 });
                     return Poll::Ready(Ok(Chunk::lent(buffer, received)));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
+                    self.filled.set(0);
                     self.with_watch(|watch| watch.wait_readable(cx));
                     return Poll::Pending;
                 }

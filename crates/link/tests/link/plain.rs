@@ -1,6 +1,7 @@
 //! Plain text: what is sent arrives, whole and in order, and ends are seen.
 
 use std::{
+    cell::Cell,
     fs,
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
@@ -9,12 +10,13 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::PathBuf,
+    rc::Rc,
     task::Poll,
     time::{Duration, Instant},
 };
 
 use rustix::fs::fstat;
-use socket2::SockAddr;
+use socket2::{SockAddr, SockRef};
 use tidegate_link::{Chunk, Link};
 
 use crate::stage::{PATIENCE, each_mode, echo, pattern, read_exactly, read_to_end, run, tcp_pair, with_peer};
@@ -413,5 +415,38 @@ fn a_peer_that_changes_its_pace_is_heard_in_order() {
         };
         let (heard, ()) = with_peer(settings, peer, listen);
         assert!(heard == pattern(total), "{} bytes of {total} arrived, or not the same", heard.len());
+    });
+}
+
+/// One that sends as fast as it is read would have the thread for itself.
+#[test]
+fn a_peer_with_much_to_say_lets_other_tasks_have_their_turns() {
+    each_mode(|settings| {
+        let most = run(settings, |reactor| async move {
+            let (near, mut far) = UnixStream::pair().expect("a pair");
+            SockRef::from(&far).set_send_buffer_size(1 << 20).expect("a socket");
+            far.set_nonblocking(true).expect("a socket");
+            let mut rest = 0;
+            while let Ok(sent) = far.write(&[7; 4096]) {
+                rest += sent;
+            }
+            let turns = Rc::new(Cell::new(0_u64));
+            let counted = turns.clone();
+            reactor.spawn(std::future::poll_fn(move |cx| {
+                counted.set(counted.get() + 1);
+                cx.waker().wake_by_ref();
+                Poll::<()>::Pending
+            }));
+            let mut link = Link::new(&reactor, near.into()).expect("a link");
+            let (mut most, mut in_turn, mut turn) = (0, 0, turns.get());
+            while rest > 0 {
+                let read = link.read().await.expect("bytes").len();
+                rest -= read;
+                in_turn = if turns.get() == turn { in_turn + read } else { read };
+                (most, turn) = (most.max(in_turn), turns.get());
+            }
+            most
+        });
+        assert!(most <= settings.bulk_len, "{most} bytes were read in one turn");
     });
 }
