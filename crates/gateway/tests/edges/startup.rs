@@ -110,6 +110,21 @@ on_each_postgres! {
         }
     }
 
+    fn edge_43_a_parameter_goes_before_what_the_options_say(fixture) {
+        fixture.at_both_doors(|door| {
+            let (options, own) = (("options", "-c work_mem=70kB -c DateStyle=German"), ("work_mem", "80kB"));
+            for (first, second) in [(options, own), (own, options)] {
+                let startup = door.startup().parameter(first.0, first.1).parameter(second.0, second.1);
+                let mut client = startup.connect();
+                assert_eq!(client.value("show work_mem"), "80kB");
+                assert_eq!(client.value("show datestyle"), "German, DMY");
+            }
+            // Of options that come twice the last ones count.
+            let twice = door.startup().parameter("options", "-c work_mem=70kB").parameter("options", "-c DateStyle=German");
+            assert_eq!(twice.connect().value("show work_mem"), door.client().value("show work_mem"));
+        });
+    }
+
     fn edge_43_options_are_parsed_with_their_escapes(fixture) {
         let options = r"-c datestyle=German -capplication_name=two\ words --intervalstyle=iso_8601";
         fixture.at_both_doors(|door| {

@@ -62,21 +62,23 @@ pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String], dialect: D
         route: None,
         unknown: startup.extensions().map(<[u8]>::to_vec).collect(),
     };
+    let mut options = Vec::new();
     for (name, value) in startup.params() {
         match name {
             b"user" | b"database" => {}
             b"replication" => request.replication = wants_replication(value).then(|| value.to_vec()),
             b"options" if is_ignored("options") => {}
             b"options" => {
-                let options = startup::parse_options(value)
+                options = startup::parse_options(value)
                     .map_err(|error| LoginError::Refused(Refusal::protocol(format!("invalid options: {error}"))))?;
-                request.params.extend(options.into_iter().map(|(name, value)| (name, value.into_bytes())));
             }
             name if name.starts_with(b"_pq_.") => {}
             name => request.params.push((text(name), value.to_vec())),
         }
     }
-    request.params.retain(|(name, _)| !is_ignored(name));
+    // What is a parameter by itself goes before what is in the options, wherever those stand.
+    let settings = options.into_iter().map(|(name, value)| (name, value.into_bytes()));
+    request.params = settings.chain(request.params).filter(|(name, _)| !is_ignored(name)).collect();
     Ok(request)
 }
 
