@@ -136,10 +136,11 @@ fn with_syncs(ops: &[Op]) -> Vec<Op> {
     let mut executed = false;
     let mut settled = Vec::with_capacity(ops.len());
     for op in ops {
-        if executed && matches!(op, Op::Query(_)) {
+        if executed && matches!(op, Op::Query(_) | Op::FunctionCall(..)) {
             settled.push(Op::Sync);
         }
-        executed = matches!(op, Op::Execute(..)) || executed && !matches!(op, Op::Sync | Op::Query(_));
+        executed =
+            matches!(op, Op::Execute(..)) || executed && !matches!(op, Op::Sync | Op::Query(_) | Op::FunctionCall(..));
         settled.push(op.clone());
     }
     settled

@@ -21,6 +21,8 @@ pub(crate) enum Op {
     CopyData(&'static str),
     CopyDone,
     CopyFail,
+    /// The number of a function, and its arguments.
+    FunctionCall(u32, &'static [&'static str]),
     Read,
 }
 
@@ -45,14 +47,29 @@ impl Op {
             Self::CopyData(data) => frames.copy_data(data.as_bytes()),
             Self::CopyDone => frames.copy_done(),
             Self::CopyFail => frames.copy_fail("on purpose"),
+            Self::FunctionCall(function, arguments) => frames.message(b'F', &function_call(*function, arguments)),
             Self::Read => frames,
         }
     }
 
     /// Whether Postgres answers it with a ReadyForQuery, in the usual case.
     pub(crate) fn ends_in_ready(&self) -> bool {
-        matches!(self, Self::Query(_) | Self::Sync)
+        matches!(self, Self::Query(_) | Self::Sync | Self::FunctionCall(..))
     }
+}
+
+/// The body of a FunctionCall with all arguments and the result as text.
+fn function_call(function: u32, arguments: &[&str]) -> Vec<u8> {
+    let count = u16::try_from(arguments.len()).expect("a few");
+    let mut body = function.to_be_bytes().to_vec();
+    body.extend([0, 0]);
+    body.extend(count.to_be_bytes());
+    for argument in arguments {
+        body.extend(u32::try_from(argument.len()).expect("short").to_be_bytes());
+        body.extend(argument.bytes());
+    }
+    body.extend([0, 0]);
+    body
 }
 
 /// A client's script. It always ends in a state where Postgres answers.
@@ -138,6 +155,9 @@ const WITH_PARAMETERS: &[(&str, usize)] = &[
     ("select 10 / ($1::int + (random() * 0)::int)", 1),
 ];
 
+/// Functions by their numbers: a sum, a division by zero, a text in upper case, and one that there is not.
+const FUNCTIONS: &[(u32, &[&str])] = &[(177, &["40", "2"]), (154, &["1", "0"]), (871, &["loud"]), (3, &[])];
+
 const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
 
 impl Script {
@@ -156,7 +176,7 @@ impl Script {
 }
 
 fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
-    match rng.u8(..17) {
+    match rng.u8(..18) {
         0..4 => ops.push(Op::Query(one_of(rng, SQL).to_owned())),
         4 => ops.push(Op::Query(one_of(rng, SEVERAL).to_owned())),
         5..8 => once(rng, ops),
@@ -169,6 +189,14 @@ fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
             // In the middle of a flight the gateway cannot answer for the server.
             ops.push(Op::Sync);
             ops.push(Op::Query(format!("deallocate {}", one_of(rng, &STATEMENTS[1..]))));
+        }
+        16 => {
+            // As a Query, it does not belong into the middle of a flight.
+            if rng.u8(..4) > 0 {
+                ops.push(Op::Sync);
+            }
+            let (function, arguments) = FUNCTIONS[rng.usize(..FUNCTIONS.len())];
+            ops.push(Op::FunctionCall(function, arguments));
         }
         _ => stray(rng, ops),
     }
@@ -276,12 +304,19 @@ fn copy_text(rng: &mut Rng) -> String {
 
 fn simple_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
     let text = copy_text(rng);
-    let text = if rng.u8(..4) == 0 { format!("select 1; {text}; select 2") } else { text };
-    ops.push(Op::Query(text));
+    let several = rng.u8(..6);
+    ops.push(Op::Query(match several {
+        0 => format!("select 1; {text}; select 2"),
+        1 => format!("{text}; {}", copy_text(rng)),
+        _ => text,
+    }));
     if rng.bool() {
         ops.push(Op::Read);
     }
     data(rng, ops);
+    if several == 1 {
+        data(rng, ops);
+    }
 }
 
 fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
