@@ -8,7 +8,7 @@ use std::{
     io,
     rc::Rc,
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tidegate_link::{Chunk, Link};
@@ -215,6 +215,8 @@ pub struct Exchange<'a> {
     held: Option<Chunk>,
     flight: Flight,
     clock: Clock,
+    /// What has ended in the chunk at hand.
+    ended: Ended,
     /// The server stays with the client whatever the state of the transaction.
     keep: bool,
     /// Queries by which the settings of the client are on their way to the server: what it sent waits for them, as nothing may
@@ -248,6 +250,21 @@ struct Clock {
     quiet: Instant,
 }
 
+/// How much a server has answered to the end.
+#[derive(Clone, Copy, Default)]
+struct Ended {
+    /// Queries, or executions.
+    queries: u32,
+    /// Transactions.
+    transactions: u32,
+}
+
+/// How long each of `count` took that took as long as that together.
+fn each(together: Duration, count: u32) -> Duration {
+    // Most often it is one, which needs no division.
+    if count == 1 { together } else { together / count }
+}
+
 /// A direction stops reading while so much waits to be sent.
 pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
 /// After so many bytes of rows a result is taken for a large one, whose pieces may gather.
@@ -277,6 +294,7 @@ impl<'a> Exchange<'a> {
             held: None,
             flight: Flight::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
+            ended: Ended::default(),
             keep,
             adopting: 0,
             adoption_error: None,
@@ -357,24 +375,44 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// The query is over if nothing is owed any more, and so may the transaction be.
+    /// The query is over if nothing is owed any more, and so may the transaction be. Behind what has ended in a pipeline the
+    /// next has begun.
     #[inline]
     fn note_rest(&mut self, now: Instant) {
+        let ended = std::mem::take(&mut self.ended);
         if !self.flight.owes_nothing() {
+            if ended.queries > 0 {
+                self.note_queries(ended.queries, Some(now), now);
+            }
+            if ended.transactions > 0 {
+                self.note_transactions(ended.transactions, Some(now), now);
+            }
             return;
         }
-        if let Some(began) = self.clock.query.take() {
-            self.stats.query_time.add_time(now - began);
-            self.stats.durations.query.record(now - began);
+        if self.clock.query.is_some() {
+            self.note_queries(ended.queries.max(1), None, now);
             self.clock.quiet = now;
         }
-        if self.flight.is_over()
-            && let Some(began) = self.clock.transaction.take()
-        {
-            self.stats.xact_count.add(1);
-            self.stats.xact_time.add_time(now - began);
-            self.stats.durations.transaction.record(now - began);
+        if self.flight.is_over() {
+            self.note_transactions(ended.transactions.max(1), None, now);
+        } else if ended.transactions > 0 {
+            self.note_transactions(ended.transactions, Some(now), now);
         }
+    }
+
+    /// So many queries are over since the first of them began, and maybe the next has begun.
+    fn note_queries(&mut self, count: u32, next: Option<Instant>, now: Instant) {
+        let Some(began) = std::mem::replace(&mut self.clock.query, next) else { return };
+        self.stats.query_time.add_time(now - began);
+        self.stats.durations.query.record_several(each(now - began, count), count);
+    }
+
+    /// The same of transactions.
+    fn note_transactions(&mut self, count: u32, next: Option<Instant>, now: Instant) {
+        let Some(began) = std::mem::replace(&mut self.clock.transaction, next) else { return };
+        self.stats.xact_count.add(count.into());
+        self.stats.xact_time.add_time(now - began);
+        self.stats.durations.transaction.record_several(each(now - began, count), count);
     }
 
     /// Moves bytes both ways until the exchange ends.

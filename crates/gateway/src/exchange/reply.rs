@@ -210,6 +210,7 @@ impl Exchange<'_> {
             _ => return self.pass_unless_ours(tag),
         };
         let completed = self.flight.complete(completes);
+        self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
         self.settle_ledger();
         if let Some(Owed { asked: Asked::Parse(Some(statement), _), .. }) = &completed {
             statement.tried(true);
@@ -264,6 +265,8 @@ impl Exchange<'_> {
             self.gateway_query_done()?;
             return Ok(Fate::Swallow);
         }
+        self.ended.queries += u32::from(matches!(owed, Some(Owed { asked: Asked::Query(..), .. })));
+        self.ended.transactions += u32::from(status == TxStatus::Idle);
         if self.flight.is_over() {
             self.front.portal_changes.clear();
             self.doubtful.clear();
@@ -316,7 +319,10 @@ impl Exchange<'_> {
         // A simple query is not completed by its commands, of which it may have several.
         let change = match self.flight.complete(Completes::Execute) {
             Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
-            Some(Owed { asked: Asked::Execute(change, _), .. }) => change,
+            Some(Owed { asked: Asked::Execute(change, _), .. }) => {
+                self.ended.queries += 1;
+                change
+            }
             _ => match self.flight.front() {
                 Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
                 Some(Owed { asked: Asked::Query(change, _), .. }) => change.clone(),

@@ -77,12 +77,18 @@ impl Histogram {
     /// Counts a time.
     #[inline]
     pub fn record(&self, time: Duration) {
+        self.record_several(time, 1);
+    }
+
+    /// Counts so many that took as long as that.
+    #[inline]
+    pub fn record_several(&self, time: Duration, count: u32) {
         if cfg!(feature = "uncounted") {
             return;
         }
         match place(time) {
-            None => self.zero.add(1),
-            Some((octave, part)) => self.octaves[octave].get_or_init(Box::default)[part].add(1),
+            None => self.zero.add(count.into()),
+            Some((octave, part)) => self.octaves[octave].get_or_init(Box::default)[part].add(count.into()),
         }
     }
 

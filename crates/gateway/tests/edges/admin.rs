@@ -135,6 +135,21 @@ on_each_postgres! {
         gateway.wait_for_pool("postgres", "sv_active", 0);
     }
 
+    fn edge_73_the_transactions_of_a_pipeline_count_one_by_one(fixture) {
+        for mode in ["transaction", "session"] {
+            let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\n[admin]\nusers = [\"postgres\"]\n"));
+            let mut client = gateway.client("postgres");
+            let several = |one: Frames| (0..10).fold(Frames::new(), |all, _| all.then(&one));
+            let block = Frames::new().query("begin").query("select 1").once("commit").sync();
+            let flights = several(Frames::new().once("select 1").sync()).then(&several(Frames::new().query("select 1")));
+            client.send(&flights.then(&several(block)).query("select 'the end'"));
+            while client.until_ready().rows.last().is_none_or(|row| row[0] != "the end") {}
+            let stats = gateway.show("STATS").into_iter().find(|row| row["database"] == "postgres").expect("it was used");
+            let counts = (&*stats["total_xact_count"], &*stats["total_query_count"]);
+            assert_eq!(counts, ("31", "51"), "{mode}: {stats:?}");
+        }
+    }
+
     fn edge_73_pinned_clients_are_visible(fixture) {
         let gateway = console_for_all(fixture);
         let mut pinned = gateway.client("postgres");

@@ -123,6 +123,25 @@ on_each_postgres! {
         client.ok("select 1");
     }
 
+    /// Something is under way all the time, but nothing for long.
+    fn edge_64_a_pipeline_that_never_runs_dry_is_neither_one_query_nor_one_transaction(fixture) {
+        let once = || Frames::new().once("select pg_sleep(0.2)");
+        let several = |one: &Frames| (0..6).fold(Frames::new(), |all, _| all.then(one));
+        let simple = several(&Frames::new().query("select pg_sleep(0.2)"));
+        let each_with_sync = several(&once().sync());
+        let one_sync = several(&once().flush()).sync();
+        let all = [&simple, &each_with_sync, &one_sync];
+        for (limit, pipelines) in [("query", &all[..]), ("transaction", &all[..2])] {
+            let gateway = fixture.gateway(&format!("size = 1\n[timeouts]\n{limit} = \"700ms\"\n"));
+            let mut client = gateway.client("postgres");
+            for pipeline in pipelines {
+                client.send(pipeline);
+                client.send(&Frames::new().query("select 'all of it'"));
+                while client.until_ready().rows.last().is_none_or(|row| row[0] != "all of it") {}
+            }
+        }
+    }
+
     fn edge_64_an_idle_transaction(fixture) {
         let table = fixture.own_table("n int");
         let gateway = fixture.gateway("size = 1\n[timeouts]\nidle_in_transaction = \"300ms\"\n");
