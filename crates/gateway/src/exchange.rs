@@ -14,8 +14,10 @@ use std::{
 use tidegate_link::{Chunk, Link};
 use tidegate_wire::{
     DecodeError,
+    backend::{self, ErrorFields},
     frontend::{self, Execute},
     scan::Scanner,
+    sqlstate,
 };
 
 use crate::{
@@ -161,6 +163,8 @@ pub enum End {
     Farewell,
     /// The server refuses the client's settings, which another may take: what the client asked.
     Again(Chunk),
+    /// The client has cancelled while the server took its settings: what it asked, and the server's error, a message.
+    Cancelled(Chunk, Vec<u8>),
     /// Something went wrong.
     Trouble(Trouble),
 }
@@ -448,11 +452,13 @@ impl<'a> Exchange<'a> {
     }
 
     fn end_of(&mut self, trouble: Trouble) -> End {
-        let request = match trouble {
-            Trouble::Settings(_) if self.may_ask_another() => self.held.take(),
-            _ => None,
-        };
-        request.map_or(End::Trouble(trouble), End::Again)
+        let Trouble::Settings(error) = trouble else { return End::Trouble(trouble) };
+        let Some(request) = self.held.take() else { return End::Trouble(Trouble::Settings(error)) };
+        let is_cancelled = |fields: ErrorFields<'_>| fields.code() == Some(sqlstate::QUERY_CANCELED);
+        if ErrorFields::decode(&error).is_ok_and(is_cancelled) {
+            return End::Cancelled(request, reply::message(backend::ERROR_RESPONSE, &error));
+        }
+        if self.may_ask_another() { End::Again(request) } else { End::Trouble(Trouble::Settings(error)) }
     }
 
     /// Whether it may not be the client's fault that its settings are refused: what other clients have left on this server may be

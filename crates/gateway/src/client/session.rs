@@ -405,6 +405,10 @@ impl Session {
                 self.front.link.unread_before(request);
                 Ok(())
             }
+            Ended::Exchange(End::Cancelled(request, error)) => {
+                lease.tainted = true;
+                self.refuse_cancelled(request, &error)
+            }
             Ended::Exchange(End::Trouble(trouble)) => {
                 let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
                 if !server_is_sound {
@@ -492,7 +496,9 @@ fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
     match ended {
         Ended::Exchange(End::Trouble(Trouble::ServerGone(_) | Trouble::BadServer(_))) => (Outcome::Failure, true),
         Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
-        Ended::Exchange(End::Again(_) | End::Trouble(_)) | Ended::Interrupted(_) => (Outcome::Neutral, suspect),
+        Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::Trouble(_)) | Ended::Interrupted(_) => {
+            (Outcome::Neutral, suspect)
+        }
     }
 }
 

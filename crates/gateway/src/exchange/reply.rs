@@ -623,7 +623,7 @@ fn renamed(body: &[u8], server_name: &[u8], name: &[u8]) -> Vec<u8> {
     message(backend::ERROR_RESPONSE, &out)
 }
 
-fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+pub(super) fn message(tag: u8, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(body.len() + 4).expect("a message has at most 1 GiB");
     let mut out = Vec::with_capacity(body.len() + HEADER);
     out.push(tag);

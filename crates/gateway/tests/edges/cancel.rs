@@ -228,6 +228,38 @@ fn edge_38_cancel_during_the_parameter_sync_does_not_wedge_the_pool() {
     next.ok("select 2");
 }
 
+/// What the client has asked is cancelled then, and the client stays.
+#[test]
+fn edge_38_a_cancel_that_hits_the_parameter_sync_ends_the_query_and_not_the_client() {
+    let (setting, is_setting) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel();
+    let may_go_on = Mutex::new(may_go_on);
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text().contains("work_mem") && connection.number() == 0 {
+                setting.send(()).map_err(io::Error::other)?;
+                may_go_on.lock().map_err(|_| io::ErrorKind::Other)?.recv().map_err(io::Error::other)?;
+                let words = "canceling statement due to user request";
+                connection.send(&reply::error(&[(b'S', "ERROR"), (b'V', "ERROR"), (b'C', "57014"), (b'M', words)]))?;
+                connection.send(&reply::ready(b'E'))?;
+                return connection.oblige();
+            }
+            connection.answer(&message)?;
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.startup("postgres").parameter("work_mem", "1MB").connect();
+    client.send(&Frames::new().once("insert 1").sync().query("select 'behind it'"));
+    is_setting.recv().expect("the settings reach the server");
+    client.cancel();
+    go_on.send(()).expect("the server waits for it");
+    client.expect("E:57014 Z:I C:SELECT_0 Z:I");
+    client.ok("select 2");
+    assert!(!server.messages().iter().any(|(_, message)| message.text().contains("insert")));
+}
+
 /// Until then the server goes to nobody else, lest the cancel hit them; and then neither, as it may still come.
 #[test]
 fn edge_39_a_cancel_that_the_server_never_takes_is_given_up() {

@@ -70,7 +70,7 @@ impl Session {
                 self.record_unserved(&request, &goodbye);
                 Err(goodbye)
             }
-            Waited::Cancelled => self.refuse_cancelled(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
+            Waited::Cancelled => self.cancel_wait(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
         }
     }
 
@@ -96,7 +96,7 @@ impl Session {
         self.placed = None;
         match waited {
             Waited::Decided(_) => self.front.link.unread_before(request),
-            Waited::Cancelled => self.refuse_cancelled(request)?,
+            Waited::Cancelled => self.cancel_wait(request)?,
             Waited::Goodbye(goodbye) => {
                 self.record_unserved(&request, &goodbye);
                 return Err(goodbye);
@@ -123,12 +123,17 @@ impl Session {
     }
 
     /// Tells a client that has cancelled while it waited.
-    fn refuse_cancelled(&mut self, request: Chunk) -> Result<(), Goodbye> {
+    fn cancel_wait(&mut self, request: Chunk) -> Result<(), Goodbye> {
         self.entry.card.clear_signal();
-        self.record_cancelled(&request);
         let refusal = Refusal::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+        self.refuse_cancelled(request, &refusal.error())
+    }
+
+    /// Answers what was cancelled before a server had it.
+    pub(super) fn refuse_cancelled(&mut self, request: Chunk, error: &[u8]) -> Result<(), Goodbye> {
+        self.record_cancelled(&request);
         let mut out = Vec::new();
-        let refused = self.idle.refuse(request, &refusal.error(), &mut out);
+        let refused = self.idle.refuse(request, error, &mut out);
         self.front.link.write(out);
         let rest = refused.map_err(|error| bad_client(&error))?;
         // What is behind the refused flight is read again before anything that arrived meanwhile.
