@@ -283,8 +283,10 @@ impl tidegate_pool::Connection for Server {
 
     fn park(self) -> ParkedServer {
         let link = match self.place {
-            // A server that has said something on the way out may have said farewell: it is not handed over.
-            Place::Here(link) => link.park().filter(|parked| !parked.has_news()),
+            // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
+            // middle of a message, of which the other thread would not know the beginning.
+            Place::Here(link) if self.scanner.is_between_messages() => link.park().filter(|parked| !parked.has_news()),
+            Place::Here(_) => None,
             Place::Away(parked) => Some(parked),
             Place::Nowhere => None,
         };

@@ -540,6 +540,35 @@ fn edge_71_a_server_that_sends_byte_by_byte() {
     }
 }
 
+/// What the server said last is half there when it goes to a client of another thread.
+#[test]
+fn edge_71_a_server_changes_threads_in_the_middle_of_a_notice() {
+    let notice = reply::notice(&[(b'S', "NOTICE"), (b'V', "NOTICE"), (b'C', "00000"), (b'M', "heard by nobody")]);
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        let (begin, end) = notice.split_at(9);
+        let mut owed = &b""[..];
+        loop {
+            let message = connection.read_until(b"QX")?;
+            if message.tag == b'X' {
+                return Ok(());
+            }
+            connection.send(&[owed, &reply::one_value(&message.text()), begin].concat())?;
+            owed = end;
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let clients: Vec<_> = (0..8).map(|number| (number, gateway.client("postgres"))).collect();
+    let ask = |(number, mut client): (u32, tidegate_testkit::RawClient)| {
+        (0..40).for_each(|round| {
+            let question = format!("{number}, {round}");
+            assert_eq!(client.value(&question), question);
+        });
+    };
+    let asking: Vec<_> = clients.into_iter().map(|client| thread::spawn(move || ask(client))).collect();
+    asking.into_iter().for_each(|client| client.join().expect("a client that is answered"));
+}
+
 fn drip(connection: &mut tidegate_testkit::FaultyConnection, bytes: &[u8]) -> io::Result<()> {
     bytes.iter().try_for_each(|byte| {
         connection.send(&[*byte])?;
