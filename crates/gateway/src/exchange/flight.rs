@@ -472,6 +472,12 @@ impl Flight {
         self.pass_strays();
     }
 
+    /// A copy may have ignored Syncs. If nothing behind it has a ReadyForQuery, the messages before still wait for a Sync.
+    fn note_ignored_syncs(&mut self) {
+        let ends = |owed: &Owed| matches!(owed.asked, Asked::Query(..) | Asked::FunctionCall | Asked::Sync);
+        self.unsynced |= !self.owed.iter().any(ends);
+    }
+
     /// The copy before `from` was heard to its end: what was sent in its course up to there was a part of it.
     fn pass_copy(&mut self, from: usize) {
         let is_part = |owed: &&Owed| matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd);
@@ -523,7 +529,11 @@ impl Flight {
         debug_assert!(fits);
         let owed = self.dequeue();
         if reply == Completes::Execute {
+            let copied = self.copied;
             self.end_copy(true);
+            if copied {
+                self.note_ignored_syncs();
+            }
         } else {
             self.pass_strays();
         }
@@ -581,7 +591,7 @@ impl Flight {
     pub(crate) fn begin_copy_in(&mut self) {
         while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
             self.take_out(1);
-            self.unsynced = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::Sync | Asked::Query(..)));
+            self.note_ignored_syncs();
         }
         self.copied = true;
         // The end of this copy may have been sent already.
@@ -721,6 +731,37 @@ mod tests {
         assert!(flight.fail().is_empty());
         flight.ready(TxStatus::Idle);
         assert!(!flight.is_over());
+        flight.ready(TxStatus::Idle);
+        assert!(flight.is_over());
+    }
+
+    #[test]
+    fn what_is_behind_a_copy_that_has_ignored_a_sync_waits_for_its_own() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Execute(None, None));
+        push(&mut flight, Asked::Sync);
+        flight.end_copy_in();
+        push(&mut flight, Asked::Sync);
+        push(&mut flight, Asked::Execute(None, None));
+        flight.begin_copy_in();
+        flight.copy_given_up();
+        assert_eq!(flight.fail().len(), 1);
+        flight.ready(TxStatus::Idle);
+        assert!(flight.complete(Completes::Execute).is_some());
+        assert!(flight.owes_nothing() && !flight.is_over());
+    }
+
+    #[test]
+    fn a_sync_among_the_data_of_a_copy_does_not_end_its_flight() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Execute(None, None));
+        flight.begin_copy_in();
+        flight.note_copy_data();
+        flight.sync_in_copy();
+        flight.end_copy_in();
+        assert!(flight.complete(Completes::Execute).is_some());
+        assert!(flight.owes_nothing() && !flight.is_over());
+        push(&mut flight, Asked::Sync);
         flight.ready(TxStatus::Idle);
         assert!(flight.is_over());
     }

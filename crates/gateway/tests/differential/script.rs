@@ -327,6 +327,11 @@ fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
         _ => {}
     }
     data(rng, ops);
+    match rng.u8(..6) {
+        0 => ops.extend([Op::Flush, Op::Read]),
+        1 => ops.push(Op::Read),
+        _ => {}
+    }
     ops.push(Op::Sync);
 }
 

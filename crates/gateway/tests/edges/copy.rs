@@ -72,6 +72,31 @@ on_each_postgres! {
         });
     }
 
+    /// A Sync that comes while data is expected ends nothing: the transaction stays open, and its server with the client.
+    fn edge_27_a_sync_that_a_copy_ignores_does_not_give_the_server_away(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        let mut other = gateway.client("postgres");
+        let copy = || Frames::new().once(&format!("copy {table} from stdin"));
+        let count = Frames::new().query(&format!("select count(*) from {table}"));
+        let insert = Frames::new().once(&format!("insert into {table} values (1)"));
+        let given_up = copy().sync().copy_fail("on purpose").sync().then(&insert).flush();
+        let well_done = copy().sync().copy_data(b"2\n").sync().copy_done().flush();
+        for (frames, answer, before) in [
+            (given_up, "1 2 G E:57014 Z:I 1 2 C:INSERT_0_1", "1"),
+            (well_done, "1 2 G C:COPY_1", "2"),
+        ] {
+            client.send(&frames);
+            client.expect(answer);
+            other.send(&count);
+            gateway.wait_for_pool("postgres", "cl_waiting", 1);
+            client.send(&Frames::new().sync());
+            client.expect("Z:I");
+            other.expect(&format!("T D:{before} C:SELECT_1 Z:I"));
+        }
+    }
+
     fn edge_27_bad_data_in_a_prepared_copy(fixture) {
         let table = fixture.own_table("n int");
         fixture.at_both_doors(|door| {
