@@ -30,6 +30,7 @@ fn differential(major: u32, mode: &'static str) {
     println!("TIDEGATE_SEED={seed}");
     for case in seed..seed + number("TIDEGATE_CASES", CASES) {
         let script = Script::random(case);
+        let script = if mode == "statement" { script.without_blocks() } else { script };
         let Some(difference) = stage.difference(&script) else { continue };
         let (script, difference) = shrink::smallest(&mut stage, script, difference);
         panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
@@ -54,4 +55,14 @@ fn session_mode_on_14() {
 #[test]
 fn session_mode_on_18() {
     differential(18, "session");
+}
+
+#[test]
+fn statement_mode_on_14() {
+    differential(14, "statement");
+}
+
+#[test]
+fn statement_mode_on_18() {
+    differential(18, "statement");
 }

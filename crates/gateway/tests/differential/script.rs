@@ -160,7 +160,21 @@ const FUNCTIONS: &[(u32, &[&str])] = &[(177, &["40", "2"]), (154, &["1", "0"]), 
 
 const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
 
+/// What begins a transaction block, or needs one, and is not all of it.
+const OF_BLOCKS: &[&str] = &["begin", "savepoint", "declare", "fetch", "rollback; select", "commit; begin"];
+
 impl Script {
+    /// The same without transaction blocks, which statement mode refuses.
+    pub(crate) fn without_blocks(mut self) -> Self {
+        let is_of_block =
+            |text: &str| !text.ends_with("; commit") && OF_BLOCKS.iter().any(|words| text.starts_with(words));
+        self.ops.retain(|op| match op {
+            Op::Query(text) | Op::Parse(_, text) => !is_of_block(text),
+            _ => true,
+        });
+        self
+    }
+
     /// The script of this seed.
     pub(crate) fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
