@@ -589,6 +589,10 @@ impl Flight {
 
     /// CopyInResponse: the server ignores Sync until the copy ends, so those already sent are not answered.
     pub(crate) fn begin_copy_in(&mut self) {
+        if self.copied {
+            // The second one of the same query: the first was heard to its end.
+            self.pass_copy(1);
+        }
         while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
             self.take_out(1);
             self.note_ignored_syncs();
@@ -749,6 +753,21 @@ mod tests {
         flight.ready(TxStatus::Idle);
         assert!(flight.complete(Completes::Execute).is_some());
         assert!(flight.owes_nothing() && !flight.is_over());
+    }
+
+    #[test]
+    fn a_sync_in_the_second_copy_of_a_query_is_not_answered() {
+        let mut flight = Flight::new();
+        push(&mut flight, Asked::Query(None, None));
+        for _ in 0..2 {
+            flight.begin_copy_in();
+            assert!(flight.copy_in);
+            flight.note_copy_data();
+            flight.sync_in_copy();
+            flight.end_copy_in();
+        }
+        assert!(flight.ready(TxStatus::Idle).is_some());
+        assert!(flight.is_over());
     }
 
     #[test]

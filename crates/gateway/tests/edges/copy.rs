@@ -97,6 +97,19 @@ on_each_postgres! {
         }
     }
 
+    fn edge_27_a_sync_in_the_second_copy_of_a_query_does_not_keep_the_server(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        client.send(&Frames::new().query(&format!("copy {table} from stdin; copy {table} from stdin")));
+        client.expect("G");
+        client.send(&Frames::new().copy_data(b"1\n").copy_done());
+        client.expect("C:COPY_1 G");
+        client.send(&Frames::new().copy_data(b"2\n").sync().copy_done());
+        client.expect("C:COPY_1 Z:I");
+        assert_eq!(gateway.client("postgres").value(&format!("select count(*) from {table}")), "2");
+    }
+
     fn edge_27_bad_data_in_a_prepared_copy(fixture) {
         let table = fixture.own_table("n int");
         fixture.at_both_doors(|door| {
