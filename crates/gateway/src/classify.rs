@@ -105,6 +105,12 @@ impl Change {
         matches!(self, Self::DiscardAll | Self::DeallocateAll)
     }
 
+    /// Settings go back to what they were at the login.
+    #[must_use]
+    pub fn is_reset(&self) -> bool {
+        matches!(self, Self::Reset(_) | Self::ResetAll | Self::DiscardAll)
+    }
+
     /// It has to do with savepoints, and may be a ROLLBACK to one.
     #[must_use]
     pub fn is_of_savepoints(&self) -> bool {

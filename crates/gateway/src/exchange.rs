@@ -55,6 +55,8 @@ pub struct Frontend {
     pub statements: Option<Box<ClientStatements>>,
     /// Its unnamed statement, as long as one is alive.
     pub unnamed: Option<Box<Unnamed>>,
+    /// What that changes in the settings, in session mode, where nothing else of it has to be known.
+    pub unnamed_change: Option<Box<Change>>,
     /// Why it stays on its server.
     pub pins: Pins,
     /// When servers are given its role.
@@ -76,6 +78,7 @@ impl Frontend {
             settings,
             statements: None,
             unnamed: None,
+            unnamed_change: None,
             role_turn: RoleTurn::default(),
             portal_changes: PortalChanges::default(),
             stamps: 0,
@@ -226,6 +229,14 @@ pub struct Exchange<'a> {
     /// Queries by which the settings of the client are on their way to the server: what it sent waits for them, as nothing may
     /// be run under settings that are not the client's.
     adopting: usize,
+    /// The server has had messages of the client.
+    served: bool,
+    /// A RESET of the client is on its way: what comes behind it waits, as the server goes back to settings of its own.
+    resetting: bool,
+    /// A RESET was done: the server has lost what the client had set at its login.
+    has_reset: bool,
+    /// What the client is told of its settings before the next ReadyForQuery: other values than the server has reported.
+    told: Vec<u8>,
     /// Why the server refused one of them.
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
@@ -301,6 +312,10 @@ impl<'a> Exchange<'a> {
             ended: Ended::default(),
             keep,
             adopting: 0,
+            served: false,
+            resetting: false,
+            has_reset: false,
+            told: Vec::new(),
             adoption_error: None,
             pending: Pending::default(),
             pins_behind: None,
@@ -351,6 +366,7 @@ impl<'a> Exchange<'a> {
             ledger.turn(now);
         }
         let owed_nothing = self.flight.owes_nothing();
+        self.served = true;
         match self.forward(chunk) {
             Ok(true) => {}
             Ok(false) => return Err(End::Farewell),
@@ -430,6 +446,10 @@ impl<'a> Exchange<'a> {
             if let Poll::Ready(Err(trouble)) = from_server {
                 return Poll::Ready(self.end_of(trouble));
             }
+            if self.has_reset && self.flight.is_over() && !self.may_part() {
+                self.has_reset = false;
+                self.adopt_settings();
+            }
             let answered = std::mem::take(&mut self.answered);
             if self.flight.is_over() && (from_server.is_ready() || answered) && self.may_part() {
                 return Poll::Ready(End::Over(self.take_beginning()));
@@ -453,7 +473,10 @@ impl<'a> Exchange<'a> {
 
     fn end_of(&mut self, trouble: Trouble) -> End {
         let Trouble::Settings(error) = trouble else { return End::Trouble(trouble) };
-        let Some(request) = self.held.take() else { return End::Trouble(Trouble::Settings(error)) };
+        // What it has on this server would be lost with it.
+        let stays = self.served && (self.keep || !self.front.pins.is_empty());
+        let request = if stays { None } else { self.held.take() };
+        let Some(request) = request else { return End::Trouble(Trouble::Settings(error)) };
         let is_cancelled = |fields: ErrorFields<'_>| fields.code() == Some(sqlstate::QUERY_CANCELED);
         if ErrorFields::decode(&error).is_ok_and(is_cancelled) {
             return End::Cancelled(request, reply::message(backend::ERROR_RESPONSE, &error));
@@ -486,6 +509,7 @@ impl<'a> Exchange<'a> {
             }
         }
         if self.held.is_none()
+            && self.adopting == 0
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
             // What the gateway answers itself piles up there, or waits for its turn.
             && self.front.link.queued_bytes() < QUEUE_BYTES_MAX

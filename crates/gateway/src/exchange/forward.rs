@@ -176,8 +176,11 @@ impl Exchange<'_> {
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
     /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
+        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in {
             return false;
+        }
+        if self.resetting || !self.tracks_statements() {
+            return self.resetting;
         }
         let body = &message[HEADER..];
         match tag {
@@ -282,6 +285,7 @@ impl Exchange<'_> {
             frontend::query(refusal.as_bytes(), &mut out);
             return Ok(Words::Other(out));
         }
+        self.resetting |= traits.change.as_deref().is_some_and(Change::is_reset);
         self.owe(Asked::Query(traits.change, undo));
         Ok(Words::Same)
     }
@@ -409,6 +413,8 @@ impl Exchange<'_> {
             let stamp = self.front.next_stamp();
             self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp }));
             self.server.unnamed = Some((self.front.id, stamp));
+        } else {
+            self.front.unnamed_change = traits.change;
         }
         Words::Same
     }
@@ -529,7 +535,8 @@ impl Exchange<'_> {
     fn bind_unnamed(&mut self, message: &[u8], portal: &[u8]) -> Words {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
-            self.front.portal_changes.bind(portal, None);
+            let change = self.front.unnamed_change.clone();
+            self.front.portal_changes.bind(portal, change);
             return self.behind_no_unnamed(message);
         };
         if let Some(refusal) = self.pin(&traits) {
@@ -672,6 +679,7 @@ impl Exchange<'_> {
             out.extend_from_slice(message);
             return Words::Other(out);
         }
+        self.resetting |= change.as_deref().is_some_and(Change::is_reset);
         let undo = self.forget_for(change.as_deref(), None);
         self.owe(Asked::Execute(change, undo));
         Words::Same

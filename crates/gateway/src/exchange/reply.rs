@@ -271,10 +271,16 @@ impl Exchange<'_> {
             self.front.portal_changes.clear();
             self.doubtful.clear();
         }
+        self.resetting &= !self.flight.owes_nothing();
         if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
             return Ok(self.refuse_transaction());
         }
-        Ok(Fate::Pass)
+        if self.told.is_empty() {
+            return Ok(Fate::Pass);
+        }
+        let mut out = std::mem::take(&mut self.told);
+        backend::ready_for_query(status, &mut out);
+        Ok(Fate::Replace(out))
     }
 
     /// A query of the gateway's own is done: the adoption of settings, or the ROLLBACK after a failed one.
@@ -363,11 +369,10 @@ impl Exchange<'_> {
     }
 
     /// A SET or RESET was executed. What the server reports is known from there; the rest is noted when its
-    /// transaction commits, which for a statement outside of one is at the next ReadyForQuery.
+    /// transaction commits, which for a statement outside of one is at the next ReadyForQuery. In session mode too: a server
+    /// goes back to settings of its own with a RESET, and not to those of the client's login.
     fn note_change(&mut self, change: Change) {
-        if self.keeps_state_apart() {
-            self.pending.note(change);
-        }
+        self.pending.note(change);
     }
 
     /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
@@ -392,11 +397,22 @@ impl Exchange<'_> {
             // A procedure may have kept a part of it: the server is cleaned before it goes to another client, and the client's
             // settings stay as they were.
             Settled::Undone => self.server.tainted = true,
-            Settled::Unclear => self.front.pins.add(Pins::SETTING),
+            Settled::Unclear => self.pin_setting(),
+        }
+    }
+
+    /// What the client has set cannot be set again elsewhere.
+    fn pin_setting(&mut self) {
+        if self.keeps_state_apart() {
+            self.front.pins.add(Pins::SETTING);
         }
     }
 
     fn apply_change(&mut self, change: Change) {
+        if change.is_reset() {
+            self.has_reset = true;
+            self.tell_settings(if let Change::Reset(name) = &change { Some(name) } else { None });
+        }
         let (front, server) = (&mut *self.front, &mut *self.server);
         match change {
             Change::Set { name, value } => {
@@ -405,7 +421,7 @@ impl Exchange<'_> {
                     front.settings = self.interned.with(&front.settings, &name, Some(reported.clone()));
                     return;
                 }
-                let Some(value) = value else { return front.pins.add(Pins::SETTING) };
+                let Some(value) = value else { return self.pin_setting() };
                 let value = Value::Sql(value.into());
                 server.settings.silent.set(&name, value.clone());
                 front.settings = self.interned.with(&front.settings, &name, Some(value));
@@ -430,6 +446,19 @@ impl Exchange<'_> {
                     front.pins = pins_of(&front.settings);
                     front.pins.add(self.pins_behind.take().unwrap_or_default());
                 }
+            }
+        }
+    }
+
+    /// The client has been told to what the server went back, which is not what it had set at its login.
+    fn tell_settings(&mut self, only: Option<&str>) {
+        let Self { front, server, told, .. } = self;
+        let is_meant = |name: &str| only.is_none_or(|only| only.eq_ignore_ascii_case(name));
+        for (name, value) in front.startup_settings.iter().filter(|(name, _)| is_meant(name)) {
+            if let Value::Text(text) = value
+                && server.settings.reported.get(name).is_some_and(|reported| reported != value)
+            {
+                backend::parameter_status(name.as_bytes(), text, told);
             }
         }
     }

@@ -129,6 +129,7 @@ impl Exchange<'_> {
         if self.keeps_state_apart() {
             self.prepare_unnamed(parse, known);
         }
+        self.front.unnamed_change = None;
         self.front.portal_changes.bind(b"", None);
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
             counter.add(1);

@@ -1,6 +1,6 @@
 //! What a session leaves behind, and who may see it.
 
-use tidegate_testkit::{FaultyServer, Fixture, Frames, Gateway, RawClient, eventually, reply};
+use tidegate_testkit::{FaultyServer, Fixture, Frames, Gateway, Message, RawClient, eventually, reply};
 
 use crate::gateway_before;
 
@@ -151,6 +151,42 @@ on_each_postgres! {
             assert_eq!(client.value("show timezone"), "Asia/Tokyo", "{reset}");
             assert_eq!(other.value("show application_name"), "other", "{reset}");
             assert_eq!(client.value("show application_name"), "boot", "{reset}");
+        }
+    }
+
+    /// What is pipelined behind it and in whatever mode: nothing is run under settings that are the server's own.
+    fn edge_57_what_is_behind_a_reset_runs_under_the_startup_values(fixture) {
+        for (mode, pinned) in [("transaction", false), ("transaction", true), ("session", false)] {
+            let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\n"));
+            let startup = gateway.startup("postgres").parameter("TimeZone", "Asia/Tokyo").parameter("work_mem", "77kB");
+            let mut client = startup.connect();
+            if pinned {
+                client.ok("listen channel");
+            }
+            for reset in ["reset all", "reset work_mem", "reset timezone", "discard all"] {
+                let kept = if reset == "reset timezone" { "99kB" } else { "77kB" };
+                for begin in [Frames::new().query(reset), Frames::new().once(reset).sync()] {
+                    client.ok("set work_mem = '99kB'");
+                    client.ok("set timezone = 'Asia/Tokyo'");
+                    let behind = Frames::new().query("show work_mem").once("show timezone").sync().query("select 'the end'");
+                    client.send(&begin.then(&behind));
+                    let (mut rows, mut told) = (Vec::new(), "Asia/Tokyo".to_owned());
+                    while rows.last().is_none_or(|last| last != "the end") {
+                        let outcome = client.until_ready();
+                        assert!(outcome.error.is_none(), "{outcome:?}");
+                        rows.extend(outcome.rows.into_iter().flatten());
+                        let told_now = outcome.messages.iter().filter(|message| message.tag == b'S').map(Message::parameter);
+                        told_now.filter(|(name, _)| name == "TimeZone").for_each(|(_, value)| told = value);
+                    }
+                    assert_eq!(told, "Asia/Tokyo", "what the client knows of its zone");
+                    assert_eq!(rows, [kept, "Asia/Tokyo", "the end"], "{mode}, {reset}");
+                }
+            }
+            client.ok("set work_mem = '99kB'");
+            client.ok("reset timezone");
+            assert_eq!(client.value("show work_mem"), "99kB");
+            client.ok("reset work_mem");
+            assert_eq!(client.value("show work_mem"), "77kB");
         }
     }
 
