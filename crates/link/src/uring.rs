@@ -11,7 +11,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, recv},
+};
 use socket2::{SockAddr, SockRef};
 
 use crate::{chunk::Chunk, listener::Accepted};
@@ -73,8 +76,13 @@ impl RingSocket {
                     return Poll::Pending;
                 }
                 Look::Idle => self.arm()?,
-                Look::Done(Err(error)) if ran_dry(&error) => self.arm_bulk()?,
-                Look::Done(Err(error)) if found_nothing(&error) && self.bulk => self.bulk = false,
+                Look::Done(Err(error)) if ran_dry(&error) || (found_nothing(&error) && self.bulk) => {
+                    // That may be long ago.
+                    if let Some(received) = self.receive_now() {
+                        return Poll::Ready(self.note(received));
+                    }
+                    self.bulk = false;
+                }
                 Look::Done(received) => return Poll::Ready(self.note(received)),
             }
         }
@@ -121,6 +129,20 @@ impl RingSocket {
     fn arm_bulk(&mut self) -> io::Result<()> {
         self.bulk = true;
         self.ring.receive_bulk(&self.port)
+    }
+
+    /// Receives without the ring, where a receive has ended without bytes and nobody has looked since: who wants to know whether an
+    /// idle peer has left looks once. Nothing if there is nothing.
+    fn receive_now(&self) -> Option<io::Result<Chunk>> {
+        let mut room = self.ring.room();
+        loop {
+            match recv(self.fd(), room.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((len, _)) => return Some(Ok(Chunk::bulk(room, len))),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
     }
 
     /// Begins to send; the caller has seen the last send complete.
@@ -397,6 +419,56 @@ mod tests {
         turn_at_once(&ring);
         drop((socket, ring));
         assert!(far.write_all(b"x").is_err(), "the descriptor is closed");
+    }
+
+    /// As a server of a pool is looked at before its next client gets it.
+    #[test]
+    fn what_came_while_all_buffers_were_lent_is_seen_at_the_first_look() {
+        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+        let Ok(ring) = Ring::new(&few) else { return };
+        let ring = Rc::new(ring);
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        let held = [b"a", b"b"].map(|bytes| {
+            far.write_all(bytes).expect("a link that reads");
+            receive(&ring, &mut socket).expect("a byte")
+        });
+        let (near, mut idle_far) = UnixStream::pair().expect("a pair");
+        let mut idle = RingSocket::new(ring.clone(), near.into());
+        let cx = Context::from_waker(Waker::noop());
+        assert!(idle.poll_recv(&cx).is_pending());
+        turn_at_once(&ring);
+        for words in [&b"farewell"[..], b""] {
+            match words {
+                b"" => drop(idle_far.shutdown(std::net::Shutdown::Both)),
+                words => idle_far.write_all(words).expect("room in the socket"),
+            }
+            turn_at_once(&ring);
+            let Poll::Ready(heard) = idle.poll_recv(&cx) else { panic!("{words:?} was not seen") };
+            assert_eq!(&*heard.expect("bytes"), words);
+            let _ = idle.poll_recv(&cx).is_pending();
+        }
+        assert_eq!(held.map(|chunk| chunk[0]), *b"ab");
+    }
+
+    #[test]
+    fn what_came_behind_a_burst_is_seen_at_the_first_look() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut socket = RingSocket::new(ring.clone(), near.into());
+        far.write_all(&vec![7; 40_000]).expect("room in the socket");
+        let mut heard = 0;
+        while heard < 40_000 {
+            heard += receive(&ring, &mut socket).expect("bytes").len();
+        }
+        assert!(socket.poll_recv(&cx).is_pending());
+        turn_at_once(&ring);
+        far.write_all(b"farewell").expect("room in the socket");
+        turn_at_once(&ring);
+        let Poll::Ready(heard) = socket.poll_recv(&cx) else { panic!("it was not seen") };
+        assert_eq!(&*heard.expect("bytes"), b"farewell");
     }
 
     #[test]

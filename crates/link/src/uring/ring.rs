@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     alarm::Alarm,
-    chunk::{Chunk, Shelf},
+    chunk::{Chunk, Lent, Shelf},
     reactor::Settings,
 };
 
@@ -143,6 +143,11 @@ impl Ring {
         // The first turn reports what `build` does not: a ring that may be made but not entered.
         ring.turn(Some(Duration::ZERO))?;
         Ok(ring)
+    }
+
+    /// A large buffer.
+    pub(super) fn room(&self) -> Lent {
+        self.rooms.take()
     }
 
     /// A peer is in the middle of a great deal. If another was a moment ago, the next wait lets what they send gather: one
@@ -371,7 +376,7 @@ impl Ring {
 
     /// Begins to receive what is there already into memory of its own.
     pub(super) fn receive_bulk(&self, port: &Port) -> io::Result<()> {
-        let (start, len) = port.make_room(self.rooms.take());
+        let (start, len) = port.make_room(self.room());
         let receive = opcode::Recv::new(Fd(port.fd().as_raw_fd()), start, len as u32).flags(DONT_WAIT);
         // SAFETY: the port keeps so many bytes there until the completion.
         let pushed = unsafe { self.push(&receive.build().user_data(token(port.slot(), Kind::Receive))) };
