@@ -131,8 +131,8 @@ impl RingSocket {
         self.ring.receive_bulk(&self.port)
     }
 
-    /// Receives without the ring, where a receive has ended without bytes and nobody has looked since: who wants to know whether an
-    /// idle peer has left looks once. Nothing if there is nothing.
+    /// Receives without the ring, where a receive has ended without bytes and nobody has looked since: who wants to know
+    /// whether an idle peer has left looks once. Nothing if there is nothing.
     fn receive_now(&self) -> Option<io::Result<Chunk>> {
         let mut room = self.ring.room();
         loop {

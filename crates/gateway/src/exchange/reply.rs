@@ -53,9 +53,10 @@ enum Fate {
 #[inline]
 fn is_amid_rows(step: Step) -> Option<bool> {
     match step {
-        Step::Message { tag, .. } | Step::Carried { tag, .. } | Step::StreamHead { tag, .. } | Step::Stream { tag, .. } => {
-            Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA))
-        }
+        Step::Message { tag, .. }
+        | Step::Carried { tag, .. }
+        | Step::StreamHead { tag, .. }
+        | Step::Stream { tag, .. } => Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA)),
         Step::NeedMore => None,
     }
 }

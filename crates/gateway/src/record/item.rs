@@ -285,7 +285,8 @@ impl Item {
         self.sqlstate.extend_from_slice(error.sqlstate);
         // A call by FunctionCall has no text, and may have arguments; COPY has its data.
         let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
-        if !hides.literals && !(hides.parameters && is_told) {
+        let hides_something = hides.literals || (hides.parameters && is_told);
+        if !hides_something {
             return keep_message(error.message, &mut self.message);
         }
         let mut shape = Vec::new();
