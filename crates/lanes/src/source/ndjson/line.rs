@@ -10,7 +10,8 @@ use crate::record::{Position, Record};
 pub struct Format {
     /// Where the key stands in each line: a JSON pointer (RFC 6901) such as `/user/id`. A string is the key as it is,
     /// another value is it as JSON text, and null or nothing is no key. Without a pointer, no line has a key and none is
-    /// looked into.
+    /// looked into. A number of more digits than a float holds is rounded, unless the program enables the feature
+    /// `arbitrary_precision` of `serde_json`.
     pub key: Option<String>,
     /// The longest line, in bytes; 16 MiB by default. A longer one is cut off there and counts as undecodable.
     pub line_max: usize,
