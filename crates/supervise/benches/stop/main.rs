@@ -24,6 +24,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const HAS_BARS: bool = !cfg!(feature = "bench-system-allocator");
 const ALLOCATOR_NAME: &str = if HAS_BARS { "mimalloc" } else { "system" };
 const OURS: &str = "supervise";
+/// A task for each child, and tasks that children share.
+const DESIGNS_OF_OURS: [&str; 2] = [OURS, "supervise, bundled"];
 const FLOOR: &str = "bare spawn";
 /// What an unrelated task may be late by while children stop.
 const LATE_P99_MAX_US: f64 = 10_000.0;
@@ -98,11 +100,6 @@ impl Runs {
         best(self.0[&(size, design)].iter().map(what))
     }
 
-    /// Of ours over another design, at one size.
-    fn ratio(&self, size: u64, other: &'static str, what: fn(&Figures) -> f64) -> f64 {
-        self.ratio_of((size, OURS), (size, other), what)
-    }
-
     fn ratio_of(&self, run: (u64, &'static str), over: (u64, &'static str), what: fn(&Figures) -> f64) -> f64 {
         let pairs = self.0[&run].iter().zip(&self.0[&over]);
         median(pairs.map(|(run, over)| what(run) / what(over)).collect())
@@ -114,27 +111,35 @@ impl Runs {
             let mut add = |metric, unit, bar, what: fn(&Figures) -> f64| {
                 figures.push(figure(design, size, metric, self.of(size, design, what), unit, bar));
             };
-            let bar = stop_bar(size).filter(|_| design == OURS);
+            let is_ours = DESIGNS_OF_OURS.contains(&design);
+            let bar = stop_bar(size).filter(|_| is_ours);
             add("start", "ms", None, |run| run.start_ms);
             add("stop", "ms", bar, |run| run.stop_ms);
             add("start CPU per child", "ns", None, |run| run.start_cpu_ns);
             add("stop CPU per child", "ns", None, |run| run.stop_cpu_ns);
             add("memory per child", "B", None, |run| run.bytes_per_child);
-            let bar = (design == OURS).then_some(Bar::AtMost(LATE_P99_MAX_US));
+            let bar = is_ours.then_some(Bar::AtMost(LATE_P99_MAX_US));
             add("p99 lateness during stop", "us", bar, |run| run.late_p99_us);
         }
+        figures.extend(DESIGNS_OF_OURS.into_iter().flat_map(|design| self.ratios(size, design)));
+        figures
+    }
+
+    /// Of one of our designs over others.
+    fn ratios(&self, size: u64, ours: &'static str) -> [Figure; 5] {
         // The bars are set for large numbers; the start's against child tokens for a million alone.
         let bar = |limit, from| (size >= from).then_some(Bar::AtMost(limit));
-        let mut ratio = |metric, other, bar, what: fn(&Figures) -> f64| {
-            figures.push(figure(OURS, size, metric, self.ratio(size, other, what), "x", bar));
+        let ratio = |metric, other, bar, what: fn(&Figures) -> f64| {
+            figure(ours, size, metric, self.ratio_of((size, ours), (size, other), what), "x", bar)
         };
-        ratio("stop / bare spawn", FLOOR, bar(1.2, 200_000), |run| run.stop_ms);
-        ratio("stop / child tokens", TOKENS, bar(1.15, 200_000), |run| run.stop_ms);
-        ratio("start / bare spawn", FLOOR, bar(1.5, 200_000), |run| run.start_ms);
-        ratio("start / child tokens", TOKENS, bar(0.5, 1_000_000), |run| run.start_ms);
-        let more = self.of(size, OURS, |run| run.bytes_per_child) - self.of(size, FLOOR, |run| run.bytes_per_child);
-        figures.push(figure(OURS, size, "memory over bare spawn", more, "B", bar(128.0, 200_000)));
-        figures
+        let more = self.of(size, ours, |run| run.bytes_per_child) - self.of(size, FLOOR, |run| run.bytes_per_child);
+        [
+            ratio("stop / bare spawn", FLOOR, bar(1.2, 200_000), |run| run.stop_ms),
+            ratio("stop / child tokens", TOKENS, bar(1.15, 200_000), |run| run.stop_ms),
+            ratio("start / bare spawn", FLOOR, bar(1.5, 200_000), |run| run.start_ms),
+            ratio("start / child tokens", TOKENS, bar(0.5, 1_000_000), |run| run.start_ms),
+            figure(ours, size, "memory over bare spawn", more, "B", bar(128.0, 200_000)),
+        ]
     }
 
     /// Processor time per child at the largest number of children over that at the smallest.
@@ -142,7 +147,7 @@ impl Runs {
         let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
         subjects::DESIGNS.map(|design| {
             let ratio = self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
-            let bar = (design == OURS).then_some(Bar::AtMost(1.2));
+            let bar = DESIGNS_OF_OURS.contains(&design).then_some(Bar::AtMost(1.2));
             figure(design, large, "stop CPU / that of 10k", ratio, "x", bar)
         })
     }
@@ -200,8 +205,10 @@ fn beam_figures(ours: &Runs, sizes: &[u64]) -> Vec<Figure> {
     }
     for &size in sizes {
         let theirs = best(runs.iter().filter(|run| run.children == size).map(|run| run.stop_ms));
-        let faster = theirs / ours.of(size, OURS, |run| run.stop_ms);
-        figures.push(figure(OURS, size, "faster than best BEAM", faster, "x", Some(Bar::AtLeast(12.0))));
+        for design in DESIGNS_OF_OURS {
+            let faster = theirs / ours.of(size, design, |run| run.stop_ms);
+            figures.push(figure(design, size, "faster than best BEAM", faster, "x", Some(Bar::AtLeast(12.0))));
+        }
     }
     figures
 }
