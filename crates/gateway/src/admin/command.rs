@@ -356,6 +356,25 @@ mod tests {
         assert_eq!(one("disable a"), Command::Order(Order::Disable("a".into())));
     }
 
+    /// The log names orders in the words of the console.
+    #[test]
+    fn an_order_is_shown_as_it_is_given() {
+        for text in [
+            "PAUSE",
+            "PAUSE app",
+            "KILL_CLIENT 7",
+            "SET query_wait_timeout = '7'",
+            "SHUTDOWN WAIT_FOR_CLIENTS",
+            "SHUTDOWN WAIT_FOR_SERVERS",
+            "SHUTDOWN",
+            "STREAM STOP",
+            "STREAM UNPARK orders K",
+        ] {
+            let Command::Order(order) = one(text) else { panic!("{text} is no order") };
+            assert_eq!(order.to_string(), text);
+        }
+    }
+
     #[test]
     fn shutdown_says_what_it_waits_for() {
         assert_eq!(one("SHUTDOWN"), Command::Order(Order::Shutdown(Phase::Stopping)));

@@ -2,7 +2,7 @@
 
 mod stream;
 
-use std::{rc::Rc, sync::Arc, time::Duration};
+use std::{fmt, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate_wire::sqlstate;
 
@@ -34,6 +34,23 @@ pub(super) enum Order {
     Suspend,
     /// The gateway ends, after what the phase waits for.
     Shutdown(Phase),
+}
+
+/// As an operator would write it.
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Set(key, value) => write!(f, "SET {key} = '{value}'"),
+            Self::KillClient(id) => write!(f, "KILL_CLIENT {id}"),
+            Self::Stream(order) => order.fmt(f),
+            Self::Shutdown(Phase::WaitingForClients) => f.write_str("SHUTDOWN WAIT_FOR_CLIENTS"),
+            Self::Shutdown(Phase::WaitingForTransactions) => f.write_str("SHUTDOWN WAIT_FOR_SERVERS"),
+            _ => match self.database() {
+                Some(database) => write!(f, "{} {database}", self.tag()),
+                None => f.write_str(self.tag()),
+            },
+        }
+    }
 }
 
 /// How often a command that waits looks whether it is over. The pool tells nobody, and operators are patient.
@@ -99,7 +116,7 @@ impl Order {
     fn log(&self, gateway: &Gateway, user: &str) {
         let is_ours = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
         if is_ours || gateway.setup().config.listen.dialect != Dialect::Pgbouncer {
-            return tracing::info!(user, order = ?self, "order of the console");
+            return tracing::info!(user, order = %self, "order of the console");
         }
         match self.database() {
             Some(name) => tracing::info!(user, "{} '{name}' command issued", self.tag()),

@@ -1,6 +1,6 @@
 //! Orders for the streams that run beside the queries.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use tidegate_wire::sqlstate;
 
@@ -20,6 +20,21 @@ pub(in crate::admin) enum StreamOrder {
     Start(Option<String>),
     /// The stream, and the key; all keys without one.
     Unpark(String, Option<String>),
+}
+
+/// As an operator would write it.
+impl fmt::Display for StreamOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (verb, name, key) = match self {
+            Self::Pause(name) => ("PAUSE", name.as_deref(), None),
+            Self::Resume(name) => ("RESUME", name.as_deref(), None),
+            Self::Stop(name) => ("STOP", name.as_deref(), None),
+            Self::Start(name) => ("START", name.as_deref(), None),
+            Self::Unpark(name, key) => ("UNPARK", Some(&**name), key.as_deref()),
+        };
+        write!(f, "STREAM {verb}")?;
+        [name, key].into_iter().flatten().try_for_each(|word| write!(f, " {word}"))
+    }
 }
 
 impl StreamOrder {
