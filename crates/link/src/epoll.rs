@@ -381,7 +381,10 @@ impl PolledSocket {
 
 impl Drop for PolledSocket {
     fn drop(&mut self) {
-        // What is still to be sent is given up. Where it is posted, the descriptor is closed before the next wait.
+        // It was to leave before the next wait, and the descriptor is closed by then. What the socket has no room for is given up.
+        if self.port.sending.get() == Sending::Posted {
+            self.poller.send(&self.port);
+        }
         drop(self.port.chunk.take());
         self.poller.unwatch(&self.port.fd, self.port.token);
     }

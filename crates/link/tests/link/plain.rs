@@ -204,6 +204,27 @@ fn what_is_on_its_way_arrives_though_nobody_polls_for_it() {
     });
 }
 
+/// Over epoll: over io_uring it is for the caller to wait, see `Link::poll_flush`.
+#[test]
+fn what_was_handed_over_leaves_before_a_link_that_is_dropped() {
+    each_mode(|settings| {
+        if settings.mode != tidegate_link::Mode::Epoll {
+            return;
+        }
+        let peer = |mut stream: TcpStream| {
+            let mut heard = String::new();
+            stream.read_to_string(&mut heard).expect("an end");
+            heard
+        };
+        let ((), heard) = with_peer(settings, peer, |_, mut link| async move {
+            link.write(&b"last words"[..]);
+            let flushed = std::future::poll_fn(|cx| Poll::Ready(link.poll_flush(cx)));
+            assert!(flushed.await.is_ready());
+        });
+        assert_eq!(heard, "last words");
+    });
+}
+
 #[test]
 fn bytes_for_a_peer_that_is_gone_end_the_link() {
     each_mode(|settings| {
