@@ -381,7 +381,7 @@ impl PolledSocket {
 
 impl Drop for PolledSocket {
     fn drop(&mut self) {
-        // It was to leave before the next wait, and the descriptor is closed by then. What the socket has no room for is given up.
+        // The descriptor is closed before the next wait. What the socket has no room for is given up.
         if self.port.sending.get() == Sending::Posted {
             self.poller.send(&self.port);
         }

@@ -368,7 +368,6 @@ impl Session {
             ledger.close(outcome.as_ref().err().map_or("", Goodbye::reason), self.worker.reactor.now());
         }
         match outcome {
-            // What came before still has to reach it.
             Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Told(Vec::new(), reason)),
             outcome => outcome,
         }
