@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker, ready};
@@ -351,13 +351,8 @@ impl Ctx {
     ///
     /// # Cancel safety
     /// That of `future`.
-    pub async fn run_until_cancelled<F: Future>(&self, future: F) -> Option<F::Output> {
-        let mut future = pin!(future);
-        std::future::poll_fn(|cx| match self.poll_cancelled(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => future.as_mut().poll(cx).map(Some),
-        })
-        .await
+    pub fn run_until_cancelled<F: Future>(&self, future: F) -> UntilCancelled<'_, F> {
+        UntilCancelled { ctx: self, future }
     }
 
     /// Ready when the child is told to stop, for use in a hand-written `poll`.
@@ -411,5 +406,28 @@ impl Future for Cancelled<'_> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.0.poll_cancelled(cx)
+    }
+}
+
+pin_project! {
+    /// The future of [`Ctx::run_until_cancelled`]; larger than the one inside by a reference.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct UntilCancelled<'a, F> {
+        ctx: &'a Ctx,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for UntilCancelled<'_, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        match this.ctx.poll_cancelled(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => this.future.poll(cx).map(Some),
+        }
     }
 }

@@ -101,7 +101,7 @@ mod tokio;
 pub use budget::{Backoff, Budget, Exhausted};
 #[cfg(feature = "tokio")]
 pub use bundle::Bundled;
-pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised};
+pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised, UntilCancelled};
 #[cfg(feature = "compio")]
 pub use compio::Compio;
 pub use error::Refused;
