@@ -387,6 +387,12 @@ impl Config {
 }
 
 impl AuthMethod {
+    /// Whether a client is believed by now: without more, by its certificate, or by the line of the file that fits.
+    #[must_use]
+    pub fn asks_nothing(self) -> bool {
+        matches!(self, Self::Trust | Self::Hba | Self::Cert)
+    }
+
     /// Whether a client may be let in by a password that only somebody else knows.
     #[must_use]
     pub fn may_vouch(self) -> bool {

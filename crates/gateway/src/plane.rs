@@ -8,6 +8,7 @@ mod gateway;
 mod greetings;
 pub mod peer_key;
 mod roster;
+mod within;
 mod worker;
 
 pub use fleet::{Fleet, Placed};
@@ -18,4 +19,5 @@ pub use gateway::{
 };
 pub use greetings::{Greeting, Greetings};
 pub use roster::{Card, ClientState, Entry, NewCard, Replication, Roster, Signal, place_of};
-pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool, within};
+pub use within::within;
+pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

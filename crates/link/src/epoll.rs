@@ -9,7 +9,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -26,7 +26,6 @@ use socket2::SockAddr;
 use crate::{
     alarm::Alarm,
     chunk::{Chunk, Shelf},
-    listener::Accepted,
 };
 
 /// The epoll instance of one thread.
@@ -38,6 +37,8 @@ pub(crate) struct Poller {
     /// Those with something to send before the next wait.
     outbox: RefCell<Vec<Rc<Port>>>,
     alarm: Arc<Alarm>,
+    /// How often it has waited.
+    turns: Cell<u64>,
 }
 
 /// Who waits for which socket.
@@ -103,7 +104,8 @@ impl Poller {
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )?;
         let events = RefCell::new(Vec::with_capacity(256));
-        Ok(Self { epoll, shelf, events, watches: RefCell::default(), outbox: RefCell::default(), alarm })
+        let (watches, outbox, turns) = (RefCell::default(), RefCell::default(), Cell::default());
+        Ok(Self { epoll, shelf, events, watches, outbox, alarm, turns })
     }
 
     pub(crate) fn alarm(&self) -> &Arc<Alarm> {
@@ -122,6 +124,7 @@ impl Poller {
         events.clear();
         let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         self.alarm.rise();
+        self.turns.set(self.turns.get() + 1);
         match waited {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -230,8 +233,12 @@ impl Poller {
     }
 
     fn unwatch(&self, fd: &OwnedFd, token: u64) {
-        // The socket may be shared with a duplicate, so closing it would not be enough.
         let _ = epoll::delete(&self.epoll, fd);
+        self.forget(token);
+    }
+
+    /// For what is about to be closed, of which there is no second descriptor: the kernel unwatches it.
+    fn forget(&self, token: u64) {
         let mut watches = self.watches.borrow_mut();
         let (slot, _) = split_token(token);
         let watch = &mut watches.slots[slot as usize];
@@ -281,7 +288,6 @@ const FILLED_MAX: u8 = 8;
 impl PolledSocket {
     pub(crate) fn new(poller: Rc<Poller>, fd: OwnedFd) -> io::Result<Self> {
         use epoll::EventFlags as F;
-        rustix::io::ioctl_fionbio(&fd, true)?;
         let token = poller.watch(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
         Ok(Self { poller, port: Rc::new(Port::new(fd, token)), filled: Cell::new(0) })
     }
@@ -361,6 +367,8 @@ impl PolledSocket {
             self.poller.outbox.borrow_mut().retain(|port| !Rc::ptr_eq(port, &self.port));
         }
         let port = Rc::clone(&self.port);
+        // It is not closed.
+        let _ = epoll::delete(&self.poller.epoll, &port.fd);
         drop(self);
         Some(Rc::try_unwrap(port).ok()?.fd)
     }
@@ -386,50 +394,53 @@ impl Drop for PolledSocket {
             self.poller.send(&self.port);
         }
         drop(self.port.chunk.take());
-        self.poller.unwatch(&self.port.fd, self.port.token);
+        self.poller.forget(self.port.token);
     }
 }
 
-/// Accepts connections under epoll.
+/// A listener under epoll.
 pub(crate) struct PolledListener {
     poller: Rc<Poller>,
     fd: Rc<OwnedFd>,
     token: u64,
-    /// It could not let somebody in, who still waits: nothing is heard of that until it is asked again.
+    /// Nothing is heard until it is asked again.
     deaf: Cell<bool>,
 }
 
 impl PolledListener {
     pub(crate) fn new(poller: Rc<Poller>, fd: Rc<OwnedFd>) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&*fd, true)?;
         let token = poller.watch(&fd, Self::FLAGS)?;
+        poller.with_watch(token, |watch| watch.readable = false);
         Ok(Self { poller, fd, token, deaf: Cell::new(false) })
     }
 
     /// Level-triggered and exclusive: of the threads that share the listener, one is woken for a connection.
     const FLAGS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::EXCLUSIVE);
 
-    pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
-        if self.deaf.take()
-            && let Err(error) =
-                epoll::add(&self.poller.epoll, &*self.fd, epoll::EventData::new_u64(self.token), Self::FLAGS)
-        {
-            self.deaf.set(true);
-            return Poll::Ready(Err(error.into()));
+    /// Ready when somebody has come. It is asked again for each.
+    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.deaf.get() {
+            epoll::add(&self.poller.epoll, &*self.fd, epoll::EventData::new_u64(self.token), Self::FLAGS)?;
+            self.deaf.set(false);
         }
-        match socket2::SockRef::from(&self.fd.as_fd()).accept() {
-            Ok((socket, address)) => Poll::Ready(Ok(Accepted::new(OwnedFd::from(socket), &address))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.poller.with_watch(self.token, |watch| watch.wait_readable(cx));
-                Poll::Pending
+        self.poller.with_watch(self.token, |watch| {
+            if std::mem::take(&mut watch.readable) {
+                return Poll::Ready(Ok(()));
             }
-            Err(error) => {
-                // Who waits would end every wait of the thread at once, for as long as the caller pauses.
-                let _ = epoll::delete(&self.poller.epoll, &*self.fd);
-                self.deaf.set(true);
-                Poll::Ready(Err(error))
-            }
+            watch.wait_readable(cx);
+            Poll::Pending
+        })
+    }
+
+    /// From now on it hears of nobody, who would end every wait of the thread at once.
+    pub(crate) fn deafen(&self) {
+        if !self.deaf.replace(true) {
+            let _ = epoll::delete(&self.poller.epoll, &*self.fd);
         }
+    }
+
+    pub(crate) fn turn(&self) -> u64 {
+        self.poller.turns.get()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cell::Cell,
     ffi::OsString,
     fmt, io,
     net::SocketAddr,
@@ -49,12 +50,8 @@ pub struct Accepted {
     pub fd: OwnedFd,
     /// Who connected.
     pub peer: Address,
-}
-
-impl Accepted {
-    pub(crate) fn new(fd: OwnedFd, address: &SockAddr) -> Self {
-        Self { fd, peer: address.as_socket().map_or(Address::Unix, Address::Tcp) }
-    }
+    /// Where to, if the listener has one address only; else the socket knows.
+    pub local: Option<SocketAddr>,
 }
 
 /// A listening socket, before a thread accepts on it.
@@ -255,11 +252,13 @@ impl Listener {
     /// When no descriptor is left, or the listener cannot be registered.
     pub fn accept_on(&self, reactor: &Reactor) -> io::Result<Acceptor> {
         let fd: Rc<OwnedFd> = Rc::new(self.0.socket.try_clone()?.into());
-        let kind = match reactor.io() {
-            Io::Uring(ring) => Kind::Ring(RingListener::new(ring.clone(), fd)),
-            Io::Epoll(poller) => Kind::Polled(PolledListener::new(poller.clone(), fd)?),
+        rustix::io::ioctl_fionbio(&*fd, true)?;
+        let bell = match reactor.io() {
+            Io::Uring(ring) => Bell::Ring(RingListener::new(ring.clone(), fd.clone())),
+            Io::Epoll(poller) => Bell::Polled(PolledListener::new(poller.clone(), fd.clone())?),
         };
-        Ok(Acceptor(kind))
+        let local = self.local_addr().filter(|address| !address.ip().is_unspecified());
+        Ok(Acceptor { fd, bell, local, last: Cell::default(), crowded: Cell::default() })
     }
 }
 
@@ -293,9 +292,18 @@ fn is_listened_on(address: &SockAddr) -> io::Result<bool> {
 }
 
 /// A listener on one thread.
-pub struct Acceptor(Kind);
+pub struct Acceptor {
+    fd: Rc<OwnedFd>,
+    bell: Bell,
+    local: Option<SocketAddr>,
+    /// The turn of the thread in which somebody was let in last.
+    last: Cell<u64>,
+    /// They come in turn after turn, so that after one it is worth a call to ask for the next.
+    crowded: Cell<bool>,
+}
 
-enum Kind {
+/// Tells when somebody has come.
+enum Bell {
     Ring(RingListener),
     Polled(PolledListener),
 }
@@ -306,18 +314,69 @@ impl Acceptor {
     /// # Errors
     /// Those of `accept`; `EMFILE` and `ENFILE` are best followed by a pause.
     pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
-        match &self.0 {
-            Kind::Ring(listener) => listener.poll_accept(cx),
-            Kind::Polled(listener) => listener.poll_accept(cx),
+        loop {
+            if !self.crowded.get() {
+                std::task::ready!(self.bell.poll_arrival(cx))?;
+            }
+            match self.accept() {
+                Ok(accepted) => {
+                    let turn = self.bell.turn();
+                    // Neither the first one ever, nor one after a silence.
+                    let last = self.last.replace(turn);
+                    self.crowded.set(last > 0 && turn - last <= 1);
+                    return Poll::Ready(Ok(accepted));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.crowded.set(false),
+                Err(error) => {
+                    self.bell.deafen();
+                    return Poll::Ready(Err(error));
+                }
+            }
         }
     }
 
-    /// Accepts no more. A connection that the kernel has given out meanwhile comes first, then `None`.
+    /// Accepts no more. Those whom others who share the listener may not have heard of come first, then `None`.
     pub fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
-        match &self.0 {
-            Kind::Ring(listener) => listener.poll_close(cx),
-            // Nothing is under way there between two calls.
-            Kind::Polled(_) => Poll::Ready(None),
+        std::task::ready!(self.bell.poll_deaf(cx));
+        Poll::Ready(self.accept().ok())
+    }
+
+    fn accept(&self) -> io::Result<Accepted> {
+        let (socket, address) = socket2::SockRef::from(&self.fd.as_fd()).accept()?;
+        let peer = address.as_socket().map_or(Address::Unix, Address::Tcp);
+        Ok(Accepted { fd: socket.into(), peer, local: self.local })
+    }
+}
+
+impl Bell {
+    fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Ring(listener) => listener.poll_arrival(cx),
+            Self::Polled(listener) => listener.poll_arrival(cx),
+        }
+    }
+
+    /// It tells of nobody until it is asked again.
+    fn deafen(&self) {
+        if let Self::Polled(listener) = self {
+            listener.deafen();
+        }
+    }
+
+    fn poll_deaf(&self, cx: &Context<'_>) -> Poll<()> {
+        match self {
+            Self::Ring(listener) => listener.poll_deaf(cx),
+            Self::Polled(listener) => {
+                listener.deafen();
+                Poll::Ready(())
+            }
+        }
+    }
+
+    fn turn(&self) -> u64 {
+        match self {
+            Self::Ring(listener) => listener.turn(),
+            Self::Polled(listener) => listener.turn(),
         }
     }
 }

@@ -15,9 +15,9 @@ use rustix::{
     io::Errno,
     net::{RecvFlags, recv},
 };
-use socket2::{SockAddr, SockRef};
+use socket2::SockAddr;
 
-use crate::{chunk::Chunk, listener::Accepted};
+use crate::chunk::Chunk;
 
 #[allow(unsafe_code)]
 mod buffers;
@@ -230,10 +230,11 @@ fn was_stopped(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::CANCELED.raw_os_error())
 }
 
-/// Accepts connections on the ring.
+/// A listener on the ring.
 pub(crate) struct RingListener {
     ring: Rc<Ring>,
     fd: Rc<OwnedFd>,
+    /// Tells when somebody has come.
     arrival: RefCell<Option<Pending>>,
 }
 
@@ -242,47 +243,31 @@ impl RingListener {
         Self { ring, fd, arrival: RefCell::default() }
     }
 
-    fn begin(&self, deed: Deed) -> io::Result<Pending> {
-        Pending::begin(&self.ring, Once::new(Rc::clone(&self.fd), deed))
-    }
-
-    pub(crate) fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
+    /// Ready when somebody has come. It is asked again for each.
+    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         let mut arrival = self.arrival.borrow_mut();
-        loop {
-            let pending = match &mut *arrival {
-                Some(pending) => pending,
-                none => none.insert(self.begin(Deed::Accept)?),
-            };
-            let opened = std::task::ready!(pending.poll(cx));
-            *arrival = None;
-            match opened {
-                // A socket that does not wait, as another process that shares it wants it.
-                Err(error) if found_nothing(&error) => *arrival = Some(self.begin(Deed::AwaitReadable)?),
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok(opened) => {
-                    if let Some(accepted) = opened.and_then(accepted) {
-                        return Poll::Ready(Ok(accepted));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Ends what is under way. An accept that cannot be taken back any more has brought a connection.
-    pub(crate) fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
-        let mut arrival = self.arrival.borrow_mut();
-        let Some(pending) = &mut *arrival else { return Poll::Ready(None) };
-        pending.ask_to_stop();
-        let opened = std::task::ready!(pending.poll(cx));
+        let pending = match &mut *arrival {
+            Some(pending) => pending,
+            none => none.insert(Pending::begin(&self.ring, Once::new(Rc::clone(&self.fd), Deed::AwaitArrival))?),
+        };
+        let outcome = std::task::ready!(pending.poll(cx));
         *arrival = None;
-        Poll::Ready(opened.ok().flatten().and_then(accepted))
+        Poll::Ready(outcome)
     }
-}
 
-/// Who has left already has no address, and is let go: the address decides who may come in.
-fn accepted(fd: OwnedFd) -> Option<Accepted> {
-    let peer = SockRef::from(&fd).peer_addr().ok()?;
-    Some(Accepted::new(fd, &peer))
+    /// Ready when it will hear of nobody more.
+    pub(crate) fn poll_deaf(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut arrival = self.arrival.borrow_mut();
+        let Some(pending) = &mut *arrival else { return Poll::Ready(()) };
+        pending.ask_to_stop();
+        let _ = std::task::ready!(pending.poll(cx));
+        *arrival = None;
+        Poll::Ready(())
+    }
+
+    pub(crate) fn turn(&self) -> u64 {
+        self.ring.turns()
+    }
 }
 
 /// Connects a socket that was just made.
@@ -584,7 +569,7 @@ mod tests {
         let mut socket = RingSocket::new(ring.clone(), listener.accept().expect("it has connected").0.into());
         make_calm(&ring, &mut socket, &mut far);
         far.write_all(b"last words").expect("a peer that reads");
-        SockRef::from(&far).set_linger(Some(std::time::Duration::ZERO)).expect("a socket");
+        socket2::SockRef::from(&far).set_linger(Some(std::time::Duration::ZERO)).expect("a socket");
         drop(far);
         assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"last words");
         for _ in 0..1_000 {

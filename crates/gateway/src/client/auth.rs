@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_link::{Chunk, Link};
+use tidegate_link::{Address, Chunk, Link};
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password, md5_stored,
@@ -30,8 +30,8 @@ pub(super) struct Login<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) link: &'a mut Link,
     pub(super) user: &'a str,
-    /// Where the client comes from; empty for a unix socket.
-    pub(super) host: String,
+    /// Where the client comes from.
+    pub(super) peer: Address,
     /// The entry of `[databases]` that it is for; none for the console.
     pub(super) entry: &'a str,
     pub(super) secret: Option<UserSecret>,
@@ -55,7 +55,6 @@ impl Login<'_> {
     /// [`LoginError::Refused`] with the words of Postgres if the proof fails.
     pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let proven = match method {
-            // A rule of the file has named another method by now, and the certificate has been looked at.
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
             AuthMethod::Pam | AuthMethod::Ldap => return self.vouched(method).await,
@@ -101,14 +100,18 @@ impl Login<'_> {
             Ok(text) if !text.is_empty() => Secret::new(text),
             _ => return Err(refused()),
         };
+        let host = match self.peer {
+            Address::Tcp(address) => address.ip().to_string(),
+            Address::Unix => String::new(),
+        };
         let judge = match &self.ldap {
             Some(ldap) => Judge::Directory(ldap.clone()),
-            None => Judge::Pam { service: setup.config.auth.pam_service.clone(), host: self.host.clone() },
+            None => Judge::Pam { service: setup.config.auth.pam_service.clone(), host: host.clone() },
         };
         let (name, limit) = (judge.name(), setup.config.timeouts.login);
         let question = Question { judge, user: self.user.to_owned(), password: password.clone(), limit };
         if let Err(reason) = vouch::ask(self.gateway, question).await {
-            tracing::info!(user = self.user, host = self.host, reason, "{name} does not let the user in");
+            tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
         self.gateway.connector.secrets.note_vouched(self.entry, self.user, password);

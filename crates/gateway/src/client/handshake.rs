@@ -1,6 +1,6 @@
 //! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
 
-use std::{future::Future, pin::Pin, rc::Rc, sync::Arc, time::Instant};
+use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc, time::Instant};
 
 use rustix::net::{UCred, sockopt::socket_peercred};
 use tidegate_link::{Accepted, Address, Link};
@@ -91,7 +91,7 @@ async fn arrive(
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
     let peer = accepted.peer;
-    let process = process_of(&accepted);
+    let (local, process) = (accepted.local, process_of(&accepted));
     if accepted.peer != Address::Unix {
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
@@ -102,6 +102,7 @@ async fn arrive(
         worker,
         id,
         peer,
+        local,
         process,
         end_point: None,
         bytes: Vec::new(),
@@ -133,7 +134,7 @@ async fn arrive(
             entry.card.state.set(ClientState::Replicating(request.stream()));
             let witness = arriving.witness_of_replication();
             log::arrived(&worker.gateway, &entry.card);
-            let replication = passthrough::replicate(&worker, &mut arriving, &pool, &request, &entry.card);
+            let replication = Box::pin(passthrough::replicate(&worker, &mut arriving, &pool, &request, &entry.card));
             // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
             // word, and goes on from where it was confirmed to be.
             let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
@@ -146,18 +147,18 @@ async fn arrive(
             leave(witness.as_deref(), &worker, reason);
             return match outcome {
                 Ok(_) => Ok(None),
-                Err(error) => Err(arriving.refuse(error).await),
+                Err(error) => Err(Box::pin(arriving.refuse(error)).await),
             };
         }
         Ok(Admitted::Served) => return Ok(None),
-        Err(error) => return Err(arriving.refuse(error).await),
+        Err(error) => return Err(Box::pin(arriving.refuse(error)).await),
     };
     match arriving.unless_stopped(ctx, async |arriving| arriving.welcome(&pool, request.route).await).await {
         Ok(welcome) => {
             let entry = arriving.enter(pool.shared.key.clone(), &request)?;
             Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, entry))))
         }
-        Err(error) => Err(arriving.refuse(error).await),
+        Err(error) => Err(Box::pin(arriving.refuse(error)).await),
     }
 }
 
@@ -181,6 +182,8 @@ pub(super) struct Arriving {
     id: u64,
     link: Link,
     peer: Address,
+    /// Where it has connected to, if that was known without asking.
+    local: Option<SocketAddr>,
     /// The process at the other end of a unix socket, and whose it is.
     process: Option<UCred>,
     /// The hash of the certificate that it was shown, which its login can be bound to.
@@ -278,5 +281,20 @@ impl Arriving {
                 Refusal::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" {fault}"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size<F>(_: fn(Rc<Worker>, Accepted, u64, Ctx, Console) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Thousands may arrive at once, and each is given this much memory, of which most see little use.
+    #[test]
+    fn whoever_arrives_takes_little_memory() {
+        assert!(size(shake) <= 2048, "{} bytes: is something rare not in a box of its own?", size(shake));
     }
 }

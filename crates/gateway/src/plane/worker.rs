@@ -27,7 +27,7 @@ use crate::{
     params::{Interned, Settings},
     plane::{
         CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
-        lock,
+        lock, within,
     },
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
@@ -614,22 +614,6 @@ impl Worker {
             }
         });
     }
-}
-
-/// The output of `future`, or `None` after `limit`; no limit if it is zero.
-pub async fn within<T>(reactor: &Reactor, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-    if limit.is_zero() {
-        return Some(future.await);
-    }
-    let mut future = pin!(future);
-    let mut sleep = pin!(reactor.sleep(limit));
-    std::future::poll_fn(|cx| {
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        sleep.as_mut().poll(cx).map(|()| None)
-    })
-    .await
 }
 
 /// What a pool asks of a thread.

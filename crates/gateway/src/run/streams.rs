@@ -54,7 +54,7 @@ fn doors(gateway: &Arc<Gateway>) -> Doors {
         theirs.set_nonblocking(true)?;
         let emptiest = gateway.workers().iter().zip(&gateway.clients);
         let (worker, _) = emptiest.min_by_key(|(_, count)| count.load(Ordering::Relaxed)).ok_or_else(gone)?;
-        worker.client(Accepted { fd: theirs.into(), peer: Address::Unix });
+        worker.client(Accepted { fd: theirs.into(), peer: Address::Unix, local: None });
         Ok(ours)
     };
     Doors::new(Door::Inside(Arc::new(open)), &gateway.setup().config)

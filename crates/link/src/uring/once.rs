@@ -14,10 +14,8 @@ use super::ring::Ring;
 
 /// What is to be done.
 pub(super) enum Deed {
-    /// Take a connection from a listener.
-    Accept,
-    /// Wait until a listener has one.
-    AwaitReadable,
+    /// Wait until somebody connects to a listener. Of all who wait for that, one is told.
+    AwaitArrival,
     /// Connect a socket.
     Connect(SockAddr),
 }
@@ -26,7 +24,7 @@ pub(super) enum Deed {
 pub(super) struct Once {
     pub(super) fd: Rc<OwnedFd>,
     pub(super) deed: Deed,
-    outcome: Cell<Option<io::Result<Option<OwnedFd>>>>,
+    outcome: Cell<Option<io::Result<()>>>,
     waker: Cell<Option<Waker>>,
 }
 
@@ -35,8 +33,8 @@ impl Once {
         Self { fd, deed, outcome: Cell::default(), waker: Cell::default() }
     }
 
-    /// The operation has ended, with a new descriptor if it accepts.
-    pub(super) fn complete(&self, outcome: io::Result<Option<OwnedFd>>) {
+    /// The operation has ended.
+    pub(super) fn complete(&self, outcome: io::Result<()>) {
         self.outcome.set(Some(outcome));
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -68,7 +66,7 @@ impl Pending {
         self.ring.cancel_once(self.slot);
     }
 
-    pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<Option<OwnedFd>>> {
+    pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         if let Some(outcome) = self.once.outcome.take() {
             self.is_over = true;
             return Poll::Ready(outcome);

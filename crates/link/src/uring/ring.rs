@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd},
     rc::Rc,
     sync::Arc,
     time::Duration,
@@ -21,7 +21,7 @@ use io_uring::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, SocketFlags},
+    net::{RecvFlags, SendFlags},
 };
 
 use super::{
@@ -58,6 +58,7 @@ pub(crate) struct Ring {
     streamer: Cell<u32>,
     /// For so many turns more, several peers count as sending a great deal at a time.
     mingled: Cell<u8>,
+    turns: Cell<u64>,
 }
 
 /// Owners of what operations under way use.
@@ -139,6 +140,7 @@ impl Ring {
             gathers: Cell::new(false),
             streamer: Cell::new(u32::MAX),
             mingled: Cell::new(0),
+            turns: Cell::new(0),
         };
         // The first turn reports what `build` does not: a ring that may be made but not entered.
         ring.turn(Some(Duration::ZERO))?;
@@ -183,6 +185,7 @@ impl Ring {
         }
         let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { self.spoken.within(timeout) };
         let entered = self.enter(timeout);
+        self.turns.set(self.turns.get() + 1);
         self.alarm.rise();
         entered?;
         self.pass_on();
@@ -190,6 +193,11 @@ impl Ring {
             self.look_who_left(&slots)?;
         }
         Ok(())
+    }
+
+    /// How often it has looked for what has happened.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns.get()
     }
 
     /// Ends the streams of those who have said something, have been silent since, and are gone: the next receive tells.
@@ -289,12 +297,8 @@ impl Ring {
         match owner {
             Slot::Port(port) => self.dispatch_to_port(&port, token, result, flags),
             Slot::Once(once) => {
-                // The slot is needed no more; if nobody waits, neither is what was opened.
                 self.vacate(slot);
-                let opens = matches!(once.deed, Deed::Accept);
-                // SAFETY: an accept that succeeds gives a new descriptor that nobody else owns.
-                let opened = |fd| opens.then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) });
-                once.complete(result.map(opened));
+                once.complete(result.map(drop));
             }
             Slot::Free => debug_assert!(false, "a completion for nobody"),
         }
@@ -404,10 +408,7 @@ impl Ring {
         let slot = self.slots.borrow_mut().occupy(Slot::Once(Rc::clone(once)));
         let fd = Fd(once.fd.as_raw_fd());
         let entry = match &once.deed {
-            Deed::Accept => {
-                opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(CLOSE_ON_EXEC).build()
-            }
-            Deed::AwaitReadable => opcode::PollAdd::new(fd, POLLIN).build(),
+            Deed::AwaitArrival => opcode::PollAdd::new(fd, POLLIN | EXCLUSIVELY).build(),
             Deed::Connect(address) => opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build(),
         };
         // SAFETY: the slot keeps the address until the completion, behind a reference count, so that it does not move.
@@ -514,7 +515,8 @@ fn is_any(error: &io::Error, known: &[Errno]) -> bool {
 }
 
 const POLLIN: u32 = 1;
+/// `EPOLLEXCLUSIVE`: of all who wait for the same, one is told.
+const EXCLUSIVELY: u32 = 1 << 28;
 const DONT_WAIT: i32 = RecvFlags::DONTWAIT.bits() as i32;
 /// No signal, and `MSG_WAITALL`, which io_uring honours for sends: a short send is continued by the kernel.
 const SEND_FLAGS: i32 = SendFlags::NOSIGNAL.bits() as i32 | 0x100;
-const CLOSE_ON_EXEC: i32 = SocketFlags::CLOEXEC.bits() as i32;

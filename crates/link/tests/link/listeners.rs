@@ -12,6 +12,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
+    task::Poll,
     thread::JoinHandle,
 };
 
@@ -125,7 +126,7 @@ fn an_acceptor_that_is_dropped_leaves_the_next_client_to_others() {
         let (first, second) = (first.expect("an acceptor"), second.expect("an acceptor"));
         let clock = reactor.clone();
         let client = run_on(&reactor, async move {
-            let armed = std::future::poll_fn(|cx| std::task::Poll::Ready(first.poll_accept(cx).is_pending()));
+            let armed = std::future::poll_fn(|cx| Poll::Ready(first.poll_accept(cx).is_pending()));
             assert!(armed.await);
             drop(first);
             clock.sleep(std::time::Duration::from_millis(1)).await;
@@ -224,7 +225,32 @@ fn a_listener_that_was_handed_over_is_as_good_as_one_of_ones_own() {
     assert!(Listener::adopt(near.into(), None).is_err(), "it does not listen");
 }
 
-/// Between the wish to stop and the stop a client may be given out; it must be served, and one that was not stays in line.
+#[test]
+fn all_of_a_crowd_are_let_in() {
+    const CLIENTS: usize = 50;
+    each_mode(|settings| {
+        let listener = listen();
+        let address = listener.local_addr().expect("an address");
+        let accepted = run(settings, |reactor| async move {
+            let acceptor = listener.accept_on(&reactor).expect("an acceptor");
+            let mut accepted = Vec::new();
+            // One by one, all at once, and one by one again.
+            for crowd in [1, 1, CLIENTS, 1] {
+                let clients: Vec<_> = (0..crowd).map(|_| TcpStream::connect(address).expect("a listener")).collect();
+                for client in clients {
+                    let found = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a client");
+                    assert_eq!(found.peer, Address::Tcp(client.local_addr().expect("an address")));
+                    assert_eq!(found.local, Some(address));
+                    accepted.push(found);
+                }
+            }
+            accepted.len()
+        });
+        assert_eq!(accepted, CLIENTS + 3);
+    });
+}
+
+/// Of those who wait for the same listener one is told of a client: it takes it though it was about to stop, or another does.
 #[test]
 fn nobody_is_lost_when_an_acceptor_closes() {
     each_mode(|settings| {
@@ -237,9 +263,11 @@ fn nobody_is_lost_when_an_acceptor_closes() {
             let closing = listener.accept_on(&reactor).expect("an acceptor");
             let staying = other.accept_on(&reactor).expect("an acceptor");
             let mut accepted = 0;
-            // An accept is put under way, and the client comes when it is about to be taken back.
-            let early = std::future::poll_fn(|cx| std::task::Poll::Ready(closing.poll_accept(cx).is_ready())).await;
-            assert!(!early, "nobody has come yet");
+            // Both wait, one is told of the client, and is closed before it has taken it.
+            for acceptor in [&closing, &staying] {
+                let early = std::future::poll_fn(|cx| Poll::Ready(acceptor.poll_accept(cx).is_ready())).await;
+                assert!(!early, "nobody has come yet");
+            }
             let _client = TcpStream::connect(address).expect("a listener");
             while let Some(client) = std::future::poll_fn(|cx| closing.poll_close(cx)).await {
                 accepted += 1;

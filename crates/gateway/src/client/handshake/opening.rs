@@ -25,7 +25,7 @@ impl Arriving {
     pub(super) async fn first_packet(&mut self) -> Result<Option<Request>, LoginError> {
         self.fill(1).await?;
         if self.bytes.first() == Some(&startup::TLS_RECORD) {
-            self.direct_tls().await?;
+            Box::pin(self.direct_tls()).await?;
         }
         loop {
             self.fill(4).await?;
@@ -33,7 +33,7 @@ impl Arriving {
             self.fill(len).await?;
             let packet: Vec<u8> = self.bytes.drain(..len).collect();
             match decode_first(&packet)? {
-                First::Ssl => self.answer_ssl().await?,
+                First::Ssl => Box::pin(self.answer_ssl()).await?,
                 First::Gss => {
                     self.nothing_early()?;
                     self.link.write(&b"N"[..]);
@@ -41,7 +41,7 @@ impl Arriving {
                 }
                 First::Cancel { pid, key } => {
                     self.cancels = true;
-                    canceller::act(&self.worker, pid, key).await;
+                    Box::pin(canceller::act(&self.worker, pid, key)).await;
                     return Ok(None);
                 }
                 First::Startup(startup) => {

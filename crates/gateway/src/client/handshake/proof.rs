@@ -29,7 +29,7 @@ impl Arriving {
                 (AuthMethod::Ldap, None)
             }
             Verdict::Certified(method, certificate) => (method, Some(certificate)),
-            Verdict::Peer(map) => return self.check_peer(setup, request, map.as_deref()).await,
+            Verdict::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
             Verdict::Reject => return Err(self.cause(Cause::Rejected)),
         };
         if let Some(wanted) = &certificate {
@@ -47,17 +47,16 @@ impl Arriving {
                 _ => {}
             }
         }
+        if method.asks_nothing() {
+            return Ok(());
+        }
         let bytes = std::mem::take(&mut self.bytes);
         let (gateway, end_point) = (self.worker.gateway.clone(), self.end_point.clone());
         let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
-        let host = match self.peer {
-            Address::Tcp(address) => address.ip().to_string(),
-            Address::Unix => String::new(),
-        };
         let entry = setup.config.database(&request.database).map_or("", |(entry, _)| entry);
-        let gateway = &gateway;
-        let mut login = Login { gateway, link, user, host, entry, secret, is_looked_up, ldap, end_point, bytes };
-        login.authenticate(method).await?;
+        let (gateway, peer) = (&gateway, self.peer);
+        let mut login = Login { gateway, link, user, peer, entry, secret, is_looked_up, ldap, end_point, bytes };
+        Box::pin(login.authenticate(method)).await?;
         self.bytes = std::mem::take(&mut login.bytes);
         Ok(())
     }
@@ -123,7 +122,7 @@ impl Arriving {
         let lookup = setup.config.lookup(&request.database).filter(|lookup| lookup.user != request.user);
         let configured = Found { known: configured.is_some(), secret: configured, is_looked_up: false };
         let (false, Some(lookup)) = (has_secret, lookup) else { return Ok(configured) };
-        match lookup::look_up(&self.worker, &lookup, &request.database, &request.user).await? {
+        match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {
             lookup::Known::Nobody => Ok(configured),
             lookup::Known::User(secret) => {
                 if let Some((entry, _)) = setup.config.database(&request.database) {

@@ -1,9 +1,9 @@
 //! A place for a client that is let in: its limits, its card, its greeting, its session.
 
-use std::{pin::pin, rc::Rc, sync::Arc, task::Poll};
+use std::{net::SocketAddr, pin::pin, rc::Rc, sync::Arc, task::Poll};
 
 use socket2::SockRef;
-use tidegate_link::Link;
+use tidegate_link::{Address, Link};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
     sqlstate,
@@ -98,19 +98,26 @@ impl Arriving {
             }
         };
         let tls = self.link.tls_info().map(|info| tls::told(&info).into());
-        let local = SockRef::from(&self.link).local_addr().ok().and_then(|address| address.as_socket());
         let entry = self.worker.roster.enter(NewCard {
             id: self.id,
             key,
             user: &request.user,
             peer: self.peer,
-            local,
+            local: self.local_address(),
             process: self.process_number(),
             tls,
             pid,
             secret,
         });
         Ok(entry)
+    }
+
+    /// Where it has connected to; none for a unix socket.
+    fn local_address(&self) -> Option<SocketAddr> {
+        if self.peer == Address::Unix {
+            return None;
+        }
+        self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket())
     }
 
     pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
@@ -195,13 +202,15 @@ impl Arriving {
         pool: &Rc<WorkerPool>,
         asked: Option<Route>,
     ) -> Result<Arc<ServerSettings>, LoginError> {
-        if let Some(welcome) = pool.shared.welcome() {
-            return Ok(match pool.fleet() {
-                None => welcome,
-                Some(_) => as_routed(&welcome, asked.unwrap_or(pool.plan().route.route)),
-            });
-        }
         let route = asked.unwrap_or(pool.plan().route.route);
+        match (pool.shared.welcome(), pool.fleet()) {
+            (Some(welcome), None) => Ok(welcome),
+            (Some(welcome), Some(_)) => Ok(as_routed(&welcome, route)),
+            (None, _) => Box::pin(self.first_welcome(pool, route)).await,
+        }
+    }
+
+    async fn first_welcome(&mut self, pool: &Rc<WorkerPool>, route: Route) -> Result<Arc<ServerSettings>, LoginError> {
         let worker = self.worker.clone();
         let found = async {
             match pool.fleet() {

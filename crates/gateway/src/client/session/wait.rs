@@ -151,7 +151,8 @@ impl Session {
         async move {
             match checkout {
                 Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout),
-                None => find_server(&worker, &home, route, placed).await,
+                // In a box: all who wait in the line of one pool would have room for its state.
+                None => Box::pin(find_server(&worker, &home, route, placed)).await,
             }
         }
     }
