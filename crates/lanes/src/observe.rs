@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::assigned::LaneStatus;
 use crate::failure::Failure;
+use crate::moment::Moment;
 use crate::record::{Lane, Record};
 use crate::shard::Heat;
 use crate::sync::{Mutex, lock};
@@ -65,15 +66,38 @@ pub struct Metrics {
 #[derive(Debug)]
 pub(crate) struct Board {
     shards: Vec<Mutex<Tally>>,
-    hot: Vec<Mutex<Vec<Heat>>>,
+    hot: Vec<Mutex<Hot>>,
     intake: Mutex<IntakeStatus>,
+}
+
+/// What a shard knows of hot keys, and how many records it had lately: the shard of a hot key has more than the others.
+#[derive(Debug, Default)]
+struct Hot {
+    keys: Vec<Heat>,
+    arrived: u64,
+    /// Those that are [`HALF_LIFE`] old count half.
+    recent: f64,
+    at: Moment,
+}
+
+const HALF_LIFE: Duration = Duration::from_secs(10);
+
+impl Hot {
+    fn note(&mut self, keys: Vec<Heat>, arrived: u64, now: Moment) {
+        self.recent = self.recent_at(now) + (arrived - self.arrived) as f64;
+        (self.keys, self.arrived, self.at) = (keys, arrived, now);
+    }
+
+    fn recent_at(&self, now: Moment) -> f64 {
+        self.recent * 0.5_f64.powf(now.since(self.at).div_duration_f64(HALF_LIFE))
+    }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IntakeStatus {
     pub(crate) pending: usize,
     pub(crate) pending_bytes: usize,
-    pub(crate) oldest: Option<crate::moment::Moment>,
+    pub(crate) oldest: Option<Moment>,
     pub(crate) is_full: bool,
     pub(crate) commits_failed: u64,
     pub(crate) lanes: Vec<LaneStatus>,
@@ -92,8 +116,9 @@ impl Board {
         lock(&self.shards[shard]).clone_from(tally);
     }
 
-    pub(crate) fn write_hot(&self, shard: usize, hot: Vec<Heat>) {
-        *lock(&self.hot[shard]) = hot;
+    /// `arrived` is how many records the shard ever had.
+    pub(crate) fn write_hot(&self, shard: usize, keys: Vec<Heat>, arrived: u64, now: Moment) {
+        lock(&self.hot[shard]).note(keys, arrived, now);
     }
 
     pub(crate) fn write_intake(&self, status: IntakeStatus) {
@@ -106,7 +131,7 @@ impl Board {
         sum
     }
 
-    pub(crate) fn read(&self, now: crate::moment::Moment, in_flight: usize) -> Metrics {
+    pub(crate) fn read(&self, now: Moment, in_flight: usize) -> Metrics {
         let status = lock(&self.intake).clone();
         Metrics {
             tally: self.tally(),
@@ -121,11 +146,17 @@ impl Board {
         }
     }
 
-    /// Of all shards: each has seen about as many records as every other.
+    /// Of all shards, each with its part of what arrived lately.
     fn hot_keys(&self) -> Vec<HotKey> {
-        let parts = self.shards.len() as f64;
-        let of = |heat: Heat| HotKey { lane: heat.lane, key: heat.key, share: heat.share / parts };
-        let mut keys: Vec<HotKey> = self.hot.iter().flat_map(|hot| lock(hot).clone()).map(of).collect();
+        let latest = self.hot.iter().map(|hot| lock(hot).at).max().unwrap_or_default();
+        let recent: f64 = self.hot.iter().map(|hot| lock(hot).recent_at(latest)).sum();
+        let mut keys = Vec::new();
+        for hot in &self.hot {
+            let hot = lock(hot);
+            let part = hot.recent_at(latest) / recent.max(f64::MIN_POSITIVE);
+            let of = |heat: &Heat| HotKey { lane: heat.lane, key: heat.key.clone(), share: heat.share * part };
+            keys.extend(hot.keys.iter().map(of).filter(|key| key.share >= 0.01));
+        }
         keys.sort_by(|a, b| b.share.total_cmp(&a.share));
         keys
     }

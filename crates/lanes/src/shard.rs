@@ -231,7 +231,7 @@ impl Shard {
             leavers: Vec::new(),
             held: 0,
             arrived: 0,
-            hot: HotKeys::default(),
+            hot: HotKeys::new(seed),
             random: fastrand::Rng::with_seed(seed),
             reports: Vec::new(),
             alarms: Vec::new(),
@@ -418,6 +418,11 @@ impl Shard {
     /// What the intake wants to know of it.
     pub(crate) fn standing(&self) -> Standing {
         Standing { held: self.held, ready: self.keys.ready(), arrived: self.arrived }
+    }
+
+    /// Records that ever arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived
     }
 
     /// What it has counted, and what it holds.

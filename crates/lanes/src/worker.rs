@@ -343,7 +343,8 @@ impl<C: Crew> Worker<C> {
         self.shared.board.write_shard(self.number, self.shard.tally());
         self.turns = self.turns.wrapping_add(1);
         if self.turns % HOT_TURNS == 1 {
-            self.shared.board.write_hot(self.number, self.shard.hot_keys());
+            let (keys, now) = (self.shard.hot_keys(), self.shared.clock.now());
+            self.shared.board.write_hot(self.number, keys, self.shard.arrived(), now);
         }
         if self.reports.is_empty() && alarms.is_empty() && begun.is_empty() && !is_news {
             return;

@@ -7,7 +7,7 @@
 use crate::record::{Lane, Record};
 
 const COUNTED: usize = 64;
-/// One of so many records is looked at.
+/// One of so many records is looked at, by chance: of keys that come in turn, every sixteenth might always be the same.
 const SAMPLE: u32 = 16;
 const HALVED_AFTER: u32 = 8192;
 
@@ -27,25 +27,37 @@ struct Counted {
     error: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HotKeys {
     counted: Vec<Counted>,
-    seen: u32,
+    /// Records that are passed over before the next one is looked at.
+    passes: u32,
+    /// Records that were looked at, with or without a key.
     sampled: u32,
+    random: fastrand::Rng,
 }
 
 impl HotKeys {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { counted: Vec::new(), passes: 0, sampled: 0, random: fastrand::Rng::with_seed(seed) }
+    }
+
     pub(crate) fn note(&mut self, record: &Record) {
-        self.seen = self.seen.wrapping_add(1);
-        if self.seen.is_multiple_of(SAMPLE)
-            && let Some(key) = record.key()
-        {
+        if self.passes > 0 {
+            self.passes -= 1;
+            return;
+        }
+        self.passes = self.random.u32(0..2 * SAMPLE - 1);
+        self.sampled += 1;
+        if let Some(key) = record.key() {
             self.sample(record.lane(), key);
+        }
+        if self.sampled >= HALVED_AFTER {
+            self.halve();
         }
     }
 
     fn sample(&mut self, lane: Lane, key: &[u8]) {
-        self.sampled += 1;
         let known = self.counted.iter_mut().find(|counted| counted.lane == lane && *counted.key == *key);
         if let Some(counted) = known {
             counted.count += 1;
@@ -54,9 +66,6 @@ impl HotKeys {
         } else if let Some(least) = self.counted.iter_mut().min_by_key(|counted| counted.count) {
             let error = least.count;
             *least = Counted { lane, key: key.into(), count: error + 1, error };
-        }
-        if self.sampled >= HALVED_AFTER {
-            self.halve();
         }
     }
 
@@ -76,5 +85,35 @@ impl HotKeys {
         let mut list: Vec<Heat> = self.counted.iter().map(heat).filter(|heat| heat.share >= 0.01).collect();
         list.sort_by(|a, b| b.share.total_cmp(&a.share));
         list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Epoch, Position};
+
+    fn shares(keys: impl Iterator<Item = Option<u32>>) -> Vec<(u32, f64)> {
+        let mut hot = HotKeys::new(7);
+        for (at, key) in keys.enumerate() {
+            let key = key.map(u32::to_be_bytes);
+            let key = key.as_ref().map(<[u8; 4]>::as_slice);
+            hot.note(&Record::new(Lane(0), Epoch(1), Position(at as u64), key, None));
+        }
+        let share = |heat: Heat| (u32::from_be_bytes((*heat.key).try_into().unwrap()), heat.share);
+        hot.list().into_iter().map(share).collect()
+    }
+
+    #[test]
+    fn of_keys_that_come_in_turn_none_is_hot() {
+        let shares = shares((0..100_000).map(|at| Some(at % 32)));
+        assert_eq!(shares.len(), 32, "{shares:?}");
+        assert!(shares.iter().all(|(_, share)| (0.02..0.05).contains(share)), "{shares:?}");
+    }
+
+    #[test]
+    fn a_share_is_that_of_all_records_with_those_that_have_no_key() {
+        let shares = shares((0..100_000).map(|at| (at % 10 == 0).then_some(5)));
+        assert!(matches!(shares[..], [(5, share)] if (0.08..0.12).contains(&share)), "{shares:?}");
     }
 }

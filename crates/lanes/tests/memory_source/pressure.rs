@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::checker::{Checker, LANE, MS, SECOND, key_number, record, records, until, watched};
-use crate::stage::{filled, gated, whole, working};
+use crate::stage::{doing, filled, gated, whole, working};
 
 #[tokio::test]
 async fn la_20_the_bound_of_bytes_holds_with_what_the_client_has_read_ahead() {
@@ -112,8 +112,19 @@ async fn la_22_a_hot_key_does_not_hold_up_the_cold_ones() {
     let slowest = *slowest.lock().unwrap();
     // A thousand cold records, ten at a time, each for two ticks of the timer at most.
     assert!(slowest < 250 * MS && began.elapsed() > 9 * SECOND, "{slowest:?} of {:?}", began.elapsed());
-    let hot = &handle.metrics().hot_keys[0];
-    assert!(*hot.key == 0_u64.to_be_bytes() && hot.share > 0.3, "{hot:?}");
+    let hot = handle.metrics().hot_keys;
+    assert!(matches!(&hot[..], [hot] if *hot.key == 0_u64.to_be_bytes() && hot.share > 0.3), "{hot:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn la_22_a_hot_key_is_told_with_its_part_of_the_records_of_all_shards() {
+    // Nine of ten records are of key 0, which is with one of the shards.
+    let (source, _, checker) = whole(50_000, |at| if at % 10 == 0 { at } else { 0 });
+    let subscription = Subscription::builder("test").source(source).shards(8).process(doing(&checker)).unwrap();
+    let handle = subscription.handle();
+    subscription.run().await.unwrap();
+    let hot = handle.metrics().hot_keys;
+    assert!(matches!(&hot[..], [hot] if (0.8..0.98).contains(&hot.share)), "{hot:?}");
 }
 
 #[tokio::test(start_paused = true)]
