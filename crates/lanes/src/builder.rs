@@ -141,7 +141,8 @@ impl<S, R> Builder<S, R> {
         self
     }
 
-    /// How many records may start in a second; 0 is a pause. Any number by default.
+    /// How many starts of a handler, with a record or a batch each, there may be in a second; 0 is a pause. Any number by
+    /// default.
     pub fn rate(mut self, per_second: f64) -> Self {
         self.rate = Some(per_second);
         self

@@ -48,7 +48,7 @@ impl Handle {
         self.shared.gate.set_limit(permits, |shard| self.shared.nudge(shard));
     }
 
-    /// Changes how many records may start in a second: none with 0, which is a pause; any number with `None`.
+    /// Changes how many starts of a handler there may be in a second: none with 0, which is a pause; any number with `None`.
     pub fn set_rate(&self, per_second: Option<f64>) {
         let now = self.shared.clock.now();
         self.shared.gate.set_rate(per_second, now, |shard| self.shared.nudge(shard));

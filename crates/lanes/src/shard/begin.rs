@@ -33,7 +33,8 @@ impl Shard {
 
     /// Takes the first record of the key off its queue, or the first few.
     fn take_records(&mut self, key: u32, head: u32, kind: Kind) -> Records {
-        let more = if kind == Kind::Run && self.items[head].attempts == 0 { self.policy.batch_max } else { 1 };
+        let is_fresh = kind == Kind::Run && self.items[head].attempts == 0;
+        let more = if is_fresh { self.policy.batch_max.min(1 + self.left_of_quota(key)) } else { 1 };
         let mut last = head;
         let mut count = 1;
         while count < more as u32 && self.belongs(head, self.items[last].next) {
@@ -44,6 +45,10 @@ impl Shard {
         let key = self.keys.get(key);
         key.head = rest;
         key.len -= count;
+        if self.policy.quota.is_some() {
+            // The first one is counted.
+            key.started += count as u16 - 1;
+        }
         if rest == NONE {
             key.tail = NONE;
         }

@@ -61,6 +61,12 @@ impl Shard {
         true
     }
 
+    /// How many more records of the key may start in its window.
+    pub(super) fn left_of_quota(&mut self, place: u32) -> usize {
+        let started = self.keys.get(place).started;
+        self.policy.quota.map_or(usize::MAX - 1, |quota| quota.records.saturating_sub(started).into())
+    }
+
     pub(super) fn end_window(&mut self, place: u32) {
         let key = self.keys.get(place);
         key.started = 0;

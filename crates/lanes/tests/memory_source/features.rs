@@ -53,6 +53,26 @@ async fn a_quota_also_counts_records_that_come_one_by_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_quota_counts_the_records_of_batches() {
+    let (source, _, checker) = whole(50, |_| 7);
+    let began = Instant::now();
+    let times: Arc<Mutex<Vec<(usize, u64)>>> = Arc::default();
+    let (noted, watch) = (Arc::clone(&times), checker.clone());
+    let handler = move |batch: Batch| {
+        noted.lock().unwrap().push((batch.records.len(), began.elapsed().as_secs()));
+        batch.records.iter().for_each(|record| watch.done(record));
+        batch.finish();
+        std::future::ready(())
+    };
+    let quota = Quota { records: 10, window: SECOND };
+    let subscription = Subscription::builder("test").source(source).quota(quota).batches(7, handler).unwrap();
+    subscription.run().await.unwrap();
+    checker.assert_all_done(50);
+    let expected: Vec<(usize, u64)> = (0..5).flat_map(|second| [(7, second), (3, second)]).collect();
+    assert_eq!(*times.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
     let (source, _, checker) = whole(100, |at| at % 2);
     let sizes: Arc<Mutex<Vec<usize>>> = Arc::default();
