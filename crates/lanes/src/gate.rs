@@ -86,7 +86,8 @@ impl Gate {
     /// Starts per second from now on: none at 0, any number with `None`.
     pub(crate) fn set_rate(&self, rate: Option<f64>, now: Moment, wake: impl FnMut(usize)) {
         let mut state = lock(&self.0);
-        state.bucket = rate.map(|rate| Bucket::new(rate, now));
+        let before = state.bucket.take();
+        state.bucket = rate.map(|rate| Bucket::new(rate, now).with_tokens_of(before));
         state.wake(usize::MAX, wake);
     }
 
@@ -120,6 +121,18 @@ impl Bucket {
         Self { per_second: per_second.max(0.0), tokens: 0.0, at }
     }
 
+    /// What has come at an earlier rate stays, as far as it may pile up at this one: else who changes the rate often, to lower
+    /// it by and by, would let nothing start at all. A pause has none.
+    fn with_tokens_of(self, earlier: Option<Self>) -> Self {
+        let Some(mut earlier) = earlier.filter(|_| self.per_second > 0.0) else { return self };
+        earlier.refill(self.at);
+        Self { tokens: earlier.tokens.min(self.most()), ..self }
+    }
+
+    fn most(&self) -> f64 {
+        (self.per_second / 10.0).max(1.0)
+    }
+
     fn take(&mut self, want: usize, ahead: usize, now: Moment) -> Grant {
         self.refill(now);
         let count = want.min((self.tokens.max(0.0) as usize).saturating_sub(ahead));
@@ -134,9 +147,8 @@ impl Bucket {
     }
 
     fn refill(&mut self, now: Moment) {
-        let most = (self.per_second / 10.0).max(1.0);
         let come = now.since(self.at).as_secs_f64() * self.per_second;
-        self.tokens = (self.tokens + come).min(most.max(self.tokens));
+        self.tokens = (self.tokens + come).min(self.most().max(self.tokens));
         self.at = self.at.max(now);
     }
 }

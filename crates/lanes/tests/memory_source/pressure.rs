@@ -241,6 +241,27 @@ async fn la_25_the_rate_is_kept_can_be_changed_and_zero_is_a_pause() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn la_25_a_rate_that_is_set_again_and_again_is_kept() {
+    let (source, _, checker) = whole(1000, |at| at);
+    let subscription = Subscription::builder("test").source(source).rate(5.0).process(doing(&checker)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    for turn in 0..200_u32 {
+        tokio::time::sleep(50 * MS).await;
+        handle.set_rate(Some(if turn % 2 == 0 { 4.0 } else { 6.0 }));
+    }
+    assert!((45..=52).contains(&checker.begun()), "{} in 10 s at 5 a second", checker.begun());
+    handle.set_rate(Some(0.0));
+    tokio::time::sleep(SECOND).await;
+    let paused = checker.begun();
+    tokio::time::sleep(100 * SECOND).await;
+    assert_eq!(checker.begun(), paused, "what was saved up does not begin in a pause");
+    handle.set_rate(None);
+    running.await.unwrap().unwrap();
+    checker.assert_all_done(1000);
+}
+
+#[tokio::test(start_paused = true)]
 async fn la_26_concurrency_and_bounds_change_while_it_runs() {
     let (source, _, checker) = whole(10_000, |at| at);
     let gate = Arc::new(Semaphore::new(0));
