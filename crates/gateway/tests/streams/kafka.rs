@@ -286,6 +286,15 @@ fn a_topic_that_is_not_there_ends_the_stream_with_its_reason() {
 }
 
 #[test]
+fn a_topic_that_is_not_there_is_named_by_the_stream_that_was_to_fill_it() {
+    let (world, folder) = (World::new(), Folder::new());
+    let from = folder.write("in.ndjson", &numbers(0..1, 1));
+    let to = format!("kafka://{}/{}-nowhere", world.broker.bootstrap(), world.name);
+    let ended = Stream::run(["--from", &from, "--to", &to, "--attempts", "1"]).expect(1);
+    assert!(ended.errors.contains("-nowhere does not exist"), "{}", ended.errors);
+}
+
+#[test]
 fn partitions_that_a_topic_gets_are_read_too() {
     let (world, web) = (World::new(), Web::start(|_| Answer::Status(200)));
     let from = world.topic("in", 1);

@@ -133,7 +133,7 @@ impl ClientContext for Ear {
 }
 
 #[cfg(feature = "tracing")]
-mod log {
+pub(super) mod log {
     use std::time::{Duration, Instant};
 
     use rdkafka::config::RDKafkaLogLevel as Level;
@@ -146,10 +146,10 @@ mod log {
 
     /// What the client has told last, and when: each kind is logged once in a while.
     #[derive(Default)]
-    pub(super) struct Complaints(Mutex<Vec<(RDKafkaErrorCode, Instant)>>);
+    pub(in crate::source::kafka) struct Complaints(Mutex<Vec<(RDKafkaErrorCode, Instant)>>);
 
     impl Complaints {
-        pub(super) fn error(&self, error: &KafkaError, reason: &str) {
+        pub(in crate::source::kafka) fn error(&self, error: &KafkaError, reason: &str) {
             let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
             // The end of a partition is no error.
             if code != RDKafkaErrorCode::PartitionEOF && self.is_news(code, Instant::now()) {
@@ -168,7 +168,7 @@ mod log {
         }
     }
 
-    pub(super) fn client(level: Level, facility: &str, message: &str) {
+    pub(in crate::source::kafka) fn client(level: Level, facility: &str, message: &str) {
         match level {
             // Comes as an error, too.
             _ if facility == "FAIL" => tracing::debug!(facility, "{message}"),
@@ -195,13 +195,13 @@ mod log {
 }
 
 #[cfg(not(feature = "tracing"))]
-mod log {
+pub(super) mod log {
     #[derive(Default)]
-    pub(super) struct Complaints {}
+    pub(in crate::source::kafka) struct Complaints {}
 
     impl Complaints {
-        pub(super) fn error(&self, _: &rdkafka::error::KafkaError, _: &str) {}
+        pub(in crate::source::kafka) fn error(&self, _: &rdkafka::error::KafkaError, _: &str) {}
     }
 
-    pub(super) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
+    pub(in crate::source::kafka) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
 }

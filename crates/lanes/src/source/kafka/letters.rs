@@ -2,12 +2,13 @@
 
 use std::error::Error as StdError;
 
-use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use rdkafka::{ClientConfig, ClientContext};
 
+use super::ear::log::{self, Complaints};
 use super::{Error, Roster};
 use crate::dead_letter::{DeadLetter, Letter, Taken};
 use crate::failure::Cause;
@@ -32,9 +33,23 @@ const ORIGIN: [&str; 4] = ["tidegate-topic", "tidegate-partition", "tidegate-off
 pub struct LetterTopic {
     config: ClientConfig,
     // Locked for a look, and for the making of another one.
-    producer: Mutex<FutureProducer>,
+    producer: Mutex<FutureProducer<Ear>>,
     topic: String,
     roster: Roster,
+}
+
+/// Logs what the client complains of: a letter that it could not send says only that its time was over.
+#[derive(Default)]
+struct Ear(Complaints);
+
+impl ClientContext for Ear {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log::client(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.error(&error, reason);
+    }
 }
 
 impl LetterTopic {
@@ -65,19 +80,21 @@ impl LetterTopic {
             .set("partitioner", "murmur2_random")
             // After that the letter is sent by the subscription anew, with its back-off.
             .set("message.timeout.ms", "30000")
+            // By itself it waits for a topic that is not there for as long as for the letter, and would not say that it is not.
+            .set("topic.metadata.propagation.max.ms", "5000")
             .set_log_level(RDKafkaLogLevel::Warning);
         config.extend(properties.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         config.set("enable.idempotence", "true");
-        let producer = config.create().map(Mutex::new).map_err(Error::Settings)?;
+        let producer = config.create_with_context(Ear::default()).map(Mutex::new).map_err(Error::Settings)?;
         Ok(Self { config, producer, topic: topic.to_owned(), roster })
     }
 
     /// The producer. One that has lost track of what the broker has (as where the broker has lost it) takes nothing any more,
     /// and another one takes its place.
-    fn producer(&self) -> Result<FutureProducer, KafkaError> {
+    fn producer(&self) -> Result<FutureProducer<Ear>, KafkaError> {
         let mut producer = lock(&self.producer);
         if producer.client().fatal_error().is_some() {
-            *producer = self.config.create()?;
+            *producer = self.config.create_with_context(Ear::default())?;
         }
         Ok(producer.clone())
     }
