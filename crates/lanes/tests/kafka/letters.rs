@@ -8,11 +8,12 @@ use std::time::Duration;
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, OwnedMessage};
+use rdkafka::producer::{BaseRecord, Producer as _};
 use tidegate_lanes::source::kafka::LetterTopic;
-use tidegate_lanes::{Exhausted, Failure, Retry};
+use tidegate_lanes::{Delivery, Exhausted, Failure, Retry};
 
 use crate::member::Member;
-use crate::world::{World, share, until};
+use crate::world::{LIMIT, World, share, until};
 
 /// The first `count` messages of a topic.
 fn letters(world: &World, topic: &str, count: usize) -> Vec<OwnedMessage> {
@@ -61,6 +62,28 @@ async fn la_10_letters_are_in_their_topic_before_their_records_are_committed() {
         assert_eq!((&*headers["tidegate-attempts"], &*headers["tidegate-cause"]), ("2", "handler"));
         assert_eq!((&*headers["tidegate-error"], &*headers["tidegate-subscription"]), ("this will not do", "test"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_its_topic_took_is_not_too_large_for_a_letter() {
+    let world = World::new("large", 1);
+    let dead = World::new("dead", 1);
+    // By default a broker takes 1,048,588 bytes, and a client sends 1,000,000.
+    let producer = world.producer(&[("message.max.bytes", "2000000")]);
+    let payload = "x".repeat(1_030_000);
+    let record = BaseRecord::to(&world.topic).key("large").payload(&payload);
+    producer.send(record).map_err(|(error, _)| error).unwrap();
+    producer.flush(LIMIT).unwrap();
+    let source = world.source();
+    let topic = LetterTopic::new(&world.broker.bootstrap(), &dead.topic, source.roster()).unwrap();
+    let build = |builder: tidegate_lanes::Builder<_, _>| {
+        builder.retry(twice()).exhausted(Exhausted::DeadLetter).dead_letter(topic)
+    };
+    let refuse = |delivery: Delivery, _| async { delivery.fail(Failure::permanent("this will not do")) };
+    let member = Member::with(source, build, refuse);
+    until("the letter is kept", || world.committed(1) == [Some(1)]).await;
+    assert_eq!(member.stop().await.dead_lettered, 1);
+    assert_eq!(letters(&dead, &dead.topic, 1)[0].payload(), Some(payload.as_bytes()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,6 +45,9 @@ impl ClientContext for Ear {
     }
 }
 
+/// The largest message that the client lets through: its own default is less than what brokers take, and what was read out of
+/// a compressed batch may be larger still. The broker has the last word.
+const MESSAGE_BYTES_MAX: &str = "1000000000";
 /// How long a topic that the broker does not know may be about to be made, if a delivery may take longer. (By itself the
 /// client waits for as long as a delivery, and that there is no such topic would never be said.)
 const UNKNOWN_MAX: Duration = Duration::from_secs(5);
@@ -60,6 +63,7 @@ impl Topic {
             .set("linger.ms", "2")
             .set("partitioner", "murmur2_random")
             .set("message.timeout.ms", limit.as_millis().max(1).to_string())
+            .set("message.max.bytes", MESSAGE_BYTES_MAX)
             .set("topic.metadata.propagation.max.ms", UNKNOWN_MAX.min(limit / 2).as_millis().to_string());
         config.extend(crate::stream::source::kafka::common(keys));
         config.set("enable.idempotence", "true");
@@ -143,6 +147,17 @@ mod tests {
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(b"v"));
         let failure = topic.deliver(std::slice::from_ref(&record)).await.expect_err("nobody is there");
         assert!(failure.reason().contains("Connection refused"), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn what_brokers_take_is_not_too_large() {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        cluster.create_topic("out", 1, 1).expect("a topic");
+        let topics = Topics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
+        let topic = Topic::new(&topics, &StreamKeys::default()).expect("a producer");
+        // By default a broker takes 1,048,588 bytes, and a client sends 1,000,000.
+        let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(&[b'x'; 1_040_000]));
+        assert_eq!(topic.deliver(std::slice::from_ref(&record)).await, Ok(()));
     }
 
     #[tokio::test]

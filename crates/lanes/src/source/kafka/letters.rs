@@ -80,6 +80,9 @@ impl LetterTopic {
             .set("partitioner", "murmur2_random")
             // After that the letter is sent by the subscription anew, with its back-off.
             .set("message.timeout.ms", "30000")
+            // Its own default is less than what brokers take: what could be read must not be too large to be a letter. The
+            // broker has the last word.
+            .set("message.max.bytes", "1000000000")
             // By itself it waits for a topic that is not there for as long as for the letter, and would not say that it is not.
             .set("topic.metadata.propagation.max.ms", "5000")
             .set_log_level(RDKafkaLogLevel::Warning);
