@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use tidegate_supervise::Scope;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -50,7 +51,7 @@ async fn watch(fleet: &mut Fleet, board: &Board, signals: (Signal, Signal), is_q
     let mut progress = Progress::new(board, is_quiet);
     let mut ended = pin!(fleet.ended());
     let mut ticks = tokio::time::interval(EVERY);
-    let mut is_stopping = false;
+    let mut orders = Orders::default();
     let endings = loop {
         tokio::select! {
             endings = &mut ended => break Some(endings),
@@ -61,14 +62,47 @@ async fn watch(fleet: &mut Fleet, board: &Board, signals: (Signal, Signal), is_q
                 continue;
             }
         }
-        if std::mem::replace(&mut is_stopping, true) {
-            break None;
+        match orders.hear(Instant::now()) {
+            Order::Stop => {
+                tracing::info!("stopping: what runs may end; a second signal stops now");
+                board.stop();
+            }
+            Order::Echo => {}
+            Order::StopNow => break None,
         }
-        tracing::info!("stopping: what runs may end; a second signal stops now");
-        board.stop();
     };
     progress.end();
     endings
+}
+
+/// The signals that were heard.
+#[derive(Default)]
+struct Orders {
+    first: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Order {
+    Stop,
+    /// The same once more: `timeout` sends its signal to the process and to its group, and so does many a parent at a Ctrl-C.
+    Echo,
+    StopNow,
+}
+
+/// Nobody asks twice in less.
+const ECHO: Duration = Duration::from_millis(200);
+
+impl Orders {
+    fn hear(&mut self, now: Instant) -> Order {
+        match self.first {
+            None => {
+                self.first = Some(now);
+                Order::Stop
+            }
+            Some(first) if now.saturating_duration_since(first) < ECHO => Order::Echo,
+            Some(_) => Order::StopNow,
+        }
+    }
 }
 
 fn verdict(endings: Option<Endings>, board: &Board) -> ExitCode {
@@ -86,4 +120,19 @@ fn verdict(endings: Option<Endings>, board: &Board) -> ExitCode {
         code = ExitCode::FAILURE;
     }
     code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_comes_twice_is_one_and_a_later_one_is_another() {
+        let (mut orders, now) = (Orders::default(), Instant::now());
+        let mut after = |ms| orders.hear(now + Duration::from_millis(ms));
+        assert_eq!(
+            [after(0), after(1), after(199), after(200)],
+            [Order::Stop, Order::Echo, Order::Echo, Order::StopNow]
+        );
+    }
 }
