@@ -39,8 +39,7 @@ impl Progress {
             Form::None => {}
             Form::Line => {
                 let line = line(&self.board.snapshots());
-                // Ends at the beginning of the line, so that whatever else is written stands over it.
-                let _ = write!(std::io::stderr(), "\x1b[2K{line}\r");
+                let _ = write!(std::io::stderr(), "{}", drawn(&line));
             }
             Form::Log if self.logged_at.elapsed() >= LOG_EVERY => self.log(),
             Form::Log => {}
@@ -67,6 +66,12 @@ impl Progress {
             tracing::info!(stream = name, done, rate, lag, pending, retried, dead_lettered, last_error, "progress");
         }
     }
+}
+
+/// Written over the one before. It ends at the beginning of the line, so that whatever else is written stands over it; what does
+/// not fit into the terminal is cut off there (DECAWM), as it would go on in the next line and stay there.
+fn drawn(line: &str) -> String {
+    format!("\x1b[2K\x1b[?7l{line}\x1b[?7h\r")
 }
 
 /// `orders: 1,200/s, done 34,567, lag 89, pending 12, retries 3`.
@@ -147,6 +152,13 @@ mod tests {
         let told =
             "orders running: 1,200/s, done 34,567, pending 12, retries 0, dead letters 4, skipped 5, parked 6,000";
         assert_eq!(line(&[unknown]), told);
+    }
+
+    #[test]
+    fn a_line_stays_within_its_line_whatever_the_terminal_holds() {
+        let drawn = drawn("orders: 1/s");
+        let (before, after) = drawn.split_once("orders: 1/s").expect("the line");
+        assert!(before.ends_with("\x1b[?7l") && after == "\x1b[?7h\r", "{drawn:?}");
     }
 
     #[test]
