@@ -26,6 +26,15 @@ fn a_slip_in_the_pointer_to_the_key_is_said_once() {
 }
 
 #[test]
+fn a_sink_that_is_away_stops_the_stream_with_one_reason() {
+    let folder = Folder::new();
+    let file = folder.write("in.ndjson", &numbers(0..60, 60));
+    let ended = Stream::run(["--from", &file, "--to", "http://127.0.0.1:1/", "--attempts", "1"]).expect(1);
+    assert_eq!(ended.errors.matches("a record cannot be done").count(), 1, "{}", ended.errors);
+    assert!(ended.errors.contains("Connection refused"), "{}", ended.errors);
+}
+
+#[test]
 fn standard_input_is_a_source() {
     let mut stream = Stream::start(["--from", "-", "--key", "/k", "--to", "-", "-q"]);
     let mut input = stream.input.take().unwrap();

@@ -21,6 +21,10 @@ pub(super) enum Phase {
 }
 
 impl Phase {
+    fn is_end(&self) -> bool {
+        matches!(self, Self::Draining(_) | Self::Closing(_))
+    }
+
     /// Are events wanted?
     pub(super) fn listens(&self) -> bool {
         match self {
@@ -56,7 +60,9 @@ impl<S: Source> Intake<S> {
     /// Does what an alarm asks for, and logs it.
     pub(super) fn heed(&mut self, alarm: Alarm, now: Moment) {
         let lane = self.source.lane_name(alarm.lane);
-        log::alarm(&self.shared.policy.subscription, &lane, &alarm);
+        // Where a sink is away, everything that runs fails for the one reason, which is said once.
+        let is_news = alarm.kind != AlarmKind::Stop || !self.phase.is_end();
+        log::alarm(&self.shared.policy.subscription, &lane, &alarm, is_news);
         match alarm.kind {
             AlarmKind::Halt => self.assigned.halt(alarm.lane, alarm.epoch),
             AlarmKind::Stop => {

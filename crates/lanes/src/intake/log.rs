@@ -4,7 +4,7 @@ use crate::shard::Alarm;
 use crate::source::Mark;
 
 #[cfg(feature = "tracing")]
-pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm) {
+pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm, is_news: bool) {
     use crate::shard::AlarmKind;
     let Alarm { kind, position, key, failure, .. } = alarm;
     let key = key.as_deref().map(String::from_utf8_lossy).map(tracing::field::display);
@@ -15,7 +15,9 @@ pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm) {
         AlarmKind::Skipped => (false, "it is skipped"),
         AlarmKind::NotBuried => (false, "the dead-letter did not take it and will be asked again"),
     };
-    if is_grave {
+    if !is_news {
+        tracing::debug!(subscription, lane, %position, key, %failure, then, "another record cannot be done");
+    } else if is_grave {
         tracing::error!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
     } else {
         tracing::warn!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
@@ -28,7 +30,7 @@ pub(super) fn failed_commit(subscription: &str, lane: &str, mark: Mark, reason: 
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(super) fn alarm(_: &str, _: &str, _: &Alarm) {}
+pub(super) fn alarm(_: &str, _: &str, _: &Alarm, _: bool) {}
 
 #[cfg(not(feature = "tracing"))]
 pub(super) fn failed_commit(_: &str, _: &str, _: Mark, _: &str) {}
