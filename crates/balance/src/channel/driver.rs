@@ -166,10 +166,7 @@ impl ChannelDriver {
     fn dial_next(&mut self, order: &[(EndpointId, State)]) -> Option<Instant> {
         if let Some((ready, _)) = order.iter().find(|(_, state)| *state == State::Ready) {
             let rest = order.iter().filter(|(id, state)| id != ready && *state != State::Ready);
-            for kept in rest.filter_map(|(id, _)| self.kept.remove(id)) {
-                kept.dials.iter().for_each(AbortHandle::abort);
-                self.balancer.idle(kept.endpoint.id());
-            }
+            rest.for_each(|(id, _)| self.rest(*id));
             return None;
         }
         let (next, _) = order.iter().find(|(id, _)| !self.kept.contains_key(id))?;
@@ -185,12 +182,23 @@ impl ChannelDriver {
         Some(Instant::now() + HEAD_START)
     }
 
+    /// Gives up connecting to it, unless it is connected by now.
+    fn rest(&mut self, id: EndpointId) {
+        let Some(kept) = self.kept.get(&id) else { return };
+        // A dial that is about to end well is told of its abortion too late to keep it to itself.
+        if kept.endpoint.value().rest(|| self.balancer.idle(id)) {
+            kept.dials.iter().for_each(AbortHandle::abort);
+            self.kept.remove(&id);
+        }
+    }
+
     fn keep(&mut self, ids: &[EndpointId]) {
         if ids.is_empty() {
             return;
         }
         let endpoints = self.balancer.endpoints();
         for endpoint in endpoints.into_iter().filter(|endpoint| ids.contains(&endpoint.id())) {
+            endpoint.value().wake();
             // Before the task runs, so that it counts as being tried at once.
             self.balancer.connecting(endpoint.id());
             let dials = (0..self.connections).map(|_| self.spawn_dial(&endpoint)).collect();

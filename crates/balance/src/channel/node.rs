@@ -24,6 +24,8 @@ struct Connections {
     next: u64,
     /// The backend was given up: no connection may be added.
     ended: bool,
+    /// It is not wanted now: none may be added until it is [woken](Node::wake).
+    resting: bool,
 }
 
 impl Node {
@@ -75,7 +77,7 @@ impl Node {
     /// Adds a connection, and calls `told` before another thread can change anything.
     pub(super) fn add(&self, sender: Sender, told: impl FnOnce()) -> Option<u64> {
         let mut connections = self.lock();
-        if connections.ended {
+        if connections.ended || connections.resting {
             return None;
         }
         let number = connections.next;
@@ -91,6 +93,23 @@ impl Node {
         let mut connections = self.lock();
         connections.open.retain(|(known, _)| Some(*known) != number);
         told(!connections.open.is_empty())
+    }
+
+    /// Lets no connection be added, and calls `told` before another thread can change anything; unless there is one, which was
+    /// a moment faster and may have calls already. Then all stays as it is, and it is false.
+    pub(super) fn rest(&self, told: impl FnOnce()) -> bool {
+        let mut connections = self.lock();
+        if !connections.open.is_empty() {
+            return false;
+        }
+        connections.resting = true;
+        told();
+        true
+    }
+
+    /// Connections may be added again.
+    pub(super) fn wake(&self) {
+        self.lock().resting = false;
     }
 
     /// Cuts all connections, those included that only finish what they began.
@@ -112,7 +131,24 @@ impl fmt::Debug for Node {
 
 #[cfg(test)]
 mod tests {
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+
     use super::*;
+
+    #[tokio::test]
+    async fn t16_a_backend_that_is_to_rest_is_either_connected_before_or_not_at_all() {
+        let node = Node::new(Address::Unix("/nowhere".into()));
+        let (near, _far) = tokio::io::duplex(1 << 10);
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(near));
+        let (sender, _running) = handshake.await.unwrap();
+        let mut told = Vec::new();
+        assert!(node.rest(|| told.push("idle")));
+        assert_eq!(node.add(sender.clone(), || told.push("ready")), None);
+        node.wake();
+        assert_eq!(node.add(sender, || told.push("ready")), Some(0));
+        assert!(!node.rest(|| told.push("idle")));
+        assert_eq!(told, ["idle", "ready"]);
+    }
 
     #[test]
     fn t45_who_finds_no_connection_tells_before_anybody_chooses_again() {
