@@ -121,6 +121,15 @@ fn what_is_no_answer_is_said() {
 
 /// Taken for the answer to the next record, it would have that done which nobody has seen yet.
 #[test]
+fn what_is_no_answer_is_said_though_the_record_is_not_read() {
+    let folder = Folder::new();
+    // More than a pipe holds.
+    folder.write("in.ndjson", &format!("{{\"v\":\"{}\"}}\n", "x".repeat(200_000)));
+    let ended = run(&folder, "command:echo hello; exec sleep 1000", &["--attempts", "1", "--timeout", "60s"]).expect(1);
+    assert!(ended.errors.contains("the command answered `hello`"), "{}", ended.errors);
+}
+
+#[test]
 fn an_answer_too_many_is_that_of_no_record() {
     let folder = Folder::new();
     let (file, checkpoint) = (folder.write("in.ndjson", &numbers(0..1, 1)), folder.path("done"));

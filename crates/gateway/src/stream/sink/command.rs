@@ -121,30 +121,25 @@ impl Process {
         }
         let (input, output) = (&mut self.input, &mut self.output);
         let answer = &mut self.answer;
-        // Both at once: a batch may be larger than a pipe, and so may its answers.
+        // Both at once: a batch may be larger than a pipe, and so may its answers. Whoever gives no answer need not read on.
         let write = async {
-            input.write_all(lines).await?;
-            input.flush().await
+            let written = input.write_all(lines).await;
+            Ok(if written.is_ok() { input.flush().await } else { written })
         };
         let read = async {
             let mut result = Ok(());
             for _ in 0..count {
                 answer.clear();
                 let mut limited = tokio::io::AsyncReadExt::take(&mut *output, ANSWER_BYTES_MAX);
-                limited.read_until(b'\n', answer).await?;
-                if answer.last() != Some(&b'\n') {
-                    return Ok(None);
-                }
-                let read = judge(answer);
-                let Some(read) = read else { return Ok(None) };
-                result = result.and(read);
+                let read = limited.read_until(b'\n', answer).await;
+                let is_whole = read.is_ok() && answer.last() == Some(&b'\n');
+                result = result.and(judge(answer).filter(|_| is_whole).ok_or(NoAnswer)?);
             }
-            Ok::<_, std::io::Error>(Some(result))
+            Ok(result)
         };
-        let (written, read) = tokio::join!(write, read);
-        match (written, read) {
-            (Ok(()), Ok(Some(result))) => Ok(result),
-            (_, Ok(None)) if !self.answer.is_empty() => Err(Failure::new(format!(
+        match tokio::try_join!(write, read) {
+            Ok((Ok(()), result)) => Ok(result),
+            Err(NoAnswer) if !self.answer.is_empty() => Err(Failure::new(format!(
                 "the command answered `{}`: an answer is a line `ok`, `failed REASON` or `rejected REASON`",
                 String::from_utf8_lossy(&self.answer).trim().chars().take(80).collect::<String>()
             ))),
@@ -166,6 +161,9 @@ impl Process {
         }
     }
 }
+
+/// It said something else, or nothing.
+struct NoAnswer;
 
 /// From the end of its output to the end of the process.
 const DEATH_LIMIT: Duration = Duration::from_secs(1);
