@@ -49,6 +49,11 @@ impl Work {
 pub(crate) trait Running: Send + fmt::Debug {
     /// Makes it end, if that is possible. `true` if it does not run any more.
     fn abort(&self) -> bool;
+
+    /// Makes it end, if that is possible; and if it waits for a thread, it need not begin.
+    fn give_up(&self) {
+        self.abort();
+    }
 }
 
 /// Runs the handlers of one shard.

@@ -98,6 +98,13 @@ impl<R: Running> Aloft<R> {
             Self::Burial(task) => task.abort(),
         }
     }
+
+    fn give_up(&self) {
+        match self {
+            Self::Handler(handler) => handler.give_up(),
+            Self::Burial(task) => task.give_up(),
+        }
+    }
 }
 
 impl<C: Crew> Worker<C> {
@@ -232,9 +239,9 @@ impl<C: Crew> Worker<C> {
         let tickets = self.shard.running_of(lane, epoch);
         let failure = Failure::of(Cause::Abandoned, "its lane was given back");
         for ticket in &tickets {
-            self.abort(*ticket);
+            let aloft = self.running[ticket.flight as usize].take();
+            aloft.iter().for_each(Aloft::give_up);
             self.tell_after(*ticket, Err(&failure));
-            self.running[ticket.flight as usize] = None;
             self.shard.abandon(*ticket);
         }
         self.give(tickets.len());
@@ -363,8 +370,6 @@ impl<C: Crew> Worker<C> {
 /// Nothing that was started outlives the subscription, unless it cannot be made to end.
 impl<C: Crew> Drop for Worker<C> {
     fn drop(&mut self) {
-        for aloft in self.running.iter().flatten() {
-            aloft.abort();
-        }
+        self.running.iter().flatten().for_each(Aloft::give_up);
     }
 }

@@ -16,7 +16,7 @@ use crate::panic;
 
 struct Job {
     work: Work,
-    returned: Returned,
+    course: Course,
 }
 
 /// How many records may be under way, if so many handlers may: as many, or on threads as there are threads, and a few more,
@@ -86,10 +86,13 @@ impl Drop for Pool {
 }
 
 fn work_off(queue: &Queue<Job>, handler: &dyn Fn(Work)) {
-    while let Some(Job { work, returned }) = queue.next() {
-        let span = work.span.clone();
-        span.inside(|| panic::contain(|| handler(work)));
-        returned.0.store(true, Ordering::Release);
+    while let Some(Job { work, course }) = queue.next() {
+        // Somebody else may have its record already.
+        if !course.0.is_given_up.load(Ordering::Acquire) {
+            let span = work.span.clone();
+            span.inside(|| panic::contain(|| handler(work)));
+        }
+        course.0.has_returned.store(true, Ordering::Release);
     }
 }
 
@@ -107,23 +110,34 @@ impl ThreadCrew {
     }
 }
 
-/// Whether a handler on a thread has returned.
+/// How far a handler on a thread is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Returned(Arc<AtomicBool>);
+pub(crate) struct Course(Arc<Marks>);
 
-impl Running for Returned {
+#[derive(Debug, Default)]
+struct Marks {
+    has_returned: AtomicBool,
+    /// It is not to begin any more.
+    is_given_up: AtomicBool,
+}
+
+impl Running for Course {
     fn abort(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.has_returned.load(Ordering::Acquire)
+    }
+
+    fn give_up(&self) {
+        self.0.is_given_up.store(true, Ordering::Release);
     }
 }
 
 impl Crew for ThreadCrew {
-    type Running = Returned;
+    type Running = Course;
 
-    fn run(&mut self, work: Work) -> Option<Returned> {
-        let returned = Returned::default();
-        self.jobs.push(Job { work, returned: returned.clone() });
-        Some(returned)
+    fn run(&mut self, work: Work) -> Option<Course> {
+        let course = Course::default();
+        self.jobs.push(Job { work, course: course.clone() });
+        Some(course)
     }
 
     fn hand_over(&mut self) {

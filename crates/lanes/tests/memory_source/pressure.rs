@@ -287,6 +287,28 @@ async fn la_26_concurrency_and_bounds_change_while_it_runs() {
     checker.assert_all_done(10_000);
 }
 
+/// Of sixteen threads two more records wait in the queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn la_29_what_waits_for_a_thread_does_not_begin_when_its_lane_is_gone() {
+    let (source, feed, checker) = filled(18, |at| at);
+    let (door, came) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
+    let builder = Subscription::builder("test").source(source).runtime(Threads(16));
+    let subscription = builder.handler(blocked_by(&door, &checker, &came)).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("all threads are busy", || came.load(SeqCst) == 16 && handle.metrics().in_flight == 18).await;
+    feed.revoke(&[LANE], MS);
+    until("the lane is released", || feed.releases().len() == 1 && handle.metrics().in_flight == 0).await;
+    door.open();
+    let epoch = feed.assign(Lane(1));
+    feed.push(record(Lane(1), epoch, 0, 0));
+    // It stood behind them.
+    until("another lane goes on", || feed.committed(Lane(1)).is_some()).await;
+    assert_eq!(came.load(SeqCst), 17);
+    feed.end();
+    running.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_handlers_run_on_threads_than_may_and_than_there_are_threads() {
     let (source, _, checker) = whole(1000, |at| at);
