@@ -222,6 +222,18 @@ impl Resolver {
         begun.ok()?;
         receive.await.ok()
     }
+
+    /// The same for work that waits as well, and has much to do in between.
+    ///
+    /// # Cancel safety
+    /// Safe: the work ends by itself, its result is dropped.
+    pub async fn offload_async<T, F>(&self, what: &str, work: impl FnOnce() -> F + Send + 'static) -> Option<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T>,
+    {
+        self.offload(what, move || tokio::runtime::Handle::current().block_on(work())).await
+    }
 }
 
 const STOPPING: &str = "the gateway is stopping";

@@ -7,6 +7,7 @@ use std::{
     future::Future,
     pin::{Pin, pin},
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -24,13 +25,13 @@ use super::{
     desk::{Desk, Portal, Progress},
     fault::Fault,
     order::Order,
-    show::Figures,
-    table::{Formats, Table, Value, data_row, describe},
+    show::{Figures, Topic},
+    table::{Column, Formats, Row, Table, Value, data_row, describe},
 };
 use crate::{
     client::{self, ConsoleClient},
     error::Refusal,
-    plane::{ClientState, Entry, Phase, Signal, Worker},
+    plane::{ClientState, Entry, Gateway, Phase, Signal, Worker},
 };
 
 /// Serves a client of the console until it leaves, and says why it does.
@@ -54,7 +55,7 @@ pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Ou
 /// A command is far shorter; whoever sends more has mistaken the console for a database.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// So much is put together before the client has to take it.
-const OUT_BYTES_MAX: usize = 256 * 1024;
+const OUT_BYTES_MAX: usize = 64 * 1024;
 
 /// One client of the console.
 struct Conversation {
@@ -216,7 +217,7 @@ impl Conversation {
         }
     }
 
-    /// Waits until the client has taken most of what was said to it.
+    /// Waits until the client has taken most of what was said to it, and others have had their turns.
     async fn keep_pace(&mut self) -> Result<(), Goodbye> {
         if self.out.len() < OUT_BYTES_MAX {
             return Ok(());
@@ -228,7 +229,9 @@ impl Conversation {
             }
             self.link.poll_flush(cx).map_err(|_| Goodbye::Gone("connection lost"))
         })
-        .await
+        .await?;
+        give_way().await;
+        Ok(())
     }
 
     async fn hear(&mut self, tag: u8, body: &[u8]) -> Result<(), Goodbye> {
@@ -301,7 +304,7 @@ impl Conversation {
         }
         for command in &commands {
             match self.answer(command).await? {
-                Ok(answer) => self.put(command, &answer),
+                Ok(answer) => self.put(command, answer).await?,
                 Err(fault) => {
                     fault.put(&mut self.out);
                     return Ok(());
@@ -312,17 +315,32 @@ impl Conversation {
         Ok(())
     }
 
-    fn put(&mut self, command: &Command, answer: &Answer) {
+    async fn put(&mut self, command: &Command, answer: Answer) -> Result<(), Goodbye> {
         match answer {
-            Answer::Rows(table) => {
+            Answer::Rows(Table { columns, rows }) => {
                 let formats = Formats::default();
-                describe(&table.columns, &formats, &mut self.out);
-                table.rows.iter().for_each(|row| data_row(&table.columns, row, &formats, &mut self.out));
+                describe(&columns, &formats, &mut self.out);
+                self.put_rows(&columns, rows.into_iter(), &formats).await?;
             }
             Answer::Notice => put_help(&mut self.out),
             Answer::Done => {}
         }
         backend::command_complete(command.tag().as_bytes(), &mut self.out);
+        Ok(())
+    }
+
+    /// Says rows, a piece at a time: there may be very many, and the thread has other clients.
+    async fn put_rows(
+        &mut self,
+        columns: &[Column],
+        rows: impl Iterator<Item = Row>,
+        formats: &Formats,
+    ) -> Result<(), Goodbye> {
+        for row in rows {
+            data_row(columns, &row, formats, &mut self.out);
+            self.keep_pace().await?;
+        }
+        Ok(())
     }
 
     async fn execute(&mut self, execute: &Execute<'_>) -> Result<Result<(), Fault>, Goodbye> {
@@ -344,7 +362,7 @@ impl Conversation {
         if let Progress::Fresh = portal.progress {
             self.presence.worker.gateway.console.note_query();
             portal.progress = match self.answer(command).await? {
-                Ok(Answer::Rows(table)) => Progress::Reading(table, 0),
+                Ok(Answer::Rows(Table { columns, rows })) => Progress::Reading(columns, rows.into_iter()),
                 Ok(Answer::Notice) => {
                     put_help(&mut self.out);
                     Progress::Over
@@ -353,7 +371,7 @@ impl Conversation {
                 Err(fault) => return Ok(Err(fault)),
             };
         }
-        if self.put_rows(portal, max_rows) {
+        if self.put_rows_of(portal, max_rows).await? {
             backend::command_complete(command.tag().as_bytes(), &mut self.out);
             portal.progress = Progress::Over;
         }
@@ -361,29 +379,23 @@ impl Conversation {
     }
 
     /// The next rows of a portal, at most so many if that is more than none. Whether those were the last.
-    fn put_rows(&mut self, portal: &mut Portal, max_rows: i32) -> bool {
-        let Progress::Reading(table, sent) = &mut portal.progress else { return true };
+    async fn put_rows_of(&mut self, portal: &mut Portal, max_rows: i32) -> Result<bool, Goodbye> {
+        let Progress::Reading(columns, rows) = &mut portal.progress else { return Ok(true) };
         let max = usize::try_from(max_rows).ok().filter(|max| *max > 0).unwrap_or(usize::MAX);
-        for row in table.rows.iter().skip(*sent).take(max) {
-            data_row(&table.columns, row, &portal.formats, &mut self.out);
-        }
-        let left = table.rows.len() - *sent;
-        *sent += left.min(max);
         // As in Postgres, a limit that is just reached suspends the portal: it was not tried whether there is more.
-        if left >= max {
+        let is_last = rows.len() < max;
+        self.put_rows(columns, rows.take(max), &portal.formats).await?;
+        if !is_last {
             put_suspended(&mut self.out);
-            return false;
         }
-        true
+        Ok(is_last)
     }
 
     /// Does what a command asks for.
     async fn answer(&mut self, command: &Command) -> Result<Result<Answer, Fault>, Goodbye> {
-        let gateway = self.presence.worker.gateway.clone();
         match command {
             Command::Show(topic) => {
-                let topic = *topic;
-                let rows = async move { Ok(Answer::Rows(topic.table(&Figures::of(&gateway)).await)) };
+                let rows = show(self.presence.worker.gateway.clone(), *topic);
                 // Whoever looks has no server.
                 self.attend(ClientState::Idle, rows).await
             }
@@ -474,6 +486,31 @@ impl Conversation {
         }
         Poll::Pending
     }
+}
+
+/// A table; a large one is put together beside the data plane.
+async fn show(gateway: Arc<Gateway>, topic: Topic) -> Result<Answer, Fault> {
+    if !topic.is_large() {
+        return Ok(Answer::Rows(topic.table(&Figures::of(&gateway)).await));
+    }
+    let owner = gateway.clone();
+    let table = move || async move { topic.table(&Figures::of(&owner)).await };
+    let table = gateway.connector.resolver.offload_async("a table of the console", table).await;
+    let stopping = || Fault::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping");
+    table.map(Answer::Rows).ok_or_else(stopping)
+}
+
+/// Lets the other tasks of the thread have their turns.
+async fn give_way() {
+    let mut has_waited = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut has_waited, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Appends PortalSuspended.

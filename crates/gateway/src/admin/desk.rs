@@ -1,6 +1,6 @@
 //! What a client of the extended protocol has prepared, and which results it is reading.
 
-use std::{collections::HashMap, rc::Rc};
+use std::{borrow::Cow, collections::HashMap, rc::Rc, vec};
 
 use tidegate_wire::{
     backend,
@@ -11,7 +11,7 @@ use tidegate_wire::{
 use super::{
     command::{self, Command},
     fault::Fault,
-    table::{Formats, Table, describe},
+    table::{Column, Formats, Row, describe},
 };
 
 /// A prepared statement; the empty one is no command.
@@ -28,8 +28,8 @@ pub(super) struct Portal {
 pub(super) enum Progress {
     /// It was not carried out.
     Fresh,
-    /// Its rows up to this one were sent.
-    Reading(Table, usize),
+    /// These rows are left.
+    Reading(Cow<'static, [Column]>, vec::IntoIter<Row>),
     /// All of it.
     Over,
 }

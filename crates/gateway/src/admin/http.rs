@@ -118,13 +118,23 @@ async fn converse(stream: TcpStream, gateway: Arc<Gateway>) {
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
+/// The page of metrics. With thousands of databases it takes a while, in which probes and look-ups go on.
+async fn page(gateway: &Arc<Gateway>, format: Format) -> Option<Vec<u8>> {
+    let owner = gateway.clone();
+    let page = move || async move { metrics::exposition(&owner, format).await };
+    gateway.connector.resolver.offload_async("a page of metrics", page).await
+}
+
 async fn answer(head: &Parts, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
     let format = match head.uri.path() {
         "/metrics" => Format::asked_for(&head.headers),
         _ => Format::Text,
     };
     let (status, body) = match (&head.method, head.uri.path()) {
-        (&Method::GET, "/metrics") => (StatusCode::OK, metrics::exposition(gateway, format).await),
+        (&Method::GET, "/metrics") => match page(gateway, format).await {
+            Some(page) => (StatusCode::OK, page),
+            None => (StatusCode::SERVICE_UNAVAILABLE, b"the gateway is stopping\n".to_vec()),
+        },
         (&Method::GET, "/") => (StatusCode::OK, b"Tidegate: see /metrics\n".to_vec()),
         (&Method::GET, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, b"GET /metrics\n".to_vec()),

@@ -120,6 +120,37 @@ impl Topic {
         }
     }
 
+    /// Whether there may be very many rows, one for each client, server, database or user, or much to count for them.
+    pub(super) fn is_large(self) -> bool {
+        match self {
+            Self::ActiveSockets
+            | Self::Clients
+            | Self::Config
+            | Self::Databases
+            | Self::Lists
+            | Self::Pools
+            | Self::Servers
+            | Self::Sockets
+            | Self::Stats
+            | Self::StatsAverages
+            | Self::StatsTotals
+            | Self::Totals
+            | Self::Users => true,
+            Self::DnsHosts
+            | Self::DnsZones
+            | Self::Fds
+            | Self::Hosts
+            | Self::Journal
+            | Self::Mem
+            | Self::PeerPools
+            | Self::Peers
+            | Self::State
+            | Self::Streams
+            | Self::Tasks
+            | Self::Version => false,
+        }
+    }
+
     /// The rows of the moment that the figures are of.
     pub(super) async fn table(self, figures: &Figures) -> Table {
         let gateway = figures.gateway();

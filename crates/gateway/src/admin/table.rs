@@ -106,6 +106,9 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
+/// A row of a table.
+pub(super) type Row = Vec<Value>;
+
 /// A row, each value made of what it is given.
 macro_rules! row {
     ($($value:expr),* $(,)?) => { vec![$($crate::admin::table::Value::from($value)),*] };
@@ -116,11 +119,11 @@ pub(super) use row;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) columns: Cow<'static, [Column]>,
-    pub(super) rows: Vec<Vec<Value>>,
+    pub(super) rows: Vec<Row>,
 }
 
 impl Table {
-    pub(super) fn new(columns: &'static [Column], rows: Vec<Vec<Value>>) -> Self {
+    pub(super) fn new(columns: &'static [Column], rows: Vec<Row>) -> Self {
         debug_assert!(rows.iter().all(|row| row.len() == columns.len()), "every row has a value for every column");
         Self { columns: columns.into(), rows }
     }

@@ -1,5 +1,7 @@
 //! A configuration as rows: for `SHOW CONFIG`, and to tell what a reload cannot change.
 
+use std::collections::HashMap;
+
 use super::check::SECTIONS;
 use super::hosts::RouteSettings;
 use super::keys::{
@@ -8,7 +10,7 @@ use super::keys::{
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
-use super::{Config, Database, UserSecret};
+use super::{Config, Database, DatabaseKeys, User, UserSecret};
 
 /// A setting as `SHOW CONFIG` prints it; secrets are `***`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +29,35 @@ impl Config {
     /// Every setting of the process, then what is written for each database and user, in the order of the
     /// documentation and of names.
     pub fn render(&self) -> Vec<Row> {
+        let mut rows = self.sections();
+        let (own, general) = (Shown::of_databases(), Shown::of_all(self));
+        for (name, database) in &self.databases {
+            let path = format!("databases.{name}");
+            rows.extend(database.rows(&path, &own));
+            rows.extend(limit(&path, "max_servers", database.max_servers, self.pool.max_per_database));
+            rows.extend(limit(&path, "max_clients", database.max_clients, self.pool.max_clients_per_database));
+            rows.extend(overrides(&path, &database.overrides, &general));
+        }
+        for (name, user) in &self.users {
+            let secret = UserSecret::secret(&user.secret).show();
+            let path = format!("users.{name}");
+            rows.push(row(&path, "password", secret, String::new()));
+            rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
+            rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
+            rows.extend(overrides(&path, &user.overrides, &general));
+        }
+        for (id, peer) in &self.peers {
+            let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
+            rows.extend(keys.map(|((key, value), default)| row(&format!("peers.{id}"), key.name, value, default)));
+        }
+        for stream in &self.streams {
+            rows.extend(stream.rows());
+        }
+        rows
+    }
+
+    /// Every setting of the process.
+    fn sections(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         section(&mut rows, "listen", Listen::KEYS, self.listen.shown(), Listen::default().shown());
         section(&mut rows, "auth", Auth::KEYS, self.auth.shown(), Auth::default().shown());
@@ -40,35 +71,13 @@ impl Config {
         section(&mut rows, "tcp", Tcp::KEYS, self.tcp.shown(), Tcp::default().shown());
         section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
         section(&mut rows, "runtime", Runtime::KEYS, self.runtime.shown(), Runtime::default().shown());
-        for (name, database) in &self.databases {
-            rows.extend(database.rows(&format!("databases.{name}")));
-            let path = format!("databases.{name}");
-            rows.extend(limit(&path, "max_servers", database.max_servers, self.pool.max_per_database));
-            rows.extend(limit(&path, "max_clients", database.max_clients, self.pool.max_clients_per_database));
-            rows.extend(self.overrides(&format!("databases.{name}"), &database.overrides));
-        }
-        for (name, user) in &self.users {
-            let secret = UserSecret::secret(&user.secret).show();
-            let path = format!("users.{name}");
-            rows.push(row(&path, "password", secret, String::new()));
-            rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
-            rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
-            rows.extend(self.overrides(&format!("users.{name}"), &user.overrides));
-        }
-        for (id, peer) in &self.peers {
-            let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
-            rows.extend(keys.map(|((key, value), default)| row(&format!("peers.{id}"), key.name, value, default)));
-        }
-        for stream in &self.streams {
-            rows.extend(stream.rows());
-        }
         rows
     }
 
     /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
     pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
         let is_fixed = |row: &Row| !row.reloadable;
-        let fixed = |config: &Self| config.render().into_iter().filter(is_fixed).collect::<Vec<_>>();
+        let fixed = |config: &Self| config.sections().into_iter().filter(is_fixed).collect::<Vec<_>>();
         let pairs = fixed(old).into_iter().zip(fixed(new));
         pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
     }
@@ -88,18 +97,45 @@ impl Config {
         self.journal.keep_fixed(&old.journal);
         self.runtime.keep_fixed(&old.runtime);
     }
+}
 
-    /// Overrides, with what holds for the others as the default.
-    fn overrides(&self, path: &str, overrides: &Overrides) -> Vec<Row> {
-        let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
-        let written = written.chain(overrides.route.written());
-        let general = |key: &str| {
-            let pool = PoolSettings::KEYS.iter().zip(self.pool.shown());
-            let all = pool.chain(Timeouts::KEYS.iter().zip(self.timeouts.shown()));
-            let all = all.chain(RouteSettings::KEYS.iter().zip(self.route.shown()));
-            all.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
-        };
-        written.map(|(key, value)| row(path, key, value, general(key))).collect()
+/// What keys have, by their names: looked up for each of very many databases and users.
+struct Shown(HashMap<&'static str, String>);
+
+impl Shown {
+    /// What a database has of its own keys if they are not written.
+    fn of_databases() -> Self {
+        Self(names(DatabaseKeys::KEYS).zip(DatabaseKeys::default().shown()).collect())
+    }
+
+    /// What holds of the keys that databases and users may have for themselves, where they have not.
+    fn of_all(config: &Config) -> Self {
+        let pool = names(PoolSettings::KEYS).zip(config.pool.shown());
+        let timeouts = names(Timeouts::KEYS).zip(config.timeouts.shown());
+        let route = names(RouteSettings::KEYS).zip(config.route.shown());
+        Self(route.chain(timeouts).chain(pool).collect())
+    }
+
+    fn get(&self, key: &str) -> String {
+        self.0.get(key).cloned().unwrap_or_default()
+    }
+}
+
+fn names(keys: &'static [Key]) -> impl Iterator<Item = &'static str> {
+    keys.iter().map(|key| key.name)
+}
+
+/// Overrides, with what holds for the others as the default.
+fn overrides(path: &str, overrides: &Overrides, general: &Shown) -> Vec<Row> {
+    let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
+    let written = written.chain(overrides.route.written());
+    written.map(|(key, value)| row(path, key, value, general.get(key))).collect()
+}
+
+impl User {
+    /// What is written for it of the keys of `[pool]`, and how it is shown.
+    pub(crate) fn own_pool(&self) -> Vec<(&'static str, String)> {
+        self.overrides.pool.written()
     }
 }
 
@@ -115,7 +151,7 @@ impl Stream {
 }
 
 impl Database {
-    fn rows(&self, path: &str) -> Vec<Row> {
+    fn rows(&self, path: &str, defaults: &Shown) -> Vec<Row> {
         let hosts = self.hosts.iter().map(|spec| spec.host.to_string()).collect::<Vec<_>>().join(", ");
         let parameters = super::Parameters(self.startup_parameters.clone());
         [
@@ -138,14 +174,9 @@ impl Database {
             ("lookup_database", self.lookup.database.clone()),
         ]
         .into_iter()
-        .map(|(key, value)| row(path, key, value, database_default(key)))
+        .map(|(key, value)| row(path, key, value, defaults.get(key)))
         .collect()
     }
-}
-
-fn database_default(key: &str) -> String {
-    let keys = super::DatabaseKeys::KEYS.iter().zip(super::DatabaseKeys::default().shown());
-    keys.filter(|(known, _)| known.name == key).map(|(_, value)| value).next().unwrap_or_default()
 }
 
 /// A limit of its own, if there is one.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidegate_testkit::{Frames, Message, Signal, eventually};
 
-use crate::bouncer::{Bouncer, server};
+use crate::bouncer::{Bouncer, Setup, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
@@ -352,4 +352,25 @@ fn an_exporter_finds_what_it_asks_for() {
     );
     bouncer.signal(Signal::HUP);
     eventually("it goes on", || bouncer.startup("shop").try_connect().is_ok());
+}
+
+#[test]
+fn a_table_of_very_many_rows_holds_up_no_other_client_of_its_thread() {
+    let many = |count: u32, line: fn(u32) -> String| (0..count).map(line).collect::<String>();
+    let databases = many(3000, |at| format!("db_{at} = host=127.0.0.1 pool_size=3\n"));
+    let users = many(20_000, |at| format!("user_{at} = pool_size=3 max_user_connections=7\n"));
+    let ini = format!("[databases]\n{databases}[users]\n{users}");
+    let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
+    let (mut asking, mut other) = (bouncer.console(), bouncer.console());
+    for table in ["CONFIG", "USERS"] {
+        asking.send(&Frames::new().query(&format!("SHOW {table}")));
+        let mut answered = 0;
+        while !asking.anything_arrived() {
+            other.ok("SHOW VERSION");
+            answered += 1;
+        }
+        // One may come first, or between the asking and the first row.
+        assert!(answered > 3, "SHOW {table}: {answered} answers meanwhile");
+        assert!(asking.until_ready().rows.len() > 20_000);
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 use super::super::table::{Column, Value, int4, row, text};
 use super::Figures;
 use crate::{
-    config::{Admin, Database},
+    config::{Admin, Database, User},
     plane::Gateway,
 };
 
@@ -43,11 +43,11 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     }
     let setup = gateway.setup();
     let config = &setup.config;
-    let settings: HashMap<_, _> = config.render().into_iter().map(|setting| (setting.key, setting.value)).collect();
     let row = |name: String| {
-        // Nothing where the database decides.
-        let own = |key: &str| settings.get(&format!("users.{name}.{key}")).cloned();
         let user = config.users.get(&name);
+        // Nothing where the database decides.
+        let written = user.map(User::own_pool).unwrap_or_default();
+        let own = |key: &str| written.iter().find(|(known, _)| *known == key).map(|(_, value)| value.clone());
         let number = |key: &str| own(key).and_then(|value| value.parse::<u32>().ok());
         row![
             name.clone(),
