@@ -43,8 +43,7 @@ impl Finding {
     /// A finding about `span` of the source; an empty span is about something that is not written.
     pub(crate) fn new(source: &Source, span: &Span, severity: Severity, key: &str) -> Self {
         let start = floor_boundary(&source.text, span.start);
-        let line_start = source.text[..start].rfind('\n').map_or(0, |at| at + 1);
-        let line = source.text[line_start..].lines().next().unwrap_or("");
+        let (line_start, line) = line_at(source, start);
         let from = (start - line_start).min(line.len());
         let to = floor_boundary(line, span.end.saturating_sub(line_start)).max(from);
         let (file, number) = source.place(start);
@@ -66,7 +65,7 @@ impl Finding {
     /// the key.
     pub(crate) fn of_syntax(source: &Source, span: &Span) -> Self {
         let finding = Self::new(source, span, Severity::Error, "");
-        let line = source.text.lines().nth(finding.line - 1).unwrap_or("");
+        let line = line_at(source, floor_boundary(&source.text, span.start)).1;
         let end = match line.find('=') {
             Some(at) => at + 1,
             None if line.trim_start().starts_with('[') => line.len(),
@@ -136,6 +135,12 @@ fn printable(line: &str) -> String {
             }
         })
         .collect()
+}
+
+/// The line that a byte is in, and where it begins.
+fn line_at(source: &Source, at: usize) -> (usize, &str) {
+    let start = source.text[..at].rfind('\n').map_or(0, |end| end + 1);
+    (start, source.text[start..].lines().next().unwrap_or(""))
 }
 
 fn floor_boundary(text: &str, at: usize) -> usize {

@@ -4,6 +4,7 @@
 //! key names of `tidegate.toml` and the places of its own file; [`check`](super::check) does the rest, and findings
 //! point into the file that the user knows.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// A range of bytes in a [`Source`].
@@ -15,6 +16,24 @@ pub(crate) struct Source {
     pub(crate) text: String,
     /// In order of their beginnings; the first begins at 0.
     parts: Vec<Part>,
+    lines: RefCell<Lines>,
+}
+
+/// Where lines end, in so much of a text as was looked at: there may be as many findings as lines.
+#[derive(Debug, Clone, Default)]
+struct Lines {
+    ends: Vec<usize>,
+    seen: usize,
+}
+
+impl Lines {
+    /// How many lines of the text end before that byte. What was looked at does not change, but there may be more of it.
+    fn before(&mut self, at: usize, text: &str) -> usize {
+        let rest = text.as_bytes().get(self.seen..).unwrap_or_default();
+        self.ends.extend(memchr::memchr_iter(b'\n', rest).map(|end| self.seen + end));
+        self.seen = text.len();
+        self.ends.partition_point(|end| *end < at)
+    }
 }
 
 /// A stretch of a text that came from one file.
@@ -30,7 +49,8 @@ struct Part {
 impl Source {
     /// A text that came from one file.
     pub(crate) fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { text: text.into(), parts: vec![Part { name: name.into(), start: 0, line: 1 }] }
+        let parts = vec![Part { name: name.into(), start: 0, line: 1 }];
+        Self { text: text.into(), parts, lines: RefCell::default() }
     }
 
     /// Says that what is appended from now on comes from that file, beginning with its line `line`.
@@ -40,9 +60,10 @@ impl Source {
 
     /// The file and the line of a byte.
     pub(crate) fn place(&self, at: usize) -> (&str, usize) {
-        let part = self.parts.iter().rev().find(|part| part.start <= at).unwrap_or(&self.parts[0]);
-        let lines = self.text.get(part.start..at).map_or(0, |text| text.matches('\n').count());
-        (&part.name, part.line + lines)
+        let part = &self.parts[self.parts.partition_point(|part| part.start <= at).saturating_sub(1)];
+        let mut lines = self.lines.borrow_mut();
+        let (start, here) = (lines.before(part.start, &self.text), lines.before(at, &self.text));
+        (&part.name, part.line + here - start)
     }
 }
 
@@ -108,5 +129,24 @@ impl Table {
     pub(crate) fn push(&mut self, key: &str, value: Value, at: Span) {
         let node = Node { value, at: at.clone() };
         self.entries.push(Entry { key: key.to_owned(), key_at: at, node });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_is_in_a_line_of_its_file_though_the_text_grows() {
+        let mut source = Source::new("a", "one\ntwo\n");
+        assert_eq!(source.place(5), ("a", 2));
+        source.begin_part("b", 1);
+        source.text.push_str("un\ndeux\n");
+        assert_eq!((source.place(8), source.place(11)), (("b", 1), ("b", 2)));
+        source.begin_part("a", 3);
+        source.text.push_str("three\nfour");
+        let places = [0, 4, 7, 8, 10, 16, 21, 22, 26].map(|at| source.place(at));
+        let expected = [("a", 1), ("a", 2), ("a", 2), ("b", 1), ("b", 1), ("a", 3), ("a", 3), ("a", 4), ("a", 4)];
+        assert_eq!(places, expected);
     }
 }
