@@ -1,5 +1,7 @@
 //! `tidegate.toml`: TOML text to a raw table, then through the common check.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use toml::Spanned;
@@ -49,11 +51,18 @@ pub(crate) fn read_text(path: &Path) -> Result<String, String> {
 
 /// Reads a file of any bytes.
 pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
-    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if metadata.len() > LARGEST_BYTES {
-        return Err(format!("it is larger than {} MiB", LARGEST_BYTES >> 20));
+    read_up_to(path, LARGEST_BYTES)
+}
+
+/// Reads a file of any bytes, but not of more than so many. Of a pipe or a device nobody knows how many there are.
+pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes));
+    match read {
+        Ok(count) if count as u64 > bytes_max => Err(format!("it is larger than {} MiB", bytes_max >> 20)),
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
     }
-    std::fs::read(path).map_err(|error| error.to_string())
 }
 
 fn unreadable(name: &str, reason: &str) -> ConfigErrors {

@@ -161,6 +161,20 @@ fn very_many_users_and_databases_are_read() {
     assert!(said.contains("good: 20000 databases, 40000 users"), "{said}");
 }
 
+/// A list of some hundred thousand users was "larger than 16 MiB", and with that nobody could log in.
+#[test]
+fn a_large_list_of_users_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ini, list) = (folder.path().join("pgbouncer.ini"), folder.path().join("userlist.txt"));
+    let remark = format!("; {}\n", "x".repeat(1 << 20)).repeat(20);
+    std::fs::write(&list, format!("{remark}\"app\" \"secret\"\n")).expect("a file");
+    let text = format!("[databases]\nshop = host=10.0.0.1\n[pgbouncer]\nauth_file = {}\n", list.display());
+    std::fs::write(&ini, text).expect("a file");
+    let checked = output(&["check", &ini.display().to_string()]);
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(said.contains("good: 1 database, 1 user, 0 warnings"), "{said}");
+}
+
 #[test]
 fn a_reload_reads_the_file_again() {
     let bouncer = Bouncer::start(SHOP);

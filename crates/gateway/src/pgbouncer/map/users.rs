@@ -2,16 +2,19 @@
 
 use super::*;
 use crate::{
-    config::{UserSecret, toml::read_bytes},
+    config::{UserSecret, toml::read_up_to},
     pgbouncer::{UNREAD_USERS, userlist},
 };
+
+/// A list of more than a million users; what is larger is another file.
+const USERS_BYTES_MAX: u64 = 256 << 20;
 
 impl Mapper<'_> {
     /// The users of `userlist.txt`.
     pub(super) fn auth_file(&mut self) {
         let given = self.given("auth_file");
         let Some(path) = file(&given) else { return };
-        match read_bytes(&path) {
+        match read_up_to(&path, USERS_BYTES_MAX) {
             // Of whoever is written in another encoding the name or the password is not known; the others are.
             Ok(bytes) => self.listed(&path, &String::from_utf8_lossy(&bytes)),
             Err(reason) => {
