@@ -1,5 +1,7 @@
 //! Several servers for one database: how they are listed, and by what rules a transaction gets one of them.
 
+use std::fmt;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use super::raw::{Entry, Value};
@@ -106,10 +108,59 @@ pub struct HostSpec {
     pub zone: String,
 }
 
+/// What a name of SRV records begins with, wherever hosts are named.
+const SRV: &str = "srv:";
+
 impl From<Host> for HostSpec {
     fn from(host: Host) -> Self {
-        Self { host, srv: false, weight: 1, zone: String::new() }
+        let (host, srv) = match host {
+            Host::Tcp { name, port } => match name.strip_prefix(SRV).filter(|name| is_name(name)) {
+                Some(name) => (Host::new(name, 0), true),
+                None => (Host::Tcp { name, port }, false),
+            },
+            host @ Host::Unix { .. } => (host, false),
+        };
+        Self { host, srv, weight: 1, zone: String::new() }
     }
+}
+
+/// As it is written in a list.
+impl fmt::Display for HostSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Tcp { name, .. } if self.srv => write!(f, "{SRV}{name}"),
+            host => host.fmt(f),
+        }
+    }
+}
+
+impl HostSpec {
+    /// What it seems to be, if it is nothing that can be looked up or connected to; and what to write instead.
+    pub(crate) fn mistaken_for(&self) -> Option<(&'static str, String)> {
+        let Host::Tcp { name, .. } = &self.host else { return None };
+        let address = name.split('%').next().unwrap_or_default();
+        if is_name(name) || address.parse::<Ipv6Addr>().is_ok() {
+            return None;
+        }
+        if name.contains("://") {
+            // It may have a password.
+            return Some(("a URL", "write url instead of host".to_owned()));
+        }
+        match from_text(name).map(|spec| spec.host) {
+            Ok(Host::Tcp { name: alone, port }) if is_name(&alone) || alone.parse::<Ipv6Addr>().is_ok() => {
+                Some(("a host with a port", format!("write {alone} for the host, and {port} for the port")))
+            }
+            _ => Some((
+                "neither a name nor an address",
+                "write the name or the address of the server, or the folder of its socket".to_owned(),
+            )),
+        }
+    }
+}
+
+/// Whether a text can be the name of a host, or an IPv4 address.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || ":/[]".contains(c))
 }
 
 /// The servers of a database.
@@ -133,18 +184,18 @@ impl Setting for HostList {
     }
 
     fn show(&self) -> String {
-        self.0.iter().map(|spec| spec.host.to_string()).collect::<Vec<_>>().join(", ")
+        self.0.iter().map(HostSpec::to_string).collect::<Vec<_>>().join(", ")
     }
 }
 
 /// `name`, `name:port`, `[::1]:port`, `/folder`, `srv:_postgresql._tcp.name`.
 fn from_text(text: &str) -> Result<HostSpec, Wrong> {
     let text = text.trim();
-    if let Some(name) = text.strip_prefix("srv:") {
-        if name.is_empty() || name.contains(char::is_whitespace) {
+    if let Some(name) = text.strip_prefix(SRV) {
+        if !is_name(name) {
             return Err(Wrong::new("`srv:` without a name", "write \"srv:_postgresql._tcp.db.example\""));
         }
-        return Ok(HostSpec { srv: true, ..Host::new(name, 0).into() });
+        return Ok(Host::new(text, 0).into());
     }
     let broken = |reason: &str| Wrong::new(format!("`{text}`: {reason}"), format!("write {EXAMPLE}"));
     if text.is_empty() {
@@ -220,13 +271,34 @@ mod tests {
             ("fe80::1", "[fe80::1]:5432", false),
             ("/run/pg", "/run/pg/.s.PGSQL.5432", false),
             ("@pg", "@pg/.s.PGSQL.5432", false),
-            ("srv:_postgresql._tcp.db.example", "_postgresql._tcp.db.example:0", true),
+            ("srv:_postgresql._tcp.db.example", "srv:_postgresql._tcp.db.example", true),
         ] {
             let spec = from_text(written).expect(written);
-            assert_eq!((spec.host.to_string().as_str(), spec.srv), (shown, srv), "{written}");
+            assert_eq!((spec.to_string().as_str(), spec.srv), (shown, srv), "{written}");
         }
         for written in ["", "db:", "db:0", "db:x", ":5432", "[::1", "srv:"] {
             assert!(from_text(written).is_err(), "{written}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_cannot_be_one_is_seen() {
+        let seen = |name: &str| HostSpec::from(Host::new(name, PORT)).mistaken_for();
+        for name in
+            ["db", "10.0.0.1", "::1", "fe80::1%eth0", "/run/pg", "@pg", "srv:_pg._tcp.db.example", "düsseldorf.example"]
+        {
+            assert_eq!(seen(name), None, "{name}");
+        }
+        for (name, help) in [
+            ("db:5433", "write db for the host, and 5433 for the port"),
+            ("10.0.0.1:5433", "write 10.0.0.1 for the host, and 5433 for the port"),
+            ("[::1]:5433", "write ::1 for the host, and 5433 for the port"),
+            ("postgres://app:secret@db/shop", "write url instead of host"),
+        ] {
+            assert_eq!(seen(name).map(|seen| seen.1).as_deref(), Some(help), "{name}");
+        }
+        for name in ["a b", "srv:", "srv:a b", "run/pg", "db:", "db:x:y"] {
+            assert_eq!(seen(name).map(|seen| seen.0), Some("neither a name nor an address"), "{name}");
         }
     }
 

@@ -152,7 +152,7 @@ impl Stream {
 
 impl Database {
     fn rows(&self, path: &str, defaults: &Shown) -> Vec<Row> {
-        let hosts = self.hosts.iter().map(|spec| spec.host.to_string()).collect::<Vec<_>>().join(", ");
+        let hosts = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let parameters = super::Parameters(self.startup_parameters.clone());
         [
             ("host", hosts),

@@ -532,3 +532,21 @@ fn peers_have_numbers_and_places() {
         assert!(errors.iter().any(|error| error.reason.contains(reason)), "{lines}: {errors:#?}");
     }
 }
+
+/// It was the name of a server that nobody could look up; in `hosts` it was one of SRV records.
+#[test]
+fn a_name_of_srv_records_may_be_the_host() {
+    let config = good("[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"srv:_pg._tcp.db\"\n");
+    let plan = config.pool_for("a", "app").expect("a database");
+    assert!(plan.choice.is_some_and(|choice| choice[0].srv));
+    let host = config.render().into_iter().find(|row| row.key == "databases.a.host").expect("a row");
+    assert_eq!(host.value, "srv:_pg._tcp.db");
+}
+
+#[test]
+fn a_host_that_cannot_be_one_is_told_and_no_password_with_it() {
+    let url = "postgres://app:hunter2@db/shop";
+    let warnings = good(&format!("[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"{url}\"\n")).warnings;
+    let told = format!("{warnings:?}");
+    assert!(warnings[0].reason.contains("it is a URL") && !told.contains("hunter2"), "{told}");
+}

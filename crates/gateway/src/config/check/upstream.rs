@@ -69,7 +69,11 @@ impl Checker<'_> {
             self.wrong(place, wrong);
             Vec::new()
         });
-        listed.into_iter().map(HostSpec::from).collect()
+        let listed: Vec<_> = listed.into_iter().map(HostSpec::from).collect();
+        for (what, help) in listed.iter().filter_map(HostSpec::mistaken_for) {
+            self.warning(section.place(&["host"]), format!("no server can have this name: it is {what}"), help);
+        }
+        listed
     }
 
     /// The route in libpq's words is as good as in ours.
