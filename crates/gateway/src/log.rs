@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
@@ -29,7 +29,7 @@ use syslog::SystemLog;
 /// Changes the level of a running log, and where its lines go.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    level: reload::Handle<LevelFilter, Registry>,
+    level: reload::Handle<Targets, Registry>,
     file: Arc<LogFile>,
     system: SystemLog,
 }
@@ -106,7 +106,7 @@ fn subscriber<W>(
     level: LogLevel,
     writer: W,
     system: SystemLog,
-) -> (impl Subscriber + Send + Sync, reload::Handle<LevelFilter, Registry>)
+) -> (impl Subscriber + Send + Sync, reload::Handle<Targets, Registry>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -123,14 +123,19 @@ where
     (Registry::default().with(level).with(lines).with(system), handle)
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
-    match level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    }
+/// What the names of all our crates begin with.
+const OURS: &str = "tidegate";
+
+/// At `debug`, libraries (TLS, HTTP, DNS) say nothing that they would not say at `info`: they tell of each message.
+fn filter(level: LogLevel) -> Targets {
+    let (ours, libraries) = match level {
+        LogLevel::Error => (LevelFilter::ERROR, LevelFilter::ERROR),
+        LogLevel::Warn => (LevelFilter::WARN, LevelFilter::WARN),
+        LogLevel::Info => (LevelFilter::INFO, LevelFilter::INFO),
+        LogLevel::Debug => (LevelFilter::DEBUG, LevelFilter::INFO),
+        LogLevel::Trace => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    Targets::new().with_default(libraries).with_target(OURS, ours)
 }
 
 /// The text form.
@@ -308,6 +313,21 @@ mod tests {
         let object: serde_json::Value = serde_json::from_str(&line).expect("an object");
         assert_eq!((&object["level"], &object["message"]), (&"WARN".into(), &"listening".into()));
         assert_eq!(object["port"], 6432);
+    }
+
+    #[test]
+    fn libraries_do_not_drown_what_is_ours() {
+        for (level, libraries) in [(LogLevel::Debug, false), (LogLevel::Trace, true)] {
+            let lines = logged(Style::Plain, level, |_| {
+                tracing::debug!("of the gateway");
+                tracing::debug!(target: "tidegate_lanes::retry", "of our libraries");
+                tracing::debug!(target: "hyper_util::client", "connecting");
+                tracing::warn!(target: "hyper_util::client", "a warning");
+            });
+            assert!(lines.contains("of the gateway") && lines.contains("of our libraries"), "{lines}");
+            assert_eq!(lines.contains("connecting"), libraries, "{lines}");
+            assert!(lines.contains("a warning"), "{lines}");
+        }
     }
 
     #[test]

@@ -519,7 +519,7 @@ section! {
     pub struct Log, raw RawLog {
         /// `auto` (text, colour on a terminal), `text`, `json`, or `pgbouncer`: lines that begin as those of PgBouncer.
         format: LogFormat = LogFormat::Auto => Restart Process;
-        /// `error`, `warn`, `info`, `debug` or `trace`.
+        /// `error`, `warn`, `info`, `debug` or `trace`; what libraries say at `debug` is logged at `trace` only.
         level: LogLevel = LogLevel::Info => Live Process;
         /// Whether a line tells of each client that comes.
         connections: bool = true => Live Process;
