@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, getpid, setsid, test_kill_process};
 
 /// The file with the process's number, as long as it runs.
@@ -30,10 +31,17 @@ impl PidFile {
             return Ok(None);
         }
         let shown = path.display();
-        let known = fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let known = text.trim().parse::<i32>().ok().filter(|number| *number > 0);
+        if known.is_none() && !text.trim().is_empty() {
+            bail!("{shown} has something else than the number of a process; name another file, or remove it");
+        }
         let other = known.and_then(Pid::from_raw).filter(|pid| *pid != getpid());
-        if other.is_some_and(|pid| test_kill_process(pid).is_ok()) {
-            bail!("{shown} names a process that is alive; stop it, or remove the file if it is another program");
+        if let Some(pid) = other.filter(|pid| is_alive(test_kill_process(*pid))) {
+            let number = pid.as_raw_nonzero();
+            bail!(
+                "{shown} names process {number}, which is alive; stop it, or remove the file if it is another program"
+            );
         }
         Self::replace(path)
     }
@@ -60,6 +68,11 @@ impl Drop for PidFile {
             let _ = fs::remove_file(&self.0);
         }
     }
+}
+
+/// Whether a process is there, by the answer to a signal that does nothing: one of another user may not be sent any.
+fn is_alive(signalled: rustix::io::Result<()>) -> bool {
+    signalled != Err(Errno::SRCH)
 }
 
 /// Begins again as that user, if this is another; an empty name is this one.
@@ -194,8 +207,13 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).expect("a file").trim(), getpid().as_raw_nonzero().to_string());
         drop(file);
         assert!(!path.exists());
-        fs::write(&path, "1\n").expect("a file");
-        assert!(PidFile::claim(&path).is_err() || !geteuid().is_root(), "the first process is alive");
+        for other in ["1\n", "nameserver 10.0.0.1\n", "-1\n"] {
+            fs::write(&path, other).expect("a file");
+            // The first process is alive, whoever's it is.
+            assert!(PidFile::claim(&path).is_err(), "{other}");
+            assert_eq!(fs::read_to_string(&path).expect("a file"), other);
+        }
+        assert!(is_alive(Err(Errno::PERM)) && is_alive(Ok(())) && !is_alive(Err(Errno::SRCH)));
         assert!(PidFile::claim(Path::new("")).expect("no file is wanted").is_none());
     }
 
