@@ -192,8 +192,8 @@ impl<G: Ground> Control<G> {
                 self.renew();
             }
             Event::Unresolved(index, error) => {
-                let host = &self.cluster.spec.hosts[index].host;
-                tracing::warn!(%host, %error, "host name");
+                let host = &self.cluster.spec.hosts[index];
+                tracing::warn!(%host, %error, "a host name cannot be looked up");
             }
         }
     }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tidegate_journal::{
-    Ack, Class, ClassConfig, CloseReport, Config, Disk, Event, Format, Journal, OpenError, Overload, Pack, Producer,
-    Retention, Space, Stats, Storage,
+    Ack, Class, ClassConfig, CloseReport, Config, Damage, Disk, Event, Format, Journal, OpenError, Overload, Pack,
+    Producer, Retention, Space, Stats, Storage,
 };
 
 use crate::config::{self, Compress, JournalAck, JournalFormat, Overflow};
@@ -60,7 +60,13 @@ impl Archive {
             };
             ArchiveError { folder: folder.clone(), help, source }
         })?;
-        tracing::info!(folder = %folder.display(), ?recovery, "query journal opened");
+        for Damage { path, at, bytes, kind } in &recovery.cut {
+            tracing::info!(path = %path.display(), at, bytes, ?kind, "a torn end of the query journal was cut off");
+        }
+        for Damage { path, at, bytes, kind } in &recovery.damage {
+            tracing::warn!(path = %path.display(), at, bytes, ?kind, "the query journal is damaged");
+        }
+        tracing::info!(folder = %folder.display(), segments = recovery.segments, "query journal opened");
         Ok(Self { journal: Mutex::new(Some(journal)), folder })
     }
 
