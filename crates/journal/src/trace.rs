@@ -44,7 +44,8 @@ impl Manner {
 }
 
 /// A layer that writes each event as one JSON object: `time_ns`, `level`, `target`, the fields (the message is `message`),
-/// and `spans` from the outermost to the innermost, with theirs.
+/// and `spans` from the outermost to the innermost, with their `name` and fields. A field that has one of these names is
+/// written as `field.level`, say.
 ///
 /// ```
 /// use tidegate_journal::{Config, Journal, trace::JournalLayer};
@@ -68,6 +69,9 @@ pub struct JournalLayer {
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
+
+/// What a span has besides its fields.
+const SPAN_KEYS: &[&str] = &["name"];
 
 /// The fields of a span, as they stand in the objects of its events.
 struct SpanFields(Vec<u8>);
@@ -99,7 +103,7 @@ impl JournalLayer {
     {
         out.clear();
         let (now, metadata) = (Time::now(), event.metadata());
-        let mut object = Object::begin(out);
+        let mut object = Object::begin(out).owning(&["time_ns", "level", "target", "spans"]);
         object.number("time_ns", now.unix_nanos());
         object.text("level", metadata.level().as_str());
         object.text("target", metadata.target());
@@ -137,7 +141,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let mut fields = Vec::new();
-        attributes.record(&mut Object::inside(&mut fields));
+        attributes.record(&mut Object::inside(&mut fields).owning(SPAN_KEYS));
         span.extensions_mut().replace(SpanFields(fields));
     }
 
@@ -145,7 +149,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
         let Some(span) = context.span(id) else { return };
         // A value whose Debug form logs needs the span's fields for that, so they are not held meanwhile.
         let mut fresh = Vec::new();
-        values.record(&mut Object::inside(&mut fresh));
+        values.record(&mut Object::inside(&mut fresh).owning(SPAN_KEYS));
         if let Some(fields) = span.extensions_mut().get_mut::<SpanFields>() {
             Object::inside(&mut fields.0).raw(&fresh);
         }

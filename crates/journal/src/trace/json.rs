@@ -12,18 +12,25 @@ pub(super) struct Object<'a> {
     out: &'a mut Vec<u8>,
     /// Nothing is before the next key.
     empty: bool,
+    /// Keys that no field may have.
+    own: &'static [&'static str],
 }
 
 impl<'a> Object<'a> {
     pub(super) fn begin(out: &'a mut Vec<u8>) -> Self {
         out.push(b'{');
-        Self { out, empty: true }
+        Self { out, empty: true, own: &[] }
     }
 
     /// More of the members of an object that stands elsewhere.
     pub(super) fn inside(out: &'a mut Vec<u8>) -> Self {
         let empty = out.is_empty();
-        Self { out, empty }
+        Self { out, empty, own: &[] }
+    }
+
+    /// The same; fields of these names are written as `field.NAME`, since an object has each key once.
+    pub(super) fn owning(self, own: &'static [&'static str]) -> Self {
+        Self { own, ..self }
     }
 
     pub(super) fn end(self) {
@@ -38,17 +45,30 @@ impl<'a> Object<'a> {
         self.out.push(b':');
     }
 
+    fn field(&mut self, field: &Field) {
+        let name = field.name();
+        if !self.own.contains(&name) {
+            return self.key(name);
+        }
+        if !std::mem::take(&mut self.empty) {
+            self.out.push(b',');
+        }
+        quoted(self.out, |text| write!(text, "field.{name}"));
+        self.out.push(b':');
+    }
+
     pub(super) fn text(&mut self, key: &str, value: &str) {
         self.key(key);
         quoted(self.out, |text| text.write_str(value));
     }
 
     pub(super) fn number(&mut self, key: &str, value: u64) {
-        self.plain(key, format_args!("{value}"));
+        self.key(key);
+        write!(self.out, "{value}").expect("a vector takes what is written to it");
     }
 
-    fn plain(&mut self, key: &str, value: fmt::Arguments<'_>) {
-        self.key(key);
+    fn plain(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        self.field(field);
         self.out.write_fmt(value).expect("a vector takes what is written to it");
     }
 
@@ -93,30 +113,31 @@ impl Visit for Object<'_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
         // JSON has no word for the others.
         if value.is_finite() {
-            self.plain(field.name(), format_args!("{value}"));
+            self.plain(field, format_args!("{value}"));
         } else {
-            self.text(field.name(), &value.to_string());
+            self.record_str(field, &value.to_string());
         }
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.plain(field.name(), format_args!("{value}"));
+        self.plain(field, format_args!("{value}"));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.plain(field.name(), format_args!("{value}"));
+        self.plain(field, format_args!("{value}"));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.plain(field.name(), format_args!("{value}"));
+        self.plain(field, format_args!("{value}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field.name(), value);
+        self.field(field);
+        quoted(self.out, |text| text.write_str(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.key(field.name());
+        self.field(field);
         quoted(self.out, |text| write!(text, "{value:?}"));
     }
 }

@@ -46,6 +46,36 @@ fn events_are_objects_with_their_fields_and_spans() {
     assert_eq!((&second["target"], &second["level"]), (&"elsewhere".into(), &"ERROR".into()));
 }
 
+/// Readers keep one of two values of the same key, and which one differs.
+#[test]
+fn fields_with_names_of_our_own_are_told_from_them() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let layer = JournalLayer::new(journal.producer()).manner(Manner::Block);
+    with_default(tracing_subscriber::registry().with(layer), || {
+        let _span = info_span!("task", name = "mine", level = 1).entered();
+        info!(level = 7, target = "x", spans = ?[1], time_ns = 0.5, name = true, "done");
+    });
+    assert!(journal.close(LONG).is_complete());
+    let lines = payloads(folder.path());
+    let text = String::from_utf8(lines[0].clone()).unwrap();
+    for key in ["time_ns", "level", "target", "spans", "name"] {
+        let at_most = if key == "level" || key == "name" { 2 } else { 1 };
+        assert_eq!(text.matches(&format!("\"{key}\":")).count(), at_most, "{key}: {text}");
+    }
+    let event: Value = serde_json::from_slice(&lines[0]).unwrap();
+    assert_eq!(
+        (&event["level"], &event["field.level"], &event["field.target"]),
+        (&"INFO".into(), &7.into(), &"x".into())
+    );
+    assert_eq!(
+        (&event["field.spans"], &event["field.time_ns"], &event["name"]),
+        (&"[1]".into(), &0.5.into(), &true.into())
+    );
+    let spans = serde_json::json!([{ "name": "task", "field.name": "mine", "level": 1 }]);
+    assert_eq!(event["spans"], spans);
+}
+
 #[test]
 fn lines_of_any_formatter_are_records() {
     let folder = TempDir::new().unwrap();
