@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::{
     admin::{console, http},
     cli, client,
-    config::{Config, Dialect, Io},
+    config::{Config, ConfigErrors, Dialect, Finding, Io, Severity},
     listen, log,
     pgbouncer::UNREAD_USERS,
     plane::{Gateway, Mailbox, Phase, Setup, Worker},
@@ -72,9 +72,7 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
     }
     let activated = Activated::take()?;
     let log = log::init(&config.log)?;
-    for warning in &config.warnings {
-        tracing::warn!(%warning, "configuration");
-    }
+    say(&config.warnings);
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = control.block_on(async {
         // Before anybody can see that the process is there: a SIGHUP that nobody hears would end it.
@@ -372,7 +370,13 @@ impl Running {
     /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
     fn reload(&mut self) -> Result<(), String> {
         let reloaded = reload(&self.gateway, &self.source).map_err(|error| {
-            tracing::error!("reload failed, the old configuration stays in force: {error:#}");
+            match error.downcast_ref::<ConfigErrors>() {
+                Some(errors) => {
+                    say(errors.findings());
+                    tracing::error!("reload failed, the old configuration stays in force");
+                }
+                None => tracing::error!("reload failed, the old configuration stays in force: {error:#}"),
+            }
             format!("{error:#}")
         });
         reloaded?;
@@ -461,11 +465,30 @@ fn absolute(file: &Path) -> PathBuf {
     std::path::absolute(file).unwrap_or_else(|_| file.to_owned())
 }
 
+/// More lines about one file help nobody who reads a log; `tidegate check` has them all.
+const FINDINGS_LOGGED_MAX: usize = 100;
+
+/// Tells the log what was found in a configuration, a line each.
+fn say(findings: &[Finding]) {
+    for finding in findings.iter().take(FINDINGS_LOGGED_MAX) {
+        let Finding { severity, file, line, reason, help, .. } = finding;
+        let at = format_args!("{file}:{line}");
+        match severity {
+            Severity::Error => tracing::error!(%at, help, "configuration: {reason}"),
+            _ => tracing::warn!(%at, help, "configuration: {reason}"),
+        }
+    }
+    let more = findings.len().saturating_sub(FINDINGS_LOGGED_MAX);
+    if more > 0 {
+        tracing::warn!(more, "configuration: there is more; tidegate check tells all");
+    }
+}
+
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     let _alone = gateway.configure();
     let source = source.reading(gateway.config_file());
-    let mut config = source.config().map_err(|errors| anyhow::anyhow!("\n{errors}"))?;
+    let mut config = source.config()?;
     let old = gateway.setup();
     let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
     if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {
@@ -475,6 +498,7 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     for key in Config::diff_needs_restart(&old.config, &config) {
         tracing::warn!(key, "this change needs a restart");
     }
+    say(&config.warnings);
     config.keep_fixed(&old.config);
     let setup = Setup::new(config)?;
     gateway.replace_setup(setup);

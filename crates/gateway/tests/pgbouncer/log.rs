@@ -319,3 +319,28 @@ fn an_operator_says_which_file_a_reload_reads() {
     console.ok("RELOAD");
     assert!(!knows("another"));
 }
+
+/// They were drawings of several lines, with their line breaks spelled out.
+#[test]
+fn what_is_wrong_with_a_file_is_a_line_each() {
+    let bouncer = Bouncer::start("[databases]\nshop = host=db:5433\n[pgbouncer]\ndefault_pool_size = 3\n");
+    let line_of = |text: &str| bouncer.log().lines().find(|line| line.contains(text)).unwrap_or_default().to_owned();
+    // Where the file has this line.
+    let place_of = |text: &str| {
+        let ini = std::fs::read_to_string(bouncer.file("pgbouncer.ini")).expect("it is there");
+        let before = ini.lines().take_while(|line| !line.starts_with(text)).count();
+        format!("pgbouncer.ini:{} ", before + 1)
+    };
+    let warning = line_of("no server can have this name");
+    assert!(warning.contains("WARNING configuration: ") && warning.contains(&place_of("shop")), "{warning}");
+    assert!(!warning.contains("\\n") && !warning.contains("^^"), "{warning}");
+    bouncer.rewrite("[databases]\nshop = host=db\n[pgbouncer]\ndefault_pool_siz = 3\npool_mode = x\n");
+    let told = bouncer.console().query("RELOAD").error.expect("an error");
+    assert!(told.message.contains("default_pool_siz") && told.message.contains("pool_mode"), "{told:?}");
+    for (text, key) in [("unknown key", "default_pool_siz"), ("`x` is not known here", "pool_mode = x")] {
+        let error = line_of(text);
+        assert!(error.contains(" ERROR configuration: ") && error.contains(&place_of(key)), "{error}");
+        assert!(!error.contains("\\n"), "{error}");
+    }
+    bouncer.wait_for_log("reload failed, the old configuration stays in force");
+}
