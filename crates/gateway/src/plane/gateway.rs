@@ -169,6 +169,8 @@ pub struct SharedPool {
     reconnected_at: Mutex<Option<SystemTime>>,
     /// It was a pause that wanted its connections closed last.
     closed_by_pause: AtomicBool,
+    /// The last connect has failed.
+    fails: AtomicBool,
     /// See [`spare_places`](Self::spare_places).
     spare_places: AtomicUsize,
     /// Servers that replication connections have, which are none of the pool's.
@@ -217,6 +219,16 @@ impl SharedPool {
     pub fn recount_places(&self, before: usize, now: usize) {
         // Wraps on purpose where it had more.
         self.spare_places.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// A connect has failed.
+    pub fn note_failure(&self) {
+        self.fails.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the connect before this one has failed.
+    pub fn take_failure(&self) -> bool {
+        self.fails.swap(false, Ordering::Relaxed)
     }
 
     /// What a fresh server reported, if one was connected since the start.
@@ -613,6 +625,7 @@ impl Gateway {
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
             closed_by_pause: AtomicBool::new(false),
+            fails: AtomicBool::new(false),
             spare_places: AtomicUsize::new(0),
             replicating: AtomicUsize::new(0),
             cancels: Cancels::default(),

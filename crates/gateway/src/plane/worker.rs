@@ -688,12 +688,12 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             pool.shared.set_welcome(&server.settings);
             let identity = server.identity.clone();
             worker.gateway.note_server(&pool.shared.key, &identity);
-            log_opened(&setup, &pool.shared.key, &identity);
+            log_opened(&setup, &pool.shared, &identity);
             slot.fulfil(server, now);
         }
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
-            log_failed(&worker, &setup, &pool.shared.key, &plan, &error);
+            log_failed(&worker, &setup, &pool.shared, &plan, &error);
             // Who waits for one of several servers goes on to the next.
             let alone = pool.shared.key.host.is_none();
             if plan.pool.wait_for_server && alone && error.may_pass() {
@@ -715,9 +715,12 @@ fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
 }
 
 /// Tells the log of a new connection, for those who come from PgBouncer in its words too.
-fn log_opened(setup: &Setup, key: &PoolKey, identity: &Identity) {
-    let (host, PoolKey { database, user, .. }) = (&identity.address.host, key);
+fn log_opened(setup: &Setup, pool: &SharedPool, identity: &Identity) {
+    let (host, PoolKey { database, user, .. }) = (&identity.address.host, &pool.key);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
+    if pool.take_failure() && setup.config.listen.dialect == Dialect::Postgres {
+        tracing::info!(%database, %user, server = %host, "server connections work again");
+    }
     if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
         let from = identity.local.map(|local| format!(" (from {local})")).unwrap_or_default();
         let place = place_of(host, identity.address.address.as_socket());
@@ -747,8 +750,9 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement
 }
 
 /// Tells the log of a connect that failed, likewise.
-fn log_failed(worker: &Worker, setup: &Setup, key: &PoolKey, plan: &PoolPlan, error: &ConnectError) {
-    let PoolKey { database, user, .. } = key;
+fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
+    let PoolKey { database, user, .. } = &pool.key;
+    pool.note_failure();
     tracing::warn!(%database, %user, %error, "server connection failed");
     if setup.config.listen.dialect == Dialect::Pgbouncer {
         let (id, reason) = (worker.gateway.connector.next_id(), error.log_words());

@@ -73,6 +73,25 @@ on_each_postgres! {
         client.ok("select 1");
     }
 
+    /// Who reads the log sees that the trouble is over.
+    fn edge_65_the_log_tells_that_a_server_is_back(fixture) {
+        let mut own = Server::start(fixture.server.major());
+        let gateway = tidegate_testkit::Gateway::before(
+            env!("CARGO_BIN_EXE_tidegate"),
+            own.address(),
+            "size = 2\n[log]\nlevel = \"info\"\n[timeouts]\nconnect_retry = \"50ms\"\n",
+        );
+        let asks = || gateway.startup("postgres").try_connect().and_then(|mut client| client.try_query("select 1"));
+        let is_served = || asks().is_ok_and(|outcome| outcome.error.is_none());
+        assert!(is_served());
+        own.postgres().kill9().expect("the server ends");
+        eventually("it is missed", || !is_served());
+        assert!(gateway.log().contains("server connection failed") && !gateway.log().contains("work again"));
+        own.postgres().restart().expect("the server starts");
+        eventually("it serves again", is_served);
+        eventually("the log says so", || gateway.log().matches("server connections work again").count() == 1);
+    }
+
     fn edge_67_probes_that_say_nothing_make_no_noise(fixture) {
         let gateway = fixture.gateway("size = 1\n[log]\nlevel = \"info\"\n");
         let quiet = gateway.log();
