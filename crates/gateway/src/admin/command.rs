@@ -276,6 +276,9 @@ fn unknown(words: &[Word]) -> Fault {
     let shown: String = said.chars().take(SHOWN_CHARS_MAX).collect();
     let hint = match nearest(&said) {
         Some(command) => format!("Did you mean {command}? SHOW HELP lists all commands."),
+        None if words.first().is_some_and(|word| word.text.eq_ignore_ascii_case("show")) => {
+            "SHOW HELP lists what can be shown; SHOW CONFIG has all settings.".to_owned()
+        }
         None => "This is the admin console, not a database. SHOW HELP lists its commands.".to_owned(),
     };
     Fault::syntax(format!("unknown command: {shown}")).hint(hint)

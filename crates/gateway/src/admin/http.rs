@@ -131,12 +131,12 @@ async fn answer(head: &Parts, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
         _ => Format::Text,
     };
     let (status, body) = match (&head.method, head.uri.path()) {
-        (&Method::GET, "/metrics") => match page(gateway, format).await {
+        (&Method::GET | &Method::HEAD, "/metrics") => match page(gateway, format).await {
             Some(page) => (StatusCode::OK, page),
             None => (StatusCode::SERVICE_UNAVAILABLE, b"the gateway is stopping\n".to_vec()),
         },
-        (&Method::GET, "/") => (StatusCode::OK, b"Tidegate: see /metrics\n".to_vec()),
-        (&Method::GET, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
+        (&Method::GET | &Method::HEAD, "/") => (StatusCode::OK, b"Tidegate: see /metrics\n".to_vec()),
+        (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, b"GET /metrics\n".to_vec()),
     };
     let kind = if status == StatusCode::OK { format } else { Format::Text }.content_type();

@@ -107,6 +107,12 @@ fn dashboards_find_their_figures() {
     ] {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
     }
+    // As monitors and `curl -I` ask whether somebody is there.
+    let mut asking = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the port is open");
+    asking.write_all(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("it is taken");
+    let mut head = String::new();
+    asking.read_to_string(&mut head).expect("an answer");
+    assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
     // The console is a database like others, as the exporter tells it.
     let console = format!(
         "name=\"pgbouncer\",host=\"\",port=\"{}\",database=\"pgbouncer\",force_user=\"pgbouncer\",pool_mode=\"statement\"",
