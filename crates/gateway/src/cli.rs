@@ -250,9 +250,12 @@ fn is_ini(file: &Path) -> bool {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("ini") => true,
         Some("toml") => false,
-        _ => config::toml::read_bytes(file).is_ok_and(|bytes| {
-            bytes.split(|byte| *byte == b'\n').any(|line| line.trim_ascii_start().starts_with(b"[pgbouncer]"))
-        }),
+        // What is read from a pipe cannot be read again.
+        _ => {
+            let begins_section = |line: &[u8]| line.trim_ascii_start().starts_with(b"[pgbouncer]");
+            let bytes = if file.is_file() { config::toml::read_bytes(file).unwrap_or_default() } else { Vec::new() };
+            bytes.split(|byte| *byte == b'\n').any(begins_section)
+        }
     }
 }
 

@@ -8,16 +8,21 @@ use tidegate::cli::{Cli, Command};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Whoever reads what is printed may have seen enough (`| head`): that is an end like any other.
+fn read_enough(error: std::io::Error) -> anyhow::Result<()> {
+    if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error.into()) }
+}
+
 fn main() -> ExitCode {
     let outcome = match Cli::read(std::env::args_os()).command {
         Command::Run(run) => tidegate::run::main(&run),
         Command::Check(check) => match check.run(&mut std::io::stdout()) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error.into()),
+            Err(error) => read_enough(error),
         },
         Command::Convert(convert) => match convert.run(&mut std::io::stdout()) {
-            Ok(printed) => printed.map_err(Into::into),
+            Ok(printed) => printed.or_else(read_enough),
             Err(errors) => {
                 eprintln!("{errors}");
                 return ExitCode::FAILURE;

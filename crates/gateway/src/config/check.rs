@@ -190,7 +190,7 @@ impl Checker<'_> {
                 Some(Err(wrong)) => self.wrong(section.place(&[name]), wrong),
                 None => {
                     let keys = targets.iter().map(|target| target.keys()).collect::<Vec<_>>();
-                    let help = help_for_key(name, &keys);
+                    let help = help_for_address(&section.path, name).unwrap_or_else(|| help_for_key(name, &keys));
                     let reason = format!("unknown key `{name}` in {}", bracketed(&section.path));
                     self.unknown(entry, &section.key(name), reason, help);
                 }
@@ -369,6 +369,12 @@ fn help_for_section(name: &str, is_table: bool) -> String {
 }
 
 /// `targets` are the section's own keys, and those of other sections that may stand beside them.
+/// Databases have a host and a port; where clients come in has addresses.
+fn help_for_address(section: &str, key: &str) -> Option<String> {
+    let is_address = ["host", "port", "address", "listen_addr", "listen_port"].contains(&key);
+    (section == "listen" && is_address).then(|| "write addresses = [\"127.0.0.1:6432\"]".to_owned())
+}
+
 fn help_for_key(key: &str, targets: &[Vec<&'static Key>]) -> String {
     if let Some(home) = home_of(key) {
         return format!("it belongs in {home}");

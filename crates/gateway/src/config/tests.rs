@@ -550,3 +550,12 @@ fn a_host_that_cannot_be_one_is_told_and_no_password_with_it() {
     let told = format!("{warnings:?}");
     assert!(warnings[0].reason.contains("it is a URL") && !told.contains("hunter2"), "{told}");
 }
+
+/// It was sent to `[databases.NAME]`, which has a host and a port.
+#[test]
+fn who_gives_the_gateway_a_port_is_told_of_its_addresses() {
+    for key in ["port = 6432", "host = \"0.0.0.0\"", "address = \"*\""] {
+        let found = findings(&format!("[listen]\n{key}\n[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"x\"\n"));
+        assert!(found[0].help.starts_with("write addresses = ["), "{found:?}");
+    }
+}

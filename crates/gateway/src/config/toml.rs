@@ -22,7 +22,8 @@ const LARGEST_BYTES: u64 = 16 << 20;
 /// Everything that is wrong with the file, at once.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     let name = path.display().to_string();
-    let text = read_text(path).map_err(|reason| unreadable(&name, &reason))?;
+    let bytes = read_bytes(path).map_err(|reason| unreadable(&name, &reason, NO_FILE))?;
+    let text = String::from_utf8(bytes).map_err(|error| unreadable(&name, &error.to_string(), NOT_UTF_8))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     read(text, name, Disk::Folder(folder))
 }
@@ -45,10 +46,6 @@ fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErro
     check(&source, &table(parsed.get_ref()), disk)
 }
 
-pub(crate) fn read_text(path: &Path) -> Result<String, String> {
-    String::from_utf8(read_bytes(path)?).map_err(|error| error.to_string())
-}
-
 /// Reads a file of any bytes.
 pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
     read_up_to(path, LARGEST_BYTES)
@@ -65,11 +62,13 @@ pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String>
     }
 }
 
-fn unreadable(name: &str, reason: &str) -> ConfigErrors {
+const NO_FILE: &str = "begin with a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`";
+const NOT_UTF_8: &str = "save the file as UTF-8";
+
+fn unreadable(name: &str, reason: &str, help: &str) -> ConfigErrors {
     let source = Source::new(name, "");
-    let finding = Finding::new(&source, &(0..0), Severity::Error, "")
-        .because(format!("cannot read {name}: {reason}"))
-        .help("begin with a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`");
+    let finding =
+        Finding::new(&source, &(0..0), Severity::Error, "").because(format!("cannot read {name}: {reason}")).help(help);
     ConfigErrors::new(vec![finding])
 }
 

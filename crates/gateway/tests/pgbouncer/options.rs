@@ -1,8 +1,13 @@
 //! The command line of PgBouncer.
 
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
 use rustix::process::geteuid;
 
-use crate::bouncer::{Bouncer, Setup, output};
+use crate::bouncer::{Bouncer, Setup, binary, output};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
 
@@ -39,4 +44,16 @@ fn root_becomes_the_user_that_is_named() {
         let ids = status.lines().find(|line| line.starts_with("Uid:")).expect("it has four");
         assert!(ids.split_whitespace().skip(1).all(|id| id != "0"), "{ids}");
     }
+}
+
+/// A pipe can be read once: it was read to see which kind of file it is, and was empty then.
+#[test]
+fn a_configuration_may_come_from_a_pipe() {
+    let mut check = Command::new(binary());
+    let check = check.args(["check", "/dev/stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut check = check.spawn().expect("the binary can be started");
+    let text = "[auth]\nmethod = \"trust\"\n[databases.shop]\nhost = \"127.0.0.1\"\n";
+    check.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("it is taken");
+    let said = String::from_utf8_lossy(&check.wait_with_output().expect("it ends").stdout).into_owned();
+    assert!(said.contains("good: 1 database"), "{said}");
 }
