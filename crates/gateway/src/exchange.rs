@@ -508,15 +508,13 @@ impl<'a> Exchange<'a> {
                 progress = Poll::Ready(Ok(()));
             }
         }
-        if self.held.is_none()
-            && self.adopting == 0
-            && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
-            // What the gateway answers itself piles up there, or waits for its turn.
-            && self.front.link.queued_bytes() < QUEUE_BYTES_MAX
-            && self.may_owe_more()
-            && let Poll::Ready(read) = self.front.link.poll_read(cx)
-        {
-            let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));
+        let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));
+        if !self.may_read_client() {
+            // What runs for it is of no use to it any more.
+            if self.front.link.poll_left(cx).is_ready() {
+                return Poll::Ready(gone(None));
+            }
+        } else if let Poll::Ready(read) = self.front.link.poll_read(cx) {
             match read {
                 Ok(chunk) if chunk.is_empty() => return Poll::Ready(gone(None)),
                 Ok(chunk) => self.take_from_client(chunk, now)?,
@@ -526,6 +524,15 @@ impl<'a> Exchange<'a> {
         }
         self.flush_to_server(cx)?;
         progress
+    }
+
+    fn may_read_client(&mut self) -> bool {
+        self.held.is_none()
+            && self.adopting == 0
+            && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
+            // What the gateway answers itself piles up there, or waits for its turn.
+            && self.front.link.queued_bytes() < QUEUE_BYTES_MAX
+            && self.may_owe_more()
     }
 
     /// Whether the client may be owed more. If not, the server is told to send what it keeps until it gets a Sync: the client may

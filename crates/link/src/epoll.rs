@@ -335,6 +335,17 @@ impl PolledSocket {
         }
     }
 
+    /// Ready when the peer has closed its side, be all that it sent read or not.
+    pub(crate) fn poll_left(&self, cx: &Context<'_>) -> Poll<()> {
+        self.with_watch(|watch| {
+            if watch.hung_up {
+                return Poll::Ready(());
+            }
+            store_waker(&mut watch.reader, cx);
+            Poll::Pending
+        })
+    }
+
     /// Begins to send; the caller has seen the last send end.
     pub(crate) fn start_send(&self, chunk: Chunk) {
         debug_assert!(self.is_sent(), "one send at a time");

@@ -59,6 +59,15 @@ impl Link {
         }
     }
 
+    /// Ready when the peer has closed its side, be all that it sent read or not: for whoever does not read now. What the peer's
+    /// machine has yet to send, for want of room here, goes before that.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the caller stops polling.
+    pub fn poll_left(&mut self, cx: &Context<'_>) -> Poll<()> {
+        self.socket.poll_left(cx)
+    }
+
     /// The peer is in the middle of a great deal. Where several are, the next wait of the thread lasts a tenth of a millisecond
     /// at least, so that it comes in larger pieces. Over io_uring of Linux 6.12 and later; else nothing happens.
     pub fn expect_much(&self) {

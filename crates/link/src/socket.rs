@@ -53,6 +53,14 @@ impl Socket {
         }
     }
 
+    /// Ready when the peer has closed its side, be all that it sent read or not.
+    pub(crate) fn poll_left(&mut self, cx: &Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Kind::Ring(socket) => socket.poll_left(cx),
+            Kind::Polled(socket) => socket.poll_left(cx),
+        }
+    }
+
     /// The peer is in the middle of a great deal.
     pub(crate) fn expect_much(&self) {
         match &self.0 {

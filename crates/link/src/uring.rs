@@ -46,6 +46,8 @@ pub(crate) struct RingSocket {
     calm: u8,
     /// The receive under way was asked to end.
     stopping: bool,
+    /// Tells when the peer has left; from the first time on that somebody wanted to know.
+    leaving: Option<Box<Pending>>,
 }
 
 /// After so many small receives the peer is taken for one that sends little at a time, and one receive is left under way
@@ -56,7 +58,7 @@ impl RingSocket {
     pub(crate) fn new(ring: Rc<Ring>, fd: OwnedFd) -> Self {
         let port = Rc::new(Port::new(fd));
         ring.adopt(&port);
-        Self { ring, port, bulk: false, acquainted: false, calm: 0, stopping: false }
+        Self { ring, port, bulk: false, acquainted: false, calm: 0, stopping: false, leaving: None }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -86,6 +88,19 @@ impl RingSocket {
                 Look::Done(received) => return Poll::Ready(self.note(received)),
             }
         }
+    }
+
+    /// Ready when the peer has closed its side, be all that it sent read or not.
+    pub(crate) fn poll_left(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.leaving.is_none() {
+            // Who cannot be watched is seen to have left when it is read.
+            self.leaving =
+                Pending::begin(&self.ring, Once::new(self.port.clone(), Deed::AwaitLeaving)).ok().map(Box::new);
+        }
+        let Some(pending) = &mut self.leaving else { return Poll::Pending };
+        let ended = std::task::ready!(pending.poll(cx));
+        self.leaving = None;
+        if ended.is_ok() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// The peer is in the middle of a great deal.
@@ -248,7 +263,7 @@ impl RingListener {
         let mut arrival = self.arrival.borrow_mut();
         let pending = match &mut *arrival {
             Some(pending) => pending,
-            none => none.insert(Pending::begin(&self.ring, Once::new(Rc::clone(&self.fd), Deed::AwaitArrival))?),
+            none => none.insert(Pending::begin(&self.ring, Once::new(self.fd.clone(), Deed::AwaitArrival))?),
         };
         let outcome = std::task::ready!(pending.poll(cx));
         *arrival = None;
@@ -273,7 +288,7 @@ impl RingListener {
 /// Connects a socket that was just made.
 pub(crate) async fn connect(ring: Rc<Ring>, fd: OwnedFd, address: SockAddr) -> io::Result<OwnedFd> {
     let fd = Rc::new(fd);
-    let mut pending = Pending::begin(&ring, Once::new(Rc::clone(&fd), Deed::Connect(address)))?;
+    let mut pending = Pending::begin(&ring, Once::new(fd.clone(), Deed::Connect(address)))?;
     std::future::poll_fn(|cx| pending.poll(cx)).await?;
     drop(pending);
     Rc::try_unwrap(fd).map_err(|_| io::Error::other("the connect operation still holds its socket"))
@@ -374,6 +389,32 @@ mod tests {
                 ring.turn(None).expect("the end of the receive");
             }
             assert!(far.write_all(b"x").is_err(), "the descriptor is closed with the last operation");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_leaves_is_seen_though_nobody_reads_what_it_has_said() {
+        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+        let ring = Rc::new(ring);
+        let cx = Context::from_waker(Waker::noop());
+        for leaves in [true, false] {
+            let (near, mut far) = UnixStream::pair().expect("a pair");
+            let mut socket = RingSocket::new(ring.clone(), near.into());
+            far.write_all(b"last words").expect("room in the socket");
+            assert!(socket.poll_left(&cx).is_pending());
+            turn_at_once(&ring);
+            assert!(socket.poll_left(&cx).is_pending());
+            if leaves {
+                drop(far);
+                while socket.poll_left(&cx).is_pending() {
+                    ring.turn(None).expect("an event");
+                }
+                assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"last words");
+            }
+            drop(socket);
+            while !ring.is_vacant() {
+                ring.turn(None).expect("the end of the watch");
+            }
         }
     }
 

@@ -23,6 +23,24 @@ on_each_postgres! {
         assert_eq!(owner.value(&format!("select count(*) from {table}")), "0");
     }
 
+    fn edge_63_a_client_that_has_said_more_in_line_is_taken_out_at_once_too(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        for (hold, let_go) in [("begin", "commit"), ("PAUSE", "RESUME")] {
+            let mut holder = if hold == "PAUSE" { gateway.console() } else { gateway.client("postgres") };
+            holder.ok(hold);
+            for (reset, more) in [(false, "select 1"), (true, "select 1"), (false, &" ".repeat(100_000))] {
+                let mut waiting = gateway.client("postgres");
+                waiting.send(&Frames::new().query("select 1"));
+                gateway.wait_for_pool("postgres", "cl_waiting", 1);
+                waiting.send(&Frames::new().query(more));
+                waiting.vanish(reset);
+                gateway.wait_for_pool("postgres", "cl_waiting", 0);
+            }
+            holder.ok(let_go);
+        }
+        gateway.client("postgres").ok("select 1");
+    }
+
     fn edge_63_the_line_is_served_first_in_first_out(fixture) {
         let table = fixture.own_table("n serial, who int");
         let gateway = fixture.gateway("size = 1\n");

@@ -755,6 +755,24 @@ on_each_postgres! {
         assert_eq!(gateway.client("postgres").value("select 'served'"), "served");
         eventually("the query is gone", || observer.value(&running) == "0");
     }
+
+    /// The gateway reads no more of it than it can pass on, and sees all the same that it has left.
+    fn edge_62_a_client_that_vanishes_behind_messages_that_wait_does_not_hold_the_server(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut observer = fixture.server.client();
+        for (reset, more) in [(false, 0), (true, 0), (false, 100_000)] {
+            let name = fixture.name("waits");
+            let mut vanishing = gateway.client("postgres");
+            // Nobody knows yet whether the statement will be there.
+            let sleep = Frames::new().once(&format!("select pg_sleep(600) as {name}")).parse("s", "select 1").sync();
+            vanishing.send(&sleep.run("s").sync().query(&" ".repeat(more)));
+            let running = format!("select count(*) from pg_stat_activity where query like '% {name}' and state = 'active'");
+            eventually("the query runs", || observer.value(&running) == "1");
+            vanishing.vanish(reset);
+            assert_eq!(gateway.client("postgres").value("select 'served'"), "served");
+            eventually("the query is gone", || observer.value(&running) == "0");
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     rc::Rc,
     task::{Context, Poll, Waker},
 };
@@ -16,20 +16,22 @@ use super::ring::Ring;
 pub(super) enum Deed {
     /// Wait until somebody connects to a listener. Of all who wait for that, one is told.
     AwaitArrival,
+    /// Wait until the peer has closed its side.
+    AwaitLeaving,
     /// Connect a socket.
     Connect(SockAddr),
 }
 
 /// What the kernel uses of an operation under way, and what it has come to.
 pub(super) struct Once {
-    pub(super) fd: Rc<OwnedFd>,
+    pub(super) fd: Rc<dyn AsFd>,
     pub(super) deed: Deed,
     outcome: Cell<Option<io::Result<()>>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Once {
-    pub(super) fn new(fd: Rc<OwnedFd>, deed: Deed) -> Self {
+    pub(super) fn new(fd: Rc<dyn AsFd>, deed: Deed) -> Self {
         Self { fd, deed, outcome: Cell::default(), waker: Cell::default() }
     }
 

@@ -406,9 +406,10 @@ impl Ring {
     /// Begins it, in a slot of its own.
     pub(super) fn begin_once(&self, once: &Rc<Once>) -> io::Result<u32> {
         let slot = self.slots.borrow_mut().occupy(Slot::Once(Rc::clone(once)));
-        let fd = Fd(once.fd.as_raw_fd());
+        let fd = Fd(once.fd.as_fd().as_raw_fd());
         let entry = match &once.deed {
             Deed::AwaitArrival => opcode::PollAdd::new(fd, POLLIN | EXCLUSIVELY).build(),
+            Deed::AwaitLeaving => opcode::PollAdd::new(fd, u32::from(PollFlags::RDHUP.bits())).build(),
             Deed::Connect(address) => opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build(),
         };
         // SAFETY: the slot keeps the address until the completion, behind a reference count, so that it does not move.

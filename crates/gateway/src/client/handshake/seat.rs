@@ -246,7 +246,7 @@ async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<
             // One chunk is enough; it is heard when there is somebody to answer.
             hears = false;
         }
-        Poll::Pending
+        link.poll_left(cx).map(|()| None)
     })
     .await
 }

@@ -28,6 +28,9 @@ use crate::{
     server::Server,
 };
 
+/// Why a client is gone that waited.
+const LEFT: &str = "client left while waiting";
+
 /// How a wait ends.
 enum Waited<T> {
     /// What was waited for is there.
@@ -188,8 +191,7 @@ impl Session {
         if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
             return Poll::Ready(Waited::Goodbye(goodbye));
         }
-        // A client that vanishes leaves the queue at once. One that sends more is heard out later; until then its
-        // leaving is seen no more, which the bound of one unread chunk makes unavoidable.
+        // A client that vanishes leaves the queue at once. One that sends more is heard out later.
         while *hears {
             match self.front.link.poll_read(cx) {
                 Poll::Pending => break,
@@ -197,8 +199,11 @@ impl Session {
                     self.front.link.unread(chunk);
                     *hears = false;
                 }
-                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone("client left while waiting"))),
+                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT))),
             }
+        }
+        if !*hears && self.front.link.poll_left(cx).is_ready() {
+            return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT)));
         }
         if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
             return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
