@@ -220,6 +220,8 @@ pub struct Exchange<'a> {
     scanner: Scanner,
     /// Messages of the client that wait for the server's answers to those before them.
     held: Option<Chunk>,
+    /// How far the server was when they were held, if it is its answers that they wait for.
+    held_at: Option<u64>,
     flight: Flight,
     clock: Clock,
     /// What has ended in the chunk at hand.
@@ -307,6 +309,7 @@ impl<'a> Exchange<'a> {
             stats: around.stats,
             scanner: Scanner::new(around.plan.pool.message_max as usize),
             held: None,
+            held_at: None,
             flight: Flight::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
             ended: Ended::default(),
@@ -500,6 +503,8 @@ impl<'a> Exchange<'a> {
         let mut progress = Poll::Pending;
         if self.adopting == 0
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
+            // They may be long, and a look at them for each piece of a large result would hold up other clients.
+            && self.held_at != Some(self.flight.progress)
             && let Some(held) = self.held.take()
         {
             let bytes = held.len();

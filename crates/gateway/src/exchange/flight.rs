@@ -126,6 +126,8 @@ pub(crate) struct Flight {
     query_failed: bool,
     /// The weight of all that is owed.
     sum: Weight,
+    /// Changes with every answer that may decide something.
+    pub(crate) progress: u64,
     /// How many of what is owed are queries of the client.
     queries: usize,
     /// A Sync was sent behind the last of what decides what the unnamed statement is.
@@ -240,6 +242,7 @@ impl Flight {
             copied: false,
             query_failed: false,
             sum: Weight::default(),
+            progress: 0,
             queries: 0,
             synced_behind_unnamed: false,
         }
@@ -263,6 +266,7 @@ impl Flight {
 
     #[inline]
     fn forget(&mut self, owed: &Owed) {
+        self.progress += 1;
         self.sum.subtract(owed.asked.weight());
         self.queries -= usize::from(owed.is_query());
     }
@@ -589,6 +593,7 @@ impl Flight {
 
     /// CopyInResponse: the server ignores Sync until the copy ends, so those already sent are not answered.
     pub(crate) fn begin_copy_in(&mut self) {
+        self.progress += 1;
         if self.copied {
             // The second one of the same query: the first was heard to its end.
             self.pass_copy(1);

@@ -85,12 +85,13 @@ impl Exchange<'_> {
         }
         self.flight.unfold();
         let mut splice = Splice::default();
-        let mut at = 0;
+        let (mut at, mut held_from) = (0, None);
+        self.held_at = None;
         let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));
         let stays = loop {
             if splice.written() >= QUEUE_BYTES_MAX && scanner.is_between_messages() {
                 // Statements that are taught again may be many times as long as what asks for them.
-                self.held = (at < chunk.len()).then(|| chunk[at..].to_vec().into());
+                held_from = Some(at);
                 break true;
             }
             match scanner.step(&chunk, at, want).map_err(Trouble::BadClient)? {
@@ -99,7 +100,7 @@ impl Exchange<'_> {
                 }
                 Step::Message { tag, end } => {
                     if self.must_wait(tag, &chunk[at..end]) {
-                        self.held = Some(chunk[at..].to_vec().into());
+                        (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
                         break true;
                     }
                     let words = self.translate(tag, &chunk[at..end])?;
@@ -110,7 +111,7 @@ impl Exchange<'_> {
                     let mut message = scanner.take_carry();
                     if self.must_wait(tag, &message) {
                         message.extend_from_slice(&chunk[end..]);
-                        self.held = Some(message.into());
+                        (self.held, self.held_at) = (Some(message.into()), Some(self.flight.progress));
                         break true;
                     }
                     match self.translate(tag, &message)? {
@@ -137,7 +138,15 @@ impl Exchange<'_> {
             }
         };
         self.scanner = scanner;
-        self.server.link().write(splice.finish(chunk));
+        let sent = match held_from {
+            None => splice.finish(chunk),
+            Some(at) => {
+                let (sent, held) = splice.finish_before(chunk, at);
+                self.held = held;
+                sent
+            }
+        };
+        self.server.link().write(sent);
         Ok(stays)
     }
 
@@ -749,7 +758,7 @@ fn put(words: Words, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
     match words {
         Words::Same => splice.pass(chunk, at, end),
         Words::Other(bytes) if bytes.is_empty() => {}
-        Words::Other(bytes) => splice.put(chunk, &bytes),
+        Words::Other(bytes) => splice.put_vec(chunk, bytes),
     }
 }
 

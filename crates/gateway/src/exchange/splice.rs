@@ -28,7 +28,7 @@ impl Splice {
         self.change(chunk).extend_from_slice(bytes);
     }
 
-    /// Puts a message in that began in an earlier chunk.
+    /// Puts a message in that has an allocation of its own, which is used if it is the first.
     pub(crate) fn put_vec(&mut self, chunk: &[u8], bytes: Vec<u8>) {
         if self.kept == 0 && self.changed.is_none() {
             self.changed = Some(bytes);
@@ -57,6 +57,21 @@ impl Splice {
             }
         }
     }
+
+    /// What is to be sent, and what is kept of the chunk from `at` on, if there is anything. The smaller of the two is copied.
+    pub(crate) fn finish_before(self, mut chunk: Chunk, at: usize) -> (Chunk, Option<Chunk>) {
+        let sent = match self.changed {
+            Some(bytes) => Chunk::from(bytes),
+            None if chunk.len() - at < self.kept => {
+                let rest = chunk[at..].to_vec();
+                chunk.truncate(self.kept);
+                return (chunk, Some(rest.into()).filter(|rest: &Chunk| !rest.is_empty()));
+            }
+            None => chunk[..self.kept].to_vec().into(),
+        };
+        chunk.advance(at);
+        (sent, Some(chunk.park()).filter(|rest| !rest.is_empty()))
+    }
 }
 
 #[cfg(test)]
@@ -74,6 +89,24 @@ mod tests {
         splice.pass(&chunk(), 2, 5);
         assert!(splice.changed.is_none());
         assert_eq!(&*splice.finish(chunk()), b"abcde");
+    }
+
+    #[test]
+    fn what_is_kept_for_later_is_not_copied_if_it_is_the_greater_part() {
+        let place = |chunk: &Chunk| chunk.as_ptr() as usize;
+        for (at, kept_in_place) in [(0, true), (2, true), (5, false)] {
+            let (mut splice, chunk) = (Splice::default(), chunk());
+            let start = place(&chunk);
+            splice.pass(&chunk, 0, at);
+            let (sent, kept) = splice.finish_before(chunk, at);
+            let kept = kept.unwrap();
+            assert_eq!((&*sent, &*kept), b"abcdef".split_at(at));
+            assert_eq!(place(&kept) == start + at, kept_in_place, "from {at}");
+        }
+        let mut changed = Splice::default();
+        changed.put(&chunk(), b"X");
+        let (sent, kept) = changed.finish_before(chunk(), 6);
+        assert!(kept.is_none() && *sent == *b"X");
     }
 
     #[test]
