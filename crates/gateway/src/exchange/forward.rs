@@ -89,6 +89,11 @@ impl Exchange<'_> {
         self.held_at = None;
         let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));
         let stays = loop {
+            if self.must_wait_for_reset() && scanner.is_between_messages() {
+                // Whether the next message is whole or not.
+                (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
+                break true;
+            }
             if splice.written() >= QUEUE_BYTES_MAX && scanner.is_between_messages() {
                 // Statements that are taught again may be many times as long as what asks for them.
                 held_from = Some(at);
@@ -182,14 +187,17 @@ impl Exchange<'_> {
         Words::Other(out)
     }
 
+    /// Whether the server may be on its way back to settings of its own, so that all that follows waits.
+    #[inline]
+    fn must_wait_for_reset(&self) -> bool {
+        self.resetting && self.flight.is_pipelined() && !self.flight.skipping && !self.flight.copy_in
+    }
+
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
     /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in {
+        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
             return false;
-        }
-        if self.resetting || !self.tracks_statements() {
-            return self.resetting;
         }
         let body = &message[HEADER..];
         match tag {

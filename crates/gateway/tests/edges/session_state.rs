@@ -190,6 +190,25 @@ on_each_postgres! {
         }
     }
 
+    /// A call may be long, and passes in pieces.
+    fn edge_57_a_function_call_in_pieces_behind_a_reset_runs_under_the_startup_values(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.startup("postgres").parameter("work_mem", "77kB").connect();
+        // current_setting('work_mem'), both as text.
+        let call = [&2077_u32.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0, 0, 8], b"work_mem", &[0, 0]].concat();
+        for begin in [Frames::new().query("reset work_mem"), Frames::new().once("reset all").sync()] {
+            client.ok("set work_mem = '99kB'");
+            let frames = begin.message(b'F', &call);
+            let (beginning, rest) = frames.bytes().split_at(frames.bytes().len() - 3);
+            client.send_bytes(beginning);
+            assert!(client.until_ready().error.is_none());
+            client.send_bytes(rest);
+            let outcome = client.until_ready();
+            let value = outcome.messages.iter().find(|message| message.tag == b'V').expect("a value");
+            assert_eq!(value.body[4..], *b"77kB");
+        }
+    }
+
     fn edge_57_reset_of_one_name_goes_back_to_the_clients_startup_value(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         gateway.startup("postgres").parameter("application_name", "other").connect().ok("select 1");
