@@ -52,10 +52,15 @@ pub(super) async fn replicate(
         true => poll_held(client, server.link(), (worker, card), cx),
         false => poll_both(client, server.link(), cx),
     });
-    match unless_killed(card, streaming).await {
-        None => Ok(Cause::Killed.reason()),
-        Some(ended) => Ok(ended.map(|()| "replication ended")?),
-    }
+    let Some(ended) = unless_killed(card, streaming).await else { return Ok(Cause::Killed.reason()) };
+    // The last words of the one are still on their way to the other, who may be slow.
+    let other = match ended? {
+        Side::Client => server.link(),
+        Side::Server => client,
+    };
+    other.write_farewell();
+    let sent = unless_killed(card, other.flush()).await;
+    Ok(sent.map_or(Cause::Killed.reason(), |_| "replication ended"))
 }
 
 /// What `work` comes to; `None` if an operator sends the client away meanwhile.
@@ -133,13 +138,20 @@ async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Resul
     within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit)))
 }
 
+/// Who has ended.
+enum Side {
+    Client,
+    Server,
+}
+
 /// Passes bytes both ways until one side ends.
-fn poll_both(a: &mut Link, b: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<()>> {
+fn poll_both(client: &mut Link, server: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<Side>> {
     loop {
-        let there = poll_one(a, b, cx)?;
-        let back = poll_one(b, a, cx)?;
+        let there = poll_one(client, server, cx)?;
+        let back = poll_one(server, client, cx)?;
         match (there, back) {
-            (Poll::Ready(Passed::End), _) | (_, Poll::Ready(Passed::End)) => return Poll::Ready(Ok(())),
+            (Poll::Ready(Passed::End), _) => return Poll::Ready(Ok(Side::Client)),
+            (_, Poll::Ready(Passed::End)) => return Poll::Ready(Ok(Side::Server)),
             (Poll::Pending, Poll::Pending) => return Poll::Pending,
             _ => {}
         }
@@ -152,7 +164,7 @@ fn poll_held(
     b: &mut Link,
     (worker, card): (&Worker, &Card),
     cx: &Context<'_>,
-) -> Poll<std::io::Result<()>> {
+) -> Poll<std::io::Result<Side>> {
     if card.peek_signal() == Some(Signal::SuspendTimeout) {
         return Poll::Ready(Err(std::io::Error::other(Cause::Suspend.reason())));
     }

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -628,4 +630,51 @@ fn edge_73_a_shutdown_does_not_wait_for_a_server_that_says_nothing() {
     let log = gateway.log();
     let report = log.lines().find(|line| line.contains("tasks ended")).expect("the stop is reported");
     assert!(report.contains("aborted=0") && report.contains("stuck=0"), "{report}");
+}
+
+/// In pieces that the kernel has no room for at once, so that some of it waits when the server has closed already.
+#[test]
+fn edge_70_a_slow_client_gets_the_last_words_of_a_replication() {
+    const PIECE: usize = 10_000;
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        let pieces: usize = connection.read()?.text().parse().map_err(io::Error::other)?;
+        (0..pieces).try_for_each(|_| connection.send(&reply::message(b'd', &[b'x'; PIECE])))
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let slow = gateway.startup("postgres").parameter("replication", "database").receive_buffer_bytes(4_096);
+    for pieces in (20..400).step_by(20) {
+        let mut client = slow.connect();
+        client.send(&Frames::new().query(&pieces.to_string()));
+        let mut got = 0;
+        while let Ok(message) = client.try_recv() {
+            got += usize::from(message.body.len() == PIECE);
+        }
+        assert_eq!(got, pieces, "of so many pieces");
+    }
+}
+
+/// As those of a subscriber that confirms what it has got as it leaves.
+#[test]
+fn edge_70_a_slow_server_gets_the_last_words_of_a_replication_client() {
+    let left = Arc::new(AtomicUsize::new(0));
+    let has_left = Arc::clone(&left);
+    let server = FaultyServer::start(move |connection| {
+        connection.log_in()?;
+        let pieces: usize = connection.read()?.text().parse().map_err(io::Error::other)?;
+        eventually("the client has left", || has_left.load(Ordering::SeqCst) == pieces);
+        connection.read_until(b"X").map(drop)
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut sent = 0;
+    for pieces in (20..400).step_by(20) {
+        let mut client = gateway.startup("postgres").parameter("replication", "database").connect();
+        client.send(&Frames::new().query(&pieces.to_string()));
+        let words = (0..pieces).fold(Frames::new(), |frames, _| frames.copy_data(&[b'x'; 10_000]));
+        client.send(&words.terminate());
+        client.vanish(false);
+        left.store(pieces, Ordering::SeqCst);
+        sent += pieces;
+        eventually("all of it has come", || server.count(b'd') == sent);
+    }
 }
