@@ -86,7 +86,8 @@ impl Gateway {
             command.args(["--io", &io]);
         }
         let mut gateway = Self { process: Process::spawn(command, address, folder), config };
-        gateway.accepts().then_some(gateway)
+        // Who listens there may be somebody else, for whom this one waits.
+        (gateway.accepts() && !gateway.log().contains("in use")).then_some(gateway)
     }
 
     /// A login through it as `postgres`, to be changed.

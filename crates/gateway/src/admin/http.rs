@@ -2,12 +2,12 @@
 
 use std::{
     convert::Infallible,
+    io,
     net::{SocketAddr, TcpListener as Bound},
     sync::Arc,
     time::Duration,
 };
 
-use anyhow::Context as _;
 use http::request::Parts;
 use http_body_util::Full;
 use hyper::{
@@ -38,8 +38,8 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// When it cannot be had.
-pub fn bind(address: &SocketAddr) -> anyhow::Result<Bound> {
-    let bound = Bound::bind(address).with_context(|| format!("cannot listen on {address} for metrics"))?;
+pub fn bind(address: &SocketAddr) -> io::Result<Bound> {
+    let bound = Bound::bind(address)?;
     bound.set_nonblocking(true)?;
     Ok(bound)
 }

@@ -1,8 +1,11 @@
 //! The sockets that a gateway listens on: those that systemd holds, those of the process that it replaces, or its own.
 
 use std::{
+    fmt, io,
     net::{SocketAddr, TcpListener},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -35,7 +38,7 @@ impl Sockets {
         if metrics.is_empty() {
             for address in &config.metrics.addresses {
                 let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
-                metrics.push(passed.map_or_else(|| http::bind(address), Ok)?);
+                metrics.push(passed.map_or_else(|| scraped(address), Ok)?);
             }
         }
         if !activated.listeners.is_empty() {
@@ -78,9 +81,34 @@ fn backlog(config: &Config) -> i32 {
     i32::try_from(config.listen.backlog).unwrap_or(i32::MAX)
 }
 
+/// How often an address is tried that is in use,
+const TRIES: u32 = 20;
+/// and how long is waited in between.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// What `bind` brings, as soon as the address is free. Of a process that was killed over io_uring the kernel closes the sockets a
+/// little later than it tells of its end.
+fn when_free<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    for tried in 1..TRIES {
+        match bind() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
+        }
+        if tried == 1 {
+            tracing::warn!(%address, "the address is in use; trying again for a second");
+        }
+        thread::sleep(TRY_AGAIN);
+    }
+    bind()
+}
+
+fn scraped(address: &SocketAddr) -> anyhow::Result<TcpListener> {
+    when_free(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for metrics"))
+}
+
 fn tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {
     let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
-    bind(address, backlog(config))
+    when_free(address, || bind(address, backlog(config)))
         .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))
 }
 
@@ -94,5 +122,6 @@ fn unix(path: &Path, config: &Config) -> anyhow::Result<Listener> {
     };
     // Where others may listen on the same port, the last one to come has the file.
     let access = FileAccess { mode: listen.unix_socket_mode.0, group, replaces: listen.reuse_port };
-    Listener::unix(path, access, backlog(config)).with_context(|| format!("cannot listen on {}", path.display()))
+    when_free(path.display(), || Listener::unix(path, access, backlog(config)))
+        .with_context(|| format!("cannot listen on {}", path.display()))
 }

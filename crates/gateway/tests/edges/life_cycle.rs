@@ -1,13 +1,15 @@
 //! Servers die, networks stop, operators send signals.
 
 use std::io::{self, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidegate_testkit::{FaultyServer, Frames, Gateway, Lost, Server, Signal, Startup, eventually, reply};
+use tidegate_testkit::{FaultyServer, Frames, Gateway, Lost, Process, Server, Signal, Startup, eventually, reply};
 
 use crate::gateway_before;
 
@@ -676,5 +678,35 @@ fn edge_70_a_slow_server_gets_the_last_words_of_a_replication_client() {
         left.store(pieces, Ordering::SeqCst);
         sent += pieces;
         eventually("all of it has come", || server.count(b'd') == sent);
+    }
+}
+
+/// Over io_uring the kernel closes the sockets of a process that was killed when its supervisor knows already that it has ended.
+#[test]
+fn edge_68_a_start_waits_for_an_address_that_is_in_use_for_a_moment_yet() {
+    let server = FaultyServer::obliging();
+    let socket = tempfile::tempdir().expect("a folder");
+    for unix in [false, true] {
+        let address = tidegate_testkit::free_address(10_000..20_000);
+        let file = socket.path().join(format!(".s.PGSQL.{}", address.port()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("tidegate.toml");
+        let (host, port) = (server.address().ip(), server.address().port());
+        let text = format!(
+            "[listen]\naddresses = [\"{address}\"]\nunix_socket_dir = \"{}\"\n[auth]\nmethod = \"trust\"\n\
+             [databases.postgres]\nhost = \"{host}\"\nport = {port}\n",
+            socket.path().display()
+        );
+        std::fs::write(&config, text).expect("the folder can be written");
+        let holder: Box<dyn std::any::Any> = match unix {
+            true => Box::new(UnixListener::bind(&file).expect("nobody has it")),
+            false => Box::new(TcpListener::bind(address).expect("nobody has it")),
+        };
+        let mut command = Command::new(Gateway::binary(env!("CARGO_BIN_EXE_tidegate")));
+        command.args(["run", "-c"]).arg(&config);
+        let gateway = Process::spawn(command, address, folder);
+        eventually("it says so", || gateway.log().contains("in use"));
+        drop(holder);
+        eventually("it listens", || Startup::tcp(address, "postgres", "postgres").try_connect().is_ok());
     }
 }
