@@ -78,7 +78,7 @@ pub enum Change {
         /// another encoding otherwise.
         value: Option<String>,
     },
-    /// `RESET name`, in lower case.
+    /// `RESET name`, in lower case, or `SET name TO DEFAULT`.
     Reset(String),
     /// `RESET ALL`.
     ResetAll,
@@ -109,6 +109,15 @@ impl Change {
     #[must_use]
     pub fn is_reset(&self) -> bool {
         matches!(self, Self::Reset(_) | Self::ResetAll | Self::DiscardAll)
+    }
+
+    /// The parameter that it is about, if it is one.
+    #[must_use]
+    pub fn parameter(&self) -> Option<&str> {
+        match self {
+            Self::Set { name, .. } | Self::Reset(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// It has to do with savepoints, and may be a ROLLBACK to one.
@@ -315,6 +324,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
         Some("set") => look_at_set(&mut words, single, traits),
         Some("reset") => match words.next().as_deref() {
             Some("all") => change(Change::ResetAll, single, traits),
+            Some("time") => change(Change::Reset(TIME_ZONE.to_owned()), single, traits),
             Some(name) => change(Change::Reset(name.to_owned()), single, traits),
             None => {}
         },
@@ -396,6 +406,9 @@ fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bo
     traits.change = Some(Box::new(read.map_or(Change::Savepoints, of)));
 }
 
+/// What `TIME ZONE` sets.
+const TIME_ZONE: &str = "timezone";
+
 fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
     // One that is hard to read may be that of a parameter nevertheless.
     let Some(mut name) = words.next() else { return traits.pins.add(Pins::SETTING) };
@@ -414,12 +427,19 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
         "transaction" | "constraints" => {}
         "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" | "seed" => {}
         // The server reports both, under other names.
+        "names" if ["", "default"].iter().any(|own| words.is_rest(own)) => {
+            change(Change::Reset("client_encoding".to_owned()), single, traits);
+        }
         "names" => report("client_encoding", single, traits),
-        "time" => report("timezone", single, traits),
+        "time" if words.next().is_some() && ["default", "local"].iter().any(|own| words.is_rest(own)) => {
+            change(Change::Reset(TIME_ZONE.to_owned()), single, traits);
+        }
+        "time" => report(TIME_ZONE, single, traits),
         // Which the server reports as well, but nobody can take over by a SET of his own.
         "session_authorization" => traits.pins.add(Pins::SETTING),
         _ => match words.value_of(&name) {
             Some(value) if makes_temporary(&name, value) => traits.pins.add(Pins::TEMP),
+            Some(value) if value.eq_ignore_ascii_case(b"default") => change(Change::Reset(name), single, traits),
             Some(value) => change(Change::Set { name, value: sayable(value) }, single, traits),
             None => traits.pins.add(Pins::SETTING),
         },
@@ -623,6 +643,18 @@ mod tests {
         assert_eq!(set("set time zone 'UTC'"), None);
         assert_eq!(classify(b"reset all").change, Some(Box::new(Change::ResetAll)));
         assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));
+        for (text, name) in [
+            ("set work_mem to default", "work_mem"),
+            ("SET SESSION My.Var = DEFAULT; -- as it was", "my.var"),
+            ("set names default", "client_encoding"),
+            ("set names", "client_encoding"),
+            ("set time zone local", "timezone"),
+            ("set time zone DEFAULT;", "timezone"),
+            ("reset time zone", "timezone"),
+        ] {
+            assert_eq!(classify(text.as_bytes()).change, Some(Box::new(Change::Reset(name.into()))), "{text}");
+        }
+        assert_eq!(set("set a.b to 'default'"), read("a.b", "'default'"));
         assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
         assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
     }

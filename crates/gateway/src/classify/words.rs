@@ -209,6 +209,11 @@ impl<'a> Words<'a> {
         &self.text[start..end]
     }
 
+    /// Whether nothing is left but this word.
+    pub(super) fn is_rest(&self, word: &str) -> bool {
+        Self { ..*self }.rest().eq_ignore_ascii_case(word.as_bytes())
+    }
+
     /// What a SET gives the parameter `name`. `SET ROLE x` needs no sign between them.
     pub(super) fn value_of(&mut self, name: &str) -> Option<&'a [u8]> {
         self.skip_blank();
