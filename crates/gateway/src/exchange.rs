@@ -237,8 +237,8 @@ pub struct Exchange<'a> {
     resetting: bool,
     /// A RESET was done: the server has lost what the client had set at its login.
     has_reset: bool,
-    /// What the client is told of its settings before the next ReadyForQuery: other values than the server has reported.
-    told: Vec<u8>,
+    /// The client is told of its settings before the next ReadyForQuery: they are others than the server has reported.
+    tells_settings: bool,
     /// Why the server refused one of them.
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
@@ -318,7 +318,7 @@ impl<'a> Exchange<'a> {
             served: false,
             resetting: false,
             has_reset: false,
-            told: Vec::new(),
+            tells_settings: false,
             adoption_error: None,
             pending: Pending::default(),
             pins_behind: None,

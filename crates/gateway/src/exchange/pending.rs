@@ -11,6 +11,8 @@ use crate::classify::Change;
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     entries: Vec<Entry>,
+    /// What a transaction before it has kept, in the same chain of them.
+    kept: Vec<Change>,
     /// An error has come since which nothing was undone yet.
     failed: bool,
     /// Nobody knows what is left of it: savepoints came among other statements, or too many of them.
@@ -44,7 +46,7 @@ impl Pending {
     /// Nothing waits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.kept.is_empty()
     }
 
     /// A statement of the transaction has succeeded.
@@ -56,7 +58,7 @@ impl Pending {
             Change::RollbackTo(name) => self.roll_back_to(&name),
             Change::Savepoints => {
                 self.failed = false;
-                self.unclear = !self.is_empty();
+                self.unclear = !self.entries.is_empty();
             }
             change => self.push(Entry::Change(change)),
         }
@@ -105,8 +107,8 @@ impl Pending {
 
     /// All of it is undone. Whether there was anything.
     pub(super) fn roll_back(&mut self) -> bool {
-        let undone = !self.is_empty();
-        *self = Self::default();
+        let undone = !self.entries.is_empty();
+        *self = Self { kept: std::mem::take(&mut self.kept), ..Self::default() };
         undone
     }
 
@@ -115,9 +117,36 @@ impl Pending {
         self.failed = true;
     }
 
+    /// A COMMIT, behind which another transaction may follow without a break. A RESET waits for the end of them all: from there
+    /// on its client has the settings of its login again, and what the server says before that is of its own.
+    pub(super) fn commit(&mut self) -> Settled {
+        match self.settle() {
+            Settled::Kept(changes) if !self.kept.is_empty() || changes.iter().any(Change::is_reset) => {
+                changes.into_iter().for_each(|change| self.keep(change));
+                Settled::Nothing
+            }
+            settled => settled,
+        }
+    }
+
+    /// Only the last change of a parameter counts.
+    fn keep(&mut self, change: Change) {
+        match change.parameter() {
+            Some(name) => self.kept.retain(|before| before.parameter() != Some(name)),
+            None => self.kept.clear(),
+        }
+        self.kept.push(change);
+    }
+
+    /// What COMMITs have kept that waits for the end of a chain.
+    pub(super) fn take_kept(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.kept)
+    }
+
     /// The transaction has ended otherwise than by a ROLLBACK.
     pub(super) fn settle(&mut self) -> Settled {
-        let Self { entries, failed, unclear } = std::mem::take(self);
+        let (entries, failed, unclear) = (std::mem::take(&mut self.entries), self.failed, self.unclear);
+        (self.failed, self.unclear) = (false, false);
         if entries.is_empty() {
             return Settled::Nothing;
         }
@@ -190,6 +219,24 @@ mod tests {
         ] {
             assert_eq!(left(script), expected, "{script}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_behind_a_reset_waits_for_the_end_of_the_chain() {
+        let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
+        let mut pending = Pending::default();
+        pending.note(set("a"));
+        assert_eq!(pending.commit(), Settled::Kept(vec![set("a")]), "there is no RESET");
+        for _ in 0..3 {
+            for change in [Change::Reset("a".to_owned()), set("b"), set("a")] {
+                pending.note(change);
+            }
+            assert_eq!(pending.commit(), Settled::Nothing);
+        }
+        pending.note(Change::Reset("c".to_owned()));
+        assert!(pending.roll_back() && !pending.is_empty() && pending.settle() == Settled::Nothing);
+        assert_eq!(pending.take_kept(), [set("b"), set("a")]);
+        assert!(pending.is_empty());
     }
 
     #[test]

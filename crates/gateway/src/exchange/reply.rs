@@ -1,5 +1,7 @@
 //! From the server to the client: replies pass as they are, but for those that the gateway asked for.
 
+use std::rc::Rc;
+
 use tidegate_link::Chunk;
 use tidegate_wire::{
     backend::{self, CommandComplete, ErrorFields, ParameterStatus, TxStatus},
@@ -276,10 +278,10 @@ impl Exchange<'_> {
         if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
             return Ok(self.refuse_transaction());
         }
-        if self.told.is_empty() {
+        if !std::mem::take(&mut self.tells_settings) {
             return Ok(Fate::Pass);
         }
-        let mut out = std::mem::take(&mut self.told);
+        let mut out = self.settings_to_tell();
         backend::ready_for_query(status, &mut out);
         Ok(Fate::Replace(out))
     }
@@ -298,6 +300,10 @@ impl Exchange<'_> {
         self.server.settings.adopted(&wanted);
         let settled = self.interned.intern(self.server.settings.as_reported(&wanted));
         self.server.adopted = Some(settled.clone());
+        if Rc::ptr_eq(&self.front.startup_settings, &self.front.settings) {
+            // As a RESET would have the server report them.
+            self.front.startup_settings = settled.clone();
+        }
         self.front.settings = settled;
         Ok(())
     }
@@ -351,8 +357,7 @@ impl Exchange<'_> {
                 self.undo_pending();
             }
         } else if !self.pending.is_empty() && body == b"COMMIT\0" {
-            // Another transaction may follow without a break, and be rolled back.
-            self.settle_pending(TxStatus::Idle);
+            self.settle_commit();
         }
         if let Some(change) = change {
             self.note_change(*change);
@@ -373,7 +378,18 @@ impl Exchange<'_> {
     /// transaction commits, which for a statement outside of one is at the next ReadyForQuery. In session mode too: a server
     /// goes back to settings of its own with a RESET, and not to those of the client's login.
     fn note_change(&mut self, change: Change) {
+        let commits = change == Change::DiscardAll;
         self.pending.note(change);
+        if commits {
+            // In no block, and not undone by what fails behind it in its pipeline.
+            self.settle_commit();
+        }
+    }
+
+    /// Another transaction may follow without a break, and be rolled back.
+    fn settle_commit(&mut self) {
+        let settled = self.pending.commit();
+        self.settle(settled);
     }
 
     /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
@@ -387,7 +403,15 @@ impl Exchange<'_> {
         if status != TxStatus::Idle {
             return;
         }
+        let kept = self.pending.take_kept();
+        if !kept.is_empty() {
+            self.settle(Settled::Kept(kept));
+        }
         let settled = self.pending.settle();
+        self.settle(settled);
+    }
+
+    fn settle(&mut self, settled: Settled) {
         if settled == Settled::Nothing {
             return;
         }
@@ -411,8 +435,7 @@ impl Exchange<'_> {
 
     fn apply_change(&mut self, change: Change) {
         if change.is_reset() {
-            self.has_reset = true;
-            self.tell_settings(if let Change::Reset(name) = &change { Some(name) } else { None });
+            (self.has_reset, self.tells_settings) = (true, true);
         }
         let (front, server) = (&mut *self.front, &mut *self.server);
         match change {
@@ -452,16 +475,16 @@ impl Exchange<'_> {
     }
 
     /// The client has been told to what the server went back, which is not what it had set at its login.
-    fn tell_settings(&mut self, only: Option<&str>) {
-        let Self { front, server, told, .. } = self;
-        let is_meant = |name: &str| only.is_none_or(|only| only.eq_ignore_ascii_case(name));
-        for (name, value) in front.startup_settings.iter().filter(|(name, _)| is_meant(name)) {
+    fn settings_to_tell(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (name, value) in self.front.settings.iter() {
             if let Value::Text(text) = value
-                && server.settings.reported.get(name).is_some_and(|reported| reported != value)
+                && self.server.settings.reported.get(name).is_some_and(|reported| reported != value)
             {
-                backend::parameter_status(name.as_bytes(), text, told);
+                backend::parameter_status(name.as_bytes(), text, &mut out);
             }
         }
+        out
     }
 
     fn parameter(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
@@ -477,8 +500,10 @@ impl Exchange<'_> {
             if !self.doubtful.is_empty() && is_read_by(name) {
                 self.give_up_doubtful();
             }
+            // Behind a RESET it has not all that the client has.
+            let has_all = self.server.adopted.as_ref().is_some_and(|all| Rc::ptr_eq(all, &self.front.settings));
             self.front.settings = self.interned.with(&self.front.settings, name, Some(value));
-            self.server.adopted = Some(self.front.settings.clone());
+            self.server.adopted = has_all.then(|| self.front.settings.clone());
         }
         Ok(Fate::Pass)
     }
