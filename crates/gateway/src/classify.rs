@@ -364,13 +364,13 @@ fn look_at_block(block: &[u8], traits: &mut Traits) {
 }
 
 fn change(change: Change, single: bool, traits: &mut Traits) {
-    if single {
-        traits.change = Some(Box::new(change));
-    } else {
-        // What DEALLOCATE ALL does is seen from its reply, and a name among other statements is one prepared in SQL.
-        if !matches!(change, Change::DeallocateAll | Change::Deallocate(_)) {
-            traits.pins.add(Pins::SETTING);
-        }
+    match change {
+        change if single => traits.change = Some(Box::new(change)),
+        // Whatever it is among, what is prepared behind it is new.
+        Change::DeallocateAll => drop(traits.change.get_or_insert_with(|| Box::new(change))),
+        // A name among other statements is one prepared in SQL.
+        Change::Deallocate(_) => {}
+        _ => traits.pins.add(Pins::SETTING),
     }
 }
 
@@ -656,6 +656,8 @@ mod tests {
         }
         assert_eq!(set("set a.b to 'default'"), read("a.b", "'default'"));
         assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
+        assert_eq!(classify(b"select 1; deallocate all;").change, Some(Box::new(Change::DeallocateAll)));
+        assert_eq!(classify(b"savepoint a; deallocate all").change, Some(Box::new(Change::Savepoints)));
         assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
     }
 

@@ -330,6 +330,7 @@ impl Exchange<'_> {
 
     fn command_complete(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
         // A simple query is not completed by its commands, of which it may have several.
+        let mut is_simple = false;
         let change = match self.flight.complete(Completes::Execute) {
             Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
             Some(Owed { asked: Asked::Execute(change, _), .. }) => {
@@ -338,7 +339,10 @@ impl Exchange<'_> {
             }
             _ => match self.flight.front() {
                 Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
-                Some(Owed { asked: Asked::Query(change, _), .. }) => change.clone(),
+                Some(Owed { asked: Asked::Query(change, _), .. }) => {
+                    is_simple = true;
+                    change.clone()
+                }
                 _ => None,
             },
         };
@@ -351,6 +355,10 @@ impl Exchange<'_> {
             let tag = CommandComplete::decode(body).map_err(Trouble::BadServer)?.tag;
             if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
                 self.forget_statements(change.as_deref());
+                if is_simple {
+                    // They are gone, though another statement of the query may fail.
+                    drop(self.flight.take_undo());
+                }
             }
         } else if body == b"ROLLBACK\0" {
             if !change.as_deref().is_some_and(Change::is_of_savepoints) {

@@ -534,6 +534,19 @@ on_each_postgres! {
         });
     }
 
+    fn edge_22_deallocate_all_among_other_statements(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for _ in 0..2 {
+                let behind = Frames::new().parse("c", "select 2222").run("c").sync().run("c").sync();
+                client.send(&Frames::new().query("deallocate all; select 1").then(&behind));
+                client.expect("C:DEALLOCATE_ALL T D:1 C:SELECT_1 Z:I 1 2 D:2222 C:SELECT_1 Z:I 2 D:2222 C:SELECT_1 Z:I");
+            }
+            client.send(&Frames::new().query("deallocate all; select 1/0").describe_statement("c").sync());
+            client.expect("C:DEALLOCATE_ALL E:22012 Z:I E:26000 Z:I");
+        });
+    }
+
     /// A second one that fails does not undo what stands between them.
     fn edge_22_two_that_forget_in_one_pipeline(fixture) {
         fixture.at_both_doors(|door| {
