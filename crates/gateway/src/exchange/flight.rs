@@ -301,7 +301,6 @@ impl Flight {
     }
 
     /// What comes before a message in its own flight does not count: an error there skips the message too.
-    ///
     /// So much may be owed that looking through all of it for each message would hold up other clients: whoever is that far
     /// ahead waits.
     fn earlier_any(&self, mut is: impl FnMut(&Asked) -> bool) -> bool {
@@ -376,6 +375,10 @@ impl Flight {
     #[inline]
     pub(crate) fn owes_nothing(&self) -> bool {
         self.owed.is_empty() && !self.copy_in
+    }
+
+    pub(crate) fn first_behind_copy(&self) -> Option<&Owed> {
+        self.owed.iter().find(|owed| !matches!(owed.asked, Asked::Sync | Asked::CopyData | Asked::CopyEnd))
     }
 
     pub(crate) fn front(&self) -> Option<&Owed> {

@@ -541,7 +541,7 @@ impl Exchange<'_> {
         let invalid = fields.code().is_some_and(|code| {
             code == sqlstate::FEATURE_NOT_SUPPORTED || code == sqlstate::INVALID_SQL_STATEMENT_NAME
         });
-        let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| Self::name_in_error(body, &skipped));
+        let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
         self.take_back(skipped, invalid);
         Ok(worded.map_or(Fate::Pass, Fate::Replace))
     }
@@ -628,9 +628,11 @@ impl Exchange<'_> {
     }
 
     /// The error in the client's words, if it speaks of a statement by the server's name.
-    fn name_in_error(body: &[u8], skipped: &[Owed]) -> Option<Vec<u8>> {
+    fn name_in_error(&self, body: &[u8], skipped: &[Owed]) -> Option<Vec<u8>> {
         memchr::memmem::find(body, NAME_PREFIX.as_bytes())?;
-        let (statement, name) = match &skipped.first()?.asked {
+        // What a copy has ignored may stand before who has failed.
+        let failed = skipped.first().or_else(|| self.flight.first_behind_copy())?;
+        let (statement, name) = match &failed.asked {
             Asked::Bind(Some(known)) | Asked::Describe(Some(known)) => (&known.statement, &*known.name),
             Asked::Parse(Some(statement), Some(name)) => (statement, &**name),
             Asked::ParseAgain(again) => (&again.first, &*again.name),

@@ -110,6 +110,19 @@ on_each_postgres! {
         assert_eq!(gateway.client("postgres").value(&format!("select count(*) from {table}")), "2");
     }
 
+    /// The copy has ignored a Sync, of which nothing is heard until more is asked.
+    fn edge_27_an_error_behind_bad_data_names_what_the_client_knows(fixture) {
+        let table = fixture.own_table("n int");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.client("postgres");
+        let copy = Frames::new().parse("a", "select 1").once(&format!("copy {table} from stdin"));
+        let data = copy.copy_data(b"1\n").sync().copy_data(b"not a number\n").sync();
+        client.send(&data.parse("a", "select 2").sync());
+        client.expect("1 1 2 G E:22P02 Z:I");
+        assert_eq!(client.recv().error().message, "prepared statement \"a\" already exists");
+        client.expect("Z:I");
+    }
+
     fn edge_27_bad_data_in_a_prepared_copy(fixture) {
         let table = fixture.own_table("n int");
         fixture.at_both_doors(|door| {
