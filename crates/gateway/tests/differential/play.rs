@@ -217,6 +217,12 @@ fn equal(left: &Message, right: &Message) -> bool {
             let (left, right) = (left.error(), right.error());
             (left.code, left.severity, left.message) == (right.code, right.severity, right.message)
         }
+        // Of whatever process.
+        (b'A', b'A') => {
+            let ((_, channel, payload), (_, other_channel, other_payload)) =
+                (left.notification(), right.notification());
+            (channel, payload) == (other_channel, other_payload)
+        }
         _ => left == right,
     }
 }

@@ -129,6 +129,16 @@ const SQL: &[&str] = &[
     "explain (costs off) select 1",
     "copy TABLE to stdout",
     "",
+    " ; ",
+    "-- nothing",
+    "select repeat('long', 30000)",
+    "select n, repeat('x', 20000) from generate_series(1, 9) n",
+    "listen TABLE",
+    "unlisten *",
+    "notify TABLE, 'heard'",
+    "select pg_notify('TABLE', n::text) from generate_series(1, 3) n",
+    "declare h cursor with hold for select generate_series(1, 3)",
+    "fetch 2 from h",
 ];
 
 /// Several statements in one Query.
@@ -142,6 +152,15 @@ const SEVERAL: &[&str] = &[
     "rollback; select 5",
     "copy TABLE to stdout; select 6",
     "set application_name = 'several'; select 7",
+    "set application_name = 'undone'; select 1 / 0; select 8",
+    "begin; set application_name = 'kept'; commit; select 1 / 0",
+    "set local application_name = 'local'; show application_name; commit",
+    "begin; savepoint s; set application_name = 'undone'; rollback to s; show application_name",
+    "copy TABLE to stdout; select 1 / 0; copy TABLE to stdout",
+    "notify TABLE, 'one'; begin; notify TABLE, 'two'; commit; select 9",
+    "begin; insert into TABLE values (9); rollback; ; select 10; begin",
+    "deallocate all; select 11",
+    "prepare plan as select 12; execute plan; deallocate plan",
 ];
 
 /// Statements with parameters, and how many.
@@ -161,7 +180,7 @@ const FUNCTIONS: &[(u32, &[&str])] = &[(177, &["40", "2"]), (154, &["1", "0"]), 
 const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
 
 /// What begins a transaction block, or needs one, and is not all of it.
-const OF_BLOCKS: &[&str] = &["begin", "savepoint", "declare", "fetch", "rollback; select", "commit; begin"];
+const OF_BLOCKS: &[&str] = &["begin", "savepoint", "declare c", "fetch", "rollback; select", "commit; begin"];
 
 impl Script {
     /// The same without transaction blocks, which statement mode refuses.
@@ -272,7 +291,7 @@ fn prepared(rng: &mut Rng, ops: &mut Vec<Op>) {
     for _ in 0..rng.usize(..4) {
         let portal = one_of(rng, &PORTALS);
         ops.push(Op::Bind(portal, name, values.clone()));
-        ops.push(Op::Execute(portal, 0));
+        ops.push(Op::Execute(portal, if rng.u8(..4) == 0 { rng.u32(1..4) } else { 0 }));
     }
     end(rng, ops);
 }
@@ -282,12 +301,24 @@ fn in_pieces(rng: &mut Rng, ops: &mut Vec<Op>) {
     if rng.bool() {
         ops.push(Op::Query("begin".to_owned()));
     }
-    ops.push(Op::Parse("", "select n from generate_series(1, 5) n".to_owned()));
-    ops.push(Op::Bind(portal, "", Vec::new()));
+    let statement = one_of(rng, &STATEMENTS[..2]);
+    let text = match rng.u8(..6) {
+        0 => "insert into TABLE select generate_series(1, 3) returning n",
+        1 => "select n, repeat('x', 30000) from generate_series(1, 5) n",
+        2 => "copy TABLE to stdout",
+        _ => "select n from generate_series(1, 5) n",
+    };
+    ops.extend([Op::CloseStatement(statement), Op::Parse(statement, text.to_owned())]);
+    ops.push(Op::Bind(portal, statement, Vec::new()));
     for _ in 0..rng.usize(1..5) {
         ops.push(Op::Execute(portal, rng.u32(..4)));
-        if rng.u8(..3) == 0 {
-            end(rng, ops);
+        match rng.u8(..9) {
+            0..3 => end(rng, ops),
+            3 => ops.push(Op::DescribePortal(portal)),
+            4 => ops.extend([Op::Flush, Op::Read]),
+            5 => ops.push(Op::Bind(one_of(rng, &PORTALS), statement, Vec::new())),
+            6 => ops.push(Op::ClosePortal(one_of(rng, &PORTALS))),
+            _ => {}
         }
     }
     if rng.bool() {
