@@ -394,7 +394,8 @@ section! {
         server_lifetime: Duration = Duration::from_secs(3600) => Live Pool;
         /// A client that asks nothing for that long, outside of a transaction, is disconnected.
         client_idle: Duration = Duration::ZERO => Live Pool;
-        /// A query that runs longer is cancelled, and its client disconnected.
+        /// A query that runs longer is cancelled, and its client disconnected. Executions up to one Sync count as one: a
+        /// server answers them together.
         query: Duration = Duration::ZERO => Live Pool;
         /// A transaction that is open longer is ended with its client.
         transaction: Duration = Duration::ZERO => Live Pool;
