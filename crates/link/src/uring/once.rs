@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::AsFd,
     rc::Rc,
     task::{Context, Poll, Waker},
 };
