@@ -61,9 +61,33 @@ impl Checkpoint {
     }
 }
 
+impl Drop for Checkpoint {
+    /// A child of this process that has not begun its program yet has the file open too, and the lock with it.
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
+    }
+}
+
 /// `None` if it holds more than a position does, or no text.
 fn read(file: &mut File) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     file.take(DIGITS as u64 + 2).read_to_end(&mut bytes)?;
     Ok(String::from_utf8(bytes).ok().filter(|text| text.len() <= DIGITS + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_was_given_up_is_free_though_a_child_has_it_open() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("checkpoint");
+        let (checkpoint, _) = Checkpoint::open(path.clone()).expect("nobody has it");
+        let inherited = checkpoint.file.try_clone().expect("a descriptor");
+        assert!(matches!(Checkpoint::open(path.clone()), Err(NdjsonError::CheckpointInUse { .. })));
+        drop(checkpoint);
+        Checkpoint::open(path).expect("nobody uses it");
+        drop(inherited);
+    }
 }
