@@ -368,13 +368,13 @@ fn help_for_section(name: &str, is_table: bool) -> String {
     }
 }
 
-/// `targets` are the section's own keys, and those of other sections that may stand beside them.
 /// Databases have a host and a port; where clients come in has addresses.
 fn help_for_address(section: &str, key: &str) -> Option<String> {
     let is_address = ["host", "port", "address", "listen_addr", "listen_port"].contains(&key);
     (section == "listen" && is_address).then(|| "write addresses = [\"127.0.0.1:6432\"]".to_owned())
 }
 
+/// `targets` are the section's own keys, and those of other sections that may stand beside them.
 fn help_for_key(key: &str, targets: &[Vec<&'static Key>]) -> String {
     if let Some(home) = home_of(key) {
         return format!("it belongs in {home}");

@@ -1,4 +1,4 @@
-//! An operation on the way to a connection: it is waited for once.
+//! An operation that is waited for once: on the way to a connection, or for its end.
 
 use std::{
     cell::Cell,
