@@ -26,6 +26,10 @@ const LARGE: [(&str, &str); 2] = [
 ];
 const LARGE_BYTES: f64 = 1e6;
 
+/// Logins take turns so many times in a round: what a machine gives to one who waits for the other changes within a second, by
+/// more than subjects differ.
+const LOGIN_SLICES: u32 = 10;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -138,8 +142,8 @@ impl<'a> Bench<'a> {
     fn logins(&self, report: &mut Report) -> Result<()> {
         let case = "logins, one by one";
         let subjects: Vec<&Subject> = self.stage.subjects.iter().collect();
-        let time = Duration::from_secs(u64::from(self.seconds.div_ceil(3)));
-        let rates = in_turn(&subjects, self.rounds, |_, subject| logins::rate(subject.port, time))?;
+        let time = Duration::from_secs(u64::from(self.seconds.div_ceil(3))) / LOGIN_SLICES;
+        let rates = in_turn(&subjects, self.rounds * LOGIN_SLICES, |_, subject| logins::rate(subject.port, time))?;
         let rates: Vec<(&Subject, Vec<f64>)> = subjects.into_iter().zip(rates).collect();
         let measure = rates.iter().find(|(subject, _)| subject.role == Role::Measure).map(|(_, rates)| rates.clone());
         for (subject, rates) in &rates {
