@@ -11,6 +11,7 @@ mod hide;
 mod item;
 mod json;
 mod ledger;
+mod lone;
 mod recorder;
 pub mod shape;
 mod sum;

@@ -30,6 +30,8 @@ pub(super) struct Said {
     pub(super) has_parameters: bool,
 }
 
+/// Postgres looks at 63 bytes of an identifier; names of statements may be longer.
+pub(super) const NAME_BYTES_MAX: usize = 256;
 /// A buffer that has grown larger is given back when its query is over.
 const BYTES_KEPT: usize = 1024;
 
@@ -56,6 +58,12 @@ impl Said {
         self.statement = Some(statement.clone());
     }
 
+    /// Takes the text alone.
+    pub(super) fn set_text_of(&mut self, other: &Self) {
+        self.set_text(&other.text, usize::MAX);
+        self.is_cut = other.is_cut;
+    }
+
     /// Takes what was prepared over, and leaves it there for the next Bind.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.clear();
@@ -77,8 +85,15 @@ impl Said {
         self.statement.as_ref().map_or(&self.text, |statement| statement.text())
     }
 
+    /// Takes a Bind over, of which the statement is set already.
+    pub(super) fn set_bound(&mut self, bind: &Bind<'_>, wants: Wants, bytes_max: usize) {
+        self.prepared.clear();
+        self.prepared.extend_from_slice(cut(bind.statement, NAME_BYTES_MAX).0);
+        self.set_parameters(bind, wants, bytes_max);
+    }
+
     /// Takes the values of a Bind, as far as they are wanted and fit.
-    pub(super) fn set_parameters(&mut self, bind: &Bind<'_>, wants: Wants, bytes_max: usize) {
+    fn set_parameters(&mut self, bind: &Bind<'_>, wants: Wants, bytes_max: usize) {
         let Ok(mut values) = bind.values() else { return };
         if !wants.values && !wants.redacted {
             self.has_parameters = values.next().is_some();
@@ -161,6 +176,8 @@ fn clear(buffer: &mut Vec<u8>) {
 pub(super) struct Item {
     /// Nothing of a call by FunctionCall, which has no text, and while no query is under way.
     pub(super) said: Option<Rc<Said>>,
+    /// The space of what was said before, which nobody reads any more.
+    spare: Option<Rc<Said>>,
     /// What its statements do, as far as a rule asks.
     pub(super) works: Works,
     pub(super) began: Instant,
@@ -170,6 +187,13 @@ pub(super) struct Item {
     pub(super) bytes_out: u64,
     pub(super) rows: Option<u64>,
     pub(super) tag: Vec<u8>,
+    /// What went wrong, if something did.
+    pub(super) wrong: Option<Box<Wrong>>,
+}
+
+/// The error of a query.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wrong {
     pub(super) sqlstate: Vec<u8>,
     /// What the server said, without what must not be given away.
     pub(super) message: Vec<u8>,
@@ -186,6 +210,7 @@ impl Item {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             said: None,
+            spare: None,
             works: Works::default(),
             began: now,
             ended: now,
@@ -194,9 +219,7 @@ impl Item {
             bytes_out: 0,
             rows: None,
             tag: Vec::new(),
-            sqlstate: Vec::new(),
-            message: Vec::new(),
-            candid: Vec::new(),
+            wrong: None,
         }
     }
 
@@ -206,9 +229,32 @@ impl Item {
         (self.began, self.ended) = (now, now);
         (self.wait_us, self.bytes_in, self.bytes_out, self.rows) = (0, 0, 0, None);
         self.tag.clear();
-        self.sqlstate.clear();
-        self.message.clear();
-        self.candid.clear();
+        self.wrong = None;
+    }
+
+    /// What is said by it, to be filled in: the space of what was said before.
+    pub(super) fn say(&mut self) -> &mut Said {
+        let said = self.spare.take().unwrap_or_default();
+        anew(self.said.insert(said))
+    }
+
+    /// The same, to be completed.
+    pub(super) fn own_said(&mut self) -> &mut Said {
+        anew(self.said.get_or_insert_default())
+    }
+
+    /// It is asked now.
+    pub(super) fn begin(&mut self, now: Instant) {
+        (self.began, self.ended) = (now, now);
+    }
+
+    /// What was said goes, and leaves its space if nobody else has it.
+    pub(super) fn fall_silent(&mut self) {
+        let Some(mut said) = self.said.take() else { return };
+        if let Some(own) = Rc::get_mut(&mut said) {
+            own.clear();
+            self.spare = Some(said);
+        }
     }
 
     pub(super) fn text(&self) -> &[u8] {
@@ -228,14 +274,18 @@ impl Item {
     }
 
     pub(super) fn failed(&self) -> bool {
-        !self.sqlstate.is_empty()
+        self.wrong.is_some()
+    }
+
+    fn sqlstate(&self) -> &[u8] {
+        self.wrong.as_ref().map_or(&[], |wrong| &wrong.sqlstate)
     }
 
     /// The shape of its text up to the first quote, and whether that is not all of it, if the server could not read it, or
     /// never did and could not have.
     pub(super) fn beginning(&self) -> Option<(Vec<u8>, bool)> {
         let is_broken = || !self.is_cut() && shape::ends_within_quotes(self.text());
-        if !self.tag.is_empty() || !(UNREADABLE.contains(&&*self.sqlstate) || is_broken()) {
+        if !self.tag.is_empty() || !(UNREADABLE.contains(&self.sqlstate()) || is_broken()) {
             return None;
         }
         let (begun, mut out) = (shape::before_quotes(self.text()), Vec::new());
@@ -258,8 +308,8 @@ impl Item {
             bytes_in: Some(self.bytes_in),
             bytes_out: Some(self.bytes_out),
             tag: &self.tag,
-            sqlstate: &self.sqlstate,
-            message: &self.message,
+            sqlstate: self.sqlstate(),
+            message: self.wrong.as_ref().map_or(&[], |wrong| &wrong.message),
             ..Draft::default()
         }
     }
@@ -282,24 +332,27 @@ impl Item {
         if self.failed() {
             return;
         }
-        self.sqlstate.extend_from_slice(error.sqlstate);
         // A call by FunctionCall has no text, and may have arguments; COPY has its data.
         let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
         let hides_something = hides.literals || (hides.parameters && is_told);
+        let mut wrong = Box::new(Wrong { sqlstate: error.sqlstate.to_vec(), ..Wrong::default() });
         if !hides_something {
-            return keep_message(error.message, &mut self.message);
+            keep_message(error.message, &mut wrong.message);
+            self.wrong = Some(wrong);
+            return;
         }
         let mut shape = Vec::new();
         let known = if hides.literals {
             shape::reduce(self.text(), &mut shape);
             &shape
         } else {
-            keep_message(error.message, &mut self.candid);
+            keep_message(error.message, &mut wrong.candid);
             self.text()
         };
         let mut hidden = Vec::new();
         error.hide_values(known, &mut hidden);
-        keep_message(&hidden, &mut self.message);
+        keep_message(&hidden, &mut wrong.message);
+        self.wrong = Some(wrong);
     }
 }
 

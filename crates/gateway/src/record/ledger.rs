@@ -14,11 +14,12 @@ use tidegate_wire::{
 };
 
 use super::{
-    Witness,
+    Recorder, Witness,
     decision::{Facts, decide, works_of},
     entry::{Draft, Kind},
     hide::Failure,
-    item::{Item, Said, anew, cut},
+    item::{Item, NAME_BYTES_MAX, Said, Wrong, anew, cut},
+    lone::{Lone, Step},
     recorder::{Over, Terms},
     sum::Sum,
 };
@@ -35,19 +36,8 @@ pub(super) struct Book {
     latest: Rc<Said>,
     /// The unnamed statement was said after that: an error before any execution is about it.
     parsed_is_latest: bool,
-    /// The last simple query.
-    simple: Rc<Said>,
     portals: Portals,
-    /// Values were bound in this transaction, which a later error of it may tell.
-    has_bound: bool,
     sum: Sum,
-    /// Nothing if there is none.
-    server: Option<Rc<[u8]>>,
-    incoming: u64,
-    outgoing: u64,
-    /// How far the chunk at hand is counted.
-    mark: usize,
-    wait_us: u64,
 }
 
 /// By their names, the unnamed one first.
@@ -55,8 +45,6 @@ type Portals = Vec<(Vec<u8>, Option<Rc<Said>>)>;
 
 /// More portals than a client has open at a time; of more, the oldest lose their texts.
 const PORTALS_MAX: usize = 64;
-/// Postgres looks at 63 bytes of an identifier; names of statements may be longer.
-const NAME_BYTES_MAX: usize = 256;
 /// Of a character in UTF-8.
 const CHAR_BYTES_MAX: usize = 4;
 
@@ -86,13 +74,26 @@ pub enum Front {
 pub struct Ledger {
     witness: Rc<Witness>,
     terms: Rc<Terms>,
-    book: Box<Book>,
+    /// The only query under way, or the last one; nothing if there is a book.
+    lone: Option<Lone>,
+    /// Where all else is kept, from when there is more to be kept than a lone query.
+    book: Option<Box<Book>>,
     now: Instant,
+    /// Nothing if there is none.
+    server: Option<Rc<[u8]>>,
+    incoming: u64,
+    outgoing: u64,
+    /// How far the chunk at hand is counted.
+    mark: usize,
+    wait_us: u64,
+    /// Values were bound in this transaction, which a later error of it may tell.
+    has_bound: bool,
 }
 
 impl std::fmt::Debug for Ledger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ledger").field("under_way", &self.book.under_way.len()).finish_non_exhaustive()
+        let under_way = self.book.as_ref().map_or(0, |book| book.under_way.len());
+        f.debug_struct("Ledger").field("lone", &self.lone).field("under_way", &under_way).finish_non_exhaustive()
     }
 }
 
@@ -101,15 +102,25 @@ impl Ledger {
     #[must_use]
     pub fn open(witness: &Rc<Witness>, client: &Rc<Settings>, asked: Option<Instant>, now: Instant) -> Self {
         witness.note_settings(client);
-        let mut book = witness.recorder.take_book();
-        book.wait_us = asked.map_or(0, |asked| micros(asked, now));
-        Self { witness: witness.clone(), terms: witness.recorder.terms(), book, now }
+        Self {
+            witness: witness.clone(),
+            terms: witness.recorder.terms(),
+            lone: None,
+            book: None,
+            now,
+            server: None,
+            incoming: 0,
+            outgoing: 0,
+            mark: 0,
+            wait_us: asked.map_or(0, |asked| micros(asked, now)),
+            has_bound: false,
+        }
     }
 
     /// Names the server.
     #[must_use]
     pub fn with(mut self, upstream: Upstream<'_>) -> Self {
-        self.book.server = Some(self.witness.recorder.server(&upstream));
+        self.server = Some(self.witness.recorder.server(&upstream));
         self
     }
 
@@ -121,48 +132,87 @@ impl Ledger {
     #[inline]
     pub fn turn(&mut self, now: Instant) {
         self.now = now;
-        self.book.mark = 0;
+        self.mark = 0;
     }
 
     /// A message of the client, or a part of one.
     #[inline]
     pub fn hear(&mut self, bytes: usize) {
-        self.book.incoming += bytes as u64;
+        self.incoming += bytes as u64;
     }
 
     /// The server's chunk is read up to there.
     #[inline]
     pub fn advance(&mut self, to: usize) {
-        self.book.outgoing += to.saturating_sub(self.book.mark) as u64;
-        self.book.mark = to;
+        self.outgoing += to.saturating_sub(self.mark) as u64;
+        self.mark = to;
     }
 
     /// So many of the server's last bytes are not for the client.
     pub fn swallow(&mut self, bytes: usize) {
-        self.book.outgoing = self.book.outgoing.saturating_sub(bytes as u64);
+        self.outgoing = self.outgoing.saturating_sub(bytes as u64);
+    }
+
+    /// The place of a query that would be the only one under way, if there is one that takes it.
+    fn vacancy(&mut self, takes: impl FnOnce(&Lone) -> bool) -> Option<&mut Lone> {
+        if self.book.is_some() || self.terms.journal.per == Per::Transaction {
+            return None;
+        }
+        let (recorder, now) = (&self.witness.recorder, self.now);
+        let lone = self.lone.get_or_insert_with(|| Lone::new(recorder.take_item(now)));
+        takes(lone).then_some(lone)
+    }
+
+    /// The book, to which what was kept without one is moved.
+    fn book(&mut self) -> &mut Book {
+        let Self { witness, lone, book, .. } = self;
+        book.get_or_insert_with(|| {
+            let mut book = witness.recorder.take_book();
+            if let Some(lone) = lone.take() {
+                book.take_over(lone, &witness.recorder);
+            }
+            book
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn open_book(&mut self) {
+        self.book();
     }
 
     /// A simple query.
     pub fn query(&mut self, text: &[u8]) {
-        let bytes_max = self.bytes_max();
-        anew(&mut self.book.simple).set_text(text, bytes_max);
-        let said = self.book.simple.clone();
-        self.ask(Some(said));
+        let (bytes_max, now) = (self.bytes_max(), self.now);
+        if let Some(lone) = self.vacancy(Lone::takes_query) {
+            lone.begin(now).set_text(text, bytes_max);
+            return self.ask_alone();
+        }
+        self.book().forget_unnamed();
+        let mut item = self.witness.recorder.take_item(now);
+        item.say().set_text(text, bytes_max);
+        self.ask(item);
     }
 
     /// A call by FunctionCall.
     pub fn call(&mut self) {
-        self.ask(None);
+        let item = self.witness.recorder.take_item(self.now);
+        self.ask(item);
     }
 
     /// A statement is prepared; `is_kept` if the server alone knows it from here on.
     pub fn parse(&mut self, parse: &Parse<'_>, is_kept: bool) {
-        let bytes_max = self.bytes_max();
+        let (bytes_max, now) = (self.bytes_max(), self.now);
         if is_kept && !parse.name.is_empty() {
             // A little more than is written down, so that it is known to be cut.
             self.witness.keep_prepared(parse.name, cut(parse.query, bytes_max + CHAR_BYTES_MAX).0);
         }
-        let book = &mut *self.book;
+        if parse.name.is_empty()
+            && let Some(lone) = self.vacancy(Lone::takes_parse)
+        {
+            lone.begin(now).set_text(parse.query, bytes_max);
+            return lone.note_parse();
+        }
+        let book = self.book();
         book.parsed_is_latest = parse.name.is_empty();
         let said = if book.parsed_is_latest { &mut book.parsed } else { anew(&mut book.latest) };
         said.set_text(parse.query, bytes_max);
@@ -171,9 +221,11 @@ impl Ledger {
 
     /// A statement is bound. `statement` is what the gateway knows by that name, `text` what it knows of an unnamed one.
     pub fn bind(&mut self, bind: &Bind<'_>, statement: Option<&Rc<Statement>>, text: Option<&[u8]>) {
-        let bytes_max = self.bytes_max();
-        let wants = self.terms.wants;
-        let book = &mut *self.book;
+        if bind.portal.is_empty() && self.bind_alone(bind, statement, text) {
+            return;
+        }
+        let (bytes_max, wants, witness) = (self.bytes_max(), self.terms.wants, self.witness.clone());
+        let book = self.book();
         let at = portal(&mut book.portals, bind.portal);
         // What it said before may be the space for what it says now.
         book.portals[at].1 = None;
@@ -182,17 +234,39 @@ impl Ledger {
             (Some(statement), _) => said.set_statement(statement, bytes_max),
             (None, Some(text)) if book.parsed.text.is_empty() => said.set_text(text, bytes_max),
             (None, _) if bind.statement.is_empty() => said.copy_from(&book.parsed),
-            (None, _) => match self.witness.prepared.borrow().get(bind.statement) {
+            (None, _) => match witness.prepared.borrow().get(bind.statement) {
                 Some(text) => said.set_text(text, bytes_max),
                 None => said.clear(),
             },
         }
-        said.prepared.clear();
-        said.prepared.extend_from_slice(cut(bind.statement, NAME_BYTES_MAX).0);
-        said.set_parameters(bind, wants, bytes_max);
-        book.has_bound |= said.has_parameters;
+        said.set_bound(bind, wants, bytes_max);
+        let has_parameters = said.has_parameters;
         book.parsed_is_latest = false;
         book.portals[at].1 = Some(book.latest.clone());
+        self.has_bound |= has_parameters;
+    }
+
+    /// Binds the unnamed portal without a book, if all that is needed is at hand.
+    fn bind_alone(&mut self, bind: &Bind<'_>, statement: Option<&Rc<Statement>>, text: Option<&[u8]>) -> bool {
+        let (bytes_max, wants, now) = (self.bytes_max(), self.terms.wants, self.now);
+        let said = match (&mut self.lone, statement, text) {
+            (Some(lone), None, _) if lone.is_parsed() && bind.statement.is_empty() => lone.said(),
+            (_, None, None) => return false,
+            (_, statement, text) => {
+                let is_named = statement.is_some() || !bind.statement.is_empty();
+                let Some(lone) = self.vacancy(|lone| lone.takes_bind(is_named)) else { return false };
+                let said = lone.begin(now);
+                match statement {
+                    Some(statement) => said.set_statement(statement, bytes_max),
+                    None => said.set_text(text.unwrap_or_default(), bytes_max),
+                }
+                said
+            }
+        };
+        said.set_bound(bind, wants, bytes_max);
+        self.has_bound |= said.has_parameters;
+        self.lone.iter_mut().for_each(Lone::note_bind);
+        true
     }
 
     /// A name is given up.
@@ -202,34 +276,46 @@ impl Ledger {
 
     /// A portal is executed.
     pub fn execute(&mut self, name: &[u8]) {
-        let portals = &self.book.portals;
+        if name.is_empty() && self.lone.as_ref().is_some_and(Lone::is_bound) {
+            return self.ask_alone();
+        }
+        let portals = &self.book().portals;
         let bound = match name {
             b"" => portals.first(),
             _ => portals.iter().find(|(known, _)| known == name),
         };
-        self.ask(bound.and_then(|(_, said)| said.clone()));
+        let said = bound.and_then(|(_, said)| said.clone());
+        let mut item = self.witness.recorder.take_item(self.now);
+        item.said = said;
+        self.ask(item);
     }
 
-    fn ask(&mut self, said: Option<Rc<Said>>) {
-        let mut item = self.witness.recorder.take_item(self.now);
-        let book = &mut *self.book;
-        item.said = said;
-        item.bytes_in = std::mem::take(&mut book.incoming);
-        item.wait_us = std::mem::take(&mut book.wait_us);
-        book.under_way.push_back(item);
+    fn ask(&mut self, mut item: Box<Item>) {
+        item.bytes_in = std::mem::take(&mut self.incoming);
+        item.wait_us = std::mem::take(&mut self.wait_us);
+        self.book().under_way.push_back(item);
+    }
+
+    /// The lone query is complete.
+    fn ask_alone(&mut self) {
+        let Some(lone) = &mut self.lone else { return };
+        let item = lone.ask(self.now);
+        item.bytes_in = std::mem::take(&mut self.incoming);
+        item.wait_us = std::mem::take(&mut self.wait_us);
     }
 
     /// A command of the query at the front is done.
     #[inline]
     pub fn tag(&mut self, body: &[u8]) {
-        if let Some(item) = self.book.under_way.front_mut() {
+        let lone = self.lone.as_mut().and_then(Lone::under_way);
+        if let Some(item) = lone.or_else(|| self.book.as_mut()?.under_way.front_mut()) {
             item.note_tag(body, self.terms.asks_works);
         }
     }
 
     /// The query that was asked last is answered in the server's place, when nothing else is owed.
     pub fn answered(&mut self, bytes: usize, tag: &[u8], status: TxStatus) {
-        self.book.outgoing += bytes as u64;
+        self.outgoing += bytes as u64;
         self.tag(tag);
         self.ready(status, 0);
     }
@@ -237,19 +323,32 @@ impl Ledger {
     /// The server owes replies to so many queries only: those before them are over.
     #[inline]
     pub fn settle(&mut self, owed: usize) {
-        while self.book.under_way.len() > owed {
-            let Some(mut item) = self.book.under_way.pop_front() else { return };
+        if let Some(lone) = &mut self.lone
+            && owed == 0
+            && let Some(item) = lone.end()
+        {
             item.end(self.now);
-            item.bytes_out = std::mem::take(&mut self.book.outgoing);
+            item.bytes_out = std::mem::take(&mut self.outgoing);
+        }
+        if self.book.is_some() {
+            self.settle_book(owed);
+        }
+    }
+
+    fn settle_book(&mut self, owed: usize) {
+        while self.book().under_way.len() > owed {
+            let Some(mut item) = self.book().under_way.pop_front() else { return };
+            item.end(self.now);
+            item.bytes_out = std::mem::take(&mut self.outgoing);
             self.write_over();
-            self.book.over = Some(item);
+            self.book().over = Some(item);
         }
     }
 
     /// The server has refused what stood at the front, and owes replies to so many queries now.
     pub fn fail(&mut self, fields: &ErrorFields<'_>, front: Front, owed: usize) {
-        let (failure, hides, has_bound) = (Failure::of(fields), self.terms.hides, self.book.has_bound);
-        let book = &mut *self.book;
+        let (failure, hides, has_bound) = (Failure::of(fields), self.terms.hides, self.has_bound);
+        let book = self.book();
         let skipped = book.under_way.len().saturating_sub(owed);
         let about = match front {
             Front::Query => book.under_way.front_mut(),
@@ -260,7 +359,7 @@ impl Ledger {
         about.into_iter().for_each(|item| item.note_error(&failure, hides, has_bound));
         // Of a flight that fails only what failed was carried out; the rest is skipped and never was.
         for _ in 1..skipped {
-            let rest = self.book.under_way.remove(1);
+            let rest = self.book().under_way.remove(1);
             rest.into_iter().for_each(|item| self.witness.recorder.put_item_back(item));
         }
         self.settle(owed);
@@ -269,33 +368,35 @@ impl Ledger {
     /// A Parse, Bind or Describe that was sent without an Execute.
     fn refused_before_execution(&mut self, failure: &Failure<'_>) {
         let mut item = self.witness.recorder.take_item(self.now);
-        let book = &mut *self.book;
-        item.said = Some(if book.parsed_is_latest {
-            let mut said = Rc::<Said>::default();
-            anew(&mut said).copy_from(&book.parsed);
-            said
+        let book = self.book();
+        if book.parsed_is_latest {
+            item.say().copy_from(&book.parsed);
         } else {
-            book.latest.clone()
-        });
-        item.bytes_in = std::mem::take(&mut book.incoming);
-        item.wait_us = std::mem::take(&mut book.wait_us);
-        item.bytes_out = std::mem::take(&mut book.outgoing);
-        item.note_error(failure, self.terms.hides, book.has_bound);
+            item.said = Some(book.latest.clone());
+        }
+        item.bytes_in = std::mem::take(&mut self.incoming);
+        item.wait_us = std::mem::take(&mut self.wait_us);
+        item.bytes_out = std::mem::take(&mut self.outgoing);
+        item.note_error(failure, self.terms.hides, self.has_bound);
         self.write_over();
-        self.book.over = Some(item);
+        self.book().over = Some(item);
     }
 
     /// ReadyForQuery, with so many queries owed behind it.
     pub fn ready(&mut self, status: TxStatus, owed: usize) {
         self.settle(owed);
-        if let Some(over) = &mut self.book.over {
-            over.bytes_out += std::mem::take(&mut self.book.outgoing);
-            if owed == 0 {
-                // The Sync.
-                over.bytes_in += std::mem::take(&mut self.book.incoming);
+        let lone = self.lone.as_mut().and_then(Lone::over);
+        let something = match lone.or_else(|| self.book.as_mut()?.over.as_deref_mut()) {
+            Some(over) => {
+                over.bytes_out += std::mem::take(&mut self.outgoing);
+                if owed == 0 {
+                    // The Sync.
+                    over.bytes_in += std::mem::take(&mut self.incoming);
+                }
+                true
             }
-        }
-        let something = self.book.over.is_some() || !self.book.sum.is_empty();
+            None => self.book.as_ref().is_some_and(|book| !book.sum.is_empty()),
+        };
         self.write_over();
         if status == TxStatus::Idle && something {
             self.end_transaction("");
@@ -305,30 +406,37 @@ impl Ledger {
     fn end_transaction(&mut self, reason: &str) {
         self.write_sum(reason);
         self.witness.transactions.set(self.witness.transactions.get() + 1);
-        self.book.portals.truncate(1);
-        self.book.has_bound = false;
+        self.lone.iter_mut().for_each(Lone::end_transaction);
+        // The unnamed portal may be the next flight's already.
+        self.book.iter_mut().for_each(|book| book.portals.truncate(1));
+        self.has_bound = false;
         self.witness.recorder.renew(&mut self.terms);
     }
 
     fn write_over(&mut self) {
-        if let Some(item) = self.book.over.take() {
-            self.write(item, "");
+        if let Some(mut lone) = self.lone.take() {
+            if let Some(item) = lone.write_down() {
+                self.write(item, "");
+            }
+            self.lone = Some(lone);
+        } else if let Some(mut item) = self.book.as_mut().and_then(|book| book.over.take()) {
+            self.write(&mut item, "");
+            self.witness.recorder.put_item_back(item);
         }
     }
 
-    fn write(&mut self, mut item: Box<Item>, reason: &str) {
+    fn write(&mut self, item: &mut Item, reason: &str) {
         if self.terms.asks_works {
             item.works = item.works.and(works_of(item.text()));
         }
         let (recorder, journal) = (&self.witness.recorder, &self.terms.journal);
-        if journal.per == Per::Transaction {
-            self.book.sum.add(&item, &mut recorder.desk().borrow_mut().shapes, journal);
-            return recorder.put_item_back(item);
+        if let (Per::Transaction, Some(book)) = (journal.per, &mut self.book) {
+            return book.sum.add(item, &mut recorder.desk().borrow_mut().shapes, journal);
         }
-        let facts = self.facts(&item, item.wait_us + item.server_us());
-        let Some(parameters) = decide(journal, &facts) else { return recorder.put_item_back(item) };
+        let facts = self.facts(item, item.wait_us + item.server_us());
+        let Some(parameters) = decide(journal, &facts) else { return };
         let who = self.witness.who();
-        let (server, transaction) = (self.book.server.as_deref(), self.transaction());
+        let (server, transaction) = (self.server.as_deref(), self.transaction());
         recorder.query(Over { item, who: &who, server, transaction, terms: &self.terms, parameters, reason });
     }
 
@@ -337,7 +445,7 @@ impl Ledger {
     }
 
     fn write_sum(&mut self, reason: &str) {
-        let Some(item) = self.book.sum.take() else { return };
+        let Some(item) = self.book.as_mut().and_then(|book| book.sum.take()) else { return };
         let facts = self.facts(&item.total, item.total.wait_us + item.total.server_us());
         if decide(&self.terms.journal, &facts).is_some() {
             let who = self.witness.who();
@@ -349,11 +457,11 @@ impl Ledger {
                 fingerprint: item.fingerprint,
                 queries: Some(item.queries),
                 reason: reason.as_bytes(),
-                ..item.total.draft(self.book.server.as_deref())
+                ..item.total.draft(self.server.as_deref())
             };
             self.witness.recorder.transaction(draft, item.total.ended());
         }
-        self.book.sum.put_back(item);
+        self.book().sum.put_back(item);
     }
 
     fn facts(&self, item: &Item, total_us: u64) -> Facts<'_> {
@@ -370,22 +478,29 @@ impl Ledger {
     pub fn close(mut self, reason: &str, now: Instant) {
         self.now = now;
         self.write_over();
-        while let Some(mut item) = self.book.under_way.pop_front() {
-            item.end(now);
-            item.bytes_out = std::mem::take(&mut self.book.outgoing);
-            self.write(item, reason);
+        if let Some(mut lone) = self.lone.take() {
+            if let Some(item) = lone.under_way() {
+                self.break_off(item, reason);
+            }
+            return self.witness.recorder.put_item_back(lone.into_item());
         }
-        if !self.book.sum.is_empty() {
+        while let Some(mut item) = self.book.as_mut().and_then(|book| book.under_way.pop_front()) {
+            self.break_off(&mut item, reason);
+            self.witness.recorder.put_item_back(item);
+        }
+        if self.book.as_ref().is_some_and(|book| !book.sum.is_empty()) {
             self.end_transaction(reason);
         }
-        let Book { incoming, outgoing, wait_us, server, .. } = &mut *self.book;
-        (*incoming, *outgoing, *wait_us, *server) = (0, 0, 0, None);
-        self.book.portals.clear();
-        self.book.parsed.clear();
-        anew(&mut self.book.latest).clear();
-        anew(&mut self.book.simple).clear();
-        (self.book.parsed_is_latest, self.book.has_bound) = (false, false);
-        self.witness.recorder.put_book_back(self.book);
+        if let Some(mut book) = self.book.take() {
+            book.clear();
+            self.witness.recorder.put_book_back(book);
+        }
+    }
+
+    fn break_off(&mut self, item: &mut Item, reason: &str) {
+        item.end(self.now);
+        item.bytes_out = std::mem::take(&mut self.outgoing);
+        self.write(item, reason);
     }
 
     /// The queries in what a client sent that got no server: written down with the error that it was told, or with the
@@ -397,23 +512,60 @@ impl Ledger {
         (sqlstate, reason): (&[u8], &str),
         now: Instant,
     ) {
-        (self.book.server, self.book.wait_us) = (None, 0);
+        (self.server, self.wait_us) = (None, 0);
         for (tag, message) in Frames(messages) {
             let body = &message[HEADER..];
             self.hear(message.len());
             // What cannot be decoded would have been refused by the server; here nobody gets to that.
             let _ = self.note_message(tag, body, &known);
         }
-        for item in &mut self.book.under_way {
-            item.sqlstate.extend_from_slice(sqlstate);
+        let under_way = &mut self.book().under_way;
+        let any = !under_way.is_empty();
+        for item in under_way.iter_mut().filter(|_| !sqlstate.is_empty()) {
+            item.wrong = Some(Box::new(Wrong { sqlstate: sqlstate.to_vec(), ..Wrong::default() }));
         }
-        let any = !self.book.under_way.is_empty();
         let witness = self.witness.clone();
         let per = self.terms.journal.per;
         self.close(reason, now);
         if any && per == Per::Query {
             witness.transactions.set(witness.transactions.get() + 1);
         }
+    }
+}
+
+impl Book {
+    /// Goes on with what was kept without a book.
+    fn take_over(&mut self, mut lone: Lone, recorder: &Recorder) {
+        if lone.says_parsed() {
+            self.parsed.set_text_of(lone.said());
+            self.parsed_is_latest = lone.is_parsed();
+        }
+        if lone.was_bound() {
+            self.latest = lone.item.said.clone().unwrap_or_default();
+        }
+        if lone.says_portal() {
+            let at = portal(&mut self.portals, b"");
+            self.portals[at].1 = lone.item.said.clone();
+        }
+        match lone.step() {
+            Step::Asked => self.under_way.push_back(lone.into_item()),
+            Step::Over => self.over = Some(lone.into_item()),
+            _ => recorder.put_item_back(lone.into_item()),
+        }
+    }
+
+    /// A simple query drops the unnamed statement and takes the unnamed portal.
+    fn forget_unnamed(&mut self) {
+        self.portals.iter_mut().filter(|(name, _)| name.is_empty()).for_each(|(_, said)| *said = None);
+        self.parsed.clear();
+        anew(&mut self.latest).clear();
+        self.parsed_is_latest = false;
+    }
+
+    /// Leaves nothing but space for the next exchange.
+    fn clear(&mut self) {
+        self.portals.clear();
+        self.forget_unnamed();
     }
 }
 

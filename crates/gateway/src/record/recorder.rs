@@ -39,7 +39,7 @@ pub struct Recorder {
 
 /// A query that is over, and what else its record says.
 pub(super) struct Over<'a> {
-    pub(super) item: Box<Item>,
+    pub(super) item: &'a Item,
     pub(super) who: &'a [u8],
     pub(super) server: Option<&'a [u8]>,
     pub(super) transaction: u64,
@@ -115,6 +115,11 @@ impl Recorder {
         self.anchor.set((now, Time::now()));
     }
 
+    #[cfg(test)]
+    pub(super) fn set_clock_to(&self, now: Instant, unix_seconds: u64) {
+        self.anchor.set((now, Time::from_unix_nanos(unix_seconds * 1_000_000_000)));
+    }
+
     /// Somebody was refused.
     pub fn refuse(&self, stranger: &Stranger, sqlstate: &[u8], message: &[u8], now: Instant) {
         let Stranger { client, user, database } = stranger;
@@ -170,7 +175,7 @@ impl Recorder {
         let (journal, desk) = (&terms.journal, &mut *self.desk.borrow_mut());
         let mut shapes = std::mem::take(&mut desk.shapes);
         let form = journal.statement;
-        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, &item));
+        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, item));
         let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
         let statement = match (form, &found, &beginning) {
             (StatementForm::Text, ..) => item.text(),
@@ -196,14 +201,15 @@ impl Recorder {
                 ParameterForm::Off => &[],
             };
         }
-        if parameters == ParameterForm::On && !item.candid.is_empty() {
-            draft.message = &item.candid;
+        if let Some(wrong) =
+            item.wrong.as_ref().filter(|wrong| parameters == ParameterForm::On && !wrong.candid.is_empty())
+        {
+            draft.message = &wrong.candid;
         }
         draft.reason = reason.as_bytes();
         self.hand_in(desk, QUERIES, &mut draft, item.ended());
         drop(found);
         desk.shapes = shapes;
-        self.put_item_back(item);
     }
 
     /// A transaction, whose statements were brought into form one by one.
@@ -254,7 +260,7 @@ impl Recorder {
     }
 
     pub(super) fn put_item_back(&self, mut item: Box<Item>) {
-        item.said = None;
+        item.fall_silent();
         let mut items = self.items.borrow_mut();
         if items.len() < ITEMS_MAX {
             items.push(item);

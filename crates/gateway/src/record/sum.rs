@@ -53,9 +53,8 @@ impl Sum {
         if !item.tag.is_empty() {
             join(&mut total.tag, &item.tag, TAG_BYTES_MAX);
         }
-        if !total.failed() && item.failed() {
-            total.sqlstate.extend_from_slice(&item.sqlstate);
-            total.message.extend_from_slice(&item.message);
+        if !total.failed() {
+            total.wrong.clone_from(&item.wrong);
         }
         if settings.statement == StatementForm::Off || item.text().is_empty() {
             return;
