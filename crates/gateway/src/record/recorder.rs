@@ -76,6 +76,12 @@ impl Terms {
 #[derive(Default)]
 pub(super) struct Desk {
     pub(super) shapes: Shapes,
+    pen: Pen,
+}
+
+/// What a record is written with.
+#[derive(Default)]
+struct Pen {
     calendar: Calendar,
     out: Vec<u8>,
 }
@@ -165,17 +171,16 @@ impl Recorder {
     /// A login or the like.
     pub(super) fn connection(&self, mut draft: Draft<'_>, now: Instant) {
         if self.terms.borrow().journal.connections {
-            self.hand_in(&mut self.desk.borrow_mut(), CONNECTIONS, &mut draft, now);
+            self.hand_in(&mut self.desk.borrow_mut().pen, CONNECTIONS, &mut draft, now);
         }
     }
 
     /// A query, the statement as it was said.
     pub(super) fn query(&self, over: Over<'_>) {
         let Over { item, who, server, transaction, terms, parameters, reason } = over;
-        let (journal, desk) = (&terms.journal, &mut *self.desk.borrow_mut());
-        let mut shapes = std::mem::take(&mut desk.shapes);
+        let (journal, Desk { shapes, pen }) = (&terms.journal, &mut *self.desk.borrow_mut());
         let form = journal.statement;
-        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(&mut shapes, item));
+        let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(shapes, item));
         let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
         let statement = match (form, &found, &beginning) {
             (StatementForm::Text, ..) => item.text(),
@@ -207,25 +212,23 @@ impl Recorder {
             draft.message = &wrong.candid;
         }
         draft.reason = reason.as_bytes();
-        self.hand_in(desk, QUERIES, &mut draft, item.ended());
-        drop(found);
-        desk.shapes = shapes;
+        self.hand_in(pen, QUERIES, &mut draft, item.ended());
     }
 
     /// A transaction, whose statements were brought into form one by one.
     pub(super) fn transaction(&self, mut draft: Draft<'_>, ended: Instant) {
-        self.hand_in(&mut self.desk.borrow_mut(), QUERIES, &mut draft, ended);
+        self.hand_in(&mut self.desk.borrow_mut().pen, QUERIES, &mut draft, ended);
     }
 
-    fn hand_in(&self, desk: &mut Desk, class: Class, draft: &mut Draft<'_>, ended: Instant) {
+    fn hand_in(&self, pen: &mut Pen, class: Class, draft: &mut Draft<'_>, ended: Instant) {
         let time = self.time(ended);
         draft.time = Moment::from_micros(time.unix_nanos() / 1000);
-        desk.out.clear();
-        draft.write(&mut desk.calendar, &mut desk.out);
+        pen.out.clear();
+        draft.write(&mut pen.calendar, &mut pen.out);
         // A loss is counted by the journal, and told by a record as soon as there is room.
-        let _ = self.producer.offer(Note::new(class, &desk.out).at(time));
-        if desk.out.capacity() > OUT_BYTES_KEPT {
-            desk.out = Vec::new();
+        let _ = self.producer.offer(Note::new(class, &pen.out).at(time));
+        if pen.out.capacity() > OUT_BYTES_KEPT {
+            pen.out = Vec::new();
         }
     }
 
