@@ -5,6 +5,7 @@ mod duties;
 mod ending;
 mod handover;
 mod process;
+mod reloads;
 mod sockets;
 mod streams;
 
@@ -27,7 +28,7 @@ use crate::{
     config::{Config, ConfigErrors, Dialect, Finding, Io, Severity},
     listen, log,
     pgbouncer::UNREAD_USERS,
-    plane::{Gateway, Mailbox, Phase, Setup, Worker},
+    plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, Worker},
     record::Archive,
     resolve::Resolver,
     stream::{self, Fleet},
@@ -38,6 +39,7 @@ use activation::Activated;
 use ending::Names;
 use handover::{Goods, Predecessor};
 use process::PidFile;
+use reloads::Reloads;
 use sockets::Sockets;
 
 /// A gateway that runs, for the binary and for tests.
@@ -272,7 +274,7 @@ impl Running {
     /// Follows signals and the console until the gateway is to end; then ends it.
     async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
-        let mut reloads = self.gateway.take_reloads().context("a gateway is run once")?;
+        let mut reloads = Reloads::new(self.gateway.take_reloads().context("a gateway is run once")?);
         duties::start(&self.gateway);
         self.gateway.open_kept_pools();
         let mut stops_since = None;
@@ -284,8 +286,8 @@ impl Running {
                 self.close_listeners().await;
             }
             tokio::select! {
-                _ = hangup.recv() => self.hang_up(),
-                Some(reply) = reloads.recv() => drop(reply.send(self.reload())),
+                _ = hangup.recv() => self.hang_up(&mut reloads),
+                (reply, outcome) = reloads.next(&gateway, &self.source) => self.reloaded(reply, outcome),
                 _ = terminate.recv() => self.escalate("SIGTERM", Phase::WaitingForClients),
                 _ = interrupt.recv() => self.escalate("SIGINT", Phase::WaitingForTransactions),
                 _ = quit.recv() => self.escalate("SIGQUIT", Phase::Stopping),
@@ -355,7 +357,7 @@ impl Running {
     }
 
     /// SIGHUP: a log rotation has renamed files, or the configuration has changed.
-    fn hang_up(&mut self) {
+    fn hang_up(&self, reloads: &mut Reloads) {
         self.say_got("SIGHUP", "re-reading config");
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
@@ -363,13 +365,20 @@ impl Running {
         if let Some(log) = &self.gateway.log {
             log.follow(&self.gateway.setup().config.log);
         }
-        // The reason of a failure is logged.
-        drop(self.reload());
+        reloads.ask();
     }
 
-    /// Reads the configuration again. A bad one changes nothing; the reason is logged and given back.
-    fn reload(&mut self) -> Result<(), String> {
-        let reloaded = reload(&self.gateway, &self.source).map_err(|error| {
+    /// The configuration was read again. A bad one has changed nothing; the reason is logged and given back.
+    fn reloaded(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<()>) {
+        let outcome = self.adopt(outcome);
+        if let Some(reply) = reply {
+            // Whoever asked may have left.
+            let _ = reply.send(outcome);
+        }
+    }
+
+    fn adopt(&mut self, outcome: anyhow::Result<()>) -> Result<(), String> {
+        let reloaded = outcome.map_err(|error| {
             match error.downcast_ref::<ConfigErrors>() {
                 Some(errors) => {
                     say(errors.findings());

@@ -190,6 +190,32 @@ fn a_reload_reads_the_file_again() {
     client.ok("select 1");
 }
 
+/// A list of many users takes seconds. Here it is a pipe, which takes as long as its writer.
+#[test]
+fn signals_are_heard_while_a_reload_reads_its_files() {
+    let bouncer = Bouncer::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nauth_type = md5\nauth_file = $DIR/users.txt\n",
+        files: &[("users.txt", "\"app\" \"old\"\n")],
+        ..Setup::default()
+    });
+    let login = |password| bouncer.startup("shop").user("app").password(password);
+    login("old").connect().ok("select 1");
+    let list = bouncer.file("users.txt");
+    std::fs::remove_file(&list).expect("it is there");
+    let made = std::process::Command::new("mkfifo").arg(&list).status().expect("mkfifo is there");
+    assert!(made.success());
+    bouncer.signal(Signal::HUP);
+    bouncer.wait_for_log("re-reading config");
+    bouncer.signal(Signal::USR1);
+    bouncer.wait_for_log("paused by a signal");
+    bouncer.signal(Signal::USR2);
+    bouncer.wait_for_log("resumed by a signal");
+    login("old").connect().ok("select 1");
+    std::fs::write(&list, "\"app\" \"new\"\n").expect("somebody reads");
+    bouncer.wait_for_log("configuration reloaded");
+    login("new").connect().ok("select 1");
+}
+
 /// As Debian's package installs it: nobody and nothing behind it yet, but it runs, and a reload finds what was added.
 #[test]
 fn a_file_without_databases_or_users_is_a_beginning() {
