@@ -155,7 +155,11 @@ impl PgUrl {
         let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
         let (user, password) = login.split_once(':').unwrap_or((login, ""));
         let mut parsed = Self {
-            hosts: hosts.split(',').filter(|_| !hosts.is_empty()).map(host).collect::<Result<_, _>>()?,
+            hosts: hosts
+                .split(',')
+                .filter(|_| !hosts.is_empty())
+                .map(|spec| host(spec, !login.is_empty()))
+                .collect::<Result<_, _>>()?,
             dbname: decode(dbname)?,
             user: decode(user)?,
             password: Secret::new(decode(password)?),
@@ -168,7 +172,7 @@ impl PgUrl {
             })?;
             match (decode(name)?, decode(value)?) {
                 (name, value) if name == "host" => host = Some(value),
-                (name, value) if name == "port" => port = Some(port_number(&value)?),
+                (name, value) if name == "port" => port = Some(port_number(&value, true)?),
                 (name, value) => parsed.parameter(&name, value)?,
             }
         }
@@ -229,8 +233,8 @@ fn seconds(text: &str) -> Result<u32, Wrong> {
         .map_err(|_| Wrong::new("connect_timeout of the URL is not a number", "write seconds: connect_timeout=5"))
 }
 
-/// `host`, `host:port`, `[::1]:port`, `%2Ffolder`.
-fn host(spec: &str) -> Result<Host, Wrong> {
+/// `host`, `host:port`, `[::1]:port`, `%2Ffolder`. Without a login before it, it may as well be one whose password has a `/`.
+fn host(spec: &str, is_behind_login: bool) -> Result<Host, Wrong> {
     let broken =
         || Wrong::new("the URL has an IPv6 address without its closing bracket", "write postgres://[::1]:5432/");
     let (name, port) = match spec.strip_prefix('[') {
@@ -239,7 +243,7 @@ fn host(spec: &str) -> Result<Host, Wrong> {
     };
     let port = match (port, port.strip_prefix(':')) {
         ("", _) | (_, Some("")) => PORT,
-        (_, Some(port)) => port_number(port)?,
+        (_, Some(port)) => port_number(port, is_behind_login).map_err(|wrong| no_url_of(name, wrong))?,
         _ => {
             return Err(Wrong::new("the URL has something between `]` and the port", "write postgres://[::1]:5432/"));
         }
@@ -251,11 +255,23 @@ fn host(spec: &str) -> Result<Host, Wrong> {
     Ok(Host::new(if name.is_empty() { "localhost" } else { &name }, port))
 }
 
-fn port_number(text: &str) -> Result<u16, Wrong> {
+fn port_number(text: &str, is_sure: bool) -> Result<u16, Wrong> {
+    let help = if is_sure { "write postgres://user@host:5432/db; without a port it is 5432" } else { ENCODE };
     text.parse()
         .ok()
         .filter(|port| *port > 0)
-        .ok_or_else(|| Wrong::new("the URL has a port that is not a number from 1 to 65535", ENCODE))
+        .ok_or_else(|| Wrong::new("the URL has a port that is not a number from 1 to 65535", help))
+}
+
+/// A name of SRV records, as `host` takes it, has no place in a URL.
+fn no_url_of(host: &str, wrong: Wrong) -> Wrong {
+    if host != "srv" {
+        return wrong;
+    }
+    Wrong::new(
+        "a URL cannot name SRV records",
+        "write host = \"srv:NAME\" in [databases.NAME], with dbname, user and password beside it",
+    )
 }
 
 /// A comma-separated list of hosts, each at `port`.
@@ -359,6 +375,22 @@ mod tests {
         assert_eq!(parsed.keys, [("sslmode", "require".to_owned())]);
         assert_eq!(parsed.parameters, [("application_name".to_owned(), "a&b".to_owned())]);
         assert_eq!((parsed.connect_timeout, parsed.ignored), (Some(7), vec!["sslsni".to_owned()]));
+    }
+
+    #[test]
+    fn an_error_says_what_to_write_instead() {
+        for (url, help) in [
+            ("postgres://u@db:NAME/shop", "user@host:5432"),
+            ("postgres://u:p@a:1,b:0/shop", "user@host:5432"),
+            ("postgres:///shop?port=x", "user@host:5432"),
+            ("postgres://u@srv:_pg._tcp.db.example/shop", "host = \"srv:NAME\""),
+            // It may be a password that is not encoded.
+            ("postgres://u:pass/word@db/shop", "%2F"),
+        ] {
+            let wrong = PgUrl::parse(url).expect_err(url);
+            assert!(wrong.help.contains(help), "{url}: {wrong:?}");
+        }
+        assert_eq!(hosts("postgres://u@srv:5433/shop"), "srv:5433");
     }
 
     #[test]
