@@ -2,8 +2,9 @@
 //!
 //! It is not a parser: words, quoted things, numbers and operators are told apart, which is enough to find literals in
 //! whatever Postgres accepts. Literals and parameters become `?`, and a list of them becomes one, so that
-//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. A minus that can only be a number's sign is a part of it, as it is for
-//! `pg_stat_statements`. Words are lower-cased; quoted identifiers stay as they are.
+//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. A minus that can only be a number's sign is a part of it, `TRUE`, `FALSE`
+//! and `NULL` are literals where an operand stands, and so are names of savepoints and of what is deallocated, which programs
+//! make up by number: all that as for `pg_stat_statements`. Words are lower-cased; quoted identifiers stay as they are.
 
 use std::{ops::Range, rc::Rc};
 
@@ -24,10 +25,17 @@ pub struct Shape {
 /// Writes the shape of a statement to an empty buffer.
 pub fn reduce(text: &[u8], out: &mut Vec<u8>) {
     let (mut last, mut place, mut is_element) = (None, Place::default(), false);
+    let mut command = Command::default();
     let mut tokens = Tokens::new(text);
-    while let Some(token) = tokens.next() {
+    while let Some(mut token) = tokens.next() {
         if token == MINUS && place.awaits_operand() && tokens.is_before_number() {
             continue;
+        }
+        if token == Token::Mark(b';') && out.is_empty() {
+            continue;
+        }
+        if command.is_named_by(token) || (place.makes_constant(token) && !tokens.is_before_literal()) {
+            token = Token::Literal;
         }
         place.pass(token);
         if matches!(token, Token::Literal) {
@@ -142,6 +150,13 @@ impl Place {
         matches!(self, Self::Before | Self::BehindNot)
     }
 
+    /// Whether a word is `TRUE`, `FALSE` or `NULL` for a value. Behind `NOT` it may as well be a part of `IS NOT NULL`.
+    fn makes_constant(self, token: Token<'_>) -> bool {
+        let Token::Word(word) = token else { return false };
+        let is = |constant: &[u8]| word.eq_ignore_ascii_case(constant);
+        self == Self::Before && (is(b"null") || is(b"true") || is(b"false"))
+    }
+
     fn pass(&mut self, token: Token<'_>) {
         *self = match token {
             Token::Mark(b'.') => Self::BehindDot,
@@ -171,6 +186,48 @@ impl Place {
     }
 }
 
+/// The statement at hand, as far as a name in it is one that programs make up anew each time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Command {
+    /// Its first word comes.
+    #[default]
+    Begins,
+    /// `ROLLBACK`, perhaps to a savepoint.
+    RollsBack,
+    /// `SAVEPOINT`, `RELEASE`, `ROLLBACK TO` or `DEALLOCATE`, and the name comes.
+    Names,
+    /// Whatever else, and what is behind the name.
+    Other,
+}
+
+impl Command {
+    /// Takes the next token; whether it is the name.
+    fn is_named_by(&mut self, token: Token<'_>) -> bool {
+        let next = match (*self, token) {
+            (_, Token::Mark(b';')) => Self::Begins,
+            (Self::Other, _) => return false,
+            (_, Token::Word(word)) => self.behind(word),
+            _ => Self::Other,
+        };
+        let is_name = *self == Self::Names && next == Self::Other && matches!(token, Token::Word(_) | Token::Quoted(_));
+        *self = next;
+        // `DEALLOCATE ALL`; no savepoint is called so.
+        is_name && !matches!(token, Token::Word(word) if word.eq_ignore_ascii_case(b"all"))
+    }
+
+    fn behind(self, word: &[u8]) -> Self {
+        let is_any = |words: &[&[u8]]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
+        match self {
+            Self::Begins if is_any(&[b"savepoint", b"release", b"deallocate"]) => Self::Names,
+            Self::Begins if is_any(&[b"rollback"]) => Self::RollsBack,
+            Self::RollsBack if is_any(&[b"to"]) => Self::Names,
+            Self::RollsBack if is_any(&[b"work", b"transaction"]) => Self::RollsBack,
+            Self::Names if is_any(&[b"savepoint", b"prepare"]) => Self::Names,
+            _ => Self::Other,
+        }
+    }
+}
+
 fn ends_list(out: &[u8]) -> bool {
     out.ends_with(b"?,")
 }
@@ -189,6 +246,8 @@ fn put(token: Token<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(word);
             out[from..].make_ascii_lowercase();
         }
+        // One operator to Postgres as well (scan.l, `not_equals`).
+        Token::Operator(b"!=") => out.extend_from_slice(b"<>"),
         Token::Quoted(text) | Token::Operator(text) => out.extend_from_slice(text),
         Token::Literal => out.push(b'?'),
         Token::Mark(mark) => out.push(mark),
@@ -379,6 +438,12 @@ impl<'a> Tokens<'a> {
         let mut ahead = Self { at: self.at, ..Self::new(self.text) };
         ahead.skip_blanks();
         ahead.peek(0).is_some_and(is_operator)
+    }
+
+    /// Whether a literal comes next, or what a shape has of one.
+    fn is_before_literal(&self) -> bool {
+        let mut ahead = Self { at: self.at, ..Self::new(self.text) };
+        matches!(ahead.next(), Some(Token::Literal | Token::Operator(b"?")))
     }
 
     /// Whether a number comes next.
@@ -585,7 +650,7 @@ mod tests {
                 "select a.b::int, count(*) from c where d in (1, 2,3) and e[1] > -5",
                 "select a.b::int, count(*) from c where d in(?) and e[?] > ?",
             ),
-            ("insert into t values (1, 'a'), ($1, null)", "insert into t values(?), (?, null)"),
+            ("insert into t values (1, 'a'), ($1, null)", "insert into t values(?), (?)"),
             ("select t1.a2 from t1 where a->>'k' @> U&'x'", "select t1.a2 from t1 where a ->> ? @> ?"),
             ("select $a1$secret$a1$, $_9b$ $1 $_9b$ from t", "select ? from t"),
             ("select E'a' -- b\n 'c\\'d' from t", "select ? from t"),
@@ -594,6 +659,7 @@ mod tests {
             ("select 'open", "select ?"),
             ("select 1e-- secret\n from t", "select ? from t"),
             ("  ;; ", ""),
+            (" ; select 1", "select ?"),
             ("select 1; select 2", "select ?; select ?"),
             // A list is one of literals alone.
             ("select a + 1, 2, 3 from t", "select a + ?, ? from t"),
@@ -627,7 +693,7 @@ mod tests {
             ("select a -1", "select a - ?"),
             ("select 5-1, $1 -1, 'a' -1", "select ? - ?, ? - ?, ? - ?"),
             ("select (a)-1, a[1]-1, count(*)-1", "select(a) - ?, a[?] - ?, count(*) - ?"),
-            ("select null -1, case when a then b end -1", "select null - ?, case when a then b end - ?"),
+            ("select null -1, case when a then b end -1", "select ? - ?, case when a then b end - ?"),
             (
                 "select \"select\" -1, t.limit -1, t.* -1, t . offset -1",
                 "select \"select\" - ?, t.limit - ?, t.* - ?, t.offset - ?",
@@ -639,6 +705,62 @@ mod tests {
             ("select a --1\n, 2", "select a, ?"),
         ] {
             assert_eq!(shape(text), expected, "{text}");
+        }
+    }
+
+    /// As in `pg_stat_statements`, which was asked for all of these.
+    #[test]
+    fn true_false_and_null_are_literals_where_they_are_values() {
+        for (text, expected) in [
+            ("select TRUE, null, false", "select ?"),
+            ("select * from t where a = true and b != null", "select * from t where a = ? and b <> ?"),
+            ("insert into t values (null, 1, true)", "insert into t values(?)"),
+            ("update t set a = null, b = FALSE", "update t set a = ?, b = ?"),
+            ("select f(a, true), null::int", "select f(a, ?), ?::int"),
+            ("select case a when 1 then true else null end", "select case a when ? then ? else ? end"),
+            (
+                "select 1 from t join u on true where false and a in (1, null)",
+                "select ? from t join u on ? where ? and a in(?)",
+            ),
+            // Where they are no values, they say what the statement does.
+            ("select a is null, b IS NOT NULL, c is true", "select a is null, b is not null, c is true"),
+            ("create table t (a int not null, b int null)", "create table t(a int not null, b int null)"),
+            ("alter table t alter a set not null", "alter table t alter a set not null"),
+            (
+                "create table t (a int references u on delete set null)",
+                "create table t(a int references u on delete set null)",
+            ),
+            ("alter role r password null", "alter role r password null"),
+            ("select a from t order by a nulls last", "select a from t order by a nulls last"),
+            (
+                "copy t from stdin with (format csv, null 'x', header true)",
+                "copy t from stdin with(format csv, null ?, header true)",
+            ),
+            ("select t.null, \"true\", a as null from t", "select t.null, \"true\", a as null from t"),
+        ] {
+            assert_eq!(shape(text), expected, "{text}");
+            assert_eq!(shape(expected), expected);
+        }
+    }
+
+    /// Programs number their savepoints. As in `pg_stat_statements`.
+    #[test]
+    fn names_of_savepoints_and_of_what_is_deallocated_are_literals() {
+        for (text, expected) in [
+            ("SAVEPOINT s1; savepoint \"s 2\"", "savepoint ?; savepoint ?"),
+            ("release s1", "release ?"),
+            ("release savepoint s1;", "release savepoint ?"),
+            ("rollback to s1", "rollback to ?"),
+            ("ROLLBACK TRANSACTION TO SAVEPOINT s1", "rollback transaction to savepoint ?"),
+            ("rollback and chain", "rollback and chain"),
+            ("rollback; begin", "rollback; begin"),
+            ("deallocate s1", "deallocate ?"),
+            ("deallocate prepare \"s1\"", "deallocate prepare ?"),
+            ("DEALLOCATE ALL", "deallocate all"),
+            ("select a savepoint, release b from t", "select a savepoint, release b from t"),
+        ] {
+            assert_eq!(shape(text), expected, "{text}");
+            assert_eq!(shape(expected), expected);
         }
     }
 
