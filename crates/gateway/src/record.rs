@@ -13,6 +13,7 @@ mod json;
 mod ledger;
 mod lone;
 mod recorder;
+mod secret;
 pub mod shape;
 mod sum;
 mod template;

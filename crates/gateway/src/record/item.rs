@@ -8,6 +8,7 @@ use super::{
     decision::work_of,
     entry::{Draft, Parameter, write_parameter},
     hide::{Failure, SYNTAX_ERROR},
+    secret::sets_password,
     shape,
 };
 use crate::{config::Works, statements::Statement};
@@ -334,15 +335,15 @@ impl Item {
         }
         // A call by FunctionCall has no text, and may have arguments; COPY has its data.
         let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
-        let hides_something = hides.literals || (hides.parameters && is_told);
+        let hides_literals = hides.literals || sets_password(self.text());
         let mut wrong = Box::new(Wrong { sqlstate: error.sqlstate.to_vec(), ..Wrong::default() });
-        if !hides_something {
+        if !hides_literals && !(hides.parameters && is_told) {
             keep_message(error.message, &mut wrong.message);
             self.wrong = Some(wrong);
             return;
         }
         let mut shape = Vec::new();
-        let known = if hides.literals {
+        let known = if hides_literals {
             shape::reduce(self.text(), &mut shape);
             &shape
         } else {

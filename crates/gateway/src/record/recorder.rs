@@ -1,6 +1,7 @@
 //! One thread's way into the journal: its clock, its buffers, its share of the policy.
 
 use std::{
+    borrow::Cow,
     cell::{Cell, RefCell},
     rc::Rc,
     time::{Duration, Instant},
@@ -16,6 +17,7 @@ use super::{
     entry::{Calendar, Draft, Kind, Moment, Who, write_server, write_who},
     item::{Hides, Item, Wants, cut},
     ledger::{Book, Upstream},
+    secret::without_passwords,
     shape::{Found, Shapes},
 };
 use crate::config::{self, ParameterForm, StatementForm};
@@ -182,8 +184,9 @@ impl Recorder {
         let form = journal.statement;
         let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(shapes, item));
         let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
+        let text = if form == StatementForm::Text { without_passwords(item.text()) } else { Cow::default() };
         let statement = match (form, &found, &beginning) {
-            (StatementForm::Text, ..) => item.text(),
+            (StatementForm::Text, ..) => &*text,
             (StatementForm::Normalised, _, Some((begun, _))) => begun,
             (StatementForm::Normalised, Some(found), _) => found.text(),
             _ => &[],

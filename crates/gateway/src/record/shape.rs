@@ -521,6 +521,29 @@ pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
+/// Where a text has a password, or a connection with one in it: the string behind that word.
+pub(super) fn passwords(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    let (mut tokens, mut is_behind) = (Tokens::new(text), false);
+    std::iter::from_fn(move || {
+        loop {
+            tokens.skip_blanks();
+            let from = tokens.at;
+            let token = tokens.next()?;
+            let is_string = matches!(token, Token::Literal) && !text[from].is_ascii_digit();
+            if is_behind && is_string {
+                is_behind = false;
+                return Some(from..tokens.at.min(text.len()));
+            }
+            let is = |word: &[u8]| word.eq_ignore_ascii_case(b"password") || word.eq_ignore_ascii_case(b"connection");
+            is_behind = match token {
+                Token::Word(word) => is(word),
+                Token::Quoted(quoted) => quoted == b"\"password\"",
+                _ => false,
+            };
+        }
+    })
+}
+
 /// Shapes that were worked out before, so that a hot statement costs a look-up.
 #[derive(Default)]
 pub(super) struct Shapes {

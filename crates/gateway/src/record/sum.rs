@@ -1,8 +1,11 @@
 //! A transaction, added up from its queries.
 
+use std::borrow::Cow;
+
 use super::{
     item::{Item, cut, join},
     recorder::shape_of,
+    secret::without_passwords,
     shape::{Shapes, fingerprint},
 };
 use crate::config::{self, StatementForm};
@@ -70,11 +73,11 @@ impl Sum {
             begun
         });
         let text = match settings.statement {
-            StatementForm::Text => item.text(),
-            StatementForm::Normalised => begun.as_deref().unwrap_or_else(|| found.text()),
+            StatementForm::Text => without_passwords(item.text()),
+            StatementForm::Normalised => Cow::Borrowed(begun.as_deref().unwrap_or_else(|| found.text())),
             _ => return,
         };
-        self.add_text(text, item.is_cut(), settings.statement_bytes as usize);
+        self.add_text(&text, item.is_cut(), settings.statement_bytes as usize);
     }
 
     /// The first as far as there is room, further ones as a whole.

@@ -183,6 +183,28 @@ on_each_postgres! {
         assert_eq!(block, "begin; …; commit");
     }
 
+    /// Whatever else of a statement is written down. As parameters are, whatever errors say.
+    fn a_password_stands_in_no_record(fixture) {
+        for per in ["query", "transaction"] {
+            let keys = format!("statement = \"text\"\nparameters = \"on\"\nper = \"{per}\"");
+            let kept = Kept::new(fixture, "size = 1\n", &keys);
+            let mut client = kept.gateway.client("postgres");
+            client.ok(&format!("create role keeper password '{SECRET}'"));
+            client.ok(&format!("select 1; alter role keeper password '{SECRET}'"));
+            let set = format!("alter user keeper with encrypted password '{SECRET}'");
+            client.send(&Frames::new().parse("", &set).bind("", &[]).execute().sync());
+            client.expect("1 2 C:ALTER_ROLE Z:I");
+            assert_eq!(client.query(&format!("alter role keeper password '{SECRET}")).code(), "42601");
+            client.ok("drop role keeper");
+            client.ok("select 'as it is'");
+            kept.when("the last stands there", |_| holds(&kept.path(), "select 'as it is'"));
+            assert!(!holds(&kept.path(), SECRET));
+            let entries = kept.end();
+            let first = queries(&entries)[0].statement.clone().unwrap_or_default();
+            assert_eq!(first, "create role keeper password ***");
+        }
+    }
+
     fn a_long_statement_is_cut(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement_bytes = 64");
         let mut client = kept.gateway.client("postgres");

@@ -1,0 +1,81 @@
+//! Passwords in statements, which no record has, however much of a statement is written down.
+
+use std::borrow::Cow;
+
+use super::shape::{first_word, passwords};
+
+const HIDDEN: &[u8] = b"***";
+
+/// The text with `***` for each password that it sets: `CREATE` or `ALTER` of roles, user mappings and servers, and the
+/// connection of a subscription. What stands within another literal (the body of a `DO`) is not looked at.
+pub(super) fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
+    if !may_set_one(text) {
+        return Cow::Borrowed(text);
+    }
+    let (mut out, mut from) = (Vec::new(), 0);
+    for place in passwords(text) {
+        out.extend_from_slice(&text[from..place.start]);
+        out.extend_from_slice(HIDDEN);
+        from = place.end;
+    }
+    if from == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.extend_from_slice(&text[from..]);
+    Cow::Owned(out)
+}
+
+/// Whether there is one, which an error may quote.
+pub(super) fn sets_password(text: &[u8]) -> bool {
+    matches!(without_passwords(text), Cow::Owned(_))
+}
+
+/// By the first word, which is cheap to look at, unless there are several statements.
+fn may_set_one(text: &[u8]) -> bool {
+    let first = first_word(text);
+    let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
+    !is_one || first.eq_ignore_ascii_case(b"alter") || first.eq_ignore_ascii_case(b"create")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_hidden_wherever_a_statement_sets_one() {
+        for (text, expected) in [
+            ("ALTER ROLE ann PASSWORD 'geheim'", "ALTER ROLE ann PASSWORD ***"),
+            (
+                "alter user ann with encrypted password E'ge\\'heim' valid until 'x'",
+                "alter user ann with encrypted password *** valid until 'x'",
+            ),
+            ("/* a */ create role ann login password $a$geheim$a$;", "/* a */ create role ann login password ***;"),
+            ("create role ann password -- '\n 'geheim'", "create role ann password -- '\n ***"),
+            ("alter role ann password U&'geheim'", "alter role ann password ***"),
+            (
+                "select 1; alter role ann password 'geheim'; select 'b'",
+                "select 1; alter role ann password ***; select 'b'",
+            ),
+            (
+                "create user mapping for ann server s options (user 'ann', password 'geheim')",
+                "create user mapping for ann server s options (user 'ann', password ***)",
+            ),
+            (
+                "alter user mapping for ann server s options (set \"password\" 'geheim')",
+                "alter user mapping for ann server s options (set \"password\" ***)",
+            ),
+            (
+                "create subscription s connection 'host=a password=geheim' publication p",
+                "create subscription s connection *** publication p",
+            ),
+            ("alter role ann password 'geheim", "alter role ann password ***"),
+            // Nothing is set here.
+            ("alter role ann password null", "alter role ann password null"),
+            ("select password from t where password = 'x'", "select password from t where password = 'x'"),
+            ("create table t (password text default 'x')", "create table t (password text default 'x')"),
+            ("", ""),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&without_passwords(text.as_bytes())), expected, "{text}");
+        }
+    }
+}
