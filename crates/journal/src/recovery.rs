@@ -59,6 +59,14 @@ pub enum DamageKind {
     Middle,
     /// Nothing follows: a write that was cut short.
     Torn,
+    /// The header is that of another segment: the file was renamed, or is of another journal. Of its records those are read
+    /// whose numbers are still to come; it should be given its own name again.
+    Misplaced {
+        /// The stripe that it says.
+        stripe: u16,
+        /// The number that it says.
+        number: u64,
+    },
 }
 
 /// Makes a folder ready for a new life, and says where each stripe begins.

@@ -111,7 +111,7 @@ pub struct Repaired {
 /// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
 /// added to its name, or `.damaged.1` and so on if there is one. Lines have nothing to check them by: of their segments,
 /// those are written again that cannot be unpacked to the end, or have a line that no journal wrote, and half a line at the
-/// end stays.
+/// end stays. So does a file under a name that is not its own.
 ///
 /// # Errors
 /// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.
@@ -137,9 +137,13 @@ fn name_of(path: &Path) -> Option<SegmentName> {
     path.file_name().and_then(|name| name.to_str()).and_then(SegmentName::parse)
 }
 
-/// Whether [`repair`] mends it.
+/// Whether [`repair`] mends it. Which name a file should have is for people to see to.
 fn is_repaired(damage: &Damage) -> bool {
-    damage.kind != DamageKind::Torn || name_of(&damage.path).is_some_and(|name| name.format == Format::Framed)
+    match damage.kind {
+        DamageKind::Torn => name_of(&damage.path).is_some_and(|name| name.format == Format::Framed),
+        DamageKind::Misplaced { .. } => false,
+        DamageKind::Header | DamageKind::Middle => true,
+    }
 }
 
 fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Repaired> {

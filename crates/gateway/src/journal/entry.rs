@@ -1,5 +1,7 @@
 //! What stands in a journal, taken out of it: a record, a loss, or what is missing or damaged.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use tidegate_journal::{Class, Damage, DamageKind, Gap, Time};
 
@@ -128,13 +130,17 @@ pub(super) fn clock(line: &[u8]) -> Option<Time> {
 }
 
 /// What kind of damage it is, in words.
-pub(super) fn words_of(damage: &Damage) -> &'static str {
-    match damage.kind {
+pub(super) fn words_of(damage: &Damage) -> Cow<'static, str> {
+    Cow::Borrowed(match damage.kind {
         DamageKind::Header => "the file does not begin as a segment does",
         DamageKind::Middle => "they changed after they were written, and records follow",
         DamageKind::Torn => "a write that was cut short, or is under way",
+        DamageKind::Misplaced { stripe, number } => {
+            return format!("the file says that it is segment {number} of stripe {stripe}, and has another's name")
+                .into();
+        }
         _ => "they are no records",
-    }
+    })
 }
 
 #[cfg(test)]

@@ -94,10 +94,15 @@ fn print(place: &Place, judged: &Judged, zone: &Zone, out: &mut impl Write) -> R
     if let Some((first, last)) = verdict.times {
         writeln!(out, "{} to {}", zone.show_second(moment(first)), zone.show_second(moment(last)))?;
     }
-    if !verdict.is_whole() && verdict.damage.iter().any(|damage| damage.kind != DamageKind::Torn) {
+    if !verdict.is_whole() && verdict.damage.iter().any(is_repaired) {
         writeln!(out, "help: `tidegate journal repair` keeps the good records of damaged files")?;
     }
     Ok(())
+}
+
+/// Which bytes `repair` leaves out.
+fn is_repaired(damage: &Damage) -> bool {
+    matches!(damage.kind, DamageKind::Header | DamageKind::Middle)
 }
 
 /// `queries-00-0000000003.tgj: 120 bytes at 4096 are no records: ...`
@@ -181,8 +186,11 @@ fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
         damage.iter().try_for_each(|damage| writeln!(out, "{}", words_of_place(damage)))?;
         let framed = segments.iter().any(|segment| segment.path == *path && segment.format == Format::Framed);
         let has = |kind| damage.iter().any(|damage| damage.kind == kind);
-        let stays = !framed && !has(DamageKind::Middle);
-        let what = if stays {
+        let is_misplaced = damage.iter().all(|damage| matches!(damage.kind, DamageKind::Misplaced { .. }));
+        let stays = is_misplaced || (!framed && !has(DamageKind::Middle));
+        let what = if is_misplaced {
+            "left as it is: rename it to what it says, or take it away"
+        } else if stays {
             "left as it is: half a line is none, and the others have no checks to tell good from bad by"
         } else if has(DamageKind::Header) {
             "would be set aside whole (`.damaged`): without its beginning no record can be told from noise"

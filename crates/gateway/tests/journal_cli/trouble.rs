@@ -100,6 +100,36 @@ fn damage_is_found_named_shown_and_repaired() {
     assert!(good(["repair", path]).out.contains("nothing to repair"));
 }
 
+/// Under its wrong name its records come after those that follow them, and would be passed over without a word.
+#[test]
+fn a_segment_under_another_ones_name_is_told_with_its_own() {
+    let mut written = Written::new();
+    written.queries(0..400);
+    written.close();
+    let files = written.files();
+    let aside = written.beside("aside");
+    for (from, to) in [(&files[1], &aside), (&files[2], &files[1]), (&aside, &files[2])] {
+        fs::rename(from, to).expect("both are there");
+    }
+    let path = written.path();
+    let path = path.to_str().expect("UTF-8");
+    let said = run(["verify", path]);
+    assert!(!said.good, "{said:?}");
+    for number in [2, 3] {
+        let words = format!("the file says that it is segment {number} of stripe 0, and has another's name");
+        assert!(said.out.contains(&words), "{said:?}");
+    }
+    assert!(said.out.contains("NOT whole") && !said.out.contains("help:"), "{said:?}");
+    assert!(good(["cat", path]).out.contains("has another's name"));
+    let foretold = good(["repair", path]).out;
+    assert!(foretold.contains("rename it") && foretold.contains("nothing to repair"), "{foretold}");
+    assert!(good(["repair", "--yes", path]).out.contains("nothing to repair"));
+    for (from, to) in [(&files[1], &aside), (&files[2], &files[1]), (&aside, &files[2])] {
+        fs::rename(from, to).expect("both are there");
+    }
+    assert!(good(["verify", path]).out.contains(": good: 400 records"));
+}
+
 #[test]
 fn a_journal_that_is_whole_is_good() {
     for mut written in [Written::new(), Written::json()] {

@@ -16,7 +16,7 @@ use crate::{
     lines::LineScan,
     recovery::{Damage, DamageKind},
     scan::{self, Scan, Step, Tail},
-    segment::{self, SegmentName},
+    segment::{self, Header, SegmentName},
     time::Time,
 };
 
@@ -194,6 +194,7 @@ impl Stream {
         match opened {
             Ok(open) => {
                 self.open = Some(open.unwrap_or(Open::Headless));
+                self.look_at_header(&name, &path);
                 self.name = Some(name);
                 self.go_to_offset().map_err(ReadError::io(path))?;
                 Ok(true)
@@ -205,6 +206,18 @@ impl Stream {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(ReadError::Packed(path)),
             Err(source) => Err(ReadError::Io { path, source }),
         }
+    }
+
+    /// Under the name of another segment its records come at the wrong place, and may pass for some that were seen.
+    fn look_at_header(&mut self, name: &SegmentName, path: &Path) {
+        let Some(Open::Frames(scan)) = &self.open else { return };
+        let Header { stripe, number, preallocated, .. } = scan.header();
+        // A file of a ring has its new name a moment before its new header.
+        if self.only.is_some() || preallocated || (stripe, number) == (name.stripe, name.number) {
+            return;
+        }
+        let (bytes, kind) = (segment::HEADER_BYTES as u64, DamageKind::Misplaced { stripe, number });
+        self.found = Some(Found::Damage(Damage { path: path.to_path_buf(), at: 0, bytes, kind }));
     }
 
     fn go_to_offset(&mut self) -> io::Result<()> {
@@ -370,6 +383,7 @@ impl Stream {
     pub(super) fn skip_to_end(&mut self) -> Result<(), ReadError> {
         let Some(name) = self.later()?.pop() else { return Ok(()) };
         self.open_segment(name)?;
+        self.leave();
         while self.open.is_some() && self.advance(AtEnd::Follow)? {
             self.leave();
         }

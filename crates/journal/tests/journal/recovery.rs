@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, DamageKind, Journal, Reader, Start, repair, verify};
+use tidegate_journal::{Ack, AtEnd, DamageKind, Entry, Journal, Reader, Start, repair, verify};
 
 use crate::{LONG, note, payloads, segments, small};
 
@@ -156,6 +156,35 @@ fn jo_08_a_file_that_is_no_segment_is_reported_and_kept() {
     assert_eq!(payloads(folder.path()), [b"first"]);
     let repaired = repair(folder.path()).unwrap();
     assert!(repaired[0].kept.exists() && !first.exists());
+}
+
+#[test]
+fn jo_06_a_segment_that_was_renamed_is_reported_with_the_name_it_should_have() {
+    let folder = TempDir::new().unwrap();
+    for round in 0_u8..3 {
+        let (journal, _) = Journal::open(small(folder.path())).unwrap();
+        journal.producer().commit_blocking(note(&[round]).ack(Ack::Written)).unwrap();
+    }
+    let files = segments(folder.path());
+    let aside = folder.path().join("aside");
+    for (from, to) in [(&files[0], &aside), (&files[1], &files[0]), (&aside, &files[1])] {
+        fs::rename(from, to).unwrap();
+    }
+    let verdict = verify(folder.path()).unwrap();
+    assert!(!verdict.is_whole());
+    let said: Vec<_> = verdict.damage.iter().map(|damage| (damage.path.clone(), damage.kind)).collect();
+    let says = |number| DamageKind::Misplaced { stripe: 0, number };
+    assert_eq!(said, [(files[0].clone(), says(2)), (files[1].clone(), says(1))]);
+    assert!(repair(folder.path()).unwrap().is_empty() && files.iter().all(|file| file.exists()));
+    // Whoever follows from the end is not told of what is before it.
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let mut reader = Reader::open(folder.path(), &Start::End, AtEnd::Follow).unwrap();
+    journal.producer().commit_blocking(note(b"next").ack(Ack::Written)).unwrap();
+    let next = std::iter::from_fn(|| Some(reader.read().unwrap().map(|entry| format!("{entry:?}")))).flatten().next();
+    assert!(next.is_some_and(|next| next.contains("Record")));
+    // Alone it is read under any name, as it may lie anywhere.
+    let mut alone = Reader::open_segment(&files[0], AtEnd::Stop, None).unwrap();
+    assert!(matches!(alone.read().unwrap(), Some(Entry::Record(record)) if record.payload == [1]));
 }
 
 #[test]
