@@ -107,6 +107,7 @@ async fn arrive(
         end_point: None,
         bytes: Vec::new(),
         asked: None,
+        application: Box::default(),
         quota: None,
         cancels: false,
         since,
@@ -192,6 +193,8 @@ pub(super) struct Arriving {
     bytes: Vec<u8>,
     /// As whom it comes and to which database, once it has said so; for the journal.
     asked: Option<(String, String)>,
+    /// What it calls itself, if there is a journal.
+    application: Box<[u8]>,
     /// Its place among the clients of its database and of its user.
     quota: Option<Quota>,
     /// It asks to cancel, and is told nothing whatever happens.
@@ -221,6 +224,9 @@ impl Arriving {
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
         let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
         self.asked = Some((request.user.clone(), request.database.clone()));
+        if self.worker.recorder.is_some() {
+            self.application = request.application().into();
+        }
         self.log_attempt(&request);
         self.admit(&request)?;
         self.negotiate(&request);

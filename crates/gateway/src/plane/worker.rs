@@ -472,6 +472,7 @@ impl Worker {
             client: card.peer.to_string(),
             user: card.user.to_string(),
             database: card.key.database.to_string(),
+            application: Box::default(),
         };
         Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
     }

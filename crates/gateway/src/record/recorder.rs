@@ -130,10 +130,15 @@ impl Recorder {
 
     /// Somebody was refused.
     pub fn refuse(&self, stranger: &Stranger, sqlstate: &[u8], message: &[u8], now: Instant) {
-        let Stranger { client, user, database } = stranger;
+        let Stranger { client, user, database, application } = stranger;
         let mut who = Vec::new();
-        let known =
-            Who { client: client.as_bytes(), user: user.as_bytes(), database: database.as_bytes(), ..Who::default() };
+        let known = Who {
+            client: client.as_bytes(),
+            user: user.as_bytes(),
+            database: database.as_bytes(),
+            application,
+            session: None,
+        };
         write_who(&known, &mut who);
         self.connection(Draft { kind: Some(Kind::LoginFailed), who: &who, sqlstate, message, ..Draft::default() }, now);
     }

@@ -23,6 +23,8 @@ pub struct Stranger {
     pub user: String,
     /// To which database.
     pub database: String,
+    /// What it calls itself (`application_name`), where no settings say so.
+    pub application: Box<[u8]>,
 }
 
 /// A session, as the journal sees it.
@@ -100,8 +102,8 @@ impl Witness {
     }
 
     fn introduce(&self, settings: Option<&Rc<Settings>>) {
-        let application = settings.and_then(|settings| settings.text("application_name")).unwrap_or_default();
-        let Stranger { client, user, database } = &self.stranger;
+        let Stranger { client, user, database, application } = &self.stranger;
+        let application = settings.and_then(|settings| settings.text("application_name")).unwrap_or(application);
         let who = Who {
             client: client.as_bytes(),
             user: user.as_bytes(),

@@ -10,7 +10,8 @@ on_each_postgres! {
         let client = kept.gateway.startup("postgres").parameter("application_name", "till 4").connect();
         client.vanish(false);
         kept.when("it has left", |entries| entries.iter().any(|entry| entry.kind == Kind::Disconnect));
-        let refused = kept.gateway.startup("nowhere").user("eve").refused();
+        let stranger = kept.gateway.startup("nowhere").user("eve").parameter("application_name", "knock");
+        let refused = stranger.refused();
         assert_eq!(refused.code, "3D000");
         let entries = kept.end();
         let kinds: Vec<_> = entries.iter().map(|entry| entry.kind).collect();
@@ -22,6 +23,7 @@ on_each_postgres! {
         let failed = &entries[2];
         assert_eq!((failed.user.as_deref(), failed.database.as_deref()), (Some("eve"), Some("nowhere")));
         assert_eq!((failed.sqlstate.as_deref(), failed.session), (Some("3D000"), None));
+        assert_eq!(failed.application.as_deref(), Some("knock"));
         assert!(failed.message.as_deref().is_some_and(|message| message.contains("nowhere")));
     }
 

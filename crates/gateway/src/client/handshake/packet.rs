@@ -31,16 +31,23 @@ impl Request {
             _ => Replication::Physical,
         }
     }
+
+    /// What the client calls itself; nothing if it does not say.
+    pub(super) fn application(&self) -> &[u8] {
+        self.params.iter().rev().find(is_application).map_or(&[], |(_, value)| value)
+    }
+}
+
+fn is_application((name, _): &&(String, Vec<u8>)) -> bool {
+    name.eq_ignore_ascii_case("application_name")
 }
 
 impl Arriving {
     /// Appends where the client comes from to the name that it calls itself.
     pub(super) fn add_host(&self, request: &mut Request) {
-        let is_name = |(name, _): &(String, Vec<u8>)| name.eq_ignore_ascii_case("application_name");
-        let given = request.params.iter().rev().find(|pair| is_name(pair)).map(|(_, value)| value.clone());
-        let given = given.filter(|name| !name.is_empty()).unwrap_or_else(|| b"app".to_vec());
-        let name = format!("{} - {}", String::from_utf8_lossy(&given), self.peer);
-        request.params.retain(|pair| !is_name(pair));
+        let given = Some(request.application()).filter(|name| !name.is_empty()).unwrap_or(b"app");
+        let name = format!("{} - {}", String::from_utf8_lossy(given), self.peer);
+        request.params.retain(|pair| !is_application(&pair));
         request.params.push(("application_name".to_owned(), name.into_bytes()));
     }
 }

@@ -90,7 +90,7 @@ impl Arriving {
 
     fn stranger(&self) -> Stranger {
         let (user, database) = self.asked.clone().unwrap_or_default();
-        Stranger { client: self.peer.to_string(), user, database }
+        Stranger { client: self.peer.to_string(), user, database, application: self.application.clone() }
     }
 
     fn record_refusal(&self, words: &[u8]) {
