@@ -3,6 +3,42 @@
 //! Two ways in: [`JournalLayer`] encodes events itself, without an allocation once a thread is warm; [`JournalWriter`] takes
 //! the lines of any formatter of `tracing-subscriber`. Both leave out what the journal's own threads and listeners log, so
 //! that a journal in trouble does not feed itself.
+//!
+//! # In place of tracing-appender
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate_journal::{Config, Format, Journal, Pack, Retention, Space, trace::JournalWriter};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! let mut config = Config::new(folder); // files are shop-00-0000000001.log and so on
+//! config.name = "shop".to_owned();
+//! config.format = Format::Text; // or Json, for `fmt().json()`
+//! config.segment_bytes = 256 << 20;
+//! config.segment_age = Some(Duration::from_secs(24 * 3600)); // `rolling::daily`, counted from the first line
+//! config.space = Space::Segments {
+//!     retention: Retention { segments: Some(30), ..Retention::default() }, // `max_log_files`
+//!     pack: Pack::Zstd(3),
+//! };
+//! let (journal, _recovery) = Journal::open(config)?; // kept as `WorkerGuard` is: dropping it ends the log
+//! journal.flush_on_panic(Duration::from_secs(1));
+//! let writer = JournalWriter::new(journal.producer()); // `non_blocking`; for `lossy(false)`, `.manner(Manner::Block)`
+//! tracing_subscriber::fmt().with_ansi(false).with_writer(writer).init();
+//!
+//! tracing::info!(port = 8080, "listening"); // and `axum::serve(...).with_graceful_shutdown(...).await`
+//!
+//! let report = journal.close(Duration::from_secs(5));
+//! assert!(report.is_complete() && report.lost == 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `with_ansi(false)` keeps the colours of a terminal out of the files. What the disk does not take is bounded by
+//! [`bytes_max`](crate::Config::bytes_max), not by a number of lines; a full disk is waited for and told on standard error; a
+//! loss is told in the log itself. A service that is sent SIGHUP after a log rotation calls
+//! [`Journal::reopen`](crate::Journal::reopen).
 
 mod json;
 
@@ -45,7 +81,7 @@ impl Manner {
 
 /// A layer that writes each event as one JSON object: `time_ns`, `level`, `target`, the fields (the message is `message`),
 /// and `spans` from the outermost to the innermost, with their `name` and fields. A field that has one of these names is
-/// written as `field.level`, say.
+/// written as `field.level`, say. Events after the journal was closed or dropped go nowhere.
 ///
 /// ```
 /// use tidegate_journal::{Config, Journal, trace::JournalLayer};
@@ -168,7 +204,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
     }
 }
 
-/// Makes writers for `tracing_subscriber::fmt().with_writer(…)`: each line that a formatter writes is one record.
+/// Makes writers for `tracing_subscriber::fmt().with_writer(…)`: each line that a formatter writes is one record. Events after
+/// the journal was closed or dropped go nowhere. See the [example](self#in-place-of-tracing-appender).
 #[derive(Clone, Debug)]
 pub struct JournalWriter {
     producer: Producer,
