@@ -390,9 +390,10 @@ impl Exchange<'_> {
         if self.teach(&statement, For::Client, Some(parse.name), &mut out) {
             let asked = Asked::Parse(Some(statement), Some(parse.name.into()));
             if self.flight.status == TxStatus::Failed || self.flight.is_pipelined() {
-                // In a failed transaction the server takes few statements: it is asked under the unnamed one.
-                self.server.unnamed = None;
-                frontend::rename_statement(message, b"", &mut out).map_err(Trouble::BadClient)?;
+                // In a failed transaction the server takes few statements: it is asked under a name that serves for nothing else.
+                frontend::close(Kind::Statement, NAME_ASKED, &mut out);
+                self.flight.push(Asked::Close(None), For::Gateway);
+                frontend::rename_statement(message, NAME_ASKED, &mut out).map_err(Trouble::BadClient)?;
                 self.owe(asked);
             } else {
                 if let (Asked::Parse(Some(statement), _), false) = (&asked, self.flight.is_naming()) {
@@ -747,6 +748,9 @@ impl Exchange<'_> {
 
 /// So many statements at most may be in doubt.
 const DOUBTFUL_MAX: usize = 1024;
+
+/// Under which a server is asked whether it would take a statement that it knows. The unnamed one would be lost to the client.
+const NAME_ASKED: &[u8] = b"tidegate_asked";
 
 /// A statement that no server knows.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";

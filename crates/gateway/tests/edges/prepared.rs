@@ -731,6 +731,24 @@ on_each_postgres! {
         });
     }
 
+    /// The server knows the second text already, and is asked whether it would take it now.
+    fn edge_17_a_named_parse_in_a_failed_transaction_leaves_the_unnamed_statement(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            prepare(&mut client, "before", "select 1717");
+            client.ok("begin");
+            client.send(&Frames::new().parse("", "select 17").sync());
+            client.expect("1 Z:T");
+            client.send(&Frames::new().parse("wrong", "selec").sync());
+            client.expect("E:42601 Z:E");
+            client.send(&Frames::new().parse("again", "select 1717").sync());
+            client.expect("E:25P02 Z:E");
+            // Too many parameters for it: that there is one shows in the error.
+            client.send(&Frames::new().bind("", &["1"]).execute().sync());
+            client.expect("E:08P01 Z:E");
+        });
+    }
+
     fn edge_22_deallocate_all_of_one_client_does_not_hurt_another(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let mut clients = crowd(&gateway, 2);
