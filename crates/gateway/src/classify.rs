@@ -48,6 +48,11 @@ impl Pins {
         self.0 == 0
     }
 
+    /// These are among them.
+    const fn has(self, reasons: Self) -> bool {
+        self.0 & reasons.0 != 0
+    }
+
     /// Adds reasons.
     pub fn add(&mut self, other: Self) {
         self.0 |= other.0;
@@ -58,7 +63,7 @@ impl fmt::Display for Pins {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
         for (pin, name) in Self::NAMES {
-            if self.0 & pin.0 != 0 {
+            if self.has(pin) {
                 write!(f, "{separator}{name}")?;
                 separator = ",";
             }
@@ -132,7 +137,7 @@ impl Change {
 pub struct Traits {
     /// What it leaves behind that only its server has.
     pub pins: Pins,
-    /// What it changes in the settings, if it is a single statement that does so.
+    /// What it changes in the settings, if it is a single statement that does so, or among several the one that resets them.
     pub change: Option<Box<Change>>,
 }
 
@@ -153,7 +158,37 @@ pub fn classify(sql: &[u8]) -> Traits {
     for statement in statements {
         look_at_statement(statement, single, &mut traits);
     }
+    if !single
+        && traits.pins.has(Pins::SETTING)
+        && let Some(followed) = lone_reset(sql)
+    {
+        return followed;
+    }
     traits
+}
+
+/// Several statements of which one takes settings back and no other changes any, as pools of drivers send them before another
+/// uses a connection: they succeed together or not at all, so that the end of the query tells what has become of that one.
+fn lone_reset(sql: &[u8]) -> Option<Traits> {
+    const OF_TRANSACTIONS: [&str; 7] = ["begin", "start", "commit", "end", "rollback", "abort", "prepare"];
+    if memchr::memchr(b'\\', sql).is_some() {
+        // Which may be in a string.
+        return None;
+    }
+    let mut all = Traits { pins: function_pins(sql), change: None };
+    for statement in Statements::new(sql) {
+        let first = Words::new(statement).next();
+        let mut traits = Traits::default();
+        look_at_statement(statement, true, &mut traits);
+        all.pins.add(traits.pins);
+        let is_other = traits.change.is_some() && all.change.is_some();
+        if is_other || first.is_some_and(|first| OF_TRANSACTIONS.contains(&first.as_str())) {
+            return None;
+        }
+        all.change = all.change.or(traits.change);
+    }
+    let resets = matches!(all.change.as_deref(), Some(Change::Reset(_) | Change::ResetAll));
+    (resets && !all.pins.has(Pins::SETTING)).then_some(all)
 }
 
 /// What a function leaves behind that is called by its number, without a statement. Those of the built-in ones never change.
@@ -662,6 +697,31 @@ mod tests {
     }
 
     #[test]
+    fn a_reset_among_statements_that_set_nothing_is_read() {
+        let read = |sql: &str| {
+            let Traits { pins, change } = classify(sql.as_bytes());
+            (pins.to_string(), change.map(|change| *change))
+        };
+        let all = || Some(Change::ResetAll);
+        let of_asyncpg = "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;";
+        assert_eq!(read(of_asyncpg), (String::new(), all()));
+        assert_eq!(read("reset all; listen x"), ("listen".into(), all()));
+        assert_eq!(read("show a; set a to default"), (String::new(), Some(Change::Reset("a".into()))));
+        for sql in [
+            "reset all; set a = 1",
+            "reset a; reset b",
+            "reset all; select set_config('a', 'b', false)",
+            "begin; reset all; commit",
+            "reset all; rollback and chain",
+            "select '\\'; reset all; --'",
+            "select 1; discard all",
+        ] {
+            assert_eq!(read(sql), ("setting".into(), None), "{sql}");
+        }
+        assert_eq!(read("reset all; savepoint s"), ("setting".into(), Some(Change::Savepoints)));
+    }
+
+    #[test]
     fn a_long_text_is_looked_at_once() {
         let parts = [
             "pg_settings ",
@@ -675,6 +735,7 @@ mod tests {
             "declare ",
             "(",
             "/*",
+            "reset a;",
         ];
         for part in parts {
             let _ = classify(part.repeat((1 << 20) / part.len()).as_bytes());

@@ -60,6 +60,8 @@ impl Pending {
                 self.failed = false;
                 self.unclear = !self.entries.is_empty();
             }
+            // One among several statements is heard of with each of them.
+            change if matches!(self.entries.last(), Some(Entry::Change(last)) if *last == change) => {}
             change => self.push(Entry::Change(change)),
         }
     }

@@ -218,6 +218,31 @@ on_each_postgres! {
         assert_eq!(client.value("show application_name"), "boot");
     }
 
+    /// As pools of drivers (asyncpg) send it when a connection is put back: it is no reason to keep the server.
+    fn edge_57_a_reset_among_other_statements(fixture) {
+        let of_a_pool = "select pg_advisory_unlock_all();\nclose all;\nunlisten *;\nreset all;";
+        for mode in ["transaction", "session"] {
+            let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\npin = false\n"));
+            let mut client = gateway.startup("postgres").parameter("work_mem", "77kB").connect();
+            for several in [of_a_pool, "reset work_mem; select 1", "select 1; set work_mem to default;;"] {
+                client.ok("set work_mem = '99kB'");
+                client.ok(several);
+                assert_eq!(client.value("show work_mem"), "77kB", "{mode}, {several}");
+                client.ok("set work_mem = '99kB'");
+                let failing = format!("{}; select 1/0", several.trim_end_matches(';'));
+                assert_eq!(client.query(&failing).code(), "22012", "{mode}, {several}");
+                assert_eq!(client.value("show work_mem"), "99kB", "{mode}, {several}");
+                client.ok("begin");
+                client.ok(several);
+                client.ok("rollback");
+                assert_eq!(client.value("show work_mem"), "99kB", "{mode}, {several}");
+                if mode == "transaction" {
+                    assert_eq!(gateway.client("postgres").value("show work_mem"), "4MB", "{several}");
+                }
+            }
+        }
+    }
+
     fn edge_58_no_setting_of_one_client_is_seen_by_another(fixture) {
         let role = fixture.own_role("x", "");
         let schema = fixture.name("s");
