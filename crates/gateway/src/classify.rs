@@ -11,8 +11,10 @@ use std::{fmt, sync::LazyLock};
 
 use aho_corasick::AhoCorasick;
 
+mod set_config;
 mod words;
 
+use set_config::pins_of_set_config;
 use words::{Name, Statements, Words, is_blank, is_of_name};
 
 /// Why a client stays on its server. A set of these.
@@ -216,7 +218,7 @@ fn function_pins(sql: &[u8]) -> Pins {
     if !may_call_or_keep(sql) {
         return pins;
     }
-    let (mut first_update, mut comments_left) = (None, COMMENTS_MAX);
+    let (mut first_update, mut comments_left, mut calls_left) = (None, COMMENTS_MAX, CALLS_MAX);
     for found in SEARCH.find_iter(sql) {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
@@ -225,7 +227,11 @@ fn function_pins(sql: &[u8]) -> Pins {
             2 => Pins::default(),
             // An UPDATE of the view is a SET by another name.
             3 if *first_update.get_or_insert_with(|| position(sql, b"update")) > found.start() => Pins::default(),
-            // set_config, or a name that is spelled by numbers: it may be any of these.
+            1 if !pins.has(Pins::SETTING) && calls_left > 0 => {
+                calls_left -= 1;
+                pins_of_set_config(&sql[found.end()..])
+            }
+            // One call too many, or a name that is spelled by numbers: it may be any of these.
             _ => Pins::SETTING,
         });
     }
@@ -270,6 +276,8 @@ fn skip_number(text: &[u8]) -> &[u8] {
     &number[number.iter().take_while(|byte| byte.is_ascii_digit()).count()..]
 }
 
+/// So many calls of `set_config` are read in a text, each of which may hold those behind it.
+const CALLS_MAX: usize = 64;
 /// So many comments at most are passed over in a text; what stands behind more of them may be anything.
 const COMMENTS_MAX: usize = 1 << 16;
 
@@ -449,9 +457,8 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
     let Some(mut name) = words.next() else { return traits.pins.add(Pins::SETTING) };
     if name == "session" {
         match words.next() {
-            Some(next) if next == "characteristics" || next == "authorization" => {
-                return traits.pins.add(Pins::SETTING);
-            }
+            Some(next) if next == "characteristics" => return look_at_characteristics(words, single, traits),
+            Some(next) if next == "authorization" => return traits.pins.add(Pins::SETTING),
             Some(next) => name = next,
             None => return traits.pins.add(Pins::SETTING),
         }
@@ -479,6 +486,38 @@ fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
             None => traits.pins.add(Pins::SETTING),
         },
     }
+}
+
+/// `SET SESSION CHARACTERISTICS AS TRANSACTION ...` sets parameters by other names: one of them is followed, as drivers send it.
+fn look_at_characteristics(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
+    const WORDS_MAX: usize = 6;
+    let modes = words.by_ref().take(WORDS_MAX).collect::<Vec<_>>().join(" ");
+    let is_whole = words.next_or_symbol().is_none();
+    let mode = modes.strip_prefix("as transaction ").filter(|_| is_whole);
+    match mode.and_then(default_of_mode) {
+        Some((name, value)) => {
+            change(Change::Set { name: name.to_owned(), value: Some(value.to_owned()) }, single, traits);
+        }
+        None => traits.pins.add(Pins::SETTING),
+    }
+}
+
+/// The parameter that gives new transactions this mode, and its value as a SET says it.
+fn default_of_mode(mode: &str) -> Option<(&'static str, &'static str)> {
+    const ISOLATION: &str = "default_transaction_isolation";
+    const READ_ONLY: &str = "default_transaction_read_only";
+    const DEFERRABLE: &str = "default_transaction_deferrable";
+    Some(match mode {
+        "isolation level serializable" => (ISOLATION, "serializable"),
+        "isolation level repeatable read" => (ISOLATION, "'repeatable read'"),
+        "isolation level read committed" => (ISOLATION, "'read committed'"),
+        "isolation level read uncommitted" => (ISOLATION, "'read uncommitted'"),
+        "read only" => (READ_ONLY, "on"),
+        "read write" => (READ_ONLY, "off"),
+        "deferrable" => (DEFERRABLE, "on"),
+        "not deferrable" => (DEFERRABLE, "off"),
+        _ => return None,
+    })
 }
 
 /// A parameter is changed whose value is known from the server alone.
@@ -596,7 +635,8 @@ mod tests {
         assert_eq!(pins("prepare p as select 1"), "prepare");
         assert_eq!(pins("select set_config('search_path', '', false)"), "setting");
         assert_eq!(pins("set a.b = 1; select 1"), "setting");
-        assert_eq!(pins("set session characteristics as transaction read only"), "setting");
+        assert_eq!(pins("set session characteristics as transaction read only, deferrable"), "setting");
+        assert_eq!(pins("set session characteristics as transaction read only; select 1"), "setting");
         assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
         assert_eq!(pins("update only pg_catalog.pg_settings set setting = 1 where name = 'a'"), "setting");
         assert_eq!(pins("select U&\"set\\005fconfig\"('a.b', '', false)"), "setting");
@@ -697,6 +737,21 @@ mod tests {
     }
 
     #[test]
+    fn a_mode_of_all_transactions_is_a_parameter() {
+        for (mode, name, value) in [
+            ("READ ONLY", "default_transaction_read_only", "on"),
+            ("read  write;", "default_transaction_read_only", "off"),
+            ("not deferrable", "default_transaction_deferrable", "off"),
+            ("ISOLATION LEVEL REPEATABLE READ", "default_transaction_isolation", "'repeatable read'"),
+            ("isolation level serializable -- a", "default_transaction_isolation", "serializable"),
+        ] {
+            let sql = format!("SET SESSION CHARACTERISTICS AS TRANSACTION {mode}");
+            assert_eq!(set(&sql), Some((name.to_owned(), value.to_owned())), "{sql}");
+            assert_eq!(pins(&sql), "", "{sql}");
+        }
+    }
+
+    #[test]
     fn a_reset_among_statements_that_set_nothing_is_read() {
         let read = |sql: &str| {
             let Traits { pins, change } = classify(sql.as_bytes());
@@ -730,6 +785,7 @@ mod tests {
             "--temp\n",
             "';",
             "set_config(",
+            "set_config('a',",
             "$a$ ",
             "\\;",
             "declare ",

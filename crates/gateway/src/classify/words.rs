@@ -61,7 +61,7 @@ impl<'a> Iterator for Statements<'a> {
 }
 
 /// The byte after the quoted text, the comment, the name or the single character at `at`.
-fn skip_token(text: &[u8], at: usize) -> usize {
+pub(super) fn skip_token(text: &[u8], at: usize) -> usize {
     match text[at] {
         quote @ (b'\'' | b'"') => memchr::memchr(quote, &text[at + 1..]).map_or(text.len(), |end| at + 1 + end + 1),
         b'-' if text[at..].starts_with(b"--") => {

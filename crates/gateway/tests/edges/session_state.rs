@@ -299,6 +299,36 @@ on_each_postgres! {
         }
     }
 
+    /// What Django says of its time zone, pgjdbc of its isolation level, and PostgREST of each request.
+    fn edge_58_settings_that_drivers_make_by_other_words_keep_no_server(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let zone = other.value("show timezone");
+        mine.ok("select set_config('TimeZone', 'Asia/Tokyo', false)");
+        mine.ok("set session characteristics as transaction isolation level repeatable read");
+        mine.ok("set session characteristics as transaction read only");
+        for _ in 0..2 {
+            assert_eq!(other.value("show timezone"), zone);
+            assert_eq!(other.value("show transaction_isolation"), "read committed");
+            assert_eq!(other.value("show transaction_read_only"), "off");
+            assert_eq!(mine.value("show timezone"), "Asia/Tokyo");
+            assert_eq!(mine.value("show transaction_isolation"), "repeatable read");
+            assert_eq!(mine.value("show transaction_read_only"), "on");
+        }
+        mine.ok("begin; select set_config('TimeZone', 'Europe/Paris', false)");
+        mine.ok("rollback");
+        assert_eq!(other.value("show timezone"), zone);
+        assert_eq!(mine.value("show timezone"), "Asia/Tokyo");
+        mine.ok("begin");
+        mine.send(&Frames::new().once("select set_config('app.user', 'ann', true), set_config('work_mem', '7MB', true)").sync());
+        mine.until_ready();
+        assert_eq!(mine.value("select current_setting('app.user') || current_setting('work_mem')"), "ann7MB");
+        mine.ok("commit");
+        for client in [&mut mine, &mut other] {
+            assert_eq!(client.value("select current_setting('app.user', true) || current_setting('work_mem')"), "4MB");
+        }
+    }
+
     fn edge_58_a_role_stays_with_its_client(fixture) {
         let role = fixture.own_role("x", "");
         let gateway = fixture.gateway("size = 1\n");
