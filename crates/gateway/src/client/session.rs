@@ -11,7 +11,13 @@ use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
-use tidegate_wire::{Reason, backend, frontend::Parse, sqlstate};
+use tidegate_wire::{
+    Reason,
+    backend::{self, ErrorFields},
+    frame::HEADER,
+    frontend::Parse,
+    sqlstate,
+};
 
 use super::{
     check,
@@ -68,6 +74,17 @@ impl Goodbye {
         match self {
             Self::Gone(reason) | Self::Told(_, reason) => reason,
         }
+    }
+
+    /// The code of what the client is told; nothing if there is nobody to tell.
+    fn sqlstate(&self) -> &[u8] {
+        let Self::Told(words, _) = self else { return &[] };
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
+        fields.and_then(|fields| fields.get(b'C')).unwrap_or_default()
+    }
+
+    fn words(&self) -> (&[u8], &'static str) {
+        (self.sqlstate(), self.reason())
     }
 
     fn refusal(refusal: &Refusal, reason: &'static str) -> Self {
@@ -365,7 +382,7 @@ impl Session {
             placed.finish(self.worker.reactor.now(), outcome);
         }
         if let Some(ledger) = ledger {
-            ledger.close(outcome.as_ref().err().map_or("", Goodbye::reason), self.worker.reactor.now());
+            ledger.close(outcome.as_ref().err().map(Goodbye::words).unwrap_or_default(), self.worker.reactor.now());
         }
         match outcome {
             Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Told(Vec::new(), reason)),

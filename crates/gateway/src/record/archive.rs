@@ -277,7 +277,7 @@ mod tests {
             let mut ledger = Ledger::open(&witness, &client, None, now);
             ledger.query(text.as_bytes());
             ledger.settle(0);
-            ledger.close("", now);
+            ledger.close((&[], ""), now);
         }
         let stats = archive.stats().unwrap();
         let lost = stats.classes[0].lost_in_all();

@@ -282,6 +282,13 @@ impl Item {
         self.wrong.as_ref().map_or(&[], |wrong| &wrong.sqlstate)
     }
 
+    /// The client is told this of it, unless it was told something before.
+    pub(super) fn fail(&mut self, sqlstate: &[u8]) {
+        if !self.failed() && !sqlstate.is_empty() {
+            self.wrong = Some(Box::new(Wrong { sqlstate: sqlstate.to_vec(), ..Wrong::default() }));
+        }
+    }
+
     /// The shape of its text up to the first quote, and whether that is not all of it, if the server could not read it, or
     /// never did and could not have.
     pub(super) fn beginning(&self) -> Option<(Vec<u8>, bool)> {

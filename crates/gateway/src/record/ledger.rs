@@ -18,7 +18,7 @@ use super::{
     decision::{Facts, decide, works_of},
     entry::{Draft, Kind},
     hide::Failure,
-    item::{Item, NAME_BYTES_MAX, Said, Wrong, anew, cut},
+    item::{Item, NAME_BYTES_MAX, Said, anew, cut},
     lone::{Lone, Step},
     recorder::{Over, Terms},
     sum::Sum,
@@ -474,21 +474,24 @@ impl Ledger {
         }
     }
 
-    /// The exchange is over. What is under way still has no end, for this reason.
-    pub fn close(mut self, reason: &str, now: Instant) {
+    /// The exchange is over. What is under way, and a transaction that is open, has no end, for this reason; the first of it
+    /// is what the client is told an error of, if it is told one.
+    pub fn close(mut self, (sqlstate, reason): (&[u8], &str), now: Instant) {
         self.now = now;
         self.write_over();
+        let mut told = sqlstate;
         if let Some(mut lone) = self.lone.take() {
             if let Some(item) = lone.under_way() {
-                self.break_off(item, reason);
+                self.break_off(item, &mut told, reason);
             }
             return self.witness.recorder.put_item_back(lone.into_item());
         }
         while let Some(mut item) = self.book.as_mut().and_then(|book| book.under_way.pop_front()) {
-            self.break_off(&mut item, reason);
+            self.break_off(&mut item, &mut told, reason);
             self.witness.recorder.put_item_back(item);
         }
-        if self.book.as_ref().is_some_and(|book| !book.sum.is_empty()) {
+        if let Some(book) = self.book.as_mut().filter(|book| !book.sum.is_empty()) {
+            book.sum.end(sqlstate);
             self.end_transaction(reason);
         }
         if let Some(mut book) = self.book.take() {
@@ -497,9 +500,11 @@ impl Ledger {
         }
     }
 
-    fn break_off(&mut self, item: &mut Item, reason: &str) {
+    /// The first one is what the client is `told` of.
+    fn break_off(&mut self, item: &mut Item, told: &mut &[u8], reason: &str) {
         item.end(self.now);
         item.bytes_out = std::mem::take(&mut self.outgoing);
+        item.fail(std::mem::take(told));
         self.write(item, reason);
     }
 
@@ -520,13 +525,11 @@ impl Ledger {
             let _ = self.note_message(tag, body, &known);
         }
         let under_way = &mut self.book().under_way;
+        under_way.iter_mut().for_each(|item| item.fail(sqlstate));
         let any = !under_way.is_empty();
-        for item in under_way.iter_mut().filter(|_| !sqlstate.is_empty()) {
-            item.wrong = Some(Box::new(Wrong { sqlstate: sqlstate.to_vec(), ..Wrong::default() }));
-        }
         let witness = self.witness.clone();
         let per = self.terms.journal.per;
-        self.close(reason, now);
+        self.close((sqlstate, reason), now);
         if any && per == Per::Query {
             witness.transactions.set(witness.transactions.get() + 1);
         }
@@ -638,5 +641,54 @@ impl<'a> Iterator for Frames<'a> {
         let message = self.0.get(..len.checked_add(1)?).filter(|message| message.len() >= HEADER)?;
         self.0 = &self.0[message.len()..];
         Some((tag, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidegate_journal::{AtEnd, Reader, Start};
+
+    use super::*;
+    use crate::{
+        config,
+        record::{
+            Archive, Recorder, Stranger,
+            entry::{self, Entry},
+        },
+    };
+
+    /// What the journal has of a script.
+    fn written(per: Per, script: impl FnOnce(Ledger, Instant)) -> Vec<Entry> {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("journal");
+        let settings =
+            config::Journal { folder: folder.clone(), per, connections: false, ..config::Journal::default() };
+        let archive = Archive::open(&settings).unwrap().unwrap();
+        let now = Instant::now();
+        let recorder = Recorder::new(&archive, 0, &settings, now).unwrap();
+        let witness = Witness::new(&recorder, Stranger::default(), 1, None, now);
+        let ledger = Ledger::open(&witness, &Rc::default(), None, now);
+        script(ledger.with(Upstream { id: 1, address: &"db", pid: 2 }), now);
+        assert!(archive.close(Duration::from_secs(60)).unwrap().is_complete());
+        let mut reader = Reader::open(&folder, &Start::Beginning, AtEnd::Stop).unwrap();
+        let mut entries = Vec::new();
+        while let Some(tidegate_journal::Entry::Record(record)) = reader.read().unwrap() {
+            entries.push(entry::Entry::from_json(record.payload).unwrap());
+        }
+        entries
+    }
+
+    #[test]
+    fn what_ends_with_an_error_of_the_gateway_has_its_code_once() {
+        let entries = written(Per::Query, |mut ledger, now| {
+            ledger.query(b"select pg_sleep(9)");
+            ledger.query(b"select 2");
+            ledger.close((b"57014", "query timeout"), now + Duration::from_millis(7));
+        });
+        let ends: Vec<_> = entries.iter().map(|entry| (entry.sqlstate.as_deref(), entry.reason.as_deref())).collect();
+        // What stood behind it was not run.
+        assert_eq!(ends, [(Some("57014"), Some("query timeout")), (None, Some("query timeout"))]);
     }
 }

@@ -96,6 +96,13 @@ impl Sum {
         }
     }
 
+    /// It is given up; the client is told this, if anything.
+    pub(super) fn end(&mut self, sqlstate: &[u8]) {
+        if let Some(total) = &mut self.total {
+            total.fail(sqlstate);
+        }
+    }
+
     pub(super) fn take(&mut self) -> Option<Total> {
         let total = self.total.take()?;
         let (queries, text) = (std::mem::take(&mut self.queries), std::mem::take(&mut self.text));

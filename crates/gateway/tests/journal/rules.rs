@@ -1,6 +1,6 @@
 //! Rules, and changing them while clients work.
 
-use tidegate_testkit::Signal;
+use tidegate_testkit::{Frames, Signal};
 
 use crate::kept::{Kept, outcomes, queries};
 
@@ -35,6 +35,19 @@ on_each_postgres! {
         let texts: Vec<_> = outcomes(&entries).into_iter().map(|(text, ..)| text).collect();
         let insert = format!("insert into {table} values (1)");
         assert_eq!(texts, ["select pg_sleep(0.06)", &insert, "select 2/0"]);
+    }
+
+    /// What the gateway ends has failed as well as what the server refuses.
+    fn a_query_that_takes_too_long_is_an_error(fixture) {
+        let keys = "[[journal.rules]]\nerrors = true\n[[journal.rules]]\naction = \"skip\"\n[timeouts]\nquery = \"100ms\"\n";
+        let kept = Kept::new(fixture, "size = 1\n", keys);
+        let mut client = kept.gateway.client("postgres");
+        client.ok("select 'fast'");
+        client.send(&Frames::new().query("select pg_sleep(60)"));
+        client.expect("E:57014");
+        let entries = kept.end();
+        let [query] = &*queries(&entries) else { panic!("{entries:?}") };
+        assert_eq!((query.sqlstate.as_deref(), query.reason.as_deref()), (Some("57014"), Some("query timeout")));
     }
 
     fn a_reload_takes_new_rules_and_loses_nothing(fixture) {

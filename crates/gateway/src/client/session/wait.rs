@@ -10,8 +10,7 @@ use tidegate_link::Chunk;
 use tidegate_pool::{Fate, Lease};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
-    backend::{self, ErrorFields, ErrorReport, Severity},
-    frame::HEADER,
+    backend::{self, ErrorReport, Severity},
     sqlstate,
 };
 
@@ -162,29 +161,25 @@ impl Session {
 
     /// What a client asked that is sent away before it got a server.
     fn record_unserved(&self, request: &[u8], goodbye: &Goodbye) {
-        let words = match goodbye {
-            Goodbye::Told(words, _) => words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok()),
-            Goodbye::Gone(_) => None,
-        };
-        self.record_refused(request, words.as_ref().and_then(|fields| fields.get(b'C')), goodbye.reason());
+        self.record_refused(request, goodbye.sqlstate(), goodbye.reason());
     }
 
     fn record_cancelled(&self, request: &[u8]) {
         let flight = record::first_flight(request);
         self.record_refused(
             flight,
-            Some(sqlstate::QUERY_CANCELED.as_str().as_bytes()),
+            sqlstate::QUERY_CANCELED.as_str().as_bytes(),
             "cancelled while it waited for a server",
         );
     }
 
-    fn record_refused(&self, request: &[u8], sqlstate: Option<&[u8]>, reason: &str) {
+    fn record_refused(&self, request: &[u8], sqlstate: &[u8], reason: &str) {
         let Some(witness) = &self.witness else { return };
         let now = self.worker.reactor.now();
         let ledger = Ledger::open(witness, &self.front.settings, self.entry.card.request_at.get(), now);
         let statements = self.front.statements.as_deref();
         let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
-        ledger.turn_away(request, known, (sqlstate.unwrap_or_default(), reason), now);
+        ledger.turn_away(request, known, (sqlstate, reason), now);
     }
 
     fn poll_waiting<T>(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {

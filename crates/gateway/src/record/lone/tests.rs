@@ -236,7 +236,7 @@ fn played(exchanges: &[(bool, Vec<Act>)], per: Per, parameters: ParameterForm) -
         };
         exchange.iter().for_each(|act| pair.play(act));
         let end = pair.now;
-        pair.ledgers.into_iter().for_each(|ledger| ledger.close("the end", end));
+        pair.ledgers.into_iter().for_each(|ledger| ledger.close((b"57P01", "the end"), end));
     }
     archives.into_iter().for_each(|archive| assert!(archive.close(Duration::from_secs(60)).unwrap().is_complete()));
     [0, 1].map(|at| lines(&settings[at].folder))
