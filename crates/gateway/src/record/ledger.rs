@@ -455,6 +455,8 @@ impl Ledger {
                 transaction: Some(self.transaction()),
                 statement: &item.text,
                 fingerprint: item.fingerprint,
+                // Not while the client thought about it.
+                server_us: self.server.as_ref().map(|_| item.server_us.min(item.total.server_us())),
                 queries: Some(item.queries),
                 reason: reason.as_bytes(),
                 ..item.total.draft(self.server.as_deref())
@@ -491,7 +493,7 @@ impl Ledger {
             self.witness.recorder.put_item_back(item);
         }
         if let Some(book) = self.book.as_mut().filter(|book| !book.sum.is_empty()) {
-            book.sum.end(sqlstate);
+            book.sum.end(sqlstate, now);
             self.end_transaction(reason);
         }
         if let Some(mut book) = self.book.take() {
@@ -690,5 +692,31 @@ mod tests {
         let ends: Vec<_> = entries.iter().map(|entry| (entry.sqlstate.as_deref(), entry.reason.as_deref())).collect();
         // What stood behind it was not run.
         assert_eq!(ends, [(Some("57014"), Some("query timeout")), (None, Some("query timeout"))]);
+    }
+
+    #[test]
+    fn a_transaction_takes_until_its_end_and_the_server_as_long_as_its_queries() {
+        let at = |now: Instant, millis| now + Duration::from_millis(millis);
+        let entries = written(Per::Transaction, |mut ledger, now| {
+            for (text, from, to) in [("begin", 0, 10), ("select 1", 500, 520)] {
+                ledger.turn(at(now, from));
+                ledger.query(text.as_bytes());
+                ledger.turn(at(now, to));
+                ledger.ready(TxStatus::InTransaction, 0);
+            }
+            ledger.close((b"25P03", "idle_in_transaction timeout"), at(now, 1000));
+        });
+        let [entry] = &*entries else { panic!("{entries:?}") };
+        assert_eq!((entry.server_us, entry.total_us, entry.queries), (Some(30_000), Some(1_000_000), Some(2)));
+        assert_eq!(entry.sqlstate.as_deref(), Some("25P03"));
+        // Of a pipeline the queries were under way at the same time.
+        let entries = written(Per::Transaction, |mut ledger, now| {
+            ledger.query(b"select 1");
+            ledger.query(b"select 2");
+            ledger.turn(at(now, 10));
+            ledger.ready(TxStatus::Idle, 0);
+            ledger.close((b"", ""), at(now, 1000));
+        });
+        assert_eq!((entries[0].server_us, entries[0].total_us), (Some(10_000), Some(10_000)));
     }
 }

@@ -1,6 +1,6 @@
 //! A transaction, added up from its queries.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Instant};
 
 use super::{
     item::{Item, cut, join},
@@ -16,6 +16,8 @@ pub(super) struct Sum {
     total: Option<Item>,
     spare: Option<Item>,
     queries: u64,
+    /// How long the server took for each; for those of a pipeline together it took less.
+    server_us: u64,
     fingerprint: Option<u64>,
     /// Their statements, as far as they are written down.
     text: Vec<u8>,
@@ -26,6 +28,7 @@ pub(super) struct Sum {
 pub(super) struct Total {
     pub(super) total: Item,
     pub(super) queries: u64,
+    pub(super) server_us: u64,
     pub(super) fingerprint: Option<u64>,
     pub(super) text: Vec<u8>,
 }
@@ -46,6 +49,7 @@ impl Sum {
             total
         });
         self.queries += 1;
+        self.server_us += item.server_us();
         total.end(item.ended());
         total.bytes_in += item.bytes_in;
         total.bytes_out += item.bytes_out;
@@ -97,16 +101,18 @@ impl Sum {
     }
 
     /// It is given up; the client is told this, if anything.
-    pub(super) fn end(&mut self, sqlstate: &[u8]) {
+    pub(super) fn end(&mut self, sqlstate: &[u8], now: Instant) {
         if let Some(total) = &mut self.total {
+            total.end(now);
             total.fail(sqlstate);
         }
     }
 
     pub(super) fn take(&mut self) -> Option<Total> {
         let total = self.total.take()?;
-        let (queries, text) = (std::mem::take(&mut self.queries), std::mem::take(&mut self.text));
-        Some(Total { total, queries, fingerprint: self.fingerprint.take(), text })
+        let (queries, server_us) = (std::mem::take(&mut self.queries), std::mem::take(&mut self.server_us));
+        let text = std::mem::take(&mut self.text);
+        Some(Total { total, queries, server_us, fingerprint: self.fingerprint.take(), text })
     }
 
     /// The buffers are used again.
