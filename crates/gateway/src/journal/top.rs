@@ -28,6 +28,8 @@ use crate::{
 
 /// More fingerprints than a person looks at; the rest is summed up.
 const GROUPS_MAX: usize = 100_000;
+/// What stands for the statement of that rest.
+const OTHERS: &str = "(all others: there are more than 100 000 fingerprints)";
 /// Users that are named; with more, it says how many.
 const USERS_MAX: usize = 100;
 /// What is shown of a statement in a table.
@@ -106,6 +108,9 @@ impl Groups {
         let key = key_of(entry);
         let is_full = self.by_key.len() >= GROUPS_MAX;
         if is_full && !self.by_key.contains_key(key) {
+            if self.others.statement.is_empty() {
+                OTHERS.clone_into(&mut self.others.statement);
+            }
             return &mut self.others;
         }
         if !self.by_key.contains_key(key) {
@@ -330,6 +335,20 @@ mod tests {
         let json = found[0].json(groups.total_us);
         assert_eq!((&json["calls"], &json["p50_us"], &json["p99_us"]), (&100.into(), &50.into(), &99.into()));
         assert_eq!((&json["share"], &json["rows"], &json["statement"]), (&0.5.into(), &200.into(), &"select ?".into()));
+    }
+
+    #[test]
+    fn what_is_beyond_the_limit_is_one_line_that_says_so() {
+        let mut groups = Groups::default();
+        let keys = |number: usize| (format!("{number:016x}"), Group::default());
+        groups.by_key.extend((0..GROUPS_MAX).map(keys));
+        for _ in 0..2 {
+            let more = line("ffffffffffffffff", "select 1", 7, "");
+            groups.add(&Item { time: Moment::default(), what: What::of_payload(more.as_bytes()) });
+        }
+        let top = cli::Top { lines: 1, ..cli::Top::default() };
+        let (shown, _) = groups.sorted(&top);
+        assert_eq!((shown[0].statement.as_str(), shown[0].took.count), (OTHERS, 2));
     }
 
     #[test]
