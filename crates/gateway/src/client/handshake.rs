@@ -154,12 +154,15 @@ async fn arrive(
         Ok(Admitted::Served) => return Ok(None),
         Err(error) => return Err(Box::pin(arriving.refuse(error)).await),
     };
-    match arriving.unless_stopped(ctx, async |arriving| arriving.welcome(&pool, request.route).await).await {
-        Ok(welcome) => {
-            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
-            Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, entry))))
+    // It may have to wait, and is seen meanwhile.
+    let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+    let welcome = async |arriving: &mut Arriving| arriving.welcome(&pool, request.route, &entry.card).await;
+    match arriving.unless_stopped(ctx, welcome).await {
+        Ok(welcome) => Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, entry)))),
+        Err(error) => {
+            worker.roster.leave(&entry);
+            Err(Box::pin(arriving.refuse(error)).await)
         }
-        Err(error) => Err(Box::pin(arriving.refuse(error)).await),
     }
 }
 

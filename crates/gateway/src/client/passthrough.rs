@@ -64,7 +64,7 @@ pub(super) async fn replicate(
 }
 
 /// What `work` comes to; `None` if an operator sends the client away meanwhile.
-async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| {
         card.set_waker(cx.waker());

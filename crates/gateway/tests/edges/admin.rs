@@ -330,6 +330,24 @@ on_each_postgres! {
     }
 }
 
+/// The first client of a pool waits for the first server before it is let in.
+#[test]
+fn edge_73_kill_sends_those_away_whose_login_waits_for_a_server() {
+    let silent = FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent);
+    let gateway = gateway_before(&silent, "size = 1\n[timeouts]\nconnect = \"600s\"\n");
+    let startup = gateway.startup("postgres");
+    let mut client = startup.open();
+    client.send_bytes(&startup.packet());
+    let waits =
+        |row: &std::collections::BTreeMap<String, String>| row["database"] == "postgres" && row["state"] == "waiting";
+    eventually("it is seen to wait", || gateway.show("CLIENTS").iter().any(waits));
+    gateway.console().ok("KILL postgres");
+    let told = client.recv();
+    assert_eq!((told.tag, &*told.error().code), (b'E', "57P01"));
+    eventually("it is gone", || !gateway.show("CLIENTS").iter().any(|row| row["database"] == "postgres"));
+    assert_eq!(gateway.pool_count("postgres", "cl_waiting"), 0);
+}
+
 #[test]
 fn edge_73_a_pause_does_not_wait_for_a_server_that_does_not_answer() {
     let silent = FaultyServer::start(tidegate_testkit::FaultyConnection::stay_silent);

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     client::{
         log,
+        passthrough::unless_killed,
         route::{self, find_server},
         session::{self, Session},
     },
@@ -24,7 +25,7 @@ use crate::{
     error::{Cause, Refusal},
     exchange::Frontend,
     params::{ServerSettings, Value, is_settable},
-    plane::{Entry, Greeting, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
+    plane::{Card, ClientState, Entry, Greeting, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
     tls,
 };
 
@@ -201,17 +202,24 @@ impl Arriving {
         &mut self,
         pool: &Rc<WorkerPool>,
         asked: Option<Route>,
+        card: &Card,
     ) -> Result<Arc<ServerSettings>, LoginError> {
         let route = asked.unwrap_or(pool.plan().route.route);
         match (pool.shared.welcome(), pool.fleet()) {
             (Some(welcome), None) => Ok(welcome),
             (Some(welcome), Some(_)) => Ok(as_routed(&welcome, route)),
-            (None, _) => Box::pin(self.first_welcome(pool, route)).await,
+            (None, _) => Box::pin(self.first_welcome(pool, route, card)).await,
         }
     }
 
-    async fn first_welcome(&mut self, pool: &Rc<WorkerPool>, route: Route) -> Result<Arc<ServerSettings>, LoginError> {
+    async fn first_welcome(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        route: Route,
+        card: &Card,
+    ) -> Result<Arc<ServerSettings>, LoginError> {
         let worker = self.worker.clone();
+        card.state.set(ClientState::Waiting(worker.reactor.now()));
         let found = async {
             match pool.fleet() {
                 None => {
@@ -221,7 +229,11 @@ impl Arriving {
                 Some(_) => find_server(&worker, pool, route, None).await,
             }
         };
-        match self.in_line(pool, found).await? {
+        let Some(found) = self.in_line(pool, unless_killed(card, found)).await? else {
+            return Err(self.cause(Cause::Killed));
+        };
+        card.state.set(ClientState::Idle);
+        match found {
             Ok((_, lease)) => {
                 lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
                 pool.shared.welcome().ok_or(LoginError::Gone)
