@@ -116,6 +116,11 @@ const SQL: &[&str] = &[
     "set local application_name = 'local'",
     "set application_name = 'changed'",
     "show application_name",
+    "set work_mem = '7MB'",
+    "reset work_mem",
+    "set local work_mem = '8MB'",
+    "show work_mem",
+    "discard all",
     "declare c cursor for select generate_series(1, 6)",
     "fetch 2 from c",
     "close c",
@@ -160,6 +165,10 @@ const SEVERAL: &[&str] = &[
     "notify TABLE, 'one'; begin; notify TABLE, 'two'; commit; select 9",
     "begin; insert into TABLE values (9); rollback; ; select 10; begin",
     "deallocate all; select 11",
+    "reset work_mem; show work_mem",
+    "set work_mem = '9MB'; select 13",
+    "select 1 / 0; reset work_mem",
+    "select pg_advisory_unlock_all(); close all; unlisten *; reset work_mem",
     "prepare plan as select 12; execute plan; deallocate plan",
 ];
 
