@@ -85,6 +85,8 @@ pub enum Change {
         /// another encoding otherwise.
         value: Option<String>,
     },
+    /// Several of these, in the statements of one query.
+    Sets(Vec<Self>),
     /// `RESET name`, in lower case, or `SET name TO DEFAULT`.
     Reset(String),
     /// `RESET ALL`.
@@ -139,7 +141,7 @@ impl Change {
 pub struct Traits {
     /// What it leaves behind that only its server has.
     pub pins: Pins,
-    /// What it changes in the settings, if it is a single statement that does so, or among several the one that resets them.
+    /// What it changes in the settings, if it is a single statement that does so, or several whose end tells.
     pub change: Option<Box<Change>>,
 }
 
@@ -162,7 +164,7 @@ pub fn classify(sql: &[u8]) -> Traits {
     }
     if !single
         && traits.pins.has(Pins::SETTING)
-        && let Some(followed) = lone_reset(sql)
+        && let Some(followed) = followed(sql)
     {
         return followed;
     }
@@ -170,28 +172,39 @@ pub fn classify(sql: &[u8]) -> Traits {
 }
 
 /// Several statements of which one takes settings back and no other changes any, as pools of drivers send them before another
-/// uses a connection: they succeed together or not at all, so that the end of the query tells what has become of that one.
-fn lone_reset(sql: &[u8]) -> Option<Traits> {
+/// uses a connection, or of which some set what is known, as Sequelize does with a new one. They succeed together or not at
+/// all, so that the end of the query tells what has become of them.
+fn followed(sql: &[u8]) -> Option<Traits> {
     const OF_TRANSACTIONS: [&str; 7] = ["begin", "start", "commit", "end", "rollback", "abort", "prepare"];
     if memchr::memchr(b'\\', sql).is_some() {
         // Which may be in a string.
         return None;
     }
-    let mut all = Traits { pins: function_pins(sql), change: None };
+    let (mut pins, mut changes) = (function_pins(sql), Vec::new());
     for statement in Statements::new(sql) {
         let first = Words::new(statement).next();
         let mut traits = Traits::default();
         look_at_statement(statement, true, &mut traits);
-        all.pins.add(traits.pins);
-        let is_other = traits.change.is_some() && all.change.is_some();
-        if is_other || first.is_some_and(|first| OF_TRANSACTIONS.contains(&first.as_str())) {
+        pins.add(traits.pins);
+        if first.is_some_and(|first| OF_TRANSACTIONS.contains(&first.as_str())) || changes.len() > SETS_MAX {
             return None;
         }
-        all.change = all.change.or(traits.change);
+        changes.extend(traits.change.map(|change| *change));
     }
-    let resets = matches!(all.change.as_deref(), Some(Change::Reset(_) | Change::ResetAll));
-    (resets && !all.pins.has(Pins::SETTING)).then_some(all)
+    let are_sets = changes.iter().all(|change| matches!(change, Change::Set { .. }));
+    let change = match changes.pop() {
+        Some(change @ (Change::Reset(_) | Change::ResetAll)) if changes.is_empty() => change,
+        Some(last) if are_sets => {
+            changes.push(last);
+            Change::Sets(changes)
+        }
+        _ => return None,
+    };
+    (!pins.has(Pins::SETTING)).then(|| Traits { pins, change: Some(Box::new(change)) })
 }
+
+/// More in one text are not followed.
+const SETS_MAX: usize = 64;
 
 /// What a function leaves behind that is called by its number, without a statement. Those of the built-in ones never change.
 #[must_use]
@@ -634,9 +647,8 @@ mod tests {
         assert_eq!(pins(&format!("select 1 into /*{}*/ temp t", " ".repeat(LOOK_BACK))), "temp");
         assert_eq!(pins("prepare p as select 1"), "prepare");
         assert_eq!(pins("select set_config('search_path', '', false)"), "setting");
-        assert_eq!(pins("set a.b = 1; select 1"), "setting");
+        assert_eq!(pins("set a.b = 1; commit"), "setting");
         assert_eq!(pins("set session characteristics as transaction read only, deferrable"), "setting");
-        assert_eq!(pins("set session characteristics as transaction read only; select 1"), "setting");
         assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
         assert_eq!(pins("update only pg_catalog.pg_settings set setting = 1 where name = 'a'"), "setting");
         assert_eq!(pins("select U&\"set\\005fconfig\"('a.b', '', false)"), "setting");
@@ -764,6 +776,9 @@ mod tests {
         assert_eq!(read("show a; set a to default"), (String::new(), Some(Change::Reset("a".into()))));
         for sql in [
             "reset all; set a = 1",
+            "set a = 1; reset b",
+            "set a = 1; begin; set b = 2",
+            "set a = 1; set role to 'x\\'",
             "reset a; reset b",
             "reset all; select set_config('a', 'b', false)",
             "begin; reset all; commit",
@@ -774,6 +789,30 @@ mod tests {
             assert_eq!(read(sql), ("setting".into(), None), "{sql}");
         }
         assert_eq!(read("reset all; savepoint s"), ("setting".into(), Some(Change::Savepoints)));
+    }
+
+    #[test]
+    fn several_sets_of_one_query_are_read() {
+        let of_sequelize = "SET standard_conforming_strings=on;SET client_min_messages TO warning;\
+                            SET TIME ZONE INTERVAL '+00:00' HOUR TO MINUTE;";
+        let set =
+            |name: &str, value: Option<&str>| Change::Set { name: name.to_owned(), value: value.map(str::to_owned) };
+        for (sql, sets) in [
+            (
+                of_sequelize,
+                vec![
+                    set("standard_conforming_strings", Some("on")),
+                    set("client_min_messages", Some("warning")),
+                    set("timezone", None),
+                ],
+            ),
+            ("select 1; set a to 2", vec![set("a", Some("2"))]),
+        ] {
+            let traits = classify(sql.as_bytes());
+            assert_eq!(traits.change, Some(Box::new(Change::Sets(sets))), "{sql}");
+            assert!(traits.pins.is_empty(), "{sql}");
+        }
+        assert_eq!(pins(&"set a = 1;".repeat(2 * SETS_MAX)), "setting");
     }
 
     #[test]
@@ -792,6 +831,7 @@ mod tests {
             "(",
             "/*",
             "reset a;",
+            "set a = 1;",
         ];
         for part in parts {
             let _ = classify(part.repeat((1 << 20) / part.len()).as_bytes());

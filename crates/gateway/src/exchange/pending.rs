@@ -158,11 +158,12 @@ impl Pending {
         if unclear {
             return Settled::Unclear;
         }
-        let change = |entry| match entry {
-            Entry::Change(change) => Some(change),
-            Entry::Savepoint(..) => None,
+        let changes = |entry| match entry {
+            Entry::Change(Change::Sets(sets)) => sets,
+            Entry::Change(change) => vec![change],
+            Entry::Savepoint(..) => Vec::new(),
         };
-        Settled::Kept(entries.into_iter().filter_map(change).collect())
+        Settled::Kept(entries.into_iter().flat_map(changes).collect())
     }
 }
 
@@ -221,6 +222,17 @@ mod tests {
         ] {
             assert_eq!(left(script), expected, "{script}");
         }
+    }
+
+    #[test]
+    fn several_sets_come_out_one_by_one_and_once() {
+        let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
+        let mut pending = Pending::default();
+        for _ in 0..3 {
+            pending.note(Change::Sets(vec![set("a"), set("b")]));
+        }
+        pending.note(set("a"));
+        assert_eq!(pending.settle(), Settled::Kept(vec![set("a"), set("b"), set("a")]));
     }
 
     #[test]

@@ -464,6 +464,7 @@ impl Exchange<'_> {
                 front.settings = self.interned.with(&front.settings, &name, original);
             }
             Change::DeallocateAll | Change::Deallocate(_) => {}
+            Change::Sets(sets) => sets.into_iter().for_each(|set| self.apply_change(set)),
             Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
             Change::ResetAll | Change::DiscardAll => {
                 front.settings = front.startup_settings.clone();

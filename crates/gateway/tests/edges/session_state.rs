@@ -299,6 +299,41 @@ on_each_postgres! {
         }
     }
 
+    /// As Sequelize begins each connection.
+    fn edge_58_several_sets_of_one_query_keep_no_server(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let zone = other.value("show timezone");
+        mine.ok("set standard_conforming_strings=on;set client_min_messages to error;set time zone interval '+03:00' hour to minute;");
+        let of_mine = mine.value("show timezone");
+        assert_ne!(of_mine, zone);
+        for _ in 0..2 {
+            assert_eq!(other.value("show timezone"), zone);
+            assert_eq!(other.value("show client_min_messages"), "notice");
+            assert_eq!(mine.value("show timezone"), of_mine);
+            assert_eq!(mine.value("show client_min_messages"), "error");
+        }
+        let failing = "set work_mem = '7MB'; set client_min_messages to log; select 1/0";
+        assert_eq!(mine.query(failing).code(), "22012");
+        mine.ok("begin");
+        mine.ok("set work_mem = '7MB'; select 1; set client_min_messages to log");
+        assert_eq!(mine.value("show work_mem"), "7MB");
+        mine.ok("rollback");
+        mine.ok("begin");
+        mine.ok("savepoint s");
+        mine.ok("set work_mem = '7MB'; set client_min_messages to log");
+        mine.ok("rollback to s");
+        mine.ok("rollback");
+        for client in [&mut other, &mut mine] {
+            assert_eq!(client.value("show work_mem"), "4MB");
+        }
+        assert_eq!(mine.value("show client_min_messages"), "error");
+        assert_eq!(other.value("show client_min_messages"), "notice");
+        mine.ok("set work_mem = '7MB'; select 1; set work_mem = '9MB'");
+        assert_eq!(other.value("show work_mem"), "4MB");
+        assert_eq!(mine.value("show work_mem"), "9MB");
+    }
+
     /// What Django says of its time zone, pgjdbc of its isolation level, and PostgREST of each request.
     fn edge_58_settings_that_drivers_make_by_other_words_keep_no_server(fixture) {
         let gateway = fixture.gateway("size = 1\npin = false\n");
