@@ -90,8 +90,7 @@ async fn arrive(
     ctx: &Ctx,
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
-    let peer = accepted.peer;
-    let (local, process) = (accepted.local, process_of(&accepted));
+    let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
     if accepted.peer != Address::Unix {
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }

@@ -736,11 +736,8 @@ on_each_postgres! {
         fixture.at_both_doors(|door| {
             let mut client = door.client();
             prepare(&mut client, "before", "select 1717");
-            client.ok("begin");
-            client.send(&Frames::new().parse("", "select 17").sync());
-            client.expect("1 Z:T");
-            client.send(&Frames::new().parse("wrong", "selec").sync());
-            client.expect("E:42601 Z:E");
+            client.send(&Frames::new().query("begin").parse("", "select 17").sync().parse("wrong", "selec").sync());
+            client.expect("C:BEGIN Z:T 1 Z:T E:42601 Z:E");
             client.send(&Frames::new().parse("again", "select 1717").sync());
             client.expect("E:25P02 Z:E");
             // Too many parameters for it: that there is one shows in the error.
