@@ -91,13 +91,12 @@ async fn arrive(
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
     let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
-    if accepted.peer != Address::Unix {
+    if peer != Address::Unix {
         tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
     }
-    let link = Link::new(&worker.reactor, accepted.fd)?;
-    let since = worker.reactor.now();
     let mut arriving = Arriving {
-        link,
+        link: Link::new(&worker.reactor, accepted.fd)?,
+        since: worker.reactor.now(),
         worker,
         id,
         peer,
@@ -109,7 +108,6 @@ async fn arrive(
         application: Box::default(),
         quota: None,
         cancels: false,
-        since,
     };
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;

@@ -39,6 +39,7 @@ mod limits;
 mod pipelining;
 mod prepared;
 mod session_state;
+mod settings;
 mod startup;
 mod tls;
 mod transactions;

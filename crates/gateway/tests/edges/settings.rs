@@ -1,0 +1,581 @@
+//! Settings of a session, which go with their client from server to server.
+
+use tidegate_testkit::{FaultyServer, Frames, Gateway, Message, RawClient, eventually, reply};
+
+use crate::gateway_before;
+
+/// Occupies the server that this client was served by last, so that its next transaction runs on another one.
+#[track_caller]
+fn occupy_its_server(gateway: &Gateway, client: &mut RawClient) -> RawClient {
+    let last = client.backend();
+    let mut holders: Vec<RawClient> = Vec::new();
+    loop {
+        let mut holder = gateway.client("postgres");
+        holder.ok("begin");
+        if holder.backend() == last {
+            // The others may go.
+            return holder;
+        }
+        holders.push(holder);
+    }
+}
+
+on_each_postgres! {
+    fn edge_55_a_parameter_follows_its_client_to_every_server(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        let wanted = [
+            ("application_name", "follows"),
+            ("datestyle", "SQL, DMY"),
+            ("timezone", "Asia/Tokyo"),
+            ("intervalstyle", "iso_8601"),
+            ("client_encoding", "LATIN1"),
+            ("standard_conforming_strings", "off"),
+            ("default_transaction_read_only", "on"),
+        ];
+        for (name, value) in wanted {
+            client.ok(&format!("set {name} = {}", if name == "datestyle" { value.to_owned() } else { format!("'{value}'") }));
+        }
+        let holder = occupy_its_server(&gateway, &mut client);
+        for (name, value) in wanted {
+            assert_eq!(client.value(&format!("show {name}")), value, "{name}");
+        }
+        drop(holder);
+    }
+
+    fn edge_55_parameter_status_reaches_the_client_as_from_postgres(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            client.send(&Frames::new().query("set application_name = 'one'"));
+            client.expect("C:SET S:application_name=one Z:I");
+            client.send(&Frames::new().once("set application_name = 'two'").sync());
+            client.expect("1 2 C:SET S:application_name=two Z:I");
+            client.send(&Frames::new().query("select 1; set application_name = 'three'; select 2"));
+            client.expect("T D:1 C:SELECT_1 C:SET T D:2 C:SELECT_1 S:application_name=three Z:I");
+            client.send(&Frames::new().query("set application_name = 'three'"));
+            client.expect("C:SET Z:I");
+        });
+    }
+
+    /// Two clients with different wishes share one server: neither sees a report that the other's wish caused.
+    fn edge_55_no_reports_of_the_gateways_own_settings(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut clients: Vec<_> = ["left", "right"]
+            .map(|name| gateway.startup("postgres").parameter("application_name", name).connect())
+            .into();
+        for _ in 0..3 {
+            for client in &mut clients {
+                client.send(&Frames::new().query("select 1"));
+                client.expect("T D:1 C:SELECT_1 Z:I");
+                client.send(&Frames::new().once("select 2").sync());
+                client.expect("1 2 D:2 C:SELECT_1 Z:I");
+            }
+        }
+        assert_eq!(clients[0].value("show application_name"), "left");
+        assert_eq!(clients[1].value("show application_name"), "right");
+    }
+
+    fn edge_56_a_set_that_rolls_back_is_forgotten(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set application_name = 'before'");
+        client.ok("begin");
+        client.ok("set application_name = 'inner'");
+        client.send(&Frames::new().query("rollback"));
+        client.expect("C:ROLLBACK S:application_name=before Z:I");
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show application_name"), "before");
+        drop(holder);
+    }
+
+    fn edge_56_a_set_is_kept_though_the_next_of_a_chain_rolls_back(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        for sql in ["begin", "set work_mem = '7MB'", "commit and chain", "rollback"] {
+            client.ok(sql);
+        }
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show work_mem"), "7MB");
+        drop(holder);
+    }
+
+    fn edge_56_set_local_ends_with_its_transaction(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set application_name = 'before'");
+        client.ok("begin; set local application_name = 'inner'");
+        assert_eq!(client.value("show application_name"), "inner");
+        client.ok("commit");
+        let holder = occupy_its_server(&gateway, &mut client);
+        assert_eq!(client.value("show application_name"), "before");
+        drop(holder);
+    }
+
+    fn edge_56_a_set_that_fails_changes_nothing(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        assert_eq!(client.query("set timezone = 'Nowhere/Land'").code(), "22023");
+        assert_eq!(client.query("set application_name = 'x'; select 1/0").code(), "22012");
+        assert_eq!(client.value("show application_name"), "");
+        assert_eq!(gateway.client("postgres").value("show application_name"), "");
+    }
+
+    fn edge_57_reset_goes_back_to_the_clients_startup_values(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.startup("postgres").parameter("application_name", "other").connect();
+        other.ok("select 1");
+        let startup = gateway.startup("postgres").parameter("application_name", "boot");
+        let mut client = startup.parameter("timezone", "Asia/Tokyo").connect();
+        for reset in ["reset all", "discard all"] {
+            client.ok("set application_name = 'changed'");
+            client.ok("set timezone = 'Europe/Paris'");
+            other.ok("select 2");
+            client.ok(reset);
+            assert_eq!(client.value("show application_name"), "boot", "{reset}");
+            assert_eq!(client.value("show timezone"), "Asia/Tokyo", "{reset}");
+            assert_eq!(other.value("show application_name"), "other", "{reset}");
+            assert_eq!(client.value("show application_name"), "boot", "{reset}");
+        }
+    }
+
+    /// What is pipelined behind it and in whatever mode: nothing is run under settings that are the server's own.
+    fn edge_57_what_is_behind_a_reset_runs_under_the_startup_values(fixture) {
+        for (mode, pinned) in [("transaction", false), ("transaction", true), ("session", false)] {
+            let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\n"));
+            let startup = gateway.startup("postgres").parameter("TimeZone", "Asia/Tokyo").parameter("work_mem", "77kB");
+            let mut client = startup.connect();
+            if pinned {
+                client.ok("listen channel");
+            }
+            for reset in ["reset all", "reset work_mem", "reset timezone", "discard all"] {
+                let kept = if reset == "reset timezone" { "99kB" } else { "77kB" };
+                for begin in [Frames::new().query(reset), Frames::new().once(reset).sync()] {
+                    client.ok("set work_mem = '99kB'");
+                    client.ok("set timezone = 'Asia/Tokyo'");
+                    let behind = Frames::new().query("show work_mem").once("show timezone").sync().query("select 'the end'");
+                    client.send(&begin.then(&behind));
+                    let (mut rows, mut told) = (Vec::new(), "Asia/Tokyo".to_owned());
+                    while rows.last().is_none_or(|last| last != "the end") {
+                        let outcome = client.until_ready();
+                        assert!(outcome.error.is_none(), "{outcome:?}");
+                        rows.extend(outcome.rows.into_iter().flatten());
+                        let told_now = outcome.messages.iter().filter(|message| message.tag == b'S').map(Message::parameter);
+                        told_now.filter(|(name, _)| name == "TimeZone").for_each(|(_, value)| told = value);
+                    }
+                    assert_eq!(told, "Asia/Tokyo", "what the client knows of its zone");
+                    assert_eq!(rows, [kept, "Asia/Tokyo", "the end"], "{mode}, {reset}");
+                }
+            }
+            client.ok("set work_mem = '99kB'");
+            client.ok("reset timezone");
+            assert_eq!(client.value("show work_mem"), "99kB");
+            client.ok("reset work_mem");
+            assert_eq!(client.value("show work_mem"), "77kB");
+        }
+    }
+
+    /// A call may be long, and passes in pieces.
+    fn edge_57_a_function_call_in_pieces_behind_a_reset_runs_under_the_startup_values(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut client = gateway.startup("postgres").parameter("work_mem", "77kB").connect();
+        // current_setting('work_mem'), both as text.
+        let call = [&2077_u32.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0, 0, 8], b"work_mem", &[0, 0]].concat();
+        for begin in [Frames::new().query("reset work_mem"), Frames::new().once("reset all").sync()] {
+            client.ok("set work_mem = '99kB'");
+            let frames = begin.message(b'F', &call);
+            let (beginning, rest) = frames.bytes().split_at(frames.bytes().len() - 3);
+            client.send_bytes(beginning);
+            assert!(client.until_ready().error.is_none());
+            client.send_bytes(rest);
+            let outcome = client.until_ready();
+            let value = outcome.messages.iter().find(|message| message.tag == b'V').expect("a value");
+            assert_eq!(value.body[4..], *b"77kB");
+        }
+    }
+
+    fn edge_57_reset_of_one_name_goes_back_to_the_clients_startup_value(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        gateway.startup("postgres").parameter("application_name", "other").connect().ok("select 1");
+        let mut client = gateway.startup("postgres").parameter("application_name", "boot").connect();
+        client.ok("set application_name = 'changed'");
+        client.ok("reset application_name");
+        assert_eq!(client.value("show application_name"), "boot");
+    }
+
+    /// As pools of drivers (asyncpg) send it when a connection is put back: it is no reason to keep the server.
+    fn edge_57_a_reset_among_other_statements(fixture) {
+        let of_a_pool = "select pg_advisory_unlock_all();\nclose all;\nunlisten *;\nreset all;";
+        for mode in ["transaction", "session"] {
+            let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\npin = false\n"));
+            let mut client = gateway.startup("postgres").parameter("work_mem", "77kB").connect();
+            for several in [of_a_pool, "reset work_mem; select 1", "select 1; set work_mem to default;;"] {
+                client.ok("set work_mem = '99kB'");
+                client.ok(several);
+                assert_eq!(client.value("show work_mem"), "77kB", "{mode}, {several}");
+                client.ok("set work_mem = '99kB'");
+                let failing = format!("{}; select 1/0", several.trim_end_matches(';'));
+                assert_eq!(client.query(&failing).code(), "22012", "{mode}, {several}");
+                assert_eq!(client.value("show work_mem"), "99kB", "{mode}, {several}");
+                client.ok("begin");
+                client.ok(several);
+                client.ok("rollback");
+                assert_eq!(client.value("show work_mem"), "99kB", "{mode}, {several}");
+                if mode == "transaction" {
+                    assert_eq!(gateway.client("postgres").value("show work_mem"), "4MB", "{several}");
+                }
+            }
+        }
+    }
+
+    fn edge_58_no_setting_of_one_client_is_seen_by_another(fixture) {
+        let role = fixture.own_role("x", "");
+        let schema = fixture.name("s");
+        fixture.server.sql(&format!("create schema {schema}"));
+        let leaks = [
+            ("default_transaction_read_only", "set default_transaction_read_only = on".to_owned(), "off"),
+            ("search_path", format!("set search_path = {schema}"), "\"$user\", public"),
+            ("search_path", format!("select set_config('search_path', '{schema}', false)"), "\"$user\", public"),
+            ("search_path", "SELECT pg_catalog.set_config('search_path', '', false)".to_owned(), "\"$user\", public"),
+            ("role", format!("set role {role}"), "none"),
+            ("session_authorization", format!("set session authorization {role}"), "postgres"),
+            (
+                "transaction_isolation",
+                "set session characteristics as transaction isolation level serializable".to_owned(),
+                "read committed",
+            ),
+            ("work_mem", "set work_mem = '17MB'".to_owned(), "4MB"),
+            ("statement_timeout", "set session statement_timeout = '77s'".to_owned(), "0"),
+            ("row_security", "set row_security = off".to_owned(), "on"),
+            ("timezone", "set time zone 'Asia/Tokyo'".to_owned(), "GMT"),
+        ];
+        let since_16 = ("scram_iterations", "set scram_iterations = 5000".to_owned(), "4096");
+        let leaks = leaks.into_iter().chain((fixture.server.major() >= 16).then_some(since_16));
+        for (name, sql, default) in leaks {
+            let gateway = fixture.gateway("size = 1\n");
+            let mut other = gateway.client("postgres");
+            let default = if name == "timezone" { other.value("show timezone") } else { default.to_owned() };
+            let mut changed = gateway.client("postgres");
+            for extended in [false, true] {
+                if extended {
+                    changed.send(&Frames::new().once(&sql).sync());
+                    changed.until_ready();
+                } else {
+                    changed.ok(&sql);
+                }
+                if name == "role" || name == "session_authorization" || name == "work_mem" {
+                    // Not reported by Postgres: the client may keep the server for itself until it leaves.
+                    changed.send(&Frames::new().terminate());
+                    changed.expect_eof();
+                    changed = gateway.client("postgres");
+                }
+                other.send(&Frames::new().query(&format!("show {name}")));
+                eventually("the other client is served, or waits", || {
+                    other.anything_arrived() || gateway.pool_count("postgres", "cl_waiting") == 1
+                });
+                if other.anything_arrived() {
+                    assert_eq!(other.until_ready().value(), default, "{sql}");
+                    continue;
+                }
+                drop(changed);
+                assert_eq!(other.until_ready().value(), default, "{sql}");
+                changed = gateway.client("postgres");
+            }
+        }
+    }
+
+    /// As Sequelize begins each connection.
+    fn edge_58_several_sets_of_one_query_keep_no_server(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let zone = other.value("show timezone");
+        mine.ok("set standard_conforming_strings=on;set client_min_messages to error;\
+                 set time zone interval '+03:00' hour to minute;");
+        let of_mine = mine.value("show timezone");
+        assert_ne!(of_mine, zone);
+        for _ in 0..2 {
+            assert_eq!(other.value("show timezone"), zone);
+            assert_eq!(other.value("show client_min_messages"), "notice");
+            assert_eq!(mine.value("show timezone"), of_mine);
+            assert_eq!(mine.value("show client_min_messages"), "error");
+        }
+        let failing = "set work_mem = '7MB'; set client_min_messages to log; select 1/0";
+        assert_eq!(mine.query(failing).code(), "22012");
+        mine.ok("begin");
+        mine.ok("set work_mem = '7MB'; select 1; set client_min_messages to log");
+        assert_eq!(mine.value("show work_mem"), "7MB");
+        mine.ok("rollback");
+        mine.ok("begin");
+        mine.ok("savepoint s");
+        mine.ok("set work_mem = '7MB'; set client_min_messages to log");
+        mine.ok("rollback to s");
+        mine.ok("rollback");
+        for client in [&mut other, &mut mine] {
+            assert_eq!(client.value("show work_mem"), "4MB");
+        }
+        assert_eq!(mine.value("show client_min_messages"), "error");
+        assert_eq!(other.value("show client_min_messages"), "notice");
+        mine.ok("set work_mem = '7MB'; select 1; set work_mem = '9MB'");
+        assert_eq!(other.value("show work_mem"), "4MB");
+        assert_eq!(mine.value("show work_mem"), "9MB");
+    }
+
+    /// What Django says of its time zone, pgjdbc of its isolation level, and PostgREST of each request.
+    fn edge_58_settings_that_drivers_make_by_other_words_keep_no_server(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let zone = other.value("show timezone");
+        mine.ok("select set_config('TimeZone', 'Asia/Tokyo', false)");
+        mine.ok("set session characteristics as transaction isolation level repeatable read");
+        mine.ok("set session characteristics as transaction read only");
+        for _ in 0..2 {
+            assert_eq!(other.value("show timezone"), zone);
+            assert_eq!(other.value("show transaction_isolation"), "read committed");
+            assert_eq!(other.value("show transaction_read_only"), "off");
+            assert_eq!(mine.value("show timezone"), "Asia/Tokyo");
+            assert_eq!(mine.value("show transaction_isolation"), "repeatable read");
+            assert_eq!(mine.value("show transaction_read_only"), "on");
+        }
+        mine.ok("begin; select set_config('TimeZone', 'Europe/Paris', false)");
+        mine.ok("rollback");
+        assert_eq!(other.value("show timezone"), zone);
+        assert_eq!(mine.value("show timezone"), "Asia/Tokyo");
+        mine.ok("begin");
+        mine.send(&Frames::new().once("select set_config('app.user', 'ann', true), set_config('work_mem', '7MB', true)").sync());
+        mine.until_ready();
+        assert_eq!(mine.value("select current_setting('app.user') || current_setting('work_mem')"), "ann7MB");
+        mine.ok("commit");
+        for client in [&mut mine, &mut other] {
+            assert_eq!(client.value("select current_setting('app.user', true) || current_setting('work_mem')"), "4MB");
+        }
+    }
+
+    fn edge_58_a_role_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        for sql in [format!("set role {role}"), format!("set role = '{role}'"), format!("set role \"{role}\"")] {
+            mine.ok(&sql);
+            assert_eq!(other.value("select current_user"), "postgres", "{sql}");
+            assert_eq!(mine.value("select current_user"), role, "{sql}");
+            assert_eq!(other.value("select current_user"), "postgres", "{sql}");
+            mine.ok("reset role");
+            assert_eq!(other.value("select 1"), "1");
+            assert_eq!(mine.value("select current_user"), "postgres", "{sql}");
+        }
+        mine.ok(&format!("set role {role}"));
+        mine.ok("set role none");
+        assert_eq!(other.value("select 1"), "1");
+        assert_eq!(mine.value("select current_user"), "postgres");
+    }
+
+    /// Not one statement is run under the settings of whoever had the server before.
+    fn edge_58_a_client_whose_settings_are_refused_runs_nothing(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.client("postgres");
+        other.ok("set work_mem = '7MB'");
+        let refused = || gateway.startup("postgres").parameter("statement_timeout", "abc").connect();
+        let asked = "select current_setting('work_mem')";
+        for frames in [
+            Frames::new().query(&format!("commit; {asked}")),
+            Frames::new().query("commit").query(asked),
+            Frames::new().query("rollback").query(asked),
+            Frames::new().once("commit").sync().once(asked).sync(),
+            Frames::new().query(asked),
+        ] {
+            assert_eq!(other.value("show work_mem"), "7MB");
+            let mut client = refused();
+            client.send(&frames);
+            let error = client.expect_fatal("22023");
+            assert!(error.message.contains("statement_timeout"), "{}", error.message);
+        }
+        assert_eq!(other.value("show work_mem"), "7MB");
+    }
+
+    fn edge_58_settings_are_read_in_the_encoding_of_their_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.client("postgres");
+        let mut latin = gateway.startup("postgres").parameter("client_encoding", "LATIN1").connect();
+        let mut set = b"set application_name = 'caf".to_vec();
+        set.extend_from_slice(b"\xe9'\0");
+        latin.send(&Frames::new().message(b'Q', &set));
+        latin.until_ready();
+        latin.ok("set search_path = pg_catalog");
+        for _ in 0..2 {
+            assert_ne!(other.value("show client_encoding"), "LATIN1");
+            assert_eq!(latin.value("show search_path"), "pg_catalog");
+            assert_eq!(latin.value("select length('\u{e9}')"), "2", "each byte is a letter");
+        }
+    }
+
+    fn edge_58_a_setting_by_a_portal_that_was_not_bound_last(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let two = |first: &str, second: &str| {
+            let frames = Frames::new().parse("", first).bind_portal("p1", "", &[]);
+            frames.parse("", second).bind_portal("p2", "", &[])
+        };
+        mine.send(&two("set statement_timeout = 12345", "select 1").execute_portal("p1", 0).execute_portal("p2", 0).sync());
+        mine.until_ready();
+        assert_eq!(other.value("show statement_timeout"), "0");
+        assert_eq!(mine.value("show statement_timeout"), "12345ms");
+        // What is bound and not executed changes nothing.
+        mine.send(&two("select 1", "set statement_timeout = 1").execute_portal("p1", 0).sync());
+        mine.until_ready();
+        assert_eq!(other.value("show statement_timeout"), "0");
+        assert_eq!(mine.value("show statement_timeout"), "12345ms");
+    }
+
+    fn edge_58_a_literal_is_read_under_the_settings_of_its_client(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let client = |zone: &str| {
+            let mut client = gateway.client("postgres");
+            client.ok(&format!("set timezone = '{zone}'"));
+            client.send(&Frames::new().parse("s", "select extract(epoch from '2020-01-01 00:00'::timestamptz)::bigint").sync());
+            client.until_ready();
+            client
+        };
+        let (mut utc, mut west) = (client("UTC"), client("Etc/GMT+5"));
+        for _ in 0..2 {
+            for (client, epoch) in [(&mut utc, "1577836800"), (&mut west, "1577854800")] {
+                client.send(&Frames::new().bind("s", &[]).execute().sync());
+                assert_eq!(client.until_ready().value(), epoch);
+            }
+        }
+    }
+
+    /// What was carried along with a setting made the end of its own transaction a comment.
+    fn edge_58_a_comment_behind_a_set_opens_no_transaction(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let mut client = gateway.client("postgres");
+        client.ok("set work_mem = '7MB' -- enough for a sort");
+        let holder = occupy_its_server(&gateway, &mut client);
+        client.send(&Frames::new().query("show work_mem"));
+        client.expect("T D:7MB C:SHOW Z:I");
+        drop(holder);
+    }
+
+    fn edge_58_a_session_user_stays_with_its_client(fixture) {
+        let role = fixture.own_role("", "");
+        for set in ["set session_authorization", "set session session_authorization", "set \"session_authorization\""] {
+            let gateway = fixture.gateway("size = 2\n");
+            let mut mine = gateway.client("postgres");
+            mine.ok(&format!("{set} = {role}"));
+            let mut other = gateway.client("postgres");
+            assert_eq!(other.value("select session_user"), "postgres", "{set}");
+            assert_eq!(mine.value("select session_user"), role);
+        }
+    }
+
+    fn edge_58_a_role_forbids_other_clients_nothing(fixture) {
+        let role = fixture.own_role("", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        mine.ok(&format!("set role {role}"));
+        other.ok("set log_duration = on");
+        let mut third = gateway.startup("postgres").parameter("log_duration", "on").connect();
+        for _ in 0..2 {
+            assert_eq!(mine.value("select current_user"), role);
+            assert_eq!(third.value("select current_user || current_setting('log_duration')"), "postgreson");
+        }
+    }
+
+    /// A role that gives a right, and one that takes it away: either client goes from server to server.
+    fn edge_58_a_role_and_what_only_it_or_only_another_may_set(fixture) {
+        let (low, high) = (fixture.own_role("", ""), fixture.own_role("", ""));
+        fixture.server.sql(&format!("alter role {high} superuser; grant {high} to {low}"));
+        let gateway = fixture.gateway("size = 2\n");
+        for (login, role) in [(low.as_str(), high.as_str()), ("postgres", low.as_str())] {
+            let mut client = gateway.startup("postgres").user(login).connect();
+            if login == "postgres" {
+                client.ok("set log_duration = on");
+            }
+            client.ok(&format!("set role {role}"));
+            if login != "postgres" {
+                client.ok("set log_duration = on");
+            }
+            let mut other = gateway.startup("postgres").user(login).connect();
+            let mut holder = gateway.startup("postgres").user(login).connect();
+            for _ in 0..2 {
+                assert_eq!(client.value("select current_user || current_setting('log_duration')"), format!("{role}on"));
+                assert_eq!(other.value("select current_user || current_setting('log_duration')"), format!("{login}off"));
+                holder.ok("begin");
+                assert_eq!(client.value("select current_user || current_setting('log_duration')"), format!("{role}on"));
+                assert_eq!(other.value("select current_user || current_setting('log_duration')"), format!("{login}off"));
+                holder.ok("rollback");
+            }
+        }
+    }
+
+    fn edge_58_what_belongs_to_a_transaction_is_not_carried_to_the_next(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let sets = [
+            "transaction_isolation = 'serializable'",
+            "transaction_read_only = on",
+            "transaction_deferrable = on",
+            "seed = 0.5",
+        ];
+        for set in sets {
+            mine.ok(&format!("set {set}"));
+            assert_eq!(other.value("select 1"), "1", "{set}");
+            mine.ok("begin");
+            mine.ok(&format!("set {set}"));
+            mine.ok("commit");
+            assert_eq!(other.value("select 2"), "2", "{set}");
+            assert_eq!(mine.value("show transaction_isolation"), "read committed");
+        }
+    }
+
+    fn edge_58_a_role_outlives_reset_all_and_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let (mut owner, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        owner.ok(&format!("set role {role}"));
+        owner.ok("set work_mem = '7MB'");
+        owner.ok("reset all");
+        assert_eq!(other.value("select current_user"), "postgres");
+        assert_eq!(owner.value("select current_user"), role);
+        assert_eq!(owner.value("show work_mem"), "4MB");
+        owner.ok("discard all");
+        assert_eq!(owner.value("select current_user"), "postgres");
+        assert_eq!(other.value("select current_user"), "postgres");
+    }
+
+    fn edge_58_a_session_user_of_the_login_stays_with_its_client(fixture) {
+        let role = fixture.own_role("x", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut owner = gateway.startup("postgres").parameter("session_authorization", &role).connect();
+        assert_eq!(owner.value("select session_user"), role);
+        drop(owner);
+        let mut other = gateway.client("postgres");
+        assert_eq!(other.value("select session_user"), "postgres");
+    }
+}
+
+#[test]
+fn edge_55_a_report_in_the_middle_of_a_result_is_forwarded() {
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text() == "report" {
+                let reports = [
+                    reply::text_column("value"),
+                    reply::parameter("in_hot_standby", "on"),
+                    reply::row("x"),
+                    reply::parameter("invented_by_a_later_version", "1"),
+                    reply::complete("SELECT 1"),
+                    reply::ready(b'I'),
+                ];
+                connection.send(&reports.concat())?;
+            } else {
+                connection.answer(&message)?;
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    client.send(&Frames::new().query("report"));
+    client.expect("T S:in_hot_standby=on D:x S:invented_by_a_later_version=1 C:SELECT_1 Z:I");
+    client.ok("select 1");
+}
