@@ -14,7 +14,7 @@ pub struct Backoff {
     pub factor: f64,
     /// The longest pause, before jitter.
     pub most: Duration,
-    /// From 0 to 1. Spreads clients that failed together.
+    /// From 0 to 1; none if it is no number. Spreads clients that failed together.
     pub jitter: f64,
 }
 
@@ -35,7 +35,29 @@ impl Backoff {
     }
 }
 
-/// A time, longer or shorter by up to `jitter` of itself.
+/// A time, longer or shorter by up to `jitter` of itself; by nothing if that is no number.
 pub(crate) fn jittered(time: Duration, jitter: f64, random: f64) -> Duration {
-    bounded(time).mul_f64(1.0 + jitter.clamp(0.0, 1.0) * (2.0 * random.clamp(0.0, 1.0) - 1.0))
+    let part = jitter.clamp(0.0, 1.0) * (2.0 * random.clamp(0.0, 1.0) - 1.0);
+    bounded(time).mul_f64(1.0 + if part.is_nan() { 0.0 } else { part })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t41_a_pause_is_within_its_bounds_whatever_the_rules_say() {
+        let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0, 0.2, 1.0, 7.0, f64::MAX];
+        for (jitter, factor) in odd.iter().flat_map(|jitter| odd.map(|factor| (*jitter, factor))) {
+            for (first, most) in [(1, 9), (0, 9), (9, 1)].map(|(a, b)| (Duration::from_secs(a), Duration::from_secs(b)))
+            {
+                let backoff = Backoff { first, factor, most, jitter };
+                let pauses =
+                    [1, 2, u32::MAX].into_iter().flat_map(|times| odd.map(|random| backoff.pause(times, random)));
+                assert!(pauses.into_iter().all(|pause| pause <= most * 2), "{backoff:?}");
+            }
+        }
+        let plain = Backoff { jitter: f64::NAN, ..Backoff::default() };
+        assert_eq!(plain.pause(1, 0.9), Duration::from_secs(1));
+    }
 }
