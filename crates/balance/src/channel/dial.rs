@@ -25,6 +25,8 @@ pub(super) struct Dial {
     pub(super) resolve_now: ResolveNow,
     /// Before a connection that ended too soon is opened again.
     pub(super) backoff: Backoff,
+    /// Of the backend: when it is over, this ends.
+    pub(super) life: u64,
 }
 
 /// How the connections before went, one after the other.
@@ -37,25 +39,30 @@ struct Past {
 }
 
 impl Dial {
-    /// Runs until it is dropped.
+    /// Runs until it is dropped, or the backend is put to rest.
     pub(super) async fn keep(self) {
         let mut past = Past::default();
-        loop {
-            self.endpoint.value().remove(None, |others| {
-                if !others {
-                    self.balancer.connecting(self.endpoint.id());
-                }
-            });
+        while self.is_begun() {
             let (began, stop) = (Instant::now(), self.endpoint.value().stop());
             let (number, cause) = self.live(Arc::clone(&stop)).await;
             past = past.then(number.is_some() && began.elapsed() < LIVED, stop.has_answered());
-            let due = self.ended(number, cause, &past);
+            let Some(due) = self.ended(number, cause, &past) else { return };
             // Who is lost may have moved.
             self.resolve_now.hint();
             if number.is_none() || past.short > 1 {
                 tokio::time::sleep_until(due.into()).await;
             }
         }
+    }
+
+    /// Tells the balancer, unless there are other connections. `false` if the backend is to rest.
+    fn is_begun(&self) -> bool {
+        let told = |others: bool| {
+            if !others {
+                self.balancer.connecting(self.endpoint.id());
+            }
+        };
+        self.endpoint.value().remove(None, self.life, told).is_some()
     }
 
     /// Opens the connection and runs it to its end: its number, if it came about, and how it ended.
@@ -65,18 +72,18 @@ impl Dial {
             Ok(connected) => connected,
             Err(error) => return (None, Arc::new(named(node, &error))),
         };
-        let number = node.add(sender, || self.balancer.ready(self.endpoint.id(), Instant::now()));
+        let number = node.add(sender, self.life, || self.balancer.ready(self.endpoint.id(), Instant::now()));
         match running.await {
             Ok(()) => (number, Arc::new(named(node, &io::Error::other("the server ended the connection")))),
             Err(error) => (number, Arc::new(named(node, &io::Error::other(error)))),
         }
     }
 
-    /// Tells the balancer, unless there are other connections; when to try again.
-    fn ended(&self, number: Option<u64>, cause: Cause, past: &Past) -> Instant {
+    /// Tells the balancer, unless there are other connections; when to try again. `None` if the backend is to rest.
+    fn ended(&self, number: Option<u64>, cause: Cause, past: &Past) -> Option<Instant> {
         let (now, id) = (Instant::now(), self.endpoint.id());
         let failures = past.fruitless.saturating_sub(1);
-        let due = self.endpoint.value().remove(number, |others| match number {
+        let due = self.endpoint.value().remove(number, self.life, |others| match number {
             _ if others => None,
             // It was connected, and may be again in a moment.
             Some(_) if failures == 0 => {
@@ -85,8 +92,8 @@ impl Dial {
             }
             // A connection that comes about and ends at once, again and again, is as good as none.
             _ => self.balancer.failed_often(id, now, cause, failures),
-        });
-        due.unwrap_or_else(|| after(now, self.backoff.pause(failures.max(1), fastrand::f64())))
+        })?;
+        Some(due.unwrap_or_else(|| after(now, self.backoff.pause(failures.max(1), fastrand::f64()))))
     }
 }
 

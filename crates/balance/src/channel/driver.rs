@@ -16,6 +16,7 @@ use crate::address::{Address, Resolved};
 use crate::backoff::Backoff;
 use crate::balancer::Balancer;
 use crate::endpoint::{Endpoint, EndpointId, Spec};
+use crate::pick::Pick;
 use crate::policy::Dials;
 use crate::resolve::{Follow, ResolveEvent, ResolveNow};
 use crate::roster::State;
@@ -46,6 +47,8 @@ pub struct ChannelDriver {
     backoff: Backoff,
     tasks: JoinSet<Done>,
     kept: HashMap<EndpointId, Kept>,
+    /// Backends that were removed and are waited for.
+    draining: usize,
 }
 
 /// A backend that is being connected, or is.
@@ -59,7 +62,7 @@ struct Kept {
 enum Done {
     /// Following, or keeping a connection: ends only with the driver.
     Service,
-    Drained(EndpointId, Drained),
+    Drained(Arc<Endpoint<Node>>, Drained),
 }
 
 impl Kept {
@@ -88,6 +91,7 @@ impl ChannelDriver {
             backoff: Backoff::default(),
             tasks: JoinSet::new(),
             kept: HashMap::new(),
+            draining: 0,
         }
     }
 
@@ -145,7 +149,7 @@ impl ChannelDriver {
 
     /// Closed, and nothing is left.
     fn is_over(&self) -> bool {
-        self.balancer.is_closed() && self.kept.is_empty()
+        self.balancer.is_closed() && self.kept.is_empty() && self.draining == 0
     }
 
     /// Starts to connect whom the policy wants connected; when to look again.
@@ -164,9 +168,8 @@ impl ChannelDriver {
 
     /// One after the other, until one is ready; then the rest rests.
     fn dial_next(&mut self, order: &[(EndpointId, State)]) -> Option<Instant> {
-        if let Some((ready, _)) = order.iter().find(|(_, state)| *state == State::Ready) {
-            let rest = order.iter().filter(|(id, state)| id != ready && *state != State::Ready);
-            rest.for_each(|(id, _)| self.rest(*id));
+        if let Some(chosen) = self.chosen(order) {
+            order.iter().filter(|(id, _)| *id != chosen).for_each(|(id, _)| self.rest(*id));
             return None;
         }
         let (next, _) = order.iter().find(|(id, _)| !self.kept.contains_key(id))?;
@@ -182,13 +185,20 @@ impl ChannelDriver {
         Some(Instant::now() + HEAD_START)
     }
 
-    /// Gives up connecting to it, unless it is connected by now.
+    /// Of those that are ready, the one that calls go to. Several may be: of two that were tried at the same time, or since the
+    /// policy before kept all connected.
+    fn chosen(&self, order: &[(EndpointId, State)]) -> Option<EndpointId> {
+        let mut ready = order.iter().filter(|(_, state)| *state == State::Ready).map(|(id, _)| *id);
+        let picked = self.balancer.pick_with(&Pick::new(), |endpoint| endpoint.id()).ok();
+        ready.clone().find(|id| Some(*id) == picked).or_else(|| ready.next())
+    }
+
+    /// Gives up connecting to it. If it is connected, its calls go on to their end.
     fn rest(&mut self, id: EndpointId) {
-        let Some(kept) = self.kept.get(&id) else { return };
-        // A dial that is about to end well is told of its abortion too late to keep it to itself.
-        if kept.endpoint.value().rest(|| self.balancer.idle(id)) {
+        let Some(kept) = self.kept.remove(&id) else { return };
+        let was_connected = kept.endpoint.value().rest(|| self.balancer.idle(id));
+        if !was_connected {
             kept.dials.iter().for_each(AbortHandle::abort);
-            self.kept.remove(&id);
         }
     }
 
@@ -198,7 +208,6 @@ impl ChannelDriver {
         }
         let endpoints = self.balancer.endpoints();
         for endpoint in endpoints.into_iter().filter(|endpoint| ids.contains(&endpoint.id())) {
-            endpoint.value().wake();
             // Before the task runs, so that it counts as being tried at once.
             self.balancer.connecting(endpoint.id());
             let dials = (0..self.connections).map(|_| self.spawn_dial(&endpoint)).collect();
@@ -213,6 +222,7 @@ impl ChannelDriver {
             connect: Arc::clone(&self.connect),
             resolve_now: self.resolve_now.clone(),
             backoff: self.backoff,
+            life: endpoint.value().life(),
         };
         self.tasks.spawn(async {
             dial.keep().await;
@@ -223,18 +233,22 @@ impl ChannelDriver {
     fn drain_departed(&mut self) {
         for endpoint in self.balancer.departed() {
             let within = self.drain_within;
+            self.draining += 1;
             self.tasks.spawn(async move {
                 let drained = timeout(within, endpoint.drained()).await;
-                Done::Drained(endpoint.id(), drained.unwrap_or_else(|_| endpoint.abandon()))
+                let drained = drained.unwrap_or_else(|_| endpoint.abandon());
+                Done::Drained(endpoint, drained)
             });
         }
     }
 
     fn finish(&mut self, done: &Result<Done, JoinError>) {
-        if let Ok(Done::Drained(id, Drained::Empty)) = done
-            && let Some(kept) = self.kept.remove(id)
-        {
-            kept.end();
+        let Ok(Done::Drained(endpoint, drained)) = done else { return };
+        self.draining -= 1;
+        if *drained == Drained::Empty {
+            // Also one that was put to rest may still finish calls.
+            endpoint.value().end();
+            self.kept.remove(&endpoint.id()).iter().for_each(Kept::end);
         }
     }
 }

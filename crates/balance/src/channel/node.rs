@@ -24,8 +24,8 @@ struct Connections {
     next: u64,
     /// The backend was given up: no connection may be added.
     ended: bool,
-    /// It is not wanted now: none may be added until it is [woken](Node::wake).
-    resting: bool,
+    /// Goes up whenever the backend is put to rest: who opened connections before opens none any more.
+    life: u64,
 }
 
 impl Node {
@@ -74,10 +74,15 @@ impl Node {
         stop
     }
 
-    /// Adds a connection, and calls `told` before another thread can change anything.
-    pub(super) fn add(&self, sender: Sender, told: impl FnOnce()) -> Option<u64> {
+    /// Which life it is in.
+    pub(super) fn life(&self) -> u64 {
+        self.lock().life
+    }
+
+    /// Adds a connection that was opened in this life, and calls `told` before another thread can change anything.
+    pub(super) fn add(&self, sender: Sender, life: u64, told: impl FnOnce()) -> Option<u64> {
         let mut connections = self.lock();
-        if connections.ended || connections.resting {
+        if connections.ended || connections.life != life {
             return None;
         }
         let number = connections.next;
@@ -88,28 +93,25 @@ impl Node {
     }
 
     /// Removes a connection if there was one, and calls `told` with whether any is left, before another thread can
-    /// change anything.
-    pub(super) fn remove<R>(&self, number: Option<u64>, told: impl FnOnce(bool) -> R) -> R {
+    /// change anything. `None` if this life is over.
+    pub(super) fn remove<R>(&self, number: Option<u64>, life: u64, told: impl FnOnce(bool) -> R) -> Option<R> {
         let mut connections = self.lock();
+        if connections.life != life {
+            return None;
+        }
         connections.open.retain(|(known, _)| Some(*known) != number);
-        told(!connections.open.is_empty())
+        Some(told(!connections.open.is_empty()))
     }
 
-    /// Lets no connection be added, and calls `told` before another thread can change anything; unless there is one, which was
-    /// a moment faster and may have calls already. Then all stays as it is, and it is false.
+    /// Lets no connection be added in this life, and calls `told` before another thread can change anything. Connections that
+    /// are there take no call any more, and end with those that they have. Whether there were any.
     pub(super) fn rest(&self, told: impl FnOnce()) -> bool {
         let mut connections = self.lock();
-        if !connections.open.is_empty() {
-            return false;
-        }
-        connections.resting = true;
+        connections.life += 1;
+        let open = std::mem::take(&mut connections.open);
         told();
-        true
-    }
-
-    /// Connections may be added again.
-    pub(super) fn wake(&self) {
-        self.lock().resting = false;
+        drop(connections);
+        !open.is_empty()
     }
 
     /// Cuts all connections, those included that only finish what they began.
@@ -142,12 +144,13 @@ mod tests {
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(near));
         let (sender, _running) = handshake.await.unwrap();
         let mut told = Vec::new();
-        assert!(node.rest(|| told.push("idle")));
-        assert_eq!(node.add(sender.clone(), || told.push("ready")), None);
-        node.wake();
-        assert_eq!(node.add(sender, || told.push("ready")), Some(0));
+        let life = node.life();
         assert!(!node.rest(|| told.push("idle")));
-        assert_eq!(told, ["idle", "ready"]);
+        assert_eq!(node.add(sender.clone(), life, || told.push("late")), None);
+        assert_eq!(node.remove(None, life, |_| told.push("late")), None);
+        assert_eq!(node.add(sender, node.life(), || told.push("ready")), Some(0));
+        assert!(node.rest(|| told.push("idle")));
+        assert_eq!((told.as_slice(), node.connections()), (&["idle", "ready", "idle"][..], 0));
     }
 
     #[test]

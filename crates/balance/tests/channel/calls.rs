@@ -6,9 +6,11 @@ use std::time::Duration;
 use bytes::{Buf as _, BufMut as _, Bytes};
 use http_body_util::BodyExt as _;
 use tidegate_balance::{
-    Address, Channel, Exact, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, RingHash, RoundRobin,
+    Address, Channel, Exact, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, RingHash, RoundRobin, State,
     WeightedRoundRobin,
 };
+use tokio::net::TcpStream;
+use tokio::sync::Barrier;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
 use tower::Service as _;
@@ -82,17 +84,60 @@ async fn t16_pick_first_does_not_wait_for_an_address_that_does_not_answer() {
     });
     let driven = drive(builder);
     assert_eq!(call(&driven.channel, "/t/Echo").await.unwrap(), "hello");
-    until(|| {
-        driven
-            .channel
-            .balancer()
-            .status()
-            .iter()
-            .filter(|status| status.state == tidegate_balance::State::Connecting)
-            .count()
-            == 0
-    })
-    .await;
+    until(|| driven.channel.balancer().status().iter().filter(|status| status.state == State::Connecting).count() == 0)
+        .await;
+}
+
+#[tokio::test]
+async fn t16_pick_first_keeps_one_connection_of_two_that_came_about_at_once() {
+    let backends = backends(2).await;
+    // They come about together, and which is seen first is chance.
+    for _ in 0..20 {
+        let both = Arc::new(Barrier::new(2));
+        let builder = Channel::builder(&target(&backends)).connector(move |address| {
+            let both = Arc::clone(&both);
+            async move {
+                let Address::Socket(address) = address else { panic!("a target of sockets") };
+                both.wait().await;
+                TcpStream::connect(address).await
+            }
+        });
+        let driven = drive(builder);
+        assert_eq!(call(&driven.channel, "/t/Echo").await.unwrap(), "hello");
+        let status = || driven.channel.balancer().status();
+        until(|| status().iter().filter(|status| status.state == State::Idle).count() == 1).await;
+        assert_eq!((ready(&driven.channel), connections(&driven.channel)), (1, 1));
+        assert_eq!(call(&driven.channel, "/t/Echo").await.unwrap(), "hello");
+    }
+    until(|| backends.iter().map(Backend::open).sum::<usize>() == 0).await;
+}
+
+#[tokio::test]
+async fn t19_pick_first_lets_go_of_what_the_policy_before_had_connected_and_no_call_is_lost() {
+    let backends = backends(3).await;
+    let driven = drive(Channel::builder(&target(&backends)).policy(RoundRobin));
+    until(|| ready(&driven.channel) == 3).await;
+    let channel = driven.channel.clone();
+    let held: Vec<_> = (0..3)
+        .map(|_| {
+            tokio::spawn({
+                let channel = channel.clone();
+                async move { call(&channel, "/t/Hold").await }
+            })
+        })
+        .collect();
+    until(|| backends.iter().map(Backend::held).sum::<usize>() == 3).await;
+    channel.balancer().set_policy(Arc::new(PickFirst::default()));
+    until(|| ready(&channel) == 1).await;
+    assert_eq!(call(&channel, "/t/Echo").await.unwrap(), "hello");
+    assert_eq!(backends.iter().map(Backend::open).sum::<usize>(), 3, "calls go on");
+    backends.iter().for_each(Backend::release);
+    for call in held {
+        assert_eq!(call.await.unwrap().unwrap(), "hello");
+    }
+    until(|| backends.iter().map(Backend::open).sum::<usize>() == 1).await;
+    channel.balancer().set_policy(Arc::new(RoundRobin));
+    until(|| ready(&channel) == 3).await;
 }
 
 #[tokio::test]

@@ -314,7 +314,8 @@ async fn calls_race_disconnects(policy: Arc<dyn Policy>) {
 
 #[tokio::test]
 async fn t47_removed_and_added_again_quickly_it_keeps_its_connection() {
-    for policy in policies() {
+    // Pick first keeps one connection, which is that of the other one by then.
+    for policy in policies().into_iter().filter(|policy| policy.dials() == Dials::All) {
         removed_and_added_again(policy).await;
     }
 }
