@@ -98,7 +98,7 @@ impl fmt::Display for Failure {
 /// How often and when a failed record is tried again. Meanwhile its key waits, and no other.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Retry {
-    /// Attempts in all, the first one included; `None` is without end. 10 by default.
+    /// Attempts in all, the first one included; `None` is without end. 10 by default, and 65,535 at most: more is as many.
     pub attempts: Option<u32>,
     /// Age (since it was taken from the source) beyond which a record is not tried again, which is known as soon as the
     /// wait for the next attempt would end later; none by default.
@@ -111,6 +111,9 @@ pub struct Retry {
     /// 0.2 by default.
     pub jitter: f64,
 }
+
+/// What a record counts up to.
+const ATTEMPTS_MAX: u32 = u16::MAX as u32;
 
 impl Default for Retry {
     fn default() -> Self {
@@ -142,7 +145,8 @@ impl Retry {
 
     /// After so many attempts, and if the next one were made at that age?
     pub(crate) fn is_exhausted(&self, attempts: u32, age: Duration) -> bool {
-        self.attempts.is_some_and(|most| attempts >= most) || self.age_max.is_some_and(|most| age >= most)
+        self.attempts.is_some_and(|most| attempts >= most.min(ATTEMPTS_MAX))
+            || self.age_max.is_some_and(|most| age >= most)
     }
 }
 
@@ -207,5 +211,8 @@ mod tests {
         let retry = Retry { attempts: Some(3), age_max: Some(Duration::from_secs(9)), ..Retry::default() };
         assert!(!retry.is_exhausted(2, Duration::from_secs(8)));
         assert!(retry.is_exhausted(3, Duration::ZERO) && retry.is_exhausted(1, Duration::from_secs(9)));
+        // A record's count goes no further: waiting for a higher one would last for ever.
+        let many = Retry { attempts: Some(100_000), ..Retry::default() };
+        assert!(!many.is_exhausted(65_534, Duration::ZERO) && many.is_exhausted(65_535, Duration::ZERO));
     }
 }

@@ -142,7 +142,7 @@ pub struct Stream {
     #[arg(long)]
     pub compact: bool,
 
-    /// Attempts at a record; 0 for any number [default: 10].
+    /// Attempts at a record, 65,535 at most; 0 for any number [default: 10].
     #[arg(long, value_name = "N")]
     pub attempts: Option<u64>,
 

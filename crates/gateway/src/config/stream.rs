@@ -105,8 +105,8 @@ section! {
         quota_window: Duration = Duration::from_secs(1) => Live Process;
         /// Of the waiting records of a key only the newest is delivered; for values that hold the whole state.
         compact: bool = false => Live Process;
-        /// Attempts at a record; 0 for any number.
-        attempts: u32 = 10, in 0..=1_000_000_000 => Live Process;
+        /// Attempts at a record, 65,535 at most; 0 for any number.
+        attempts: u32 = 10, in 0..=65_535 => Live Process;
         /// Age of a record, since it was read, beyond which it is not tried again; 0 for none.
         age_max: Duration = Duration::ZERO => Live Process;
         /// Wait after a failed attempt; it doubles, with jitter, and only the record's key waits.

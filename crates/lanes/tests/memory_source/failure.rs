@@ -67,6 +67,19 @@ async fn la_10_exhausted_records_are_in_the_dead_letter_before_they_are_committe
 }
 
 #[tokio::test(start_paused = true)]
+async fn la_10_more_attempts_than_are_counted_end_as_well() {
+    let (source, _, checker) = whole(1, |at| at);
+    let handler = but(&checker, |delivery| {
+        delivery.fail(Failure::new("never"));
+        None
+    });
+    let builder = Subscription::builder("test").source(source).retry(retry(Duration::ZERO, 100_000));
+    let subscription = builder.exhausted(Exhausted::Skip).handler(handler).unwrap();
+    let tally = subscription.run().await.unwrap();
+    assert_eq!((tally.skipped, tally.failed), (1, 65_535));
+}
+
+#[tokio::test(start_paused = true)]
 async fn la_11_while_the_dead_letter_fails_nothing_is_committed_past_the_record() {
     let (source, feed, checker) = filled(10, |at| at % 2);
     let letters = Letters::of(&checker);
