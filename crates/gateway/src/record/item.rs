@@ -344,7 +344,8 @@ impl Item {
         let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
         let hides_literals = hides.literals || sets_password(self.text());
         let mut wrong = Box::new(Wrong { sqlstate: error.sqlstate.to_vec(), ..Wrong::default() });
-        if !hides_literals && !(hides.parameters && is_told) {
+        let hides_something = hides_literals || (hides.parameters && is_told);
+        if !hides_something {
             keep_message(error.message, &mut wrong.message);
             self.wrong = Some(wrong);
             return;

@@ -40,6 +40,7 @@ pub struct Recorder {
 }
 
 /// A query that is over, and what else its record says.
+#[derive(Clone, Copy)]
 pub(super) struct Over<'a> {
     pub(super) item: &'a Item,
     pub(super) who: &'a [u8],
