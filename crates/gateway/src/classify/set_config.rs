@@ -96,6 +96,7 @@ mod tests {
             "set_config($1, $2, true)",
             "set_config($1::text, 'x, y', true)",
             "set_config('a.b', $a$ it's (, $a$, true)",
+            "set_config('role', $1, true), set_config('request.jwt.claims', $2, true)",
         ] {
             assert_eq!(pins(call), "", "{call}");
         }
