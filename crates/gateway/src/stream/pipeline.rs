@@ -106,6 +106,9 @@ impl Run<'_> {
                 _ = ticks.tick() => watch.look(&handle, self.status),
             }
         };
+        if result.is_ok() && gone.is_none() && !ending.has_begun() {
+            watch.end(self.status).await;
+        }
         match gone {
             Some(reason) => Err(StreamError::SinkGone(reason)),
             // They were not committed, which is what whoever stops a stream expects of parked records.
@@ -229,6 +232,17 @@ impl Watch {
             let (lag, status) = (Arc::clone(&self.lag), Arc::clone(status));
             let ask = move || status.note_lag(lag.measure(&metrics.lanes));
             self.asked = Some(tokio::task::spawn_blocking(ask));
+        }
+    }
+
+    /// The source came to its end: there is nothing behind what is done, whatever was seen last.
+    async fn end(&mut self, status: &Status) {
+        if let Some(asked) = self.asked.take() {
+            // It has nothing to say but what it notes.
+            let _ = asked.await;
+        }
+        if !matches!(*self.lag, Lag::Unknown) {
+            status.note_lag(Some(0));
         }
     }
 }

@@ -78,6 +78,7 @@ fn a_stream_that_cannot_connect_is_started_again_and_the_gateway_goes_on() {
     eventually("it ends", || stream(&gateway, "orders")["state"] == "ended");
     assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
     assert_ne!(stream(&gateway, "orders")["restarts"], "0");
+    assert_eq!(stream(&gateway, "orders")["lag"], "0", "there is nothing behind its end");
     let tasks = gateway.show("TASKS");
     let row = tasks.iter().find(|row| row["path"] == "tidegate/streams").unwrap();
     assert_eq!(row["live"], "1", "it waits for orders");
