@@ -622,8 +622,10 @@ section! {
         connections_overload: Overflow = Overflow::DropNewest => Restart Process;
         /// Of how many records `sample` keeps one.
         sample_one_in: u32 = 10, in 1..=1_000_000 => Restart Process;
-        /// `accepted` (written within 20 ms), `written` (at once) or `durable` (at once and synced; costs writes).
+        /// `accepted` (written within `linger`), `written` (at once) or `durable` (at once and synced; costs writes).
         ack: JournalAck = JournalAck::Accepted => Restart Process;
+        /// How long an accepted record lies in memory at most while the disk keeps up; the shorter, the more writes.
+        linger: Duration = Duration::from_millis(100) => Restart Process;
         /// Files that are written side by side, for more than one thread can write; `json` has one.
         stripes: u16 = 1, in 1..=16 => Restart Process;
         /// Size at which a file is ended and the next begun, in bytes.

@@ -498,6 +498,19 @@ fn rules_of_the_journal_are_read_in_their_order_and_shown() {
 }
 
 #[test]
+fn records_that_are_written_at_once_do_not_linger() {
+    let journal = |keys: &str| good(&with(&format!("[journal]\nfolder = \"/tmp/j\"\n{keys}\n")));
+    let config = journal("linger = \"20ms\"");
+    assert_eq!(config.journal.linger, Duration::from_millis(20));
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    for ack in ["written", "durable"] {
+        let config = journal(&format!("ack = \"{ack}\"\nlinger = \"20ms\""));
+        let [warning] = &*config.warnings else { panic!("{:?}", config.warnings) };
+        assert!(warning.to_string().contains("linger has no effect"), "{warning}");
+    }
+}
+
+#[test]
 fn a_rule_that_cannot_be_meant_is_pointed_at() {
     for (rule, reason) in [
         ("user = \"a\"", "unknown key `user`"),

@@ -155,6 +155,7 @@ fn config(settings: &config::Journal) -> Config {
         record_bytes_max: RECORD_BYTES_MAX,
         segment_bytes: u64::from(settings.segment_bytes),
         segment_age: some(settings.segment_age),
+        linger: settings.linger,
         space: Space::Segments { retention, pack },
         classes: vec![class("queries", settings.queries_overload), class("connections", settings.connections_overload)],
         ..Config::new(&settings.folder)

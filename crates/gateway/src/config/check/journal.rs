@@ -27,6 +27,10 @@ impl Checker<'_> {
             let reason = "drop_oldest drops the newest: a record that is waited for is not displaced";
             self.warning(section.place(&["queries_overload", "connections_overload"]), reason, help);
         }
+        if section.has("linger") && journal.ack != JournalAck::Accepted {
+            let help = "write ack = \"accepted\", or leave linger out";
+            self.warning(section.place(&["linger"]), "linger has no effect: records are written at once", help);
+        }
         let per_stripe = u64::from(journal.queue_bytes) / u64::from(journal.stripes.max(1));
         if per_stripe < 64 << 10 {
             let help = "allow at least 64 KiB for each stripe";
