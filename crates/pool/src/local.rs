@@ -82,6 +82,12 @@ impl<C: Connection> Local<C> {
             && (pool.permits.open() >= size || pool.backoff().pausing(self.0.now.get()))
     }
 
+    /// Does a connection lie idle on this core?
+    #[must_use]
+    pub fn has_idle(&self) -> bool {
+        !self.0.idle.borrow().is_empty()
+    }
+
     /// Look at every connection that lies idle on this core: when it was opened, and when it was given back last, if it was
     /// ever. `look` must not use the pool.
     pub fn each_idle(&self, mut look: impl FnMut(&C, Instant, Option<Instant>)) {

@@ -98,6 +98,12 @@ pub(super) async fn find_server(
     }
 }
 
+/// The route of those who look for another server for lack of room alone: because no replica has a connection free, nobody
+/// goes to the primary.
+pub(super) fn narrowed(route: Route, chosen: &Node) -> Route {
+    if route == Route::PreferReplica && chosen.serves(Route::Replica) { Route::Replica } else { route }
+}
+
 struct Search<'a> {
     worker: &'a Rc<Worker>,
     home: &'a Rc<WorkerPool>,

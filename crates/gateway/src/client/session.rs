@@ -23,7 +23,7 @@ use super::{
     check,
     idle::{Heard, Idle, Shelf},
     log, part,
-    route::{begins_read_only, is_serializable},
+    route::{begins_read_only, is_serializable, narrowed},
 };
 use crate::{
     config::{Dialect, Mode, PoolPlan, Route},
@@ -182,26 +182,35 @@ impl Session {
     /// A server that is free on this thread.
     #[inline]
     fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
-        match self.home.fleet() {
-            None => {
-                if !Rc::ptr_eq(&self.pool, &self.home) {
-                    // A reload has left one server.
-                    self.pool = self.home.clone();
-                }
+        let Some(fleet) = self.home.fleet() else {
+            if !Rc::ptr_eq(&self.pool, &self.home) {
+                // A reload has left one server.
+                self.pool = self.home.clone();
             }
-            Some(fleet) => self.choose(&fleet, request, now)?,
-        }
-        self.pool.local.try_checkout(now)
+            return self.pool.local.try_checkout(now);
+        };
+        let route = self.route(request);
+        self.place(fleet.pick(&self.worker, &self.home, route, &[], now)?);
+        self.pool.local.try_checkout(now).or_else(|| self.try_another(&fleet, route, now))
     }
 
-    /// Chooses a server for the transaction that begins with `request`; `None` if there is none now.
-    fn choose(&mut self, fleet: &Fleet, request: &[u8], now: Instant) -> Option<()> {
-        let placed = fleet.pick(&self.worker, &self.home, self.route(request), &[], now)?;
+    /// The chosen server has none free: one of another that fits as well, if that one can give none at all.
+    fn try_another(&mut self, fleet: &Fleet, route: Route, now: Instant) -> Option<Lease<Server>> {
+        if !self.pool.local.is_exhausted() {
+            return None;
+        }
+        let chosen = self.placed.as_ref()?.node();
+        let other = fleet.pick_idle_like(&self.worker, &self.home, narrowed(route, chosen), chosen, now)?;
+        let lease = other.pool.local.try_checkout(now)?;
+        self.place(other);
+        Some(lease)
+    }
+
+    fn place(&mut self, placed: Placed) {
         if !Rc::ptr_eq(&self.pool, &placed.pool) {
             self.pool = placed.pool.clone();
         }
         self.placed = Some(placed);
-        Some(())
     }
 
     /// Where a transaction goes that begins with `request`.

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -85,8 +85,10 @@ pub struct Node {
     /// What the sets to choose from know it by. An address that was gone and comes back is another server to them, also
     /// while somebody still has the former one.
     key: Arc<str>,
-    /// Its share, and its tier: lower ones go first. An answer to a look-up of SRV records may change both.
-    place: Mutex<(u32, u16)>,
+    /// Its share. An answer to a look-up of SRV records may change it, and its tier.
+    weight: AtomicU32,
+    /// Lower ones go first.
+    tier: AtomicU16,
     /// Asks for a probe now.
     pub kick: Notify,
     groups: AtomicU8,
@@ -104,7 +106,8 @@ impl Node {
             name,
             host,
             address,
-            place: Mutex::new((weight, tier)),
+            weight: AtomicU32::new(weight),
+            tier: AtomicU16::new(tier),
             kick: Notify::new(),
             groups: AtomicU8::new(0),
             gone: AtomicBool::new(false),
@@ -140,11 +143,12 @@ impl Node {
     /// Lower ones go first.
     #[must_use]
     pub fn tier(&self) -> u16 {
-        lock(&self.place).1
+        self.tier.load(Ordering::Relaxed)
     }
 
     pub(super) fn move_to(&self, weight: u32, tier: u16) {
-        *lock(&self.place) = (weight, tier);
+        self.weight.store(weight, Ordering::Relaxed);
+        self.tier.store(tier, Ordering::Relaxed);
     }
 
     pub(super) fn leave(&self) {
@@ -379,6 +383,5 @@ fn settings(rules: &RouteSettings) -> Settings {
 
 /// What a group is told of a server.
 pub(super) fn spec_of(node: &Node) -> Spec {
-    let (weight, tier) = *lock(&node.place);
-    Spec::new(&*node.key).weight(weight).tier(tier)
+    Spec::new(&*node.key).weight(node.weight.load(Ordering::Relaxed)).tier(node.tier())
 }

@@ -83,9 +83,33 @@ impl Fleet {
         let tier = model.tier();
         let is_like = |endpoint: &Endpoint<Arc<Node>>| {
             let node = endpoint.value();
-            !has(except, node) && node.tier() == tier
+            node.tier() == tier && !has(except, node)
         };
         self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
+    }
+
+    /// Chooses a server like that one of which a connection lies idle on this thread.
+    pub fn pick_idle_like(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        model: &Node,
+        now: Instant,
+    ) -> Option<Placed> {
+        let wanted = self.find_idle(route, model.tier())?;
+        let is_wanted = |endpoint: &Endpoint<Arc<Node>>| Arc::ptr_eq(endpoint.value(), &wanted);
+        self.pick_by(worker, home, route, Pick::new().filter(&is_wanted), now)
+    }
+
+    /// Any of them, lest all go to the same.
+    fn find_idle(&self, route: Route, tier: u16) -> Option<Arc<Node>> {
+        let pools = self.pools.borrow();
+        let (before, after) = pools.split_at(fastrand::usize(..=pools.len()));
+        let fits = |(node, pool): &&(Arc<Node>, Rc<WorkerPool>)| {
+            node.tier() == tier && pool.local.has_idle() && node.serves(route)
+        };
+        after.iter().chain(before).find(fits).map(|(node, _)| node.clone())
     }
 
     #[inline]

@@ -111,8 +111,10 @@ fn a_pool_is_exhausted_when_nothing_is_idle_and_nothing_may_be_opened() {
     assert_eq!(exhausted(), [true; 2]);
     first.release(Fate::Reuse, bench.now());
     assert_eq!(exhausted(), [false; 2], "an idle one serves clients of any core");
+    assert_eq!([0, 1].map(|core| bench.locals[core].has_idle()), [true, false], "and lies on one");
     let again = bench.lease(0);
     assert_eq!(exhausted(), [true; 2]);
+    assert!(!bench.locals[0].has_idle());
     second.release(Fate::Close, bench.now());
     assert_eq!(exhausted(), [false; 2], "one may be opened");
     bench.pool.set_limits(limits(1));

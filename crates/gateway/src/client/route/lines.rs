@@ -14,6 +14,7 @@ use std::{
 
 use tidegate_pool::{Checkout, CheckoutError, Lease};
 
+use super::narrowed;
 use crate::{
     config::Route,
     hosts::Node,
@@ -26,6 +27,9 @@ pub(super) type Answer = Result<Lease<Server>, CheckoutError<ConnectError>>;
 
 /// So many at most: a client that waits costs a place in each, and of so many servers one is free soon.
 const LINES_MAX: usize = 8;
+
+/// Room for the lines of as many servers as most databases have.
+const LINES_USUAL: usize = 4;
 
 /// The lines that one client waits in.
 pub(super) struct Lines<'a> {
@@ -52,10 +56,8 @@ impl<'a> Lines<'a> {
         fleet: &'a Fleet,
         route: Route,
     ) -> Self {
-        // Those who wait because no replica has a connection free do not go to the primary.
-        let is_replica = route == Route::PreferReplica && chosen.node().serves(Route::Replica);
-        let route = if is_replica { Route::Replica } else { route };
-        let mut lines = Self { worker, home, fleet, route, lines: Vec::with_capacity(1), told: 0 };
+        let route = narrowed(route, chosen.node());
+        let mut lines = Self { worker, home, fleet, route, lines: Vec::with_capacity(LINES_USUAL), told: 0 };
         lines.join(chosen);
         lines
     }
@@ -69,20 +71,29 @@ impl<'a> Lines<'a> {
         if self.lines.iter().any(|line| !line.placed.pool.local.is_exhausted()) {
             return;
         }
-        let mut taken = self.fleet.taken();
-        taken.extend_from_slice(tried);
-        for except in [&taken[..], tried] {
-            while self.lines.len() < LINES_MAX
-                && let Some(other) = self.pick_other(except)
-            {
-                // What other threads have taken of it was not known before its pool was looked up.
-                let is_free = !other.pool.local.is_exhausted();
-                self.join(other);
-                if is_free {
-                    return;
-                }
+        for mut except in [self.fleet.taken(), Vec::new()] {
+            let joined = self.lines.iter().map(|line| line.placed.node());
+            except.extend(joined.chain(tried).cloned());
+            if self.join_others(&mut except) {
+                return;
             }
         }
+    }
+
+    /// Joins the lines of others than those, until one has a connection to give. `true` if one has.
+    fn join_others(&mut self, except: &mut Vec<Arc<Node>>) -> bool {
+        while self.lines.len() < LINES_MAX
+            && let Some(other) = self.pick_other(except)
+        {
+            except.push(other.node().clone());
+            // What other threads have taken of it was not known before its pool was looked up.
+            let is_free = !other.pool.local.is_exhausted();
+            self.join(other);
+            if is_free {
+                return true;
+            }
+        }
+        false
     }
 
     /// Leaves the lines of servers that do not serve the route any more.
@@ -107,10 +118,8 @@ impl<'a> Lines<'a> {
     /// For lack of room alone nobody goes to a server that is less preferred.
     fn pick_other(&self, except: &[Arc<Node>]) -> Option<Placed> {
         let model = self.lines.first()?.placed.node();
-        let mut except = except.to_vec();
-        except.extend(self.lines.iter().map(|line| line.placed.node().clone()));
         let now = self.worker.reactor.now();
-        self.fleet.pick_like(self.worker, self.home, self.route, (model, &except), now)
+        self.fleet.pick_like(self.worker, self.home, self.route, (model, except), now)
     }
 
     fn join(&mut self, placed: Placed) {
