@@ -196,6 +196,26 @@ fn a_reader_that_leaves_ends_the_stream_and_nothing_is_dead_lettered() {
     assert_eq!(folder.read("dead.ndjson"), "");
 }
 
+/// In its place stands a `/dev/null`, which takes everything: the checkpoint would say that it was done.
+#[test]
+fn nothing_counts_as_done_that_goes_to_a_closed_standard_output() {
+    let folder = Folder::new();
+    let (file, checkpoint) = (folder.write("in.ndjson", &numbers(0..10, 5)), folder.path("done"));
+    let run = |to: &str| {
+        let binary = crate::process::binary();
+        let line =
+            format!("'{}' stream --from {file} --checkpoint {checkpoint} --key /k --to - {to}", binary.display());
+        std::process::Command::new("sh").args(["-c", &line]).output().unwrap()
+    };
+    let ended = run(">&-");
+    let errors = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.code() == Some(1) && errors.contains("standard output is closed"), "{errors}");
+    assert_eq!(folder.read("done"), "");
+    // Whoever wants it thrown away says so.
+    assert_eq!(run("> /dev/null").status.code(), Some(0));
+    assert_eq!(folder.read("done").trim().parse(), Ok(std::fs::metadata(&file).unwrap().len()));
+}
+
 #[test]
 fn compaction_delivers_the_newest_of_each_key() {
     let folder = Folder::new();

@@ -1,9 +1,11 @@
 //! Standard output: a line per record, written by a thread of its own, many at a time.
 
 use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor};
 use tidegate_lanes::{Batch, Completion};
 use tokio::sync::watch;
 
@@ -48,6 +50,9 @@ impl Shared {
 
 impl Stdout {
     pub(in crate::stream) fn start(texts: Texts) -> Result<Self, StreamError> {
+        if is_stand_in(std::io::stdout()) {
+            return Err(StreamError::Sink(CLOSED.to_owned()));
+        }
         let shared = Arc::new(Shared::default());
         let (alarm, broken) = watch::channel(None);
         let owner = Arc::clone(&shared);
@@ -86,6 +91,19 @@ impl Stdout {
         // It has nothing left to write: every completion was ended, or dropped with its subscription.
         drop(thread);
     }
+}
+
+const CLOSED: &str = "standard output is closed (or a /dev/null that is open for reading, too), and what is written to it \
+                      would be lost; if that is meant, say `> /dev/null`";
+
+/// Is it what Rust opens in the place of a descriptor that was closed when the process began? That takes whatever is written,
+/// and it would be committed. It is open for reading, too; that of a shell's `> /dev/null` is not.
+fn is_stand_in(descriptor: impl AsFd) -> bool {
+    const NULL: (u32, u32) = (1, 3);
+    let (Ok(file), Ok(flags)) = (fstat(&descriptor), fcntl_getfl(&descriptor)) else { return false };
+    FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice
+        && (major(file.st_rdev), minor(file.st_rdev)) == NULL
+        && flags.contains(OFlags::RDWR)
 }
 
 fn write(shared: &Shared, alarm: &watch::Sender<Option<String>>) {
