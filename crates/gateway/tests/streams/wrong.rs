@@ -62,6 +62,7 @@ fn a_file_is_checked_by_line_and_nearest_key() {
         ),
         (format!("{good}batch = 0\n"), "write a number from 1"),
         (format!("{good}exhausted = \"dead_leter\"\n"), "did you mean `dead_letter`?"),
+        (good.replace("\"-\"", "\"http://h\"") + "headers = { \"a b\" = \"c\" }\n", "the header `a b` cannot be sent"),
         ("[streams]\nname = \"a\"\n".to_owned(), "begin a section: [[streams]]"),
         ("[[streams]]\nfrom = \"in\"\nto = \"-\"\n".to_owned(), "the stream has no name"),
         ("[databases.a]\nhost = \"db\"\n".to_owned(), "has no streams"),
@@ -75,6 +76,29 @@ fn a_file_is_checked_by_line_and_nearest_key() {
     assert!(said(&["-c", &file, "--batch", "7"]).contains("leave it out beside -c"));
     let check = Command::new(binary()).arg("check").arg(&file).output().unwrap();
     assert!(check.status.success(), "{check:?}");
+}
+
+/// By `tidegate check`, before anything runs.
+#[test]
+#[cfg(feature = "kafka")]
+fn what_kafka_would_refuse_is_no_good_configuration() {
+    let folder = Folder::new();
+    for (to, more, words) in [
+        ("kafka://h:1/u,t", "", "one topic only"),
+        ("kafka://h:1/t", "", "its sink is its source"),
+        ("-", "kafka_properties = { \"sasl.pasword\" = \"hunter2\" }", "No such configuration property"),
+        ("-", "kafka_properties = { \"session.timeout.ms\" = \"soon\" }", "Invalid value for configuration property"),
+        ("-", "kafka_properties = { \"group.id\" = \"mine\" }", "`group.id` cannot be set"),
+    ] {
+        let database = "[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n";
+        let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"kafka://h:1/t\"\nto = \"{to}\"\n{more}\n");
+        let file = folder.write("tidegate.toml", &(database.to_owned() + &stream));
+        let check = Command::new(binary()).arg("check").arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&[check.stdout, check.stderr].concat()).into_owned();
+        assert!(!check.status.success() && said.contains(words), "{stream}: {said}");
+        // A password whose name is mistyped stands in the line that is quoted, and nowhere else.
+        assert!(said.matches("hunter2").count() <= 1, "{said}");
+    }
 }
 
 #[test]

@@ -64,9 +64,6 @@ impl Kafka {
     }
 
     fn begin(settings: Settings) -> Result<Self, Error> {
-        // The clients themselves are made by the thread; whether the settings are right is said here.
-        settings.member().create_native_config().map_err(Error::Settings)?;
-        settings.reader(1).create_native_config().map_err(Error::Settings)?;
         let (handover, roster) = (Arc::new(Handover::default()), Roster::default());
         let (shared, lanes) = (Arc::clone(&handover), roster.clone());
         let body = move || {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use http::{HeaderName, HeaderValue};
+
 use super::{Checker, Disk, Section};
 use crate::config::finding::{ConfigErrors, Severity};
 use crate::config::keys::{DatabaseKeys, RawDatabase};
@@ -110,8 +112,15 @@ impl Checker<'_> {
         self.without_effect(section, "kafka_properties", speaks, "from, to and dead_letter are no Kafka");
         let properties = &keys.kafka_properties.0;
         let of_one = properties.iter().find_map(|(name, value)| refused(name, value));
-        if let Some((reason, help)) = of_one.or_else(|| no_mechanism(properties)) {
+        if let Some((reason, help)) = of_one.or_else(|| no_mechanism(properties)).or_else(|| unknown(keys)) {
             self.error(section.place(&["kafka_properties"]), reason, help);
+        }
+        if let (Origin::Kafka(from), Target::Kafka(to)) = (&keys.from, &keys.to)
+            && from.brokers == to.brokers
+            && to.topics.iter().any(|topic| from.topics.contains(topic))
+        {
+            let reason = "the stream would read again what it writes, without end: its sink is its source";
+            self.error(section.place(&["to"]), reason, "name another topic");
         }
     }
 
@@ -144,6 +153,13 @@ impl Checker<'_> {
         let is_command = matches!(keys.to, Target::Command(_));
         self.without_effect(section, "processes", is_command, "to is no command");
         self.without_effect(section, "headers", matches!(keys.to, Target::Http(_)), "to is no HTTP");
+        let is_wrong = |(name, value): &&(String, String)| {
+            HeaderName::try_from(name).is_err() || HeaderValue::try_from(value).is_err()
+        };
+        if let Some((name, _)) = keys.headers.0.iter().find(is_wrong) {
+            let help = "a name is of letters, digits and dashes, and a value of one line";
+            self.error(section.place(&["headers"]), format!("the header `{name}` cannot be sent"), help);
+        }
         let writes = is_command || matches!(keys.to, Target::Http(_) | Target::Stdout);
         self.without_effect(section, "form", writes, "to takes records, not texts");
         let mut raw = RawDatabase::default();
@@ -207,6 +223,28 @@ fn refused(name: &str, value: &str) -> Option<(String, &'static str)> {
     (needs_ssl && !HAS_SSL).then(|| {
         (format!("`{name}{shown}` needs OpenSSL, which the Kafka client of this build is made without"), NEEDS_SSL)
     })
+}
+
+/// What the client does not know. Its own words would repeat the value, which may be a password.
+#[cfg(feature = "kafka")]
+fn unknown(keys: &StreamKeys) -> Option<(String, &'static str)> {
+    use rdkafka::error::KafkaError;
+    use tidegate_lanes::source::kafka::{Error, Kafka};
+
+    let Origin::Kafka(topics) = &keys.from else { return None };
+    let properties = keys.kafka_properties.0.iter();
+    let settings = Kafka::builder(&topics.brokers, "any");
+    let settings = properties.fold(settings, |settings, (name, value)| settings.property(name, value));
+    let reason = match settings.check().err()? {
+        Error::Settings(KafkaError::ClientConfig(_, reason, ..)) => reason,
+        error => error.to_string(),
+    };
+    Some((reason, "librdkafka's CONFIGURATION.md lists the properties and their values"))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn unknown(_: &StreamKeys) -> Option<(String, &'static str)> {
+    None
 }
 
 /// Of itself, the client would choose Kerberos.

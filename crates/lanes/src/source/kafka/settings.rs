@@ -142,7 +142,7 @@ impl Settings {
         self
     }
 
-    /// Makes the source, which begins to join its group.
+    /// Makes the source, which begins to join its group. The clients themselves are made by its thread.
     ///
     /// # Errors
     /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set, [`Error::Thread`] without a thread.
@@ -151,9 +151,17 @@ impl Settings {
         Kafka::begin(self)
     }
 
-    fn check(&self) -> Result<(), Error> {
-        let reserved = self.properties.iter().find(|(name, _)| RESERVED.contains(&name.as_str()));
-        reserved.map_or(Ok(()), |(name, _)| Err(Error::Reserved(name.clone())))
+    /// Whether the client takes the settings, as [`build`](Self::build) says it. Nobody is asked.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set.
+    pub fn check(&self) -> Result<(), Error> {
+        if let Some((name, _)) = self.properties.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
+            return Err(Error::Reserved(name.clone()));
+        }
+        self.member().create_native_config().map_err(Error::Settings)?;
+        self.reader(1).create_native_config().map_err(Error::Settings)?;
+        Ok(())
     }
 
     /// How many partitions the topics have, for whoever gets them all. Only shares out what is read ahead, so a guess does
