@@ -11,4 +11,5 @@ mod member;
 mod offsets;
 mod reading;
 mod rebalance;
+mod topics;
 mod world;

@@ -51,6 +51,9 @@ const RESERVED: [&str; 6] = [
 /// Of librdkafka's own for a record that it holds ready, besides its bytes; measured, and rounded up.
 pub(super) const RECORD_BYTES: usize = 450;
 
+/// Topics of Kafka's own, which are no topics to a pattern: each commit would be the next record.
+const INTERNAL: &str = "^__consumer_offsets$,^__transaction_state$,^__share_group_state$";
+
 /// Of partitions, and how long to wait before it is made.
 const LANES_GUESS: usize = 16;
 const METADATA_LIMIT: Duration = Duration::from_secs(5);
@@ -85,7 +88,8 @@ impl Settings {
         }
     }
 
-    /// Reads this topic, besides those that were named before; a name that begins with `^` is a regular expression.
+    /// Reads this topic, besides those that were named before; a name that begins with `^` is a regular expression, which
+    /// means no topic of Kafka's own (`__consumer_offsets`), unless one whose name begins with `__` is named besides.
     pub fn topic(mut self, topic: &str) -> Self {
         self.topics.push(topic.to_owned());
         self
@@ -190,6 +194,9 @@ impl Settings {
     /// To what is there already. (What is read back from a [`ClientConfig`] has a placeholder for passwords.)
     fn add_common(&self, config: &mut ClientConfig) {
         config.set("bootstrap.servers", &self.brokers).set_log_level(RDKafkaLogLevel::Warning);
+        if !self.topics.iter().any(|topic| topic.starts_with("__")) {
+            config.set("topic.blacklist", INTERNAL);
+        }
         config.extend(self.properties.iter().filter(|(name, _)| !is_of_the_group(name)).cloned());
     }
 
@@ -286,6 +293,12 @@ mod tests {
     fn a_bound_lowers_the_prefetch_and_does_not_raise_it() {
         let prefetch = |bytes| Settings::new("localhost:1", "g").prefetch_bytes_at_most(bytes).prefetch_bytes;
         assert_eq!((prefetch(1 << 20), prefetch(1 << 30)), (1 << 20, 8 << 20));
+    }
+
+    #[test]
+    fn a_topic_of_kafkas_own_is_read_by_its_name_only() {
+        let of = |topic: &str| Settings::new("localhost:1", "g").topic(topic).member().get("topic.blacklist").is_none();
+        assert_eq!([of("^.*"), of("orders"), of("__consumer_offsets")], [false, false, true]);
     }
 
     #[test]
