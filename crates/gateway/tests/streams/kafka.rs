@@ -105,6 +105,15 @@ impl World {
         });
     }
 
+    /// Removes what stands before this offset of the first partition, as retention does.
+    fn cut(&self, what: &str, before: i64) {
+        let admin: AdminClient<DefaultClientContext> = self.broker.client_config().create().unwrap();
+        let mut offsets = TopicPartitionList::new();
+        offsets.add_partition_offset(&format!("{}-{what}", self.name), 0, Offset::Offset(before)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(admin.delete_records(&offsets, &AdminOptions::new())).unwrap();
+    }
+
     fn group(&self) -> String {
         format!("group-{}", self.name)
     }
@@ -314,6 +323,30 @@ fn partitions_that_a_topic_gets_are_read_too() {
     stream.wait().expect(0);
     let all: std::collections::BTreeSet<u64> = web.bodies().iter().map(|body| number(body).1).collect();
     assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..400).collect::<Vec<_>>());
+}
+
+/// By retention, or by whoever deletes records: the log says how many, wherever the stream goes on.
+#[test]
+fn records_that_were_removed_before_they_were_read_are_counted() {
+    for (start, skipped, done) in [("earliest", 50, 40), ("latest", 90, 0)] {
+        let world = World::new();
+        let from = world.topic("in", 1);
+        let flags = || with(world.from(&from), ["--to", "-", "--start", start]);
+        let first = Stream::start(with(world.from(&from), ["--to", "-"]));
+        world.fill("in", 0..10, 1);
+        eventually("the first are committed", || world.committed("in", 1) == 10);
+        first.signal(Signal::TERM);
+        first.wait().expect(0);
+        world.fill("in", 10..100, 1);
+        world.cut("in", 60);
+        let stream = Stream::start(flags());
+        let line = format!("from=10 to={} skipped={skipped}", 10 + skipped);
+        eventually("it is told", || stream.errors().contains(&line));
+        world.fill("in", 100..110, 1);
+        eventually("the rest is done", || world.committed("in", 1) == 110);
+        stream.signal(Signal::TERM);
+        assert_each_once_in_order(&stream.wait().expect(0).lines, 100 - done..110);
+    }
 }
 
 #[test]

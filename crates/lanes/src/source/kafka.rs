@@ -32,6 +32,8 @@ mod letters;
 mod member;
 mod reader;
 mod reading;
+mod remark;
+mod reset;
 mod revocation;
 mod roster;
 mod settings;

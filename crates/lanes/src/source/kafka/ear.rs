@@ -15,6 +15,7 @@ use rdkafka::{ClientContext, Statistics, TopicPartitionList};
 
 use super::Error;
 use super::handover::Handover;
+use super::remark::Remark;
 use super::settings::RECORD_BYTES;
 use crate::sync::{Mutex, lock};
 
@@ -34,6 +35,7 @@ pub(super) enum Heard {
 pub(super) struct Ear {
     handover: Arc<Handover>,
     notes: Mutex<Vec<Heard>>,
+    remarks: Mutex<Vec<Remark>>,
     /// Nobody reads the notes any more.
     is_deaf: AtomicBool,
     /// What was answered since then.
@@ -46,6 +48,7 @@ impl Ear {
         Self {
             handover,
             notes: Mutex::default(),
+            remarks: Mutex::default(),
             is_deaf: AtomicBool::new(false),
             answers: AtomicU32::new(0),
             complaints: log::Complaints::default(),
@@ -54,6 +57,11 @@ impl Ear {
 
     pub(super) fn notes(&self) -> Vec<Heard> {
         std::mem::take(&mut *lock(&self.notes))
+    }
+
+    /// What the client has said of partitions that are read.
+    pub(super) fn remarks(&self) -> Vec<Remark> {
+        std::mem::take(&mut *lock(&self.remarks))
     }
 
     /// From now on partitions are given up as soon as the group wants them, as the end of a client needs it.
@@ -113,6 +121,10 @@ impl ConsumerContext for Ear {
 impl ClientContext for Ear {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         log::client(level, facility, message);
+        if let Some(remark) = Remark::of(message) {
+            lock(&self.remarks).push(remark);
+            self.handover.wake_thread();
+        }
     }
 
     fn stats(&self, statistics: Statistics) {
@@ -139,6 +151,7 @@ pub(super) mod log {
     use rdkafka::config::RDKafkaLogLevel as Level;
     use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
+    use crate::source::kafka::reset::Onward;
     use crate::sync::{Mutex, lock};
 
     /// A client whose brokers are away says so twenty times a second.
@@ -165,6 +178,24 @@ pub(super) mod log {
                 told.push((code, now));
             }
             is_news
+        }
+    }
+
+    pub(in crate::source::kafka) fn onward(lane: &str, onward: Onward) {
+        match onward {
+            Onward::Above(from, to) => {
+                let skipped = to - from;
+                tracing::warn!(
+                    lane,
+                    from,
+                    to,
+                    skipped,
+                    "the log does not hold what was to be read next: it is passed over"
+                );
+            }
+            Onward::Below(from, to) => {
+                tracing::warn!(lane, from, to, "the log was cut or made anew: it is read on from below");
+            }
         }
     }
 
@@ -202,6 +233,8 @@ pub(super) mod log {
     impl Complaints {
         pub(in crate::source::kafka) fn error(&self, _: &rdkafka::error::KafkaError, _: &str) {}
     }
+
+    pub(in crate::source::kafka) fn onward(_: &str, _: crate::source::kafka::reset::Onward) {}
 
     pub(in crate::source::kafka) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
 }

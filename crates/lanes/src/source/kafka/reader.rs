@@ -16,6 +16,7 @@ use super::Error;
 use super::ear::Ear;
 use super::handover::{Handover, PARCELS_MAX};
 use super::reading::{Reading, Stop};
+use super::remark::What;
 use super::roster::Partition;
 use super::settings::Settings;
 use crate::record::{Epoch, Lane, Record};
@@ -94,13 +95,22 @@ impl Reader {
         self.readings.iter().any(|reading| (reading.lane, reading.epoch) == (lane, epoch))
     }
 
-    /// Serves the client's common queue: errors and statistics.
-    pub(super) fn listen(&self, found: &mut Vec<Found>) {
+    /// Serves the client's common queue: errors and statistics; and hears what it says of partitions.
+    pub(super) fn listen(&mut self, found: &mut Vec<Found>) {
         for _ in 0..TURN_EVENTS {
             match self.client.poll(Duration::ZERO) {
                 None => {}
                 Some(Err(error)) => found.push(Found::Failed(None, error)),
                 Some(Ok(_)) => found.push(Found::Astray),
+            }
+        }
+        for remark in self.client.context().remarks() {
+            let is_of = |reading: &&mut Reading| {
+                (&*reading.partition.topic, reading.partition.number) == (&*remark.topic, remark.number)
+            };
+            let Some(reading) = self.readings.iter_mut().find(is_of) else { continue };
+            match remark.what {
+                What::Reset(at) => reading.reset(at),
             }
         }
     }

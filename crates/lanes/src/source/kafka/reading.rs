@@ -8,8 +8,9 @@ use rdkafka::error::KafkaError;
 
 use super::batch::{BatchQueue, Next};
 use super::decode;
-use super::ear::Ear;
+use super::ear::{Ear, log};
 use super::handover::{Handover, PARCEL_RECORDS};
+use super::reset::{Onward, Reset};
 use super::roster::Partition;
 use crate::record::{Epoch, Lane, Position, Record};
 
@@ -42,6 +43,7 @@ pub(super) struct Reading {
     typical_bytes: usize,
     /// The end of the partition, if one was seen since this was asked last.
     ended_at: Option<u64>,
+    reset: Reset,
 }
 
 impl Reading {
@@ -56,7 +58,13 @@ impl Reading {
         let handover = Arc::clone(handover);
         queue.set_nonempty_callback(move || handover.wake_thread());
         let messages = BatchQueue::new(consumer, &partition.topic, partition.number)?;
-        Some(Self { lane, epoch, partition, _queue: queue, messages, last: None, typical_bytes: 1024, ended_at: None })
+        let (last, typical_bytes, ended_at, reset) = (None, 1024, None, Reset::default());
+        Some(Self { lane, epoch, partition, _queue: queue, messages, last, typical_bytes, ended_at, reset })
+    }
+
+    /// The log does not hold this position, which was to be read next.
+    pub(super) fn reset(&mut self, at: u64) {
+        self.reset.begin(at);
     }
 
     /// Reads what the client has ready, until the parcel is full: a record more than `bytes_max` at most.
@@ -69,11 +77,13 @@ impl Reading {
                 None => return Stop::Empty,
                 Some(Next::End(next)) => {
                     self.ended_at = u64::try_from(next).ok();
+                    tell(&self.partition, self.ended_at.and_then(|next| self.reset.end(next)));
                     continue;
                 }
                 Some(Next::Error(error)) => return Stop::Error(error),
                 Some(Next::Message(message)) => message,
             };
+            tell(&self.partition, self.reset.read(self.last, decode::position(&message)));
             if self.last >= Some(decode::position(&message)) {
                 return Stop::Backwards(decode::record(self.lane, next_epoch, &message));
             }
@@ -104,5 +114,12 @@ impl Reading {
         let through = through.filter(|through| Some(*through) > self.last)?;
         self.last = Some(through);
         Some(through)
+    }
+}
+
+/// Nobody else says how much was passed over.
+fn tell(partition: &Partition, onward: Option<Onward>) {
+    if let Some(onward) = onward {
+        log::onward(&format!("{}/{}", partition.topic, partition.number), onward);
     }
 }
