@@ -15,7 +15,7 @@ use rdkafka::{ClientContext, Statistics, TopicPartitionList};
 
 use super::Error;
 use super::handover::Handover;
-use super::remark::Remark;
+use super::remark::{Remark, What};
 use super::settings::RECORD_BYTES;
 use crate::sync::{Mutex, lock};
 
@@ -120,8 +120,11 @@ impl ConsumerContext for Ear {
 
 impl ClientContext for Ear {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        log::client(level, facility, message);
-        if let Some(remark) = Remark::of(message) {
+        let remark = Remark::of(message);
+        // Repeated each second for each partition, and said once in other words.
+        let is_known = remark.as_ref().is_some_and(|remark| remark.what == What::Missing);
+        log::client(if is_known { RDKafkaLogLevel::Debug } else { level }, facility, message);
+        if let Some(remark) = remark {
             lock(&self.remarks).push(remark);
             self.handover.wake_thread();
         }
@@ -199,6 +202,11 @@ pub(super) mod log {
         }
     }
 
+    pub(in crate::source::kafka) fn missing(lane: &str) {
+        let then = "when it is there again, it is read from what the group has committed, or from where `start` says";
+        tracing::warn!(lane, then, "the topic is not there any more: nothing of it is committed");
+    }
+
     pub(in crate::source::kafka) fn client(level: Level, facility: &str, message: &str) {
         match level {
             // Comes as an error, too.
@@ -235,6 +243,8 @@ pub(super) mod log {
     }
 
     pub(in crate::source::kafka) fn onward(_: &str, _: crate::source::kafka::reset::Onward) {}
+
+    pub(in crate::source::kafka) fn missing(_: &str) {}
 
     pub(in crate::source::kafka) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
 }

@@ -15,7 +15,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use super::Error;
 use super::commits::Commits;
 use super::committer::{Answer, Committer};
-use super::ear::{self, Ear, Heard};
+use super::ear::{self, Ear, Heard, log};
 use super::handover::Handover;
 use super::reader::{Found, Reader};
 use super::revocation::{Revocation, Step};
@@ -164,11 +164,24 @@ impl Member {
                     self.epochs.insert(first.lane(), first.epoch());
                     self.commits.forget(first.lane());
                 }
+                Found::Missing(lane) => self.wait_for(lane),
                 Found::Failed(lane, error) => self.heed(&error, lane),
                 Found::Astray => self.fail(Error::Broken),
             }
         }
         has_read
+    }
+
+    /// The topic of the lane is not there. Whether that ends the source, the member hears when it looks at its topics: it is
+    /// not the one that reads, and a pattern does not need it.
+    fn wait_for(&mut self, lane: Lane) {
+        let Some(partition) = self.roster.partition(lane) else { return };
+        log::missing(&self.roster.name(lane));
+        // What was done of it must not be committed to another topic of its name.
+        self.commits.forget(lane);
+        let epoch = self.epochs.entry(lane).or_default();
+        epoch.0 += 1;
+        self.reader.wait_for(lane, *epoch, partition).unwrap_or_else(|error| self.fail(error));
     }
 
     fn take_over(&mut self, partitions: &TopicPartitionList) {

@@ -4,6 +4,7 @@
 //! taken away or another comes (librdkafka pauses them and forgets what it read ahead); this client knows nothing of
 //! that, so lanes that stay go on being read.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub(super) struct Reader {
     client: Arc<BaseConsumer<Ear>>,
     handover: Arc<Handover>,
     parcel: Vec<Record>,
+    /// Lanes whose topic was not there when they were looked at last.
+    missing: BTreeSet<Lane>,
     /// Of all parcels of all lanes, unless each lane's are as small as they may be.
     parcels_bytes_max: usize,
 }
@@ -41,6 +44,8 @@ pub(super) struct Reader {
 pub(super) enum Found {
     /// The log was cut or made anew, and the lane goes on below where it was: the first record of its next epoch.
     Anew(Record),
+    /// The topic of the lane is not there any more.
+    Missing(Lane),
     /// Of a lane, if it is one's.
     Failed(Option<Lane>, KafkaError),
     /// A record by a way that no record may come.
@@ -60,7 +65,8 @@ impl Reader {
         let (client, handover) = (Arc::new(client), Arc::clone(handover));
         // The client holds all that it may; parcels of it are half as much besides.
         let parcels_bytes_max = settings.prefetch_bytes / 2;
-        Ok(Self { readings: Vec::new(), client, handover, parcel: Vec::new(), parcels_bytes_max })
+        let (readings, parcel, missing) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Ok(Self { readings, client, handover, parcel, missing, parcels_bytes_max })
     }
 
     /// Begins to read partitions where the group has committed.
@@ -83,6 +89,7 @@ impl Reader {
         for reading in self.readings.extract_if(.., |reading| lanes.contains(&reading.lane)) {
             partitions.add_partition(&reading.partition.topic, reading.partition.number);
             gone.push((reading.lane, reading.epoch));
+            self.missing.remove(&reading.lane);
         }
         if !gone.is_empty() {
             self.client.incremental_unassign(&partitions).map_err(Error::Assign)?;
@@ -93,6 +100,15 @@ impl Reader {
     /// Is the lane being read, in this epoch?
     pub(super) fn reads(&self, lane: Lane, epoch: Epoch) -> bool {
         self.readings.iter().any(|reading| (reading.lane, reading.epoch) == (lane, epoch))
+    }
+
+    /// Begins again with a lane whose topic is not there, as another assignment: if it is made again, it is another one.
+    pub(super) fn wait_for(&mut self, lane: Lane, epoch: Epoch, partition: Partition) -> Result<(), Error> {
+        let gone = self.remove(&[lane])?;
+        self.handover.shut(&gone, crate::source::Event::Lost { lanes: gone.clone() });
+        self.add(vec![(lane, epoch, partition)])?;
+        self.missing.insert(lane);
+        Ok(())
     }
 
     /// Serves the client's common queue: errors and statistics; and hears what it says of partitions.
@@ -111,6 +127,8 @@ impl Reader {
             let Some(reading) = self.readings.iter_mut().find(is_of) else { continue };
             match remark.what {
                 What::Reset(at) => reading.reset(at),
+                What::Missing if self.missing.contains(&reading.lane) => {}
+                What::Missing => found.push(Found::Missing(reading.lane)),
             }
         }
     }
@@ -126,6 +144,7 @@ impl Reader {
             let stop = reading.fill(&mut self.parcel, bytes_max);
             has_read |= !matches!(stop, Stop::Empty) || !self.parcel.is_empty();
             if !self.parcel.is_empty() {
+                self.missing.remove(&reading.lane);
                 let parcel = std::mem::replace(&mut self.parcel, self.handover.buffer());
                 self.handover.put(reading.lane, parcel);
             }
