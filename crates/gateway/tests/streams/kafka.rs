@@ -349,6 +349,20 @@ fn records_that_were_removed_before_they_were_read_are_counted() {
     }
 }
 
+/// As a stream that is about to join its group, or whose topic is not there: the console would say that nothing is left.
+#[test]
+fn a_stream_that_has_no_partition_has_no_lag_that_is_known() {
+    let world = World::new();
+    let base = "[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n\
+                [databases.none]\nhost = \"127.0.0.1\"\nport = 1\n";
+    let (broker, name) = (world.broker.bootstrap(), &world.name);
+    let stream =
+        format!("[[streams]]\nname = \"a\"\nfrom = \"kafka://{broker}/{name}-nowhere\"\nto = \"command:cat\"\n");
+    let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{stream}"));
+    eventually("it was tried again", || gateway.show("STREAMS")[0]["restarts"] != "0");
+    assert_eq!(gateway.show("STREAMS")[0]["lag"], "\\N");
+}
+
 #[test]
 fn a_halted_partition_holds_up_no_other() {
     let world = World::new();

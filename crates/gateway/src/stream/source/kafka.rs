@@ -146,7 +146,11 @@ impl Watermarks {
         Some(Self { asking, roster })
     }
 
+    /// Without a partition, as before the group has given it one, nobody knows.
     pub(crate) fn lag(&self, lanes: &[LaneStatus]) -> Option<u64> {
+        if lanes.is_empty() {
+            return None;
+        }
         lanes.iter().map(|lane| self.of(lane)).sum()
     }
 
