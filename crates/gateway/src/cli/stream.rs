@@ -31,8 +31,10 @@ Records of a key are delivered one after another, of different keys side by side
 least once: nothing is committed before the other side has it. Ctrl-C reads no more and lets
 what was read be delivered; a second one stops now.
 
-Exit status: 0 all was done, 1 it could not go on, 2 the command line is wrong,
-             3 it came to the end, and some records went to the dead-letter or were skipped.
+Exit status: 0 all was done, or it was stopped in order,
+             1 it could not begin or go on, or was stopped twice,
+             2 the command line is wrong,
+             3 as 0, but some records went to the dead-letter or were skipped.
 
 docs/streams.md tells more; docs/configuration.md describes every key of [[streams]], after
 which the flags are named.";
