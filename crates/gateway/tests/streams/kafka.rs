@@ -14,7 +14,7 @@ use tidegate_sandbox::kafka::Broker;
 
 use crate::ledger::Ledger;
 use crate::process::{Folder, LIMIT, Stream, assert_each_once_in_order, eventually, number, numbers, random};
-use crate::web::{Answer, Web};
+use crate::web::{Answer, Seen, Web};
 
 /// Topics and a group that no other test knows.
 struct World {
@@ -323,6 +323,63 @@ fn partitions_that_a_topic_gets_are_read_too() {
     stream.wait().expect(0);
     let all: std::collections::BTreeSet<u64> = web.bodies().iter().map(|body| number(body).1).collect();
     assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..400).collect::<Vec<_>>());
+}
+
+/// As by SIGSTOP, a debugger, or a machine that is moved: for longer than its session lasts.
+#[test]
+fn a_process_that_was_halted_comes_back_and_commits_nothing_of_what_others_have_meanwhile() {
+    let world = World::new();
+    let from = world.topic("in", 4);
+    world.fill("in", 0..1_200, 40);
+    let web = Web::start(|_| Answer::Status(200));
+    let (url, group) = (web.url("/"), world.group());
+    let start = |who: &str| {
+        let who = format!("who={who}");
+        let flags = ["--from", &from, "--group", &group, "--to", &url, "--header", &who, "--rate", "100"];
+        let limits = ["session.timeout.ms=6000", "max.poll.interval.ms=6000", "heartbeat.interval.ms=500"];
+        Stream::start(flags.into_iter().chain(limits.into_iter().flat_map(|limit| ["--kafka", limit])))
+    };
+    let seen_of = |who: &str| web.seen().iter().filter(|seen| seen.header("who") == who).count();
+    let (first, second) = (start("first"), start("second"));
+    eventually("both have a part", || seen_of("first") > 20 && seen_of("second") > 20);
+    let before = world.committed("in", 4);
+    first.signal(Signal::STOP);
+    // What the first had comes to the second when the session is over.
+    eventually("the second has all", || world.committed("in", 4) == 1_200);
+    assert!(before < 1_200, "there was nothing to take over");
+    first.signal(Signal::CONT);
+    eventually("it is told", || first.errors().contains("Consumer group session timed out"));
+    let mut filled = 1_200;
+    let is_new = |seen: &Seen| seen.header("who") == "first" && number(&seen.body).1 >= 1_200;
+    eventually("it has a part again", || {
+        world.fill("in", filled..filled + 1, 40);
+        filled += 1;
+        web.seen().iter().any(is_new)
+    });
+    eventually("all is committed", || world.committed("in", 4) == filled as i64);
+    first.signal(Signal::TERM);
+    first.wait().expect(0);
+    assert_eq!(
+        world.committed("in", 4),
+        filled as i64,
+        "what it had done before was not committed over what came later"
+    );
+    second.signal(Signal::TERM);
+    second.wait().expect(0);
+    let all: std::collections::BTreeSet<u64> = web.bodies().iter().map(|body| number(body).1).collect();
+    assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..filled).collect::<Vec<_>>());
+    assert_first_deliveries_in_order(&web.bodies());
+}
+
+fn assert_first_deliveries_in_order(bodies: &[String]) {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut newest = std::collections::BTreeMap::<String, u64>::new();
+    for (key, n) in bodies.iter().map(|body| number(body)) {
+        if seen.insert(n) {
+            let before = newest.insert(key.clone(), n);
+            assert!(before.is_none_or(|before| before < n), "{key}: {n} first came after {before:?}");
+        }
+    }
 }
 
 /// By retention, or by whoever deletes records: the log says how many, wherever the stream goes on.

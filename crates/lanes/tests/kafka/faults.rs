@@ -10,7 +10,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Produc
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 use tidegate_lanes::source::kafka::{self, Kafka, LetterTopic, Roster};
-use tidegate_lanes::{DeadLetter as _, Epoch, Failure, Lane, Letter, Position, Record, RunError};
+use tidegate_lanes::{Builder, DeadLetter as _, Epoch, Failure, Lane, Letter, Position, Record, RunError, Tasks};
 use tidegate_sandbox::kafka::Broker;
 
 use crate::audit::Audit;
@@ -200,6 +200,41 @@ async fn la_32_a_broker_that_is_killed_and_started_again_is_found_again() {
     until("all are done", || audit.count() == 400).await;
     member.stop().await;
     audit.assert_all(0..400);
+}
+
+/// Again and again, while records are read, done and committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn la_32_a_broker_that_is_killed_amid_reading_and_commits_costs_no_record() {
+    const RECORDS: u64 = 3_000;
+    let mut broker = tokio::task::spawn_blocking(|| Broker::builder().start().unwrap()).await.unwrap();
+    broker.create_topic(TOPIC, 3, &[]).unwrap();
+    broker.fill(TOPIC, (0..RECORDS).map(|n| (key(n, 20), n.to_string()))).unwrap();
+    let audit = Audit::new();
+    let source = settings(&broker.bootstrap(), GROUP).topic(TOPIC).build().unwrap();
+    let often = |builder: Builder<Kafka, Tasks>| builder.concurrency(4).commit_every(Duration::from_millis(1));
+    let member = Member::audited_as(source, often, 0, &audit, Duration::from_millis(2));
+    for round in 1..=3 {
+        until("it has got some way", || audit.count() >= round * RECORDS / 5).await;
+        let again = tokio::task::spawn_blocking(move || {
+            broker.kill9().unwrap();
+            broker.restart().unwrap();
+            broker
+        });
+        broker = again.await.unwrap();
+    }
+    until("all are done", || audit.count() == RECORDS).await;
+    // Its session may have ended with the broker: then it joins again, and what was not committed comes again.
+    let committed = || {
+        let asking: BaseConsumer = broker.client_config().set("group.id", GROUP).create().unwrap();
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition_range(TOPIC, 0, 2);
+        let answer = asking.committed_offsets(asked, LIMIT).unwrap_or_default();
+        let offset = |offset| if let Offset::Offset(offset) = offset { offset } else { 0 };
+        answer.elements().iter().map(|at| offset(at.offset())).sum::<i64>()
+    };
+    until("all is committed", || committed() == RECORDS as i64).await;
+    member.stop().await;
+    audit.assert_all(0..RECORDS);
 }
 
 /// As where a broker has lost what it had confirmed: the producer of letters takes nothing more, and is replaced.
