@@ -40,6 +40,7 @@
 //! loss is told in the log itself. A service that is sent SIGHUP after a log rotation calls
 //! [`Journal::reopen`](crate::Journal::reopen).
 
+mod fields;
 mod json;
 
 use std::{cell::RefCell, io};
@@ -58,6 +59,7 @@ use crate::{
     producer::Producer,
     time::Time,
 };
+use fields::Fields;
 use json::Object;
 
 /// Whether a thread that logs may be held up.
@@ -81,7 +83,8 @@ impl Manner {
 
 /// A layer that writes each event as one JSON object: `time_ns`, `level`, `target`, the fields (the message is `message`),
 /// and `spans` from the outermost to the innermost, with their `name` and fields. A field that has one of these names is
-/// written as `field.level`, say. Events after the journal was closed or dropped go nowhere.
+/// written as `field.level`, say; a field of a span that is recorded again has its last value. Events after the journal was
+/// closed or dropped go nowhere.
 ///
 /// ```
 /// use tidegate_journal::{Config, Journal, trace::JournalLayer};
@@ -106,12 +109,6 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a span has besides its fields.
-const SPAN_KEYS: &[&str] = &["name"];
-
-/// The fields of a span, as they stand in the objects of its events.
-struct SpanFields(Vec<u8>);
-
 impl JournalLayer {
     /// All events in the first class, and nobody is held up.
     #[must_use]
@@ -119,7 +116,8 @@ impl JournalLayer {
         Self { producer, manner: Manner::Offer, classes: [Class::default(); 5] }
     }
 
-    /// Events of a level are of this class.
+    /// Events of a level are of this class: [`Journal::class`](crate::Journal::class) knows it by its name. Those of a class that
+    /// the journal does not have go nowhere.
     #[must_use]
     pub fn class(mut self, level: Level, class: Class) -> Self {
         self.classes[place(level)] = class;
@@ -149,8 +147,8 @@ impl JournalLayer {
             for span in scope.from_root() {
                 let mut inner = spans.element();
                 inner.text("name", span.name());
-                if let Some(fields) = span.extensions().get::<SpanFields>() {
-                    inner.raw(&fields.0);
+                if let Some(fields) = span.extensions().get::<Fields>() {
+                    inner.raw(fields.members());
                 }
                 inner.end();
             }
@@ -176,18 +174,16 @@ fn place(level: Level) -> usize {
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut fields = Vec::new();
-        attributes.record(&mut Object::inside(&mut fields).owning(SPAN_KEYS));
-        span.extensions_mut().replace(SpanFields(fields));
+        let fields = Fields::recorded(|fields| attributes.record(fields));
+        span.extensions_mut().replace(fields);
     }
 
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         // A value whose Debug form logs needs the span's fields for that, so they are not held meanwhile.
-        let mut fresh = Vec::new();
-        values.record(&mut Object::inside(&mut fresh).owning(SPAN_KEYS));
-        if let Some(fields) = span.extensions_mut().get_mut::<SpanFields>() {
-            Object::inside(&mut fields.0).raw(&fresh);
+        let later = Fields::recorded(|fields| values.record(fields));
+        if let Some(fields) = span.extensions_mut().get_mut::<Fields>() {
+            fields.update(&later);
         }
     }
 
@@ -220,7 +216,8 @@ impl JournalWriter {
         Self { producer, manner: Manner::Offer, class: Class::default() }
     }
 
-    /// Records are of this class.
+    /// Records are of this class: [`Journal::class`](crate::Journal::class) knows it by its name. Those of a class that the
+    /// journal does not have go nowhere.
     #[must_use]
     pub fn class(mut self, class: Class) -> Self {
         self.class = class;

@@ -14,18 +14,19 @@ pub(super) struct Object<'a> {
     empty: bool,
     /// Keys that no field may have.
     own: &'static [&'static str],
+    /// Where fields begin, for who wants to find them again.
+    begins: Option<&'a mut Vec<(&'static str, usize)>>,
 }
 
 impl<'a> Object<'a> {
     pub(super) fn begin(out: &'a mut Vec<u8>) -> Self {
         out.push(b'{');
-        Self { out, empty: true, own: &[] }
+        Self { out, empty: true, own: &[], begins: None }
     }
 
-    /// More of the members of an object that stands elsewhere.
-    pub(super) fn inside(out: &'a mut Vec<u8>) -> Self {
-        let empty = out.is_empty();
-        Self { out, empty, own: &[] }
+    /// Members that are to stand behind others in an object elsewhere; `begins` says of each field where it begins.
+    pub(super) fn behind(out: &'a mut Vec<u8>, begins: &'a mut Vec<(&'static str, usize)>) -> Self {
+        Self { out, empty: false, own: &[], begins: Some(begins) }
     }
 
     /// The same; fields of these names are written as `field.NAME`, since an object has each key once.
@@ -47,6 +48,9 @@ impl<'a> Object<'a> {
 
     fn field(&mut self, field: &Field) {
         let name = field.name();
+        if let Some(begins) = &mut self.begins {
+            begins.push((name, self.out.len()));
+        }
         if !self.own.contains(&name) {
             return self.key(name);
         }
@@ -72,14 +76,8 @@ impl<'a> Object<'a> {
         self.out.write_fmt(value).expect("a vector takes what is written to it");
     }
 
-    /// Members that were written before.
+    /// Members that were written [behind](Self::behind) others.
     pub(super) fn raw(&mut self, members: &[u8]) {
-        if members.is_empty() {
-            return;
-        }
-        if !std::mem::take(&mut self.empty) {
-            self.out.push(b',');
-        }
         self.out.extend_from_slice(members);
     }
 

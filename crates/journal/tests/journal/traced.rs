@@ -76,6 +76,35 @@ fn fields_with_names_of_our_own_are_told_from_them() {
     assert_eq!(event["spans"], spans);
 }
 
+/// A loop notes its attempt in its span, and two logs are kept: each layer is told of what is recorded.
+#[test]
+fn a_field_that_is_recorded_again_stands_once_and_with_its_last_value() {
+    let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    let [one, other] = folders.each_ref().map(|folder| Journal::open(small(folder.path())).unwrap().0);
+    let layer = |journal: &Journal| JournalLayer::new(journal.producer()).manner(Manner::Block);
+    with_default(tracing_subscriber::registry().with(layer(&one)).with(layer(&other)), || {
+        let span = info_span!("request", attempt = 1, peer = "a,\"b\":", status = tracing::field::Empty).entered();
+        span.record("status", 503);
+        span.record("attempt", 2).record("status", 200);
+        info!("done");
+        span.record("peer", "c");
+        info!("gone");
+    });
+    let spans = [
+        r#"[{"name":"request","peer":"a,\"b\":","attempt":2,"status":200}]"#,
+        r#"[{"name":"request","attempt":2,"status":200,"peer":"c"}]"#,
+    ];
+    for (journal, folder) in [one, other].into_iter().zip(&folders) {
+        assert!(journal.close(LONG).is_complete());
+        let lines = payloads(folder.path());
+        let lines: Vec<_> = lines.iter().map(|line| String::from_utf8_lossy(line)).collect();
+        assert_eq!(lines.len(), 2);
+        for (line, spans) in lines.iter().zip(spans) {
+            assert!(line.ends_with(&format!("\"spans\":{spans}}}")), "{line}");
+        }
+    }
+}
+
 #[test]
 fn lines_of_any_formatter_are_records() {
     let folder = TempDir::new().unwrap();
