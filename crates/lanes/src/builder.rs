@@ -13,9 +13,9 @@ use crate::bounds::Bounds;
 use crate::clock::Clock;
 use crate::crew::{self, Pool, Work};
 use crate::dead_letter::DeadLetter;
-use crate::delivery::{Batch, Delivery};
+use crate::delivery::{self, Batch, Delivery};
 use crate::error::BuildError;
-use crate::failure::{Exhausted, Failure, Overdue, Retry};
+use crate::failure::{Exhausted, Overdue, Retry};
 use crate::gate::Gate;
 use crate::home::Home;
 use crate::intake::IntakeSettings;
@@ -271,7 +271,8 @@ impl<S: Source> Builder<S, Tasks> {
         self.with_work(move |work| handler(work.into_delivery()))
     }
 
-    /// With a function of a record, whose result says whether it is done.
+    /// With a function of a record, whose result says whether it is done. An error is tried again, unless it is a
+    /// [`Failure`](crate::Failure) that says otherwise.
     ///
     /// # Errors
     /// If what was agreed does not fit together.
@@ -279,17 +280,12 @@ impl<S: Source> Builder<S, Tasks> {
     where
         H: Fn(Record) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), E>> + Send + 'static,
-        E: fmt::Display,
+        E: fmt::Display + 'static,
     {
         self.handler(move |delivery| {
             let Delivery { record, completion, .. } = delivery;
             let processed = process(record);
-            async move {
-                match processed.await {
-                    Ok(()) => completion.finish(),
-                    Err(error) => completion.fail(Failure::new(error)),
-                }
-            }
+            async move { delivery::end(completion, processed.await) }
         })
     }
 

@@ -42,8 +42,8 @@ impl Delivery {
         self.completion.fail(failure);
     }
 
-    /// Done or not, as the result says.
-    pub fn end<E: fmt::Display>(self, result: Result<(), E>) {
+    /// Done or not, as the result says. An error is tried again, unless it is a [`Failure`] that says otherwise.
+    pub fn end<E: fmt::Display + 'static>(self, result: Result<(), E>) {
         end(self.completion, result);
     }
 }
@@ -67,15 +67,15 @@ impl Batch {
         self.completion.fail(failure);
     }
 
-    /// Done or not, as the result says.
-    pub fn end<E: fmt::Display>(self, result: Result<(), E>) {
+    /// Done or not, as the result says. An error is tried again, unless it is a [`Failure`] that says otherwise.
+    pub fn end<E: fmt::Display + 'static>(self, result: Result<(), E>) {
         end(self.completion, result);
     }
 }
 
-fn end<E: fmt::Display>(completion: Completion, result: Result<(), E>) {
+pub(crate) fn end(completion: Completion, result: Result<(), impl fmt::Display + 'static>) {
     match result {
         Ok(()) => completion.finish(),
-        Err(error) => completion.fail(Failure::new(error)),
+        Err(error) => completion.fail(Failure::returned(error)),
     }
 }

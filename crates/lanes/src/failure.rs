@@ -1,5 +1,6 @@
 //! What went wrong with a record, and what is done about it.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
@@ -48,6 +49,12 @@ impl Failure {
     #[must_use]
     pub fn retry_after(self, wait: Duration) -> Self {
         Self { retry_after: Some(wait), ..self }
+    }
+
+    /// What a handler returned. A failure is what it says; any other error may go away.
+    pub(crate) fn returned(error: impl fmt::Display + 'static) -> Self {
+        let failure = (&error as &dyn Any).downcast_ref::<Self>().cloned();
+        failure.unwrap_or_else(|| Self::new(error))
     }
 
     pub(crate) fn of(cause: Cause, reason: impl Into<Cow<'static, str>>) -> Self {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tidegate_lanes::source::Memory;
 use tidegate_lanes::{
     BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Overdue, Position, Record, Retry,
     RunError, Subscription,
@@ -64,6 +65,32 @@ async fn la_10_exhausted_records_are_in_the_dead_letter_before_they_are_committe
     assert_eq!(positions, [3, 8, 13, 18]);
     let letter = &kept[0];
     assert_eq!((letter.attempts, letter.failure.reason(), &*letter.subscription), (3, "never", "orders"));
+}
+
+/// Of three keys; nobody watches them.
+fn three() -> Memory {
+    let (source, feed) = Memory::new();
+    feed.extend(records(LANE, feed.assign(LANE), 3, |at| at));
+    feed.end();
+    source
+}
+
+/// Else what a server asked for, or that trying again is in vain, would be lost with the type.
+#[tokio::test(start_paused = true)]
+async fn la_09_a_failure_that_a_function_returns_is_what_it_says() {
+    let source = three();
+    let process = |record: Record| async move {
+        match record.position().0 {
+            0 => Err(Failure::permanent("not ours")),
+            1 => Err(Failure::new("not now").retry_after(3600 * SECOND)),
+            _ => Ok(()),
+        }
+    };
+    let builder = Subscription::builder("test").source(source).retry(retry(MS, 2)).exhausted(Exhausted::Skip);
+    let began = Instant::now();
+    let tally = builder.process(process).unwrap().run().await.unwrap();
+    assert_eq!((tally.done, tally.skipped, tally.failed), (1, 2, 3), "one is tried once, one twice");
+    assert!(began.elapsed() >= 3600 * SECOND, "on a clock that is set forward");
 }
 
 #[tokio::test(start_paused = true)]
