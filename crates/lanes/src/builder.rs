@@ -322,6 +322,22 @@ impl<S: Source> Builder<S, Tasks> {
 }
 
 impl<S: Source> Builder<S, Threads> {
+    /// With a function of a record that blocks, whose result says whether it is done. An error is tried again, unless it is
+    /// a [`Failure`](crate::Failure) that says otherwise.
+    ///
+    /// # Errors
+    /// If what was agreed does not fit together, or the system does not give so many threads.
+    pub fn process<H, E>(self, process: H) -> Result<Subscription, BuildError>
+    where
+        H: Fn(Record) -> Result<(), E> + Send + Sync + 'static,
+        E: fmt::Display + 'static,
+    {
+        self.handler(move |delivery| {
+            let Delivery { record, completion, .. } = delivery;
+            delivery::end(completion, process(record));
+        })
+    }
+
     /// With a handler that blocks, and finishes what it is delivered, now or later.
     ///
     /// # Errors

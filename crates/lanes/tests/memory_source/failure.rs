@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_lanes::source::Memory;
 use tidegate_lanes::{
     BuildError, Cause, Delivery, Exhausted, Failure, Interceptor, Keyless, Lane, Overdue, Position, Record, Retry,
-    RunError, Subscription,
+    RunError, Subscription, Threads,
 };
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -91,6 +91,19 @@ async fn la_09_a_failure_that_a_function_returns_is_what_it_says() {
     let tally = builder.process(process).unwrap().run().await.unwrap();
     assert_eq!((tally.done, tally.skipped, tally.failed), (1, 2, 3), "one is tried once, one twice");
     assert!(began.elapsed() >= 3600 * SECOND, "on a clock that is set forward");
+}
+
+#[tokio::test]
+async fn la_09_a_failure_that_a_function_that_blocks_returns_is_what_it_says() {
+    let source = three();
+    let process = |record: Record| match record.position().0 {
+        0 => Err(Failure::permanent("not ours")),
+        1 => Err(Failure::new("not now")),
+        _ => Ok(()),
+    };
+    let builder = Subscription::builder("test").source(source).retry(retry(MS, 2)).exhausted(Exhausted::Skip);
+    let tally = builder.runtime(Threads(2)).process(process).unwrap().run().await.unwrap();
+    assert_eq!((tally.done, tally.skipped, tally.failed), (1, 2, 3), "one is tried once, one twice");
 }
 
 #[tokio::test(start_paused = true)]
