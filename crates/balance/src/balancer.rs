@@ -61,7 +61,7 @@ struct Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Patience {
     /// Until it is known whether there is one: while nothing is known yet, or the first attempts to connect are under
-    /// way.
+    /// way. A set that is said to be empty has none.
     #[default]
     FailFast,
     /// Until there is one, whatever failed so far.
@@ -121,7 +121,8 @@ impl<T: Send + Sync + 'static> Balancer<T> {
 
     /// Replaces the set. `make` makes the value of an endpoint that was not in it. Who is in it with the same key stays
     /// as it is; who is no longer in it leaves: if others are ready, at once, else when they are, or after
-    /// [`Settings::replace_within`]. Of doubles the first counts. The same set again changes nothing.
+    /// [`Settings::replace_within`]. Of doubles the first counts. The same set again changes nothing. An empty set is one
+    /// like others: all leave at once. Whoever could not find out what there is says [`unknown`](Self::unknown) instead.
     ///
     /// `make` runs while the set is locked: it must not ask the balancer for anything but picks.
     pub fn update(
@@ -175,6 +176,12 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     #[cfg(feature = "tonic")]
     pub(crate) fn failed_often(&self, id: EndpointId, now: Instant, cause: Cause, times: u32) -> Option<Instant> {
         self.shared().change(Some(now), |roster| roster.fail(id, cause, times))
+    }
+
+    /// The set is too old to be used, and no other is known.
+    #[cfg(feature = "tonic")]
+    pub(crate) fn forget(&self, now: Instant) {
+        self.shared().change(Some(now), |roster| ((), roster.forget()));
     }
 
     /// Changes a weight between updates.
@@ -300,10 +307,17 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     /// `None`: it is worth waiting.
     fn pick_patiently(&self, pick: &Pick<'_, T>, patience: Patience) -> Option<Result<Lease<T>, PickError>> {
         match (self.pick(pick), patience) {
+            (Err(PickError::Empty), Patience::FailFast) if self.is_known_empty() => Some(Err(PickError::Empty)),
             (Err(PickError::Empty | PickError::NotReady { cause: None, .. }), _) => None,
             (Err(PickError::NotReady { .. } | PickError::NoMatch { .. }), Patience::WaitForReady) => None,
             (result, _) => Some(result),
         }
+    }
+
+    /// What was picked from may be older than what is known by now, so this is asked of the latter.
+    fn is_known_empty(&self) -> bool {
+        let roster = lock(&self.shared().roster);
+        roster.learnt && roster.present.is_empty()
     }
 
     /// The number of the current snapshot. It grows with every publication, not by one.

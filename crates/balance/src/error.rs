@@ -6,8 +6,8 @@ use crate::endpoint::Cause;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickError {
-    /// Nobody has said yet what there is to choose from.
-    #[error("no endpoints are known yet: wait until the first update, or look why the name does not resolve")]
+    /// Nobody has said yet what there is to choose from, or it was said that there is nothing.
+    #[error("no endpoints are known: wait for an update that has some, or look why there is none")]
     Empty,
     /// There are endpoints, but none can be used now. The source is what happened last to one of them.
     #[error("none of {known} endpoints is ready{}: wait for one, or fail the call", last(.cause))]

@@ -35,6 +35,8 @@ pub(crate) struct Roster<T> {
     pub(crate) settings: Settings,
     pub(crate) outlier: Option<Outlier>,
     pub(crate) random: fastrand::Rng,
+    /// Somebody has said what there is, be it nothing.
+    pub(crate) learnt: bool,
     /// Why the set could not be learnt, the last time.
     pub(crate) unknown: Option<Cause>,
     /// The latest time that anybody told.
@@ -93,6 +95,7 @@ impl<T> Roster<T> {
             settings,
             outlier,
             random: fastrand::Rng::with_seed(seed),
+            learnt: false,
             unknown: None,
             now,
             interval_ends: after(now, outlier.unwrap_or_default().every()),
@@ -136,9 +139,23 @@ impl<T> Roster<T> {
         self.next_id += added.len() as u64;
         let kept = specs.len() - added.len();
         let (removed, changed) = self.keep(&specs);
-        let change = Change::when(revived || changed || !added.is_empty());
+        let news = self.learn() && self.present.is_empty();
+        let change = Change::when(revived || changed || news || !added.is_empty());
         self.add(&specs, &added);
         (Update { added, kept, removed }, change)
+    }
+
+    /// The set is known: does that change what is told of one that is empty?
+    fn learn(&mut self) -> bool {
+        let was_unknown = self.unknown.take().is_some();
+        !std::mem::replace(&mut self.learnt, true) || was_unknown
+    }
+
+    /// What was known is too old: everybody leaves, and whether there is anybody is not known.
+    #[cfg(feature = "tonic")]
+    pub(crate) fn forget(&mut self) -> Change {
+        self.learnt = false;
+        Change::when(self.keep(&[]).1)
     }
 
     /// Without doubles; shuffled if the policy wants it.

@@ -259,7 +259,7 @@ fn tell(balancer: &Balancer<Node>, event: ResolveEvent) {
     match event {
         ResolveEvent::Set(found) => drop(balancer.update(Instant::now(), found.iter().map(Resolved::spec), node)),
         ResolveEvent::Failed(error) => balancer.unknown(Arc::new(error)),
-        ResolveEvent::Stale => drop(balancer.update(Instant::now(), [], node)),
+        ResolveEvent::Stale => balancer.forget(Instant::now()),
     }
 }
 

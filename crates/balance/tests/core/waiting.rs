@@ -121,3 +121,36 @@ fn t50_who_fails_fast_waits_for_the_first_attempts_and_for_no_more() {
     let Poll::Ready(Err(told)) = wait.as_mut().poll(&mut cx) else { panic!("it is known that nothing is known") };
     assert!(told.to_string().contains("no such name"), "{told}");
 }
+
+/// A service that was scaled to nothing: to wait for it would be to wait for the next deployment.
+#[test]
+fn t50_who_fails_fast_is_told_that_the_set_is_empty() {
+    let now = Instant::now();
+    let mut cx = Context::from_waker(Waker::noop());
+    let pick = Pick::new();
+    let wait = |balancer: &Balancer<String>, patience| {
+        pin!(balancer.pick_ready(&pick, patience))
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .map_err(|error| error.to_string())
+    };
+    for policy in policies() {
+        let balancer = Balancer::with_policy(policy, Settings::default(), 1, now);
+        let mut waiting = pin!(balancer.pick_ready(&pick, Patience::FailFast));
+        assert!(waiting.as_mut().poll(&mut cx).is_pending(), "nothing is known");
+        balancer.unknown(Arc::new(std::io::Error::other("no such name")));
+        set(&balancer, now, specs(0..2));
+        set(&balancer, now, Vec::new());
+        let Poll::Ready(Err(told)) = waiting.as_mut().poll(&mut cx) else { panic!("it is known that there is none") };
+        assert!(matches!(told, PickError::Empty), "what failed before does not hold any more: {told}");
+        assert!(wait(&balancer, Patience::FailFast).is_ready());
+        assert!(wait(&balancer, Patience::WaitForReady).is_pending());
+        set(&balancer, now, specs(0..1));
+        assert!(wait(&balancer, Patience::FailFast).is_pending(), "the first attempt is under way");
+    }
+    // Empty from the beginning: those who wait for the first set are woken.
+    let balancer: Balancer<String> = Balancer::new(RoundRobin, Settings::default(), 1, now);
+    let version = balancer.version();
+    set(&balancer, now, Vec::new());
+    assert_ne!(balancer.version(), version);
+    assert!(wait(&balancer, Patience::FailFast).is_ready());
+}
