@@ -350,7 +350,9 @@ impl<T: Send + Sync + 'static> Balancer<T> {
     pub fn status(&self) -> Vec<Status> {
         let roster = lock(&self.shared().roster);
         let present = roster.present.iter().map(|entry| entry.status(false));
-        present.chain(roster.departing.iter().map(|entry| entry.status(true))).collect()
+        // Who is closed is kept until something changes, and is nobody's concern.
+        let departing = roster.departing.iter().filter(|entry| !entry.is_over());
+        present.chain(departing.map(|entry| entry.status(true))).collect()
     }
 
     /// Every endpoint that is in the set.

@@ -166,3 +166,23 @@ fn a_closed_balancer_lets_all_go() {
         assert!(set(&balancer, Instant::now() + Duration::from_secs(1), specs(0..3)).added.is_empty());
     }
 }
+
+/// An operator who looks at the table must not think that calls are still under way there.
+#[test]
+fn t43_who_was_closed_is_known_no_more() {
+    for policy in policies() {
+        let balancer = ready(policy, 3);
+        let lease = balancer.pick(&Pick::new().filter(&|endpoint| endpoint.key().as_str() == key(1))).unwrap();
+        set(&balancer, Instant::now(), specs([0]));
+        let gone = balancer.departed();
+        assert_eq!((gone.len(), balancer.status().len()), (2, 3));
+        let ends: Vec<_> = gone.iter().map(|gone| poll(gone)).collect();
+        assert_eq!(ends.iter().filter(|end| end.is_ready()).count(), 1);
+        let left: Vec<_> =
+            balancer.status().into_iter().map(|status| (status.key.to_string(), status.leaving)).collect();
+        assert_eq!(left, [(key(0), false), (key(1), true)]);
+        drop(lease);
+        assert!(gone.iter().all(|gone| poll(gone).is_ready()));
+        assert_eq!(balancer.status().len(), 1);
+    }
+}
