@@ -94,8 +94,50 @@ fn crc(head: &[u8; HEAD_BYTES], payload: &[u8]) -> u32 {
 /// The word that ties a check to its segment and its place in it.
 #[inline]
 fn binding(salt: u32, seq: u64) -> u32 {
-    let mixed = (seq ^ (u64::from(salt) << 16)).wrapping_add(u64::from(salt)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (seq ^ (u64::from(salt) << 16)).wrapping_add(u64::from(salt)).wrapping_mul(MIX);
     (mixed >> 32) as u32
+}
+
+const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The salts with which the frame at the beginning of `bytes` would hold. There is one, more or less, as a salt has as many
+/// bits as the word that binds a check; which one it is the other frames have to tell.
+pub(crate) fn salts(bytes: &[u8]) -> Vec<u32> {
+    let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Vec::new() };
+    let payload = plausible(head).and_then(|(len, _)| bytes.get(HEAD_BYTES..HEAD_BYTES + len));
+    payload.map_or_else(Vec::new, |payload| unbind(crc(head, payload) ^ u32_at(head, 4), seq_of(head)))
+}
+
+/// The salts of which [`binding`] makes a word. The halves of a salt go into the sum by two addends, and the word is the upper
+/// half of that sum, but for what the lower one carries: for each lower half of a salt, the upper one is looked up by its
+/// addend.
+fn unbind(word: u32, seq: u64) -> Vec<u32> {
+    const BUCKETS: usize = 1 << 16;
+    let low_seq = seq & u64::from(u32::MAX);
+    let upper = |half: u64| (((seq >> 32) ^ half) << 32).wrapping_add(half << 16).wrapping_mul(MIX);
+    let lower = |half: u64| (low_seq ^ (half << 16)).wrapping_add(half).wrapping_mul(MIX);
+    // Upper halves whose addends begin with the same 16 bits: the last of them, and of each the one before it.
+    let (mut last, mut before) = (vec![0_u32; BUCKETS], vec![0_u32; BUCKETS]);
+    for half in 0..BUCKETS {
+        let bucket = (upper(half as u64) >> 48) as usize;
+        before[half] = std::mem::replace(&mut last[bucket], half as u32 + 1);
+    }
+    let mut found = Vec::new();
+    for half in 0..BUCKETS as u64 {
+        let (addend, salt) = (lower(half), half as u32);
+        let rest = word.wrapping_sub((addend >> 32) as u32);
+        let buckets = [rest >> 16, rest.wrapping_sub(1) >> 16];
+        for bucket in &buckets[..if buckets[0] == buckets[1] { 1 } else { 2 }] {
+            let mut next = last[*bucket as usize];
+            while let Some(half) = next.checked_sub(1) {
+                if (upper(u64::from(half)).wrapping_add(addend) >> 32) as u32 == word {
+                    found.push(half << 16 | salt);
+                }
+                next = before[half as usize];
+            }
+        }
+    }
+    found
 }
 
 /// A frame whose check holds.
@@ -222,6 +264,20 @@ mod tests {
         check(&mut bytes, 6);
         assert!(matches!(decode(&bytes, 6), Decoded::Frame(_)));
         assert!(matches!(decode(&bytes[len_at(&bytes, 0)..], 6), Decoded::Frame(frame) if frame.seq == 10));
+    }
+
+    #[test]
+    fn a_frame_tells_the_salt_that_it_was_written_with() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for seq in [0, 1, u64::from(u32::MAX), SEQ_MAX, random.u64(..=SEQ_MAX)] {
+            for salt in [0, 1, 0xffff, 0x10000, u32::MAX, random.u32(..)] {
+                let found = salts(&written(seq, salt, b"hello"));
+                assert!(found.contains(&salt) && found.len() < 32, "{seq} {salt}: {found:?}");
+                let is_bound = |salt: &u32| matches!(decode(&written(seq, *salt, b""), *salt), Decoded::Frame(_));
+                assert!(found.iter().all(is_bound));
+            }
+        }
+        assert_eq!(salts(&written(9, 5, b"hello")[..28]), []);
     }
 
     #[test]

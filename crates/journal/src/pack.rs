@@ -73,6 +73,8 @@ fn preface(plain: &Path) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Of a frame of zstd (RFC 8878, section 3.1.1).
+pub(crate) const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 /// Of a frame that zstd skips (RFC 8878, section 3.1.2).
 pub(crate) const PREFACE_MAGIC: u32 = 0x184D_2A5A;
 

@@ -53,7 +53,7 @@ pub struct Damage {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// The file does not begin as a segment does, so nothing in it can be checked.
+    /// The file does not begin as a segment does, and nothing in it tells by what to check the rest.
     Header,
     /// Records follow: these bytes changed after they were written, or were never written.
     Middle,
@@ -168,8 +168,15 @@ fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut Recovery) -> io
     if let Some((_, Some(sum))) = scan::header_and_sum(path)? {
         return Ok(End::Known(sum.end_seq));
     }
-    let Some(mut scan) = Scan::open(path, false)? else {
-        return without_header(path, recovery).map(|records_max| End::Unknown { records_max });
+    let mut scan = match Scan::open(path, false)? {
+        Some(scan) => scan,
+        None => match Scan::open_without_header(path, name)? {
+            Some(scan) => {
+                recovery.note(path, 0, HEADER_BYTES as u64, DamageKind::Middle);
+                scan
+            }
+            None => return without_header(path, recovery).map(|records_max| End::Unknown { records_max }),
+        },
     };
     if scan.header().number != name.number && scan.header().preallocated {
         // A file of the ring got its new name, and not its new header: it holds the oldest records, which were to go.

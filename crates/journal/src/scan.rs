@@ -13,7 +13,8 @@ use std::{
 use crate::{
     frame::{self, Decoded, Frame, HEAD_BYTES, Kind},
     pack,
-    segment::{HEADER_BYTES, Header, SEAL_BYTES, SUM_BYTES, Sum},
+    segment::{HEADER_BYTES, Header, SEAL_BYTES, SUM_BYTES, SegmentName, Sum},
+    time::Time,
 };
 
 const READ_BYTES: usize = 256 << 10;
@@ -22,6 +23,14 @@ const READ_BYTES: usize = 256 << 10;
 enum Source {
     Plain(File),
     Packed(Box<dyn io::Read + Send>),
+}
+
+impl Source {
+    fn packed(mut file: File) -> io::Result<Self> {
+        let from = io::SeekFrom::Start(packed_from(&file));
+        io::Seek::seek(&mut file, from)?;
+        pack::unpack(file).map(Self::Packed)
+    }
 }
 
 /// What the end of the bytes means.
@@ -50,6 +59,8 @@ pub(crate) enum Step {
 pub(crate) struct Scan {
     source: Source,
     header: Header,
+    /// The header as it stands in the file.
+    head: [u8; HEADER_BYTES],
     buffer: Vec<u8>,
     /// Where in the buffer the next frame begins.
     start: usize,
@@ -69,28 +80,62 @@ impl Scan {
         let mut file = File::open(path)?;
         if packed {
             let preface = preface(&mut file)?;
-            io::Seek::rewind(&mut file)?;
-            let source = Source::Packed(pack::unpack(file)?);
-            return Self::begin(source, preface.map(|(header, _)| header));
+            return Self::begin(Source::packed(file)?, preface.map(|(header, _)| header));
         }
         Self::begin(Source::Plain(file), None)
     }
 
     fn begin(source: Source, expected: Option<Header>) -> io::Result<Option<Self>> {
-        let header =
-            Header { stripe: 0, salt: 0, number: 0, first_seq: 0, created: crate::Time::MIN, preallocated: false };
-        let (buffer, last_seq, ended) = (Vec::new(), None, None);
-        let (start, base, found, is_broken) = (0, 0, 0, false);
-        let mut scan = Self { source, header, buffer, start, base, found, last_seq, ended, is_broken };
-        scan.fill(HEADER_BYTES)?;
-        let Some(header) = Header::from_bytes(&scan.buffer) else { return Ok(None) };
-        if expected.is_some_and(|expected| expected != header) {
-            return Ok(None);
-        }
+        let mut scan = Self::behind_header(source)?;
+        let header = Header::from_bytes(&scan.head).filter(|header| expected.is_none_or(|told| told == *header));
+        let Some(header) = header else { return Ok(None) };
         scan.header = header;
         scan.last_seq = header.first_seq.checked_sub(1);
-        scan.start = HEADER_BYTES;
         Ok(Some(scan))
+    }
+
+    /// With the header still to be told.
+    fn behind_header(source: Source) -> io::Result<Self> {
+        let header = Header { stripe: 0, salt: 0, number: 0, first_seq: 0, created: Time::MIN, preallocated: false };
+        let (buffer, head, last_seq, ended) = (Vec::new(), [0; HEADER_BYTES], None, None);
+        let (start, base, found, is_broken) = (0, 0, 0, false);
+        let mut scan = Self { source, header, head, buffer, start, base, found, last_seq, ended, is_broken };
+        scan.fill(HEADER_BYTES)?;
+        if let Some(head) = scan.buffer.first_chunk() {
+            scan.head = *head;
+            scan.start = HEADER_BYTES;
+        }
+        Ok(scan)
+    }
+
+    /// A segment of which the header is damaged, and nothing more is added to: its salt is the one of those of its first frame
+    /// and its seal with which most frames hold, and two at least. A packed one has its header twice.
+    pub(crate) fn open_without_header(path: &Path, name: &SegmentName) -> io::Result<Option<Self>> {
+        if name.packed {
+            return Self::open_by_preface(File::open(path)?);
+        }
+        let salt = match best_salt(path, &first_frame(path)?)? {
+            None => best_salt(path, &last_frame(path)?)?,
+            found => found,
+        };
+        let Some((salt, (first_seq, created))) = salt else { return Ok(None) };
+        let mut scan = Self::with_salt(path, salt)?;
+        let (stripe, number) = (name.stripe, name.number);
+        scan.header = Header { stripe, number, first_seq, created, ..scan.header };
+        Ok(Some(scan))
+    }
+
+    fn open_by_preface(mut file: File) -> io::Result<Option<Self>> {
+        let Some((header, _)) = preface(&mut file)? else { return Ok(None) };
+        let mut scan = Self::behind_header(Source::packed(file)?)?;
+        (scan.header, scan.last_seq) = (header, header.first_seq.checked_sub(1));
+        Ok((scan.start > 0 && Header::from_bytes(&scan.head).is_none()).then_some(scan))
+    }
+
+    fn with_salt(path: &Path, salt: u32) -> io::Result<Self> {
+        let mut scan = Self::behind_header(Source::Plain(File::open(path)?))?;
+        (scan.header.salt, scan.header.preallocated) = (salt, Header::is_preallocated(&scan.head));
+        Ok(scan)
     }
 
     pub(crate) fn header(&self) -> Header {
@@ -264,12 +309,57 @@ impl Scan {
 
     /// Whether the file is another segment by now: a ring writes over its files.
     pub(crate) fn is_recycled(&self) -> bool {
-        let mut bytes = [0; HEADER_BYTES];
+        let mut head = [0; HEADER_BYTES];
         match &self.source {
-            Source::Plain(file) => {
-                file.read_exact_at(&mut bytes, 0).is_err() || Header::from_bytes(&bytes) != Some(self.header)
-            }
+            Source::Plain(file) => file.read_exact_at(&mut head, 0).is_err() || head != self.head,
             Source::Packed(_) => false,
+        }
+    }
+}
+
+/// Of the salts that a frame may have been written with, the one with which most frames of the file hold, if two do; and the
+/// number and the time of the first of these.
+fn best_salt(path: &Path, frame: &[u8]) -> io::Result<Option<(u32, (u64, Time))>> {
+    let (mut most, mut best) = (1, None);
+    for salt in frame::salts(frame) {
+        let (frames, first) = frames_of(&mut Scan::with_salt(path, salt)?)?;
+        if frames > most {
+            (most, best) = (frames, first.map(|first| (salt, first)));
+        }
+    }
+    Ok(best)
+}
+
+/// The bytes where the first frame is.
+fn first_frame(path: &Path) -> io::Result<Vec<u8>> {
+    let mut scan = Scan::behind_header(Source::Plain(File::open(path)?))?;
+    scan.fill(HEAD_BYTES)?;
+    if let Decoded::Short(need) = frame::decode(&scan.buffer[scan.start..], 0) {
+        scan.fill(need)?;
+    }
+    Ok(scan.buffer.split_off(scan.start))
+}
+
+/// The bytes where the seal is, if there is one.
+fn last_frame(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, mut seal) = (File::open(path)?, vec![0; SEAL_BYTES]);
+    let Some(at) = file.metadata()?.len().checked_sub(SEAL_BYTES as u64) else { return Ok(Vec::new()) };
+    file.read_exact_at(&mut seal, at)?;
+    Ok(if seal[HEAD_BYTES - 1] == Kind::Seal as u8 { seal } else { Vec::new() })
+}
+
+/// How many frames hold, the seal among them, and the number and the time of the first that is none.
+fn frames_of(scan: &mut Scan) -> io::Result<(u64, Option<(u64, Time)>)> {
+    let (mut frames, mut first) = (0, None);
+    loop {
+        match scan.advance(Tail::Final)? {
+            Step::Frame => {
+                frames += 1;
+                first.get_or_insert((scan.frame().seq, scan.frame().time));
+            }
+            Step::Damage { .. } | Step::Torn { .. } => {}
+            Step::End(sum) => return Ok((frames + u64::from(sum.is_some()), first)),
+            Step::Pending => return Ok((frames, first)),
         }
     }
 }
@@ -281,6 +371,14 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
             result => return result,
         }
     }
+}
+
+/// Where the packed bytes begin. Who unpacks them passes over the preface by itself, unless its beginning is damaged.
+fn packed_from(file: &File) -> u64 {
+    const BEHIND_PREFACE: [usize; 2] = [8 + HEADER_BYTES + SUM_BYTES + 4, 8 + HEADER_BYTES];
+    let mut magic = [0; 4];
+    let begins = |at: &u64| file.read_exact_at(&mut magic, *at).is_ok() && magic == pack::MAGIC;
+    BEHIND_PREFACE.map(|at| at as u64).into_iter().find(begins).unwrap_or(0)
 }
 
 /// What stands before the packed bytes.

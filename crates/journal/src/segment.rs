@@ -160,6 +160,11 @@ impl Header {
         out
     }
 
+    /// As far as these bytes tell, which are no header.
+    pub(crate) fn is_preallocated(bytes: &[u8; HEADER_BYTES]) -> bool {
+        bytes[10] == 1
+    }
+
     /// `None`: these bytes do not begin a segment.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<HEADER_BYTES>()?;

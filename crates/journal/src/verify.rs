@@ -17,7 +17,7 @@ use crate::{
     reader::{AtEnd, Entry, Reader, Record, Start},
     recovery::{Damage, DamageKind},
     scan::{Scan, Step, Tail},
-    segment::{self, SegmentName, Sum},
+    segment::{self, HEADER_BYTES, SegmentName, Sum},
     time::Time,
 };
 
@@ -151,13 +151,16 @@ fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<
         let mut scan = LineScan::open(path, name.packed)?;
         return write_again(folder, name, path, |file| copy_lines(&mut scan, file));
     }
-    let Some(mut scan) = Scan::open(path, name.packed)? else {
-        // Without its salt no record can be told from noise.
+    if let Some(mut scan) = Scan::open(path, name.packed)? {
+        return write_again(folder, name, path, |file| copy_good(&mut scan, 0, file));
+    }
+    let Some(mut scan) = Scan::open_without_header(path, name)? else {
+        // Without a salt no record can be told from noise.
         let (kept, left_out) = (free_name(folder, name), fs::metadata(path)?.len());
         fs::rename(path, &kept)?;
         return Ok(Repaired { path: path.to_path_buf(), kept, records: 0, left_out });
     };
-    write_again(folder, name, path, |file| copy_good(&mut scan, file))
+    write_again(folder, name, path, |file| copy_good(&mut scan, HEADER_BYTES as u64, file))
 }
 
 /// Puts what `copy` writes in place of a segment. It says how many records those are, and how many bytes are none.
@@ -216,12 +219,12 @@ fn copy_lines(scan: &mut LineScan, out: &mut impl io::Write) -> io::Result<(u64,
     Ok((records, left_out))
 }
 
-/// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none.
-fn copy_good(scan: &mut Scan, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
+/// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none, with those that were left
+/// out before.
+fn copy_good(scan: &mut Scan, mut left_out: u64, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
     let header = segment::Header { preallocated: false, ..scan.header() };
     out.write_all(&header.to_bytes())?;
     let mut sum = Sum { records: 0, end_seq: header.first_seq, times: None };
-    let mut left_out = 0;
     loop {
         match scan.advance(Tail::Final)? {
             Step::Frame => {

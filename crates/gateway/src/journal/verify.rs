@@ -193,7 +193,7 @@ fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
         } else if stays {
             "left as it is: half a line is none, and the others have no checks to tell good from bad by"
         } else if has(DamageKind::Header) {
-            "would be set aside whole (`.damaged`): without its beginning no record can be told from noise"
+            "would be set aside whole (`.damaged`): its records do not tell what its header did"
         } else {
             "would be written again without them; the damaged file is kept, with `.damaged` added"
         };

@@ -221,11 +221,15 @@ impl Stream {
     }
 
     fn go_to_offset(&mut self) -> io::Result<()> {
-        match (self.offset.take(), &mut self.open) {
+        let skipped = match (self.offset, &mut self.open) {
             (Some(offset), Some(Open::Frames(scan))) => scan.skip_to(offset),
             (Some(offset), Some(Open::Lines(scan))) => scan.skip_to(offset),
+            // Its frames may be found later.
+            (_, Some(Open::Headless)) => return Ok(()),
             _ => Ok(()),
-        }
+        };
+        self.offset = None;
+        skipped
     }
 
     /// One step in the open segment. `false`: nothing more for now.
@@ -256,16 +260,29 @@ impl Stream {
 
     fn headless(&mut self, tail: Tail, path: &Path) -> Result<Step, ReadError> {
         if let Some(scan) = self.name.as_ref().and_then(|name| Scan::open(path, name.packed).ok().flatten()) {
-            self.open = Some(Open::Frames(Box::new(scan)));
+            self.read_on(scan).map_err(ReadError::io(path))?;
             return self.step(tail);
         }
         let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-        Ok(match tail {
-            Tail::Live => Step::Pending,
+        let head = segment::HEADER_BYTES as u64;
+        if tail == Tail::Live {
+            return Ok(Step::Pending);
+        }
+        if bytes <= head {
             // Made and never begun: that is no damage.
-            Tail::Final if bytes <= segment::HEADER_BYTES as u64 => Step::End(None),
-            Tail::Final => Step::Damage { at: 0, bytes },
-        })
+            return Ok(Step::End(None));
+        }
+        let found = self.name.as_ref().map_or(Ok(None), |name| Scan::open_without_header(path, name));
+        let Some(scan) = found.map_err(ReadError::io(path))? else { return Ok(Step::Damage { at: 0, bytes }) };
+        let is_told = self.offset.is_some();
+        self.read_on(scan).map_err(ReadError::io(path))?;
+        if is_told { self.step(tail) } else { Ok(Step::Damage { at: 0, bytes: head }) }
+    }
+
+    /// A segment that seemed to have no header.
+    fn read_on(&mut self, scan: Scan) -> io::Result<()> {
+        self.open = Some(Open::Frames(Box::new(scan)));
+        self.go_to_offset()
     }
 
     fn path(&self) -> PathBuf {
@@ -281,7 +298,7 @@ impl Stream {
                 let kind = if headless { DamageKind::Header } else { DamageKind::Middle };
                 self.damage(at, bytes, kind);
                 if headless {
-                    self.open = None;
+                    (self.open, self.offset) = (None, None);
                 }
             }
             Step::Torn { at, bytes } => self.damage(at, bytes, DamageKind::Torn),
@@ -290,7 +307,7 @@ impl Stream {
                 if let (Some(end), Some(next)) = (end, self.next_seq) {
                     self.miss(next, end);
                 }
-                self.open = None;
+                (self.open, self.offset) = (None, None);
             }
             Step::Pending => return false,
         }

@@ -8,6 +8,7 @@ mod bounds;
 mod checker;
 mod concurrency;
 mod crash;
+mod damage;
 mod disk_errors;
 mod disk_full;
 mod faults;
