@@ -1,6 +1,7 @@
 //! One stripe of a journal, segment after segment.
 
 use std::{
+    collections::VecDeque,
     fmt, fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -79,6 +80,8 @@ pub(super) struct Stream {
     clock: Option<Clock>,
     /// The segment that is open, or was last.
     name: Option<SegmentName>,
+    /// Those behind it, as they were listed last: to list a folder for each of its segments takes long if there are many.
+    listed: VecDeque<SegmentName>,
     open: Option<Open>,
     /// Where to begin in the next segment that is opened.
     offset: Option<u64>,
@@ -108,6 +111,7 @@ impl Stream {
             only: None,
             clock,
             name: None,
+            listed: VecDeque::new(),
             open: None,
             offset: None,
             found: None,
@@ -135,6 +139,7 @@ impl Stream {
         let is_another = self.seen.replace(folder).is_some_and(|seen| seen != folder);
         if is_another && self.name.as_ref().is_some_and(|name| first.number <= name.number) {
             (self.open, self.name, self.next_seq, self.offset) = (None, None, None, None);
+            self.listed.clear();
         }
     }
 
@@ -176,8 +181,16 @@ impl Stream {
 
     /// `false`: there is none yet.
     fn open_next(&mut self) -> Result<bool, ReadError> {
-        let Some(name) = self.later()?.into_iter().next() else { return Ok(false) };
-        self.open_segment(name)
+        if self.listed.is_empty() {
+            self.listed = self.later()?.into();
+        }
+        let Some(name) = self.listed.front().cloned() else { return Ok(false) };
+        let more = self.open_segment(name)?;
+        // One that could not be opened is tried again when the reader is asked again.
+        if self.open.is_some() {
+            self.listed.pop_front();
+        }
+        Ok(more)
     }
 
     /// Where a segment of this stream lies.
@@ -201,6 +214,7 @@ impl Stream {
             }
             // Packed or removed since it was listed: the list is read again.
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.only.is_none() => {
+                self.listed.clear();
                 Ok(!self.later()?.contains(&name))
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(ReadError::Packed(path)),
@@ -239,7 +253,7 @@ impl Stream {
         if step != Step::Pending {
             return Ok(self.take(step));
         }
-        if self.later()?.is_empty() {
+        if self.listed.is_empty() && self.later()?.is_empty() {
             return Ok(false);
         }
         // Now nothing more is added, but something may have been before the next one was begun.
