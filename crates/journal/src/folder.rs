@@ -28,6 +28,11 @@ pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
     }
 }
 
+/// Whether a journal was opened in the folder at any time, even if it has written nothing there yet.
+pub fn was_opened(folder: impl AsRef<Path>) -> bool {
+    folder.as_ref().join(LOCK_FILE).exists()
+}
+
 /// Makes the folder for its owner alone, so that it is there after a loss of power, too.
 pub(crate) fn make(folder: &Path) -> io::Result<()> {
     make_named(folder, |parent| match File::open(parent) {

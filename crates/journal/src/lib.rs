@@ -91,7 +91,7 @@ mod waiting;
 
 pub use config::{ClassConfig, Config, Format, Overload, Pack, Retention, Space, Times};
 pub use error::{CommitError, Lost, OpenError, ReadError, Refused};
-pub use folder::is_open;
+pub use folder::{is_open, was_opened};
 pub use gap::{Cause, Gap};
 pub use health::{Event, State};
 pub use journal::{CloseReport, Journal};

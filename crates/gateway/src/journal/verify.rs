@@ -22,6 +22,14 @@ use crate::cli;
 struct Judged {
     verdict: Verdict,
     losses: Vec<Loss>,
+    /// Something was there to be checked, or may be soon.
+    is_journal: bool,
+}
+
+impl Judged {
+    fn is_good(&self) -> bool {
+        self.is_journal && self.verdict.is_whole()
+    }
 }
 
 /// Whether everything is well.
@@ -32,7 +40,7 @@ pub(super) fn verify(verify: &cli::Report) -> Result<bool> {
     drop(progress);
     let zone = Zone::new(verify.utc);
     let mut out = Sink::new(None)?;
-    let good = verdicts.iter().all(|judged| judged.verdict.is_whole());
+    let good = verdicts.iter().all(Judged::is_good);
     if verify.json {
         let journals = places.iter().zip(&verdicts).map(|(place, verdict)| json_of(place, verdict));
         writeln!(out, "{}", json!({ "ok": good, "journals": journals.collect::<Vec<_>>() }))?;
@@ -57,7 +65,8 @@ fn judge(place: &Place, progress: &mut Progress) -> Result<Judged> {
         verdict.records = verdict.records.saturating_sub(told.len() as u64);
         losses.extend(told);
     }
-    Ok(Judged { verdict, losses })
+    let is_journal = !segments.is_empty() || tidegate_journal::was_opened(&place.folder);
+    Ok(Judged { verdict, losses, is_journal })
 }
 
 fn losses_in_lines(place: &Place, progress: &mut Progress) -> Result<Vec<Loss>> {
@@ -73,7 +82,10 @@ fn losses_in_lines(place: &Place, progress: &mut Progress) -> Result<Vec<Loss>> 
 }
 
 fn print(place: &Place, judged: &Judged, zone: &Zone, out: &mut impl Write) -> Result<()> {
-    let Judged { verdict, losses } = judged;
+    let Judged { verdict, losses, is_journal } = judged;
+    if !is_journal {
+        writeln!(out, "{}: no file in it is a segment, and no journal was ever opened there", place.path.display())?;
+    }
     for damage in &verdict.damage {
         writeln!(out, "{}", words_of_place(damage))?;
     }
@@ -89,7 +101,7 @@ fn print(place: &Place, judged: &Judged, zone: &Zone, out: &mut impl Write) -> R
         writeln!(out, "told: {}", words_of_loss(loss, zone))?;
     }
     let (segments, records) = (counted(verdict.segments as u64, "segment"), counted(verdict.records, "record"));
-    let whole = if verdict.is_whole() { "good" } else { "NOT whole" };
+    let whole = if judged.is_good() { "good" } else { "NOT whole" };
     writeln!(out, "{}: {whole}: {records} ({}) in {segments}", place.path.display(), bytes(verdict.bytes))?;
     if let Some((first, last)) = verdict.times {
         writeln!(out, "{} to {}", zone.show_second(moment(first)), zone.show_second(moment(last)))?;
@@ -112,7 +124,7 @@ fn words_of_place(damage: &Damage) -> String {
 }
 
 fn json_of(place: &Place, judged: &Judged) -> serde_json::Value {
-    let Judged { verdict, losses } = judged;
+    let Judged { verdict, losses, .. } = judged;
     let damage = verdict.damage.iter().map(|damage| {
         let (file, why) = (damage.path.display().to_string(), words_of(damage));
         json!({ "file": file, "at": damage.at, "bytes": damage.bytes, "why": why })
@@ -120,7 +132,7 @@ fn json_of(place: &Place, judged: &Judged) -> serde_json::Value {
     let gaps: Vec<_> = losses.iter().map(loss_json).collect();
     json!({
         "path": place.path.display().to_string(),
-        "ok": verdict.is_whole(),
+        "ok": judged.is_good(),
         "segments": verdict.segments,
         "records": verdict.records,
         "bytes": verdict.bytes,

@@ -28,6 +28,38 @@ fn damaged() -> Written {
 }
 
 #[test]
+fn a_folder_that_is_no_journal_is_not_good() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = run(["verify".into(), folder.path().to_path_buf()]);
+    assert!(!said.good && said.out.contains("no journal was ever opened there"), "{said:?}");
+    assert!(said.out.contains(": NOT whole: 0 records"), "{said:?}");
+    let said = run(["verify".into(), folder.path().to_path_buf(), "--json".into()]);
+    assert!(said.out.contains("\"ok\":false"), "{}", said.out);
+    // One that has written nothing yet is.
+    let mut written = Written::new();
+    written.close();
+    assert!(good(["verify".into(), written.path()]).out.contains(": good: 0 records"));
+}
+
+/// The records tell what a damaged header did.
+#[test]
+fn a_damaged_header_costs_no_record() {
+    let mut written = Written::new();
+    written.queries(0..400);
+    written.close();
+    let path = written.files()[1].clone();
+    let mut bytes = fs::read(&path).expect("it can be read");
+    bytes[12] ^= 1;
+    fs::write(&path, bytes).expect("it can be written");
+    let folder = written.path();
+    let said = run(["verify".into(), folder.clone()]);
+    assert!(!said.good && said.out.contains(": 64 bytes at 0 are no records"), "{said:?}");
+    assert!(said.out.contains(": NOT whole: 400 records"), "{said:?}");
+    assert!(good(["repair".into(), folder.clone(), "--yes".into()]).out.contains("written again with"));
+    assert!(good(["verify".into(), folder]).out.contains(": good: 400 records"));
+}
+
+#[test]
 fn losses_are_shown_in_every_view() {
     for mut written in [Written::new(), Written::json()] {
         written.queries(0..2);
