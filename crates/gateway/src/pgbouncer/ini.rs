@@ -38,11 +38,13 @@ pub(super) struct Line {
 
 /// Files within files at most; more are a circle.
 const DEPTH_MAX: usize = 10;
+/// Files that are read in all: one that includes itself a few times over would be read ever more often.
+const FILES_MAX: usize = 1000;
 
 /// Reads a file with all that it includes.
 pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Ini {
     let name = path.display().to_string();
-    let mut reader = Reader { source: Source::new(&*name, ""), lines: Vec::new(), section: None, findings };
+    let mut reader = Reader { source: Source::new(&*name, ""), lines: Vec::new(), section: None, files: 0, findings };
     match read_bytes(path) {
         Ok(bytes) => reader.file(&name, &bytes, 0),
         Err(reason) => {
@@ -66,6 +68,8 @@ struct Reader<'f> {
     source: Source,
     lines: Vec<Line>,
     section: Option<Section>,
+    /// How many were included.
+    files: usize,
     findings: &'f mut Vec<Finding>,
 }
 
@@ -89,9 +93,10 @@ impl Reader<'_> {
     }
 
     fn include(&mut self, file: &str, at: Span, depth: usize) {
-        if depth >= DEPTH_MAX {
-            return self.error(&at, "files include each other in a circle", "take one %include out");
+        if depth >= DEPTH_MAX || self.files >= FILES_MAX {
+            return self.error(&at, "files include each other in a circle, or too many", "take an %include out");
         }
+        self.files += 1;
         match read_bytes(Path::new(file)) {
             Ok(bytes) => self.file(file, &bytes, depth + 1),
             Err(reason) => {
@@ -297,6 +302,12 @@ mod tests {
     #[test]
     fn a_circle_of_files_ends() {
         let (_, findings) = read_files(&[("a.ini", "%include DIR/a.ini\n")]);
+        assert!(findings.iter().any(|finding| finding.reason.contains("circle")), "{findings:?}");
+    }
+
+    #[test]
+    fn a_file_that_includes_itself_many_times_is_told_and_not_read_for_ever() {
+        let (_, findings) = read_files(&[("a.ini", "%include DIR/a.ini\n".repeat(8).as_str())]);
         assert!(findings.iter().any(|finding| finding.reason.contains("circle")), "{findings:?}");
     }
 }
