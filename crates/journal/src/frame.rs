@@ -118,9 +118,9 @@ fn unbind(word: u32, seq: u64) -> Vec<u32> {
     let lower = |half: u64| (low_seq ^ (half << 16)).wrapping_add(half).wrapping_mul(MIX);
     // Upper halves whose addends begin with the same 16 bits: the last of them, and of each the one before it.
     let (mut last, mut before) = (vec![0_u32; BUCKETS], vec![0_u32; BUCKETS]);
-    for half in 0..BUCKETS {
-        let bucket = (upper(half as u64) >> 48) as usize;
-        before[half] = std::mem::replace(&mut last[bucket], half as u32 + 1);
+    for (half, before) in (0_u32..).zip(&mut before) {
+        let bucket = (upper(u64::from(half)) >> 48) as usize;
+        *before = std::mem::replace(&mut last[bucket], half + 1);
     }
     let mut found = Vec::new();
     for half in 0..BUCKETS as u64 {
