@@ -89,8 +89,9 @@ on_each_postgres! {
         let is_served = || asks().is_ok_and(|outcome| outcome.error.is_none());
         assert!(is_served());
         own.postgres().kill9().expect("the server ends");
-        eventually("it is missed", || !is_served());
-        assert!(gateway.log().contains("server connection failed") && !gateway.log().contains("work again"));
+        // The first one may still have been given a connection that was open, which then broke.
+        eventually("it is missed", || !is_served() && gateway.log().contains("server connection failed"));
+        assert!(!gateway.log().contains("work again"));
         own.postgres().restart().expect("the server starts");
         eventually("it serves again", is_served);
         eventually("the log says so", || gateway.log().matches("server connections work again").count() == 1);
