@@ -7,6 +7,8 @@ mod hosts;
 mod idle;
 pub(crate) mod load;
 mod logins;
+mod pairs;
+mod parts;
 pub(crate) mod process;
 mod report;
 mod rounds;
@@ -40,6 +42,8 @@ enum Area {
     Gateway(gateway::Arguments),
     /// What a choice of three servers costs the gateway
     Hosts(hosts::Arguments),
+    /// What the query journal and the counters cost the gateway
+    Parts(parts::Arguments),
     /// Resident memory of 10,000 clients that do nothing
     Idle(idle::Arguments),
     /// Checkout and release against other ways to share connections
@@ -77,6 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let report = match &arguments.area {
         Area::Gateway(options) => gateway::run(options, pace)?,
         Area::Hosts(options) => hosts::run(options, pace)?,
+        Area::Parts(options) => parts::run(options, pace)?,
         Area::Idle(options) => idle::run(options, pace)?,
         Area::Pool(options) => return crates::run(crates::POOL, options, arguments),
         Area::Supervise(options) => return crates::run(crates::SUPERVISE, options, arguments),

@@ -166,8 +166,6 @@ const LOGINS: Metric = Metric::new("logins", "/s");
 const CPU_RATIO: Metric = Metric::new("cpu per tx / pgbouncer", "");
 const TPS_RATIO: Metric = Metric::new("tps / pgbouncer", "");
 const P99_RATIO: Metric = Metric::new("p99 / pgbouncer", "");
-const JOURNAL_RATIO: Metric = Metric::new("cpu per tx / no journal", "");
-const COUNTERS_RATIO: Metric = Metric::new("cpu per tx / uncounted", "");
 const PER_CPU_RATIO: Metric = Metric::new("bytes per cpu / pgbouncer", "");
 const LOGIN_RATIO: Metric = Metric::new("logins / pgbouncer", "");
 
@@ -192,25 +190,7 @@ fn report_queries(case: &str, series: &[Series<'_>], report: &mut Report) -> Res
         report.add(name, case, TPS_RATIO, ratio(|got| got.tps), bar(Limit::AtLeast(1.05)));
         report.add(name, case, P99_RATIO, ratio(|got| got.p99_ms), bar(Limit::AtMost(1.0)));
     }
-    report_part(case, series, (Role::Ours(Io::Uring), Role::Uncounted), (COUNTERS_RATIO, 1.02), report);
-    report_part(case, series, (Role::Journalled, Role::Ours(Io::Uring)), (JOURNAL_RATIO, 1.10), report);
     Ok(())
-}
-
-/// What a part costs, if gateways with and without it took part.
-fn report_part(
-    case: &str,
-    series: &[Series<'_>],
-    (with, without): (Role, Role),
-    (metric, at_most): (Metric, f64),
-    report: &mut Report,
-) {
-    let of = |role| series.iter().find(|one| one.subject.role == role);
-    if let (Some(with), Some(without)) = (of(with), of(without)) {
-        let cpu = |one: &Series<'_>| one.of(Yield::cpu_us_per_transaction);
-        let ratio = paired_ratio(&cpu(with), &cpu(without));
-        report.add(with.subject.name, case, metric, ratio, Some(Limit::AtMost(at_most)));
-    }
 }
 
 fn report_large(case: &str, series: &[Series<'_>], report: &mut Report) {

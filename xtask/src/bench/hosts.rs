@@ -11,10 +11,9 @@ use anyhow::{Context, Result};
 use tidegate_sandbox::{Cluster, Major, Postgres};
 
 use super::Pace;
-use super::load::{self, Load, Yield};
+use super::load::{self, Load};
+use super::pairs::{AGAIN, Comparison, Times};
 use super::report::{Limit, Metric, Report};
-use super::rounds::{self, in_turn};
-use super::sample::{median, paired_ratio};
 use super::subject::{Subject, USER, fill, major_or_newest};
 use crate::gateway::{Profile, Running, build, free_port};
 use crate::machine::{allows_io_uring, version_of};
@@ -25,18 +24,14 @@ pub(crate) struct Arguments {
     /// A Tidegate instead of a fresh release build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
-    /// Clients
+    /// Clients of each gateway
     #[arg(long, default_value_t = 32)]
     clients: u32,
     /// Server connections in all: a third of them for each server where there are three
     #[arg(long, default_value_t = 21)]
     pool_size: u32,
-    /// Seconds per protocol, subject and round
-    #[arg(long, default_value_t = 10)]
-    seconds: u32,
-    /// How often everything is measured, in turn
-    #[arg(long, default_value_t = 5)]
-    rounds: u32,
+    #[command(flatten)]
+    times: Times,
     /// Major version of the Postgres behind; Debian's of that version is taken when it is installed
     #[arg(long, default_value_t = 15)]
     postgres: u8,
@@ -56,8 +51,7 @@ const EACH: &[&str] = &["first", "second", "third"];
 /// Every server listens to all of them.
 const ADDRESSES: [&str; 3] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"];
 
-const TPS: Metric = Metric::new("tps", "");
-const CPU: Metric = Metric::new("cpu", "us/tx");
+const PROTOCOLS: &[&str] = &["simple", "prepared"];
 const RATIO: Metric = Metric::new("cpu per tx / 1 host", "");
 
 /// What the issue allows a choice to cost.
@@ -71,66 +65,53 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
     // Inside the sandbox: whose configuration lies there may be adopted by it.
     let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
-    let third = arguments.pool_size.div_ceil(3);
-    let start = |name, databases, tables: String| {
-        Ok::<_, anyhow::Error>(Subject::gateway(name, databases, start_gateway(&binary, dir.path(), name, &tables)?))
+    let kinds = kinds(&cluster, arguments.pool_size);
+    let start = || {
+        let start_one = |&(name, databases, ref tables): &Kind| {
+            let running = start_gateway(&binary, dir.path(), name, tables)?;
+            cluster.primary().adopt(running.pid())?;
+            Ok(Subject::gateway(name, databases, running))
+        };
+        kinds.iter().map(start_one).collect()
     };
-    let one = |list: &str| table(USER, list, arguments.pool_size);
-    let any = |list: &str| format!("{}route = \"any\"\n", table(USER, list, third));
-    let primary = |list: &str| format!("{}route = \"primary\"\n", one(list));
-    let (servers, addresses) = (servers(&cluster), addresses(&cluster));
-    let hosts = servers.join(", ");
-    let apart = EACH.iter().zip(&servers).map(|(name, server)| table(name, server, third)).collect();
-    let subjects = [
-        start(ONE, TOGETHER, one(&servers[0]))?,
-        start(ANY_ADDRESS, TOGETHER, any(&addresses))?,
-        start(FIRST_ADDRESS, TOGETHER, primary(&addresses))?,
-        start(ANY, TOGETHER, any(&hosts))?,
-        start(PRIMARY, TOGETHER, primary(&hosts))?,
-        start(APART, EACH, apart)?,
-    ];
-    subjects.iter().filter_map(Subject::pid).try_for_each(|pid| cluster.primary().adopt(pid))?;
-    let (seconds, rounds) = match pace {
-        Pace::Full => (arguments.seconds, arguments.rounds),
-        Pace::Quick => (arguments.seconds.div_ceil(2), arguments.rounds.div_ceil(5)),
-    };
+    let times = arguments.times.at(pace);
     let mut report = Report::new("hosts");
     report.note(format!("tidegate: {}", version_of(&binary, "--version")));
     report.note(format!(
-        "load: pgbench -S, scale 10, {} clients, {} server connections in all, {rounds} rounds of {seconds} s; medians; \
-         ratios by round",
-        arguments.clients, arguments.pool_size,
+        "load: pgbench -S, scale 10, {} clients and {} server connections in all for each",
+        arguments.clients, arguments.pool_size
     ));
-    report.note(rounds::NOTE);
-    for protocol in ["simple", "prepared"] {
-        let load = Load { protocol, clients: arguments.clients, seconds, script: None, logged_share: 0.01 };
-        measure(&subjects, &pgbench, &load, rounds, &mut report)?;
-    }
+    report.note(times.note());
+    let load =
+        Load { protocol: PROTOCOLS[0], clients: arguments.clients, seconds: 1, script: None, logged_share: 0.01 };
+    let bar = |name| (![AGAIN, APART].contains(&name)).then_some(Limit::AtMost(AT_MOST));
+    let others: Vec<_> = kinds.iter().skip(1).map(|&(name, ..)| (name, bar(name))).collect();
+    let comparison = Comparison { pgbench: &pgbench, times, load, ratio: RATIO };
+    comparison.run(PROTOCOLS, &others, start, &mut report)?;
     Ok(report)
 }
 
-fn measure(subjects: &[Subject], pgbench: &Path, load: &Load, rounds: u32, report: &mut Report) -> Result<()> {
-    for subject in subjects {
-        load::run(pgbench, subject, &Load { seconds: 1, ..load.clone() })?;
-    }
-    let all: Vec<&Subject> = subjects.iter().collect();
-    let yields = in_turn(&all, rounds, |round, subject| {
-        let got = load::run(pgbench, subject, load)?;
-        eprintln!("round {round}: {} {}: {:.0} tps", load.protocol, subject.name, got.tps);
-        Ok(got)
-    })?;
-    let of = |index: usize, quantity: fn(&Yield) -> f64| yields[index].iter().map(quantity).collect::<Vec<_>>();
-    for (index, subject) in subjects.iter().enumerate() {
-        report.add(subject.name, load.protocol, TPS, median(&of(index, |got| got.tps)), None);
-        report.add(subject.name, load.protocol, CPU, median(&of(index, Yield::cpu_us_per_transaction)), None);
-    }
-    for (index, subject) in subjects.iter().enumerate().skip(1) {
-        let cpu = |index| of(index, Yield::cpu_us_per_transaction);
-        let ratio = paired_ratio(&cpu(index), &cpu(0));
-        let bar = (subject.name != APART).then_some(Limit::AtMost(AT_MOST));
-        report.add(subject.name, load.protocol, RATIO, ratio, bar);
-    }
-    Ok(())
+/// Its name, what its clients connect to, and the tables of databases in its configuration.
+type Kind = (&'static str, &'static [&'static str], String);
+
+/// The first is what all others are compared with.
+fn kinds(cluster: &Cluster, pool_size: u32) -> [Kind; 7] {
+    let third = pool_size.div_ceil(3);
+    let one = |list: &str| table(USER, list, pool_size);
+    let any = |list: &str| format!("{}route = \"any\"\n", table(USER, list, third));
+    let primary = |list: &str| format!("{}route = \"primary\"\n", one(list));
+    let (servers, addresses) = (servers(cluster), addresses(cluster));
+    let hosts = servers.join(", ");
+    let apart = EACH.iter().zip(&servers).map(|(name, server)| table(name, server, third)).collect();
+    [
+        (ONE, TOGETHER, one(&servers[0])),
+        (AGAIN, TOGETHER, one(&servers[0])),
+        (ANY_ADDRESS, TOGETHER, any(&addresses)),
+        (FIRST_ADDRESS, TOGETHER, primary(&addresses)),
+        (ANY, TOGETHER, any(&hosts)),
+        (PRIMARY, TOGETHER, primary(&hosts)),
+        (APART, EACH, apart),
+    ]
 }
 
 fn start_cluster(major: Major) -> Result<Cluster> {

@@ -48,39 +48,73 @@ pub(crate) fn pgbench() -> Result<PathBuf> {
 
 /// Runs `load` against `subject`, a pgbench for each of its databases.
 pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<Yield> {
-    let logs = tempfile::tempdir().context("create a folder")?;
-    let cpu = |pid: Option<u32>| pid.map_or(Ok(f64::NAN), |pid| Ok::<_, anyhow::Error>(cpu_time(pid)?.as_secs_f64()));
-    let count = subject.databases.len().max(1);
-    let share = Load { clients: load.clients.div_ceil(u32::try_from(count)?), ..load.clone() };
-    let against = || format!("pgbench, {} protocol, against {}", load.protocol, subject.name);
-    let before = cpu(subject.pid())?;
-    let running: Vec<Child> = (subject.databases.iter())
-        .map(|database| {
-            let mut command = command(pgbench, (subject.port, database), &share, logs.path());
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(against)
+    Begun::new(pgbench, subject, load)?.end()
+}
+
+/// Runs `load` against both at the same time; the first begins a moment before the other.
+pub(crate) fn run_both(pgbench: &Path, subjects: [&Subject; 2], load: &Load) -> Result<[Yield; 2]> {
+    let [first, second] = subjects.map(|subject| Begun::new(pgbench, subject, load));
+    let (first, second) = (first?, second?);
+    Ok([first.end()?, second.end()?])
+}
+
+/// A load that runs.
+struct Begun<'a> {
+    subject: &'a Subject,
+    protocol: &'static str,
+    logs: tempfile::TempDir,
+    /// Each says little, and waits for nobody to read it.
+    running: Vec<Child>,
+    cpu_before: f64,
+}
+
+impl<'a> Begun<'a> {
+    fn new(pgbench: &Path, subject: &'a Subject, load: &Load) -> Result<Self> {
+        let logs = tempfile::tempdir().context("create a folder")?;
+        let count = subject.databases.len().max(1);
+        let share = Load { clients: load.clients.div_ceil(u32::try_from(count)?), ..load.clone() };
+        let cpu_before = cpu_seconds(subject)?;
+        let mut begun = Self { subject, protocol: load.protocol, logs, running: Vec::new(), cpu_before };
+        for database in subject.databases {
+            let mut command = command(pgbench, (subject.port, database), &share, begun.logs.path());
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            begun.running.push(child.with_context(|| begun.what())?);
+        }
+        Ok(begun)
+    }
+
+    fn what(&self) -> String {
+        format!("pgbench, {} protocol, against {}", self.protocol, self.subject.name)
+    }
+
+    fn end(mut self) -> Result<Yield> {
+        let running = std::mem::take(&mut self.running);
+        let said = running.into_iter().map(|child| said_by(child).with_context(|| self.what()));
+        let said = said.collect::<Result<Vec<_>>>()?;
+        let cpu_seconds = cpu_seconds(self.subject)? - self.cpu_before;
+        let latencies = latencies(self.logs.path())?;
+        // Without a single transaction there is no tps.
+        let number = |label| {
+            said.iter().try_fold(0.0, |sum, said| {
+                let one = number_after(said, label);
+                let nobody = || format!("{} served nobody; pgbench says:\n{said}", self.subject.name);
+                Ok::<_, anyhow::Error>(sum + one.with_context(nobody)?)
+            })
+        };
+        let ms = |share| percentile(&latencies, share) as f64 / 1e3;
+        Ok(Yield {
+            transactions: number("actually processed: ")?,
+            tps: number("tps = ")?,
+            cpu_seconds,
+            p50_ms: ms(0.5),
+            p99_ms: ms(0.99),
         })
-        .collect::<Result<_>>()?;
-    // Each says little, and waits for nobody to read it.
-    let said = running.into_iter().map(|child| said_by(child).with_context(against)).collect::<Result<Vec<_>>>()?;
-    let cpu_seconds = cpu(subject.pid())? - before;
-    let latencies = latencies(logs.path())?;
-    // Without a single transaction there is no tps.
-    let number = |label| {
-        said.iter().try_fold(0.0, |sum, said| {
-            let one = number_after(said, label);
-            Ok::<_, anyhow::Error>(
-                sum + one.with_context(|| format!("{} served nobody; pgbench says:\n{said}", subject.name))?,
-            )
-        })
-    };
-    let ms = |share| percentile(&latencies, share) as f64 / 1e3;
-    Ok(Yield {
-        transactions: number("actually processed: ")?,
-        tps: number("tps = ")?,
-        cpu_seconds,
-        p50_ms: ms(0.5),
-        p99_ms: ms(0.99),
-    })
+    }
+}
+
+/// What its process has used so far; NaN when there is none.
+fn cpu_seconds(subject: &Subject) -> Result<f64> {
+    subject.pid().map_or(Ok(f64::NAN), |pid| Ok(cpu_time(pid)?.as_secs_f64()))
 }
 
 fn said_by(child: Child) -> Result<String> {

@@ -26,6 +26,22 @@ pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     median(&ratios)
 }
 
+/// A mean and its standard error; the error of fewer than two values is not known, and NaN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mean {
+    pub(crate) mean: f64,
+    pub(crate) error: f64,
+}
+
+impl Mean {
+    pub(crate) fn of(values: &[f64]) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        Self { mean, error: (variance / count).sqrt() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +54,13 @@ mod tests {
         assert_eq!(percentile(&hundred, 0.5), 51);
         assert_eq!(percentile(&hundred, 0.99), 100);
         assert_eq!(percentile(&[], 0.5), 0);
+    }
+
+    #[test]
+    fn a_mean_has_the_error_of_its_values() {
+        let mean = Mean::of(&[1.0, 3.0]);
+        assert_eq!((mean.mean, mean.error), (2.0, 1.0));
+        assert!(Mean::of(&[1.0]).error.is_nan());
     }
 
     #[test]

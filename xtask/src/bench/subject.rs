@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use tidegate_sandbox::{Binaries, Major, Postgres};
 
-use crate::gateway::{Config, Profile, Running, build, build_uncounted, free_port};
+use crate::gateway::{Config, Profile, Running, build, free_port};
 use crate::machine::{allows_io_uring, find_program, version_of};
 use crate::repository::output_of;
 use crate::tests::Io;
@@ -24,12 +24,6 @@ pub(crate) struct Options {
     /// A Tidegate instead of a fresh release build
     #[arg(long, value_name = "PATH")]
     pub(crate) tidegate: Option<PathBuf>,
-    /// Measure also what the query journal costs, beside a Tidegate without
-    #[arg(long)]
-    journal: bool,
-    /// Measure also what the counters cost, beside a Tidegate built without them
-    #[arg(long)]
-    metrics: bool,
     /// Only these subjects (repeatable)
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -59,10 +53,6 @@ pub(crate) enum Role {
     Peer,
     /// Tidegate in an I/O mode.
     Ours(Io),
-    /// Tidegate without counters.
-    Uncounted,
-    /// Tidegate with the query journal.
-    Journalled,
 }
 
 #[derive(Debug)]
@@ -108,7 +98,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts Postgres and every subject that is there.
     pub(crate) fn set(options: &Options) -> Result<Self> {
-        let postgres = start_postgres(options)?;
+        let postgres = start_postgres(options.postgres)?;
         // Inside the sandbox: whose configuration lies there may be adopted by it.
         let dir = tempfile::tempdir_in(postgres.socket_dir()).context("create a folder")?;
         open_to_all(dir.path())?;
@@ -141,14 +131,12 @@ impl Stage {
 
 type Add = fn(&mut Stage, &'static str, &Options) -> Result<()>;
 
-const ALL: [(&str, Add); 7] = [
+const ALL: [(&str, Add); 5] = [
     ("direct", add_direct),
     ("pgbouncer", add_pgbouncer),
     ("haproxy", add_haproxy),
     ("tidegate", |stage, name, options| add_ours(stage, name, options, Io::Uring)),
     ("tidegate-epoll", |stage, name, options| add_ours(stage, name, options, Io::Epoll)),
-    ("tidegate-uncounted", add_uncounted),
-    ("tidegate-journal", add_journalled),
 ];
 
 fn add_direct(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()> {
@@ -227,58 +215,31 @@ fn add_haproxy(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()>
 
 fn add_ours(stage: &mut Stage, name: &'static str, options: &Options, io: Io) -> Result<()> {
     let binary = options.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
-    add_tidegate(stage, name, (&binary, Role::Ours(io)), options.pool_size, io)
-}
-
-fn add_uncounted(stage: &mut Stage, name: &'static str, options: &Options) -> Result<()> {
-    if !options.metrics {
-        return Ok(());
-    }
-    let binary = build_uncounted()?;
-    add_tidegate(stage, name, (&binary, Role::Uncounted), options.pool_size, Io::Uring)
-}
-
-fn add_journalled(stage: &mut Stage, name: &'static str, options: &Options) -> Result<()> {
-    if !options.journal {
-        return Ok(());
-    }
-    let binary = options.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
-    add_tidegate(stage, name, (&binary, Role::Journalled), options.pool_size, Io::Uring)
-}
-
-fn add_tidegate(
-    stage: &mut Stage,
-    name: &'static str,
-    (binary, role): (&Path, Role),
-    pool_size: u32,
-    io: Io,
-) -> Result<()> {
     if io == Io::Uring && !allows_io_uring() {
         stage.missing(name, "this machine forbids io_uring; see tidegate-epoll");
         return Ok(());
     }
-    let folder = stage.dir.path().join("journal");
     let config = Config {
         mode: "transaction",
         auth: "trust",
         io: Some(io),
-        pool_size,
+        pool_size: options.pool_size,
         postgres_port: stage.postgres.port(),
         user: USER,
         database: USER,
         tls: None,
-        journal: (role == Role::Journalled).then_some(&*folder),
+        journal: None,
     };
-    let process = Running::gateway(binary, stage.dir.path(), name, &config)?;
-    stage.notes.push(format!("{name}: {}, io = {}", version_of(binary, "--version"), io.name()));
+    let process = Running::gateway(&binary, stage.dir.path(), name, &config)?;
+    stage.notes.push(format!("{name}: {}, io = {}", version_of(&binary, "--version"), io.name()));
     let port = process.port;
-    stage.subjects.push(Subject::new(name, role, port, true, Some(process)));
+    stage.subjects.push(Subject::new(name, Role::Ours(io), port, true, Some(process)));
     Ok(())
 }
 
 /// Debian's build when it is there: the peers' published figures were taken with it.
-fn start_postgres(options: &Options) -> Result<Postgres> {
-    let major = major_or_newest(options.postgres)?;
+pub(crate) fn start_postgres(major: u8) -> Result<Postgres> {
+    let major = major_or_newest(major)?;
     let postgres = Postgres::builder()
         .version(major)
         .setting("max_connections", "300")

@@ -1,0 +1,157 @@
+//! What a part costs, to a percent or two: a gateway with it and one without work at the same time before the same servers, so that
+//! whatever the machine does, it does to both. Pairs are many and short, who begins changes, and processes are started anew now
+//! and then, since where their memory lies makes two equal ones differ. A pair of two equal ones shows what is left of that.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Pace;
+use super::load::{self, Load, Yield};
+use super::report::{Limit, Metric, Report};
+use super::sample::{Mean, median};
+use super::subject::Subject;
+
+/// How often and for how long.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Times {
+    /// Seconds in which a pair works
+    #[arg(long, default_value_t = 1)]
+    seconds: u32,
+    /// Pairs of each kind before processes are started anew
+    #[arg(long, default_value_t = 6)]
+    pairs: u32,
+    /// How often processes are started
+    #[arg(long, default_value_t = 8)]
+    starts: u32,
+}
+
+impl Times {
+    pub(super) fn at(self, pace: Pace) -> Self {
+        Self { pairs: pace.scale(self.pairs), starts: pace.scale(self.starts).max(2), ..self }
+    }
+
+    /// For the head of a table.
+    pub(super) fn note(self) -> String {
+        let Self { seconds, pairs, starts } = self;
+        format!(
+            "each works beside the first at the same time, {pairs} times {seconds} s for each protocol and start, {starts} starts; \
+             medians; ratios are geometric means, with the standard error of the starts' means"
+        )
+    }
+}
+
+/// A second process of the first kind, which all others are compared with.
+pub(super) const AGAIN: &str = "the same again";
+
+const TPS: Metric = Metric::new("tps", "");
+const CPU: Metric = Metric::new("cpu", "us/tx");
+const ERROR: Metric = Metric::new("error of the ratio", "");
+
+/// Whom to compare, and how: the first of `subjects` is compared with each of the others.
+pub(super) struct Comparison<'a> {
+    pub(super) pgbench: &'a Path,
+    pub(super) times: Times,
+    pub(super) load: Load,
+    pub(super) ratio: Metric,
+}
+
+/// One of the pair, and what a bar allows.
+pub(super) type Allowed = (&'static str, Option<Limit>);
+
+/// What a kind of pair yielded: by start, then by pair.
+type Yields = Vec<Vec<[Yield; 2]>>;
+
+impl Comparison<'_> {
+    /// Measures all protocols with each set of processes that `start` starts.
+    pub(super) fn run(
+        &self,
+        protocols: &[&'static str],
+        others: &[Allowed],
+        mut start: impl FnMut() -> Result<Vec<Subject>>,
+        report: &mut Report,
+    ) -> Result<()> {
+        let mut yields = vec![vec![Yields::new(); others.len()]; protocols.len()];
+        for number in 1..=self.times.starts {
+            let subjects = start()?;
+            let (first, rest) = subjects.split_first().context("there is a first")?;
+            for (protocol, yields) in protocols.iter().zip(&mut yields) {
+                let load = Load { protocol, seconds: self.times.seconds, ..self.load.clone() };
+                self.pairs(&load, first, rest, yields)?;
+                eprintln!("start {number} of {}: {protocol} done", self.times.starts);
+            }
+        }
+        for (protocol, yields) in protocols.iter().zip(&yields) {
+            others.iter().zip(yields).for_each(|(other, yields)| self.report(protocol, other, yields, report));
+        }
+        Ok(())
+    }
+
+    fn pairs(&self, load: &Load, first: &Subject, others: &[Subject], yields: &mut [Yields]) -> Result<()> {
+        // Pools are filled before anything counts.
+        for other in others {
+            load::run_both(self.pgbench, [first, other], &Load { seconds: 1, ..load.clone() })?;
+        }
+        yields.iter_mut().for_each(|of_start| of_start.push(Vec::new()));
+        for round in 0..self.times.pairs {
+            for (other, yields) in others.iter().zip(&mut *yields) {
+                let pair = if round % 2 == 0 {
+                    load::run_both(self.pgbench, [first, other], load)?
+                } else {
+                    let [other, first] = load::run_both(self.pgbench, [other, first], load)?;
+                    [first, other]
+                };
+                yields.last_mut().context("one was pushed")?.push(pair);
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, protocol: &str, (name, limit): &Allowed, yields: &Yields, report: &mut Report) {
+        let of = |index: usize, quantity: fn(&Yield) -> f64| {
+            median(&yields.iter().flatten().map(|pair| quantity(&pair[index])).collect::<Vec<_>>())
+        };
+        let ratio = ratio(yields);
+        report.add(name, protocol, Metric::new("tps of the first", ""), of(0, |got| got.tps), None);
+        report.add(name, protocol, TPS, of(1, |got| got.tps), None);
+        report.add(
+            name,
+            protocol,
+            Metric::new("cpu of the first", "us/tx"),
+            of(0, Yield::cpu_us_per_transaction),
+            None,
+        );
+        report.add(name, protocol, CPU, of(1, Yield::cpu_us_per_transaction), None);
+        report.add(name, protocol, ERROR, ratio.error * ratio.mean, None);
+        report.add(name, protocol, self.ratio, ratio.mean, *limit);
+    }
+}
+
+/// Of processor time per transaction, the other's over the first's. Its error is relative.
+fn ratio(yields: &Yields) -> Mean {
+    let logarithm =
+        |[first, other]: &[Yield; 2]| (other.cpu_us_per_transaction() / first.cpu_us_per_transaction()).ln();
+    let of_start = |pairs: &Vec<[Yield; 2]>| Mean::of(&pairs.iter().map(logarithm).collect::<Vec<_>>()).mean;
+    let Mean { mean, error } = Mean::of(&yields.iter().map(of_start).collect::<Vec<_>>());
+    Mean { mean: mean.exp(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(cpu_seconds: f64) -> Yield {
+        Yield { transactions: 1.0, tps: 1.0, cpu_seconds, p50_ms: 0.0, p99_ms: 0.0 }
+    }
+
+    #[test]
+    fn what_slows_both_leaves_the_ratio_and_its_error_is_between_starts() {
+        let pair = |first: f64, other: f64| [used(first), used(other)];
+        let same = ratio(&vec![vec![pair(1.0, 1.1), pair(3.0, 3.3)], vec![pair(2.0, 2.2)]]);
+        assert!((same.mean - 1.1).abs() < 1e-9 && same.error < 1e-9, "{same:?}");
+        // Equal within a start, apart between starts: the error is that of two starts, however many pairs there are.
+        let apart = ratio(&vec![vec![pair(1.0, 1.0); 100], vec![pair(1.0, 1.21); 100]]);
+        assert!((apart.mean - 1.1).abs() < 1e-9, "{apart:?}");
+        assert!((apart.error - 1.1_f64.ln()).abs() < 1e-9, "{apart:?}");
+    }
+}

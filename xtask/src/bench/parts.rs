@@ -1,0 +1,114 @@
+//! `bench parts`: what the query journal and the counters cost the gateway, each beside a gateway without.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use tidegate_sandbox::Postgres;
+
+use super::Pace;
+use super::load::{self, Load};
+use super::pairs::{AGAIN, Comparison, Times};
+use super::report::{Limit, Metric, Report};
+use super::subject::{Subject, USER, fill, start_postgres};
+use crate::gateway::{Config, Profile, Running, build, build_uncounted};
+use crate::machine::{allows_io_uring, version_of};
+use crate::tests::Io;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A Tidegate instead of a fresh release build
+    #[arg(long, value_name = "PATH")]
+    tidegate: Option<PathBuf>,
+    /// Only these (repeatable); for the counters a second binary is built, which has none
+    #[arg(long)]
+    part: Vec<Part>,
+    /// Clients of each gateway
+    #[arg(long, default_value_t = 32)]
+    clients: u32,
+    /// Server connections of each gateway
+    #[arg(long, default_value_t = 20)]
+    pool_size: u32,
+    #[command(flatten)]
+    times: Times,
+    /// Major version of the Postgres behind; Debian's of that version is taken when it is installed
+    #[arg(long, default_value_t = 15)]
+    postgres: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Journal,
+    Counters,
+}
+
+const PROTOCOLS: &[&str] = &["simple", "extended", "prepared"];
+const PLAIN: &str = "tidegate";
+const JOURNAL: &str = "with the query journal";
+const UNCOUNTED: &str = "without counters";
+const COUNTED: &str = "with counters";
+const JOURNAL_RATIO: Metric = Metric::new("cpu per tx / no journal", "");
+const COUNTERS_RATIO: Metric = Metric::new("cpu per tx / uncounted", "");
+
+pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
+    let pgbench = load::pgbench()?;
+    let postgres = start_postgres(arguments.postgres)?;
+    fill(&postgres, &pgbench)?;
+    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
+    let times = arguments.times.at(pace);
+    let mut report = Report::new("parts");
+    report.note(format!("tidegate: {}", version_of(&binary, "--version")));
+    report.note(format!(
+        "load: pgbench -S, scale 10, {} clients and pools of {} for each",
+        arguments.clients, arguments.pool_size
+    ));
+    report.note(times.note());
+    let load = |protocol| Load { protocol, clients: arguments.clients, seconds: 1, script: None, logged_share: 0.01 };
+    let stage = Stage { postgres: &postgres, pool_size: arguments.pool_size };
+    let wants = |part| arguments.part.is_empty() || arguments.part.contains(&part);
+    let compare = |ratio| Comparison { pgbench: &pgbench, times, load: load(PROTOCOLS[0]), ratio };
+    if wants(Part::Journal) {
+        let others = [(AGAIN, None), (JOURNAL, Some(Limit::AtMost(1.10)))];
+        let start = || {
+            let names = [(PLAIN, false), (AGAIN, false), (JOURNAL, true)];
+            names.into_iter().map(|(name, journal)| stage.start(&binary, name, journal)).collect()
+        };
+        compare(JOURNAL_RATIO).run(PROTOCOLS, &others, start, &mut report)?;
+    }
+    if wants(Part::Counters) {
+        let without = build_uncounted()?;
+        let others = [(COUNTED, Some(Limit::AtMost(1.02)))];
+        let start = || Ok(vec![stage.start(&without, UNCOUNTED, false)?, stage.start(&binary, COUNTED, false)?]);
+        compare(COUNTERS_RATIO).run(PROTOCOLS, &others, start, &mut report)?;
+    }
+    Ok(report)
+}
+
+/// What all gateways have in common.
+struct Stage<'a> {
+    postgres: &'a Postgres,
+    pool_size: u32,
+}
+
+impl Stage<'_> {
+    fn start(&self, binary: &Path, name: &'static str, journal: bool) -> Result<Subject> {
+        let stem = name.replace(' ', "-");
+        // Inside the sandbox: whose configuration lies there may be adopted by it.
+        let dir = self.postgres.socket_dir().join(&stem);
+        let folder = dir.join("journal");
+        std::fs::create_dir_all(&dir)?;
+        let config = Config {
+            mode: "transaction",
+            auth: "trust",
+            io: Some(if allows_io_uring() { Io::Uring } else { Io::Epoll }),
+            pool_size: self.pool_size,
+            postgres_port: self.postgres.port(),
+            user: USER,
+            database: USER,
+            tls: None,
+            journal: journal.then_some(&*folder),
+        };
+        let running = Running::gateway(binary, &dir, &stem, &config)?;
+        self.postgres.adopt(running.pid())?;
+        Ok(Subject::gateway(name, &[USER], running))
+    }
+}
