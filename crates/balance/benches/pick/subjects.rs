@@ -78,7 +78,8 @@ struct Backend(usize);
 
 /// Runs `work` on so many threads, first in turn and then at once, beside an updater if the cell wants one.
 ///
-/// The same pickers in both: one may be twice as fast as the next while no other thread picks, and remains so.
+/// The same processors in both: of two that a virtual machine has, one may do twice as much as the other, for as long as another
+/// guest uses the other half of its core.
 fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: impl Fn(u64) -> W + Sync) -> Measured {
     let (start, stop) = (Barrier::new(cell.threads), AtomicBool::new(false));
     let progress: Vec<Progress> = (0..cell.threads).map(|_| Progress::default()).collect();
@@ -95,9 +96,7 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
         let run = |thread: usize| {
             let (start, make, progress) = (&start, &make, &progress);
             scope.spawn(move || {
-                if cell.threads > 1 {
-                    stay_on(thread);
-                }
+                stay_on(thread);
                 let mut work = make(thread as u64);
                 let alone = (cell.threads > 1).then(|| in_turn(cell, thread, start, &mut work));
                 start.wait();
@@ -126,8 +125,8 @@ fn in_turn(cell: Cell, thread: usize, start: &Barrier, pick: &mut impl FnMut() -
     ns
 }
 
-/// Each on a processor of its own: two threads on one take turns, and the system leaves them there for as long as
-/// anything at all runs on the other.
+/// Each on a processor of its own, and the first always on the same: two threads on one take turns, and the system leaves them
+/// there for as long as anything at all runs on the other; and figures of two processors say nothing of each other.
 fn stay_on(thread: usize) {
     #[cfg(target_os = "linux")]
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
