@@ -1,6 +1,6 @@
-//! What a part costs, to a percent or two: a gateway with it and one without work at the same time before the same servers, so that
-//! whatever the machine does, it does to both. Pairs are many and short, who begins changes, and processes are started anew now
-//! and then, since where their memory lies makes two equal ones differ. A pair of two equal ones shows what is left of that.
+//! What a part costs, to a percent or two: a gateway with it and one without work at the same time before the same servers, so
+//! that whatever the machine does, it does to both. Pairs are many and short, who begins changes, and processes are started anew
+//! now and then, since where their memory lies makes two equal ones differ. A pair of two equal ones shows what is left of that.
 
 use std::path::Path;
 
@@ -35,8 +35,8 @@ impl Times {
     pub(super) fn note(self) -> String {
         let Self { seconds, pairs, starts } = self;
         format!(
-            "each works beside the first at the same time, {pairs} times {seconds} s for each protocol and start, {starts} starts; \
-             medians; ratios are geometric means, with the standard error of the starts' means"
+            "each works beside the first at the same time, {pairs} times {seconds} s for each protocol and start, \
+             {starts} starts; medians; ratios are geometric means, with the standard error of the starts' means"
         )
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Processor time of all threads that live so far, in user and kernel mode, as the scheduler counts it: `/proc/PID/stat` counts in
-/// ticks of 10 ms, and whoever happens to run at one gets all of it.
+/// Processor time of all threads that live so far, in user and kernel mode, as the scheduler counts it: `/proc/PID/stat` counts
+/// in ticks of 10 ms, and whoever happens to run at one gets all of it.
 pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).context("read the threads of a subject")?;
     // A thread that has just ended has no file any more.
