@@ -83,15 +83,21 @@ fn a_file_is_checked_by_line_and_nearest_key() {
 #[cfg(feature = "kafka")]
 fn what_kafka_would_refuse_is_no_good_configuration() {
     let folder = Folder::new();
-    for (to, more, words) in [
-        ("kafka://h:1/u,t", "", "one topic only"),
-        ("kafka://h:1/t", "", "its sink is its source"),
-        ("-", "kafka_properties = { \"sasl.pasword\" = \"hunter2\" }", "No such configuration property"),
-        ("-", "kafka_properties = { \"session.timeout.ms\" = \"soon\" }", "Invalid value for configuration property"),
-        ("-", "kafka_properties = { \"group.id\" = \"mine\" }", "`group.id` cannot be set"),
+    for (from, to, more, words) in [
+        ("t", "kafka://h:1/u,t", "", "one topic only"),
+        ("t", "kafka://h:1/t", "", "its sink is its source"),
+        ("t,^(", "-", "", "`^(` is no topic, and no regular expression"),
+        ("t", "-", "kafka_properties = { \"sasl.pasword\" = \"hunter2\" }", "No such configuration property"),
+        (
+            "t",
+            "-",
+            "kafka_properties = { \"session.timeout.ms\" = \"soon\" }",
+            "Invalid value for configuration property",
+        ),
+        ("t", "-", "kafka_properties = { \"group.id\" = \"mine\" }", "`group.id` cannot be set"),
     ] {
         let database = "[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n";
-        let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"kafka://h:1/t\"\nto = \"{to}\"\n{more}\n");
+        let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"kafka://h:1/{from}\"\nto = \"{to}\"\n{more}\n");
         let file = folder.write("tidegate.toml", &(database.to_owned() + &stream));
         let check = Command::new(binary()).arg("check").arg(&file).output().unwrap();
         let said = String::from_utf8_lossy(&[check.stdout, check.stderr].concat()).into_owned();

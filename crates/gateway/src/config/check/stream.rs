@@ -115,6 +115,10 @@ impl Checker<'_> {
         if let Some((reason, help)) = of_one.or_else(|| no_mechanism(properties)).or_else(|| unknown(keys)) {
             self.error(section.place(&["kafka_properties"]), reason, help);
         }
+        if let Some(reason) = unreadable(keys) {
+            let help = "write kafka://BROKER:9092/TOPIC; a topic that begins with ^ is a regular expression";
+            self.error(section.place(&["from"]), reason, help);
+        }
         if let (Origin::Kafka(from), Target::Kafka(to)) = (&keys.from, &keys.to)
             && from.brokers == to.brokers
             && to.topics.iter().any(|topic| from.topics.contains(topic))
@@ -229,21 +233,41 @@ fn refused(name: &str, value: &str) -> Option<(String, &'static str)> {
 #[cfg(feature = "kafka")]
 fn unknown(keys: &StreamKeys) -> Option<(String, &'static str)> {
     use rdkafka::error::KafkaError;
-    use tidegate_lanes::source::kafka::{Error, Kafka};
+    use tidegate_lanes::source::kafka::Error;
 
-    let Origin::Kafka(topics) = &keys.from else { return None };
-    let properties = keys.kafka_properties.0.iter();
-    let settings = Kafka::builder(&topics.brokers, "any");
-    let settings = properties.fold(settings, |settings, (name, value)| settings.property(name, value));
-    let reason = match settings.check().err()? {
+    let reason = match unfit(keys)? {
+        Error::Subscription(_) => return None,
         Error::Settings(KafkaError::ClientConfig(_, reason, ..)) => reason,
         error => error.to_string(),
     };
     Some((reason, "librdkafka's CONFIGURATION.md lists the properties and their values"))
 }
 
+/// What is no topic to the client, and no pattern.
+#[cfg(feature = "kafka")]
+fn unreadable(keys: &StreamKeys) -> Option<String> {
+    unfit(keys)
+        .filter(|error| matches!(error, tidegate_lanes::source::kafka::Error::Subscription(_)))
+        .map(|error| error.to_string())
+}
+
+/// What the client refuses before it asks anybody.
+#[cfg(feature = "kafka")]
+fn unfit(keys: &StreamKeys) -> Option<tidegate_lanes::source::kafka::Error> {
+    let Origin::Kafka(topics) = &keys.from else { return None };
+    let settings = tidegate_lanes::source::kafka::Kafka::builder(&topics.brokers, "any");
+    let settings = topics.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
+    let properties = keys.kafka_properties.0.iter();
+    properties.fold(settings, |settings, (name, value)| settings.property(name, value)).check().err()
+}
+
 #[cfg(not(feature = "kafka"))]
 fn unknown(_: &StreamKeys) -> Option<(String, &'static str)> {
+    None
+}
+
+#[cfg(not(feature = "kafka"))]
+fn unreadable(_: &StreamKeys) -> Option<String> {
     None
 }
 

@@ -9,7 +9,11 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 pub enum Error {
     /// The client refuses the settings.
     #[error("the settings of the Kafka client are not right: {0}")]
-    Settings(#[source] KafkaError),
+    Settings(KafkaError),
+    /// The topics, or the group, cannot be subscribed to, whatever a broker says: there is none, or a pattern is no regular
+    /// expression of the client's.
+    #[error("nothing can be subscribed to: {0}")]
+    Subscription(String),
     /// A setting that only this source may make.
     #[error("`{0}` cannot be set: the source depends on its own value")]
     Reserved(String),
@@ -47,7 +51,7 @@ pub enum Error {
     Fatal(RDKafkaErrorCode),
     /// The client does not take over what the group has assigned to it.
     #[error("the Kafka client does not take over its partitions: {0}")]
-    Assign(#[source] KafkaError),
+    Assign(KafkaError),
     /// The last marks were not confirmed before the time to close was over. What they cover comes again.
     #[error("the last commit failed, its records will come again: {0}")]
     NotCommitted(String),

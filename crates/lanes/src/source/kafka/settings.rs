@@ -91,7 +91,10 @@ impl Settings {
     /// Reads this topic, besides those that were named before; a name that begins with `^` is a regular expression, which
     /// means no topic of Kafka's own (`__consumer_offsets`), unless one whose name begins with `__` is named besides.
     pub fn topic(mut self, topic: &str) -> Self {
-        self.topics.push(topic.to_owned());
+        // The client refuses one that is named twice.
+        if !self.topics.iter().any(|named| named == topic) {
+            self.topics.push(topic.to_owned());
+        }
         self
     }
 
@@ -149,7 +152,8 @@ impl Settings {
     /// Makes the source, which begins to join its group. The clients themselves are made by its thread.
     ///
     /// # Errors
-    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set, [`Error::Thread`] without a thread.
+    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set, [`Error::Subscription`] without a topic or a group,
+    /// [`Error::Thread`] without a thread.
     pub fn build(self) -> Result<Kafka, Error> {
         self.check()?;
         Kafka::begin(self)
@@ -158,14 +162,30 @@ impl Settings {
     /// Whether the client takes the settings, as [`build`](Self::build) says it. Nobody is asked.
     ///
     /// # Errors
-    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set.
+    /// [`Error::Settings`] and [`Error::Reserved`] for what cannot be set, [`Error::Subscription`] without a topic or a group.
     pub fn check(&self) -> Result<(), Error> {
         if let Some((name, _)) = self.properties.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
             return Err(Error::Reserved(name.clone()));
         }
         self.member().create_native_config().map_err(Error::Settings)?;
         self.reader(1).create_native_config().map_err(Error::Settings)?;
-        Ok(())
+        self.check_topics()
+    }
+
+    fn check_topics(&self) -> Result<(), Error> {
+        let refused = |reason: &str| Err(Error::Subscription(reason.to_owned()));
+        if self.group.is_empty() {
+            return refused("the group has no name");
+        }
+        if self.topics.is_empty() {
+            return refused("no topic was named");
+        }
+        match self.topics.iter().find(|topic| !is_readable(topic)) {
+            Some(topic) => {
+                refused(&format!("`{topic}` is no topic, and no regular expression that the client can read"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// How many partitions the topics have, for whoever gets them all. Only shares out what is read ahead, so a guess does
@@ -236,6 +256,16 @@ impl Settings {
     }
 }
 
+/// Does the client take it for a topic, or for a pattern that begins with `^`? Its regular expressions are its own, so one
+/// that has no broker to ask is made to say so.
+fn is_readable(wanted: &str) -> bool {
+    if !wanted.starts_with('^') {
+        return !wanted.is_empty();
+    }
+    let reader = ClientConfig::new().set("group.id", "any").set_log_level(RDKafkaLogLevel::Emerg).create();
+    reader.map_or(true, |reader: BaseConsumer| reader.subscribe(&[wanted]).is_ok())
+}
+
 /// Does the name, or the pattern that begins with `^`, mean this topic? A pattern that only the client can read means all.
 fn is_wanted(wanted: &str, topic: &str) -> bool {
     if !wanted.starts_with('^') {
@@ -280,6 +310,24 @@ mod tests {
         assert!(
             matches!(settings.build(), Err(Error::Settings(error)) if error.to_string().contains("no.such.property"))
         );
+    }
+
+    #[test]
+    fn what_cannot_be_subscribed_to_is_refused_before_anybody_is_asked() {
+        let build = |group: &str, topics: &[&str]| {
+            let settings = Settings::new("localhost:1", group);
+            topics.iter().fold(settings, |settings, topic| settings.topic(topic)).build().map(drop)
+        };
+        for (group, topics, words) in [
+            ("g", &[][..], "no topic"),
+            ("", &["t"], "the group"),
+            ("g", &["t", ""], "`` is no topic"),
+            ("g", &["t", "^("], "`^(` is no topic, and no regular expression"),
+        ] {
+            let error = build(group, topics).expect_err("it cannot be subscribed to");
+            assert!(matches!(&error, Error::Subscription(said) if said.contains(words)), "{error}");
+        }
+        assert!(build("g", &["t", "^orders-[a-z]+$", "t"]).is_ok(), "to name a topic twice is to name it");
     }
 
     #[test]
