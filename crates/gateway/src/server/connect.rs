@@ -283,7 +283,7 @@ impl Connector {
     }
 
     async fn attempt(&self, reactor: &Reactor, target: &Target<'_>, with_tls: bool) -> Result<Server, ConnectError> {
-        let label = target.host.to_string();
+        let label = target.label();
         let socket_error = |error| ConnectError::Socket(label.clone(), error);
         let fd = reactor.connect(target.address.clone()).await.map_err(socket_error)?;
         if target.address.is_ipv4() || target.address.is_ipv6() {
@@ -326,9 +326,19 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
+    /// For people: a name may have several addresses.
+    pub(super) fn label(&self) -> String {
+        match (self.host, self.address.as_socket()) {
+            (Host::Tcp { name, .. }, Some(address)) if name.parse::<IpAddr>().is_err() => {
+                format!("{} ({})", self.host, address.ip())
+            }
+            _ => self.host.to_string(),
+        }
+    }
+
     /// Begins TLS; `None` if the server has none and the mode lets that pass.
     async fn begin_tls(&self, reactor: &Reactor, link: &mut Link) -> Result<Option<TlsPlan>, ConnectError> {
-        let label = self.host.to_string();
+        let label = self.label();
         let Some(config) = self.tls else { return self.without_tls(label) };
         let Host::Tcp { name, .. } = self.host else { return Ok(None) };
         let name = ServerName::try_from(name.clone())

@@ -58,7 +58,7 @@ impl Dialogue<'_> {
     }
 
     fn label(&self) -> String {
-        self.target.host.to_string()
+        self.target.label()
     }
 
     fn invalid(&self, what: impl std::fmt::Display) -> ConnectError {

@@ -99,6 +99,22 @@ fn t23_addresses_come_and_go_and_look_ups_fail_and_no_policy_loses_a_transaction
     }
 }
 
+#[test]
+fn what_failed_at_an_address_of_a_name_is_told_with_the_address() {
+    let names = NameServer::start();
+    names.addresses("db.test", &PLACES[..2]);
+    let section = |name: &str, keys: &str| format!("[databases.{name}]\nhosts = [\"db.test:1\"]\n{keys}\n");
+    let watched = section("app", "route = \"primary\"\nprobe_interval = \"50ms\"\nfailover_wait = \"1ms\"");
+    let gateway = asking(&names, &["[timeouts]\ncheckout = \"1s\"\n".to_owned(), section("sole", ""), watched]);
+    let refused = gateway.startup("sole").refused().message;
+    assert!(PLACES[..2].iter().any(|place| refused.contains(&format!("db.test:1 ({place})"))), "{refused}");
+    gateway.startup("app").refused();
+    eventually("each row says where", || {
+        let rows: Vec<_> = gateway.show("HOSTS").into_iter().filter(|row| row["database"] == "app").collect();
+        rows.len() == 2 && rows.iter().all(|row| row["last_error"].contains(&format!("db.test:1 ({})", row["host"])))
+    });
+}
+
 /// Pools of single servers that threads have: those opened without those closed.
 fn pools(gateway: &Gateway) -> usize {
     let log = gateway.log();

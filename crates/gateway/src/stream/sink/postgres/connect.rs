@@ -118,7 +118,7 @@ impl Login {
                 for host in hosts {
                     match self.connect_to(host, tls.as_ref(), settings).await {
                         Ok(connected) => return Ok(connected),
-                        Err(error) => reasons.push(format!("{host}: {error}")),
+                        Err(error) => reasons.push(error),
                     }
                 }
                 Err(if reasons.is_empty() { "no host is named".to_owned() } else { reasons.join("; ") })
@@ -126,6 +126,7 @@ impl Login {
         }
     }
 
+    /// An error says at which host or address.
     async fn connect_to(
         &self,
         host: &Host,
@@ -133,24 +134,27 @@ impl Login {
         settings: &ServerTls,
     ) -> Result<Connected, String> {
         let text = |error: io::Error| error.to_string();
+        let at_host = |error: String| format!("{host}: {error}");
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
                 let connecting =
                     async { self.log_in(UnixStream::connect(kernel_path(&path)).await.map_err(text)?).await };
-                return self.within(connecting).await;
+                return self.within(connecting).await.map_err(at_host);
             }
             Host::Tcp { name, port } => (name, *port),
         };
-        let found = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await?;
-        let mut reason = "its name has no address".to_owned();
-        for address in found {
+        let looked_up = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await;
+        let mut reasons = Vec::new();
+        for address in looked_up.map_err(at_host)? {
             match self.within(self.connect_at(address, name, tls, settings)).await {
                 Ok(connected) => return Ok(connected),
-                Err(error) => reason = error,
+                Err(error) if name.parse::<IpAddr>().is_ok() => reasons.push(at_host(error)),
+                // A name may have several addresses.
+                Err(error) => reasons.push(format!("{host} ({}): {error}", address.ip())),
             }
         }
-        Err(reason)
+        Err(if reasons.is_empty() { at_host("its name has no address".to_owned()) } else { reasons.join("; ") })
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
