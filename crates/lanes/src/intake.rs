@@ -82,6 +82,9 @@ pub(crate) struct Intake<S> {
     sorted: Vec<Vec<Arrival>>,
     valves: Vec<Valve>,
     commits_failed: u64,
+    /// What was told of skipped records, and of those that the dead-letter did not take.
+    skipped: log::Lately,
+    not_buried: log::Lately,
     /// When the marks that are there are committed.
     commit_at: Option<Moment>,
     sleep: Pin<Box<Sleep>>,
@@ -117,6 +120,8 @@ impl<S: Source> Intake<S> {
             sorted: (0..shards).map(|_| Vec::new()).collect(),
             valves: Vec::new(),
             commits_failed: 0,
+            skipped: log::Lately::default(),
+            not_buried: log::Lately::default(),
             commit_at: None,
             sleep,
             sleeps_until: Moment(u64::MAX),
@@ -131,6 +136,7 @@ impl<S: Source> Intake<S> {
             let has_event = self.poll_source(cx, now);
             self.settle(now);
             if let Poll::Ready(result) = self.poll_end(cx, now) {
+                self.tell_of_others(now, true);
                 self.write_status();
                 return Poll::Ready(result);
             }
@@ -279,6 +285,7 @@ impl<S: Source> Intake<S> {
         self.valves = valves;
         self.release_left(now);
         self.commit_when_due(now);
+        self.tell_of_others(now, false);
     }
 
     fn measure(&mut self) {
@@ -338,7 +345,9 @@ impl<S: Source> Intake<S> {
 
     /// Ready if something became due.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let due = self.commit_at.into_iter().chain(self.assigned.leave_by()).min().unwrap_or(Moment(u64::MAX));
+        let told = self.skipped.due().into_iter().chain(self.not_buried.due());
+        let due =
+            self.commit_at.into_iter().chain(self.assigned.leave_by()).chain(told).min().unwrap_or(Moment(u64::MAX));
         if due != self.sleeps_until {
             self.sleep.as_mut().reset(self.shared.clock.instant(due));
             self.sleeps_until = due;

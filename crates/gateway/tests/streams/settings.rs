@@ -96,6 +96,19 @@ fn a_skipped_record_counts_as_done_and_the_status_says_so() {
 }
 
 #[test]
+fn where_all_are_skipped_the_log_tells_of_some_and_how_many_more() {
+    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(422)));
+    folder.write("in", &numbers(0..500, 20));
+    let errors = run(&folder, &web.url("/"), "exhausted = \"skip\"").expect(3).errors;
+    let told = errors.matches("it is skipped").count();
+    let more = errors.lines().filter(|line| line.contains("they are skipped")).map(|line| {
+        let (_, count) = line.split_once("records=").unwrap();
+        count.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+    });
+    assert!((10..500).contains(&told) && told + more.sum::<usize>() == 500, "{told}: {errors}");
+}
+
+#[test]
 fn a_halted_lane_ends_the_stream_with_what_was_done_before_the_record() {
     let (folder, web) = (Folder::new(), but_three(422));
     folder.write("in", &numbers(0..10, 1));

@@ -61,7 +61,12 @@ impl<S: Source> Intake<S> {
     pub(super) fn heed(&mut self, alarm: Alarm, now: Moment) {
         let lane = self.source.lane_name(alarm.lane);
         // Where a sink is away, everything that runs fails for the one reason, which is said once.
-        let is_news = alarm.kind != AlarmKind::Stop || !self.phase.is_end();
+        let is_news = match alarm.kind {
+            AlarmKind::Stop => !self.phase.is_end(),
+            AlarmKind::Skipped => self.skipped.tells(now),
+            AlarmKind::NotBuried => self.not_buried.tells(now),
+            AlarmKind::Halt | AlarmKind::Parked => true,
+        };
         log::alarm(&self.shared.policy.subscription, &lane, &alarm, is_news);
         match alarm.kind {
             AlarmKind::Halt => self.assigned.halt(alarm.lane, alarm.epoch),
@@ -70,6 +75,17 @@ impl<S: Source> Intake<S> {
                 self.begin_end(Some(error), now, now.after(self.drain));
             }
             AlarmKind::Parked | AlarmKind::Skipped | AlarmKind::NotBuried => {}
+        }
+    }
+
+    /// Says how many more there were than were told of one by one, if it is time to.
+    pub(super) fn tell_of_others(&mut self, now: Moment, is_end: bool) {
+        let subscription = &self.shared.policy.subscription;
+        if let Some(records) = self.skipped.over(now, is_end) {
+            log::others(subscription, records, "they are skipped");
+        }
+        if let Some(records) = self.not_buried.over(now, is_end) {
+            log::others(subscription, records, "the dead-letter did not take them and will be asked again");
         }
     }
 
