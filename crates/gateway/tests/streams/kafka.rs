@@ -349,6 +349,7 @@ fn a_process_that_was_halted_comes_back_and_commits_nothing_of_what_others_have_
     assert!(before < 1_200, "there was nothing to take over");
     first.signal(Signal::CONT);
     eventually("it is told", || first.errors().contains("Consumer group session timed out"));
+    eventually("and what follows", || first.errors().contains("what was done since the last commit comes again"));
     let mut filled = 1_200;
     let is_new = |seen: &Seen| seen.header("who") == "first" && number(&seen.body).1 >= 1_200;
     eventually("it has a part again", || {

@@ -179,6 +179,32 @@ async fn a_last_commit_that_nobody_answers_is_an_error_after_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_last_commit_of_a_member_that_the_group_has_forgotten_is_an_error() {
+    let mock = Mock::new(1, 1);
+    mock.fill(0..10);
+    let audit = Audit::new();
+    let member = Member::with(mock.source(), |builder| builder.commit_every(LIMIT), {
+        let audit = Arc::clone(&audit);
+        move |delivery, roster| {
+            audit.begin(0, &delivery.record);
+            audit.end(0, &delivery.record, &roster, true);
+            delivery.finish();
+            async {}
+        }
+    });
+    until("all are done", || audit.count() == 10).await;
+    // However often it commits until it hears, by its next heartbeat, that it is no member any more.
+    let forgotten = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID; 500];
+    mock.cluster.request_errors(RDKafkaApiKey::OffsetCommit, &forgotten);
+    mock.cluster.request_errors(RDKafkaApiKey::Heartbeat, &forgotten[..1]);
+    let Err(RunError::Source(error)) = member.stop_within(Duration::from_secs(5)).await else {
+        panic!("nobody says that the records come again");
+    };
+    assert!(matches!(error.downcast_ref(), Some(kafka::Error::NotCommitted(_))), "{error}");
+    assert_eq!(mock.committed(1), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn la_32_a_broker_that_is_killed_and_started_again_is_found_again() {
     let mut broker = tokio::task::spawn_blocking(|| Broker::builder().start().unwrap()).await.unwrap();
     broker.create_topic(TOPIC, 2, &[]).unwrap();

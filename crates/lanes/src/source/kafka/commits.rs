@@ -60,9 +60,10 @@ impl Commits {
         self.pause_until = Some(now + PAUSE);
     }
 
-    /// A mark is given up for good.
-    pub(super) fn give_up(&mut self) {
+    /// A mark is given up for good, for this reason unless a commit has failed for another one.
+    pub(super) fn give_up(&mut self, reason: &str) {
         self.has_given_up = true;
+        self.last_failure.get_or_insert_with(|| reason.to_owned());
     }
 
     /// Nothing is wanted, nothing under way.
@@ -123,7 +124,7 @@ mod tests {
         assert!(matches!(commits.result(), Err(Error::NotCommitted(reason)) if reason.contains("timed out")));
         assert_eq!(commits.forget(Lane(0)), Some(mark(0, 1)));
         assert!(commits.result().is_ok());
-        commits.give_up();
+        commits.give_up("its lane is gone");
         assert!(commits.result().is_err(), "what a lane left with was not committed");
     }
 }

@@ -207,6 +207,10 @@ pub(super) mod log {
         tracing::warn!(lane, then, "the topic is not there any more: nothing of it is committed");
     }
 
+    pub(in crate::source::kafka) fn lost(lane: &str) {
+        tracing::warn!(lane, "the session with the group was lost: what was done since the last commit comes again");
+    }
+
     pub(in crate::source::kafka) fn client(level: Level, facility: &str, message: &str) {
         match level {
             // Comes as an error, too.
@@ -245,6 +249,8 @@ pub(super) mod log {
     pub(in crate::source::kafka) fn onward(_: &str, _: crate::source::kafka::reset::Onward) {}
 
     pub(in crate::source::kafka) fn missing(_: &str) {}
+
+    pub(in crate::source::kafka) fn lost(_: &str) {}
 
     pub(in crate::source::kafka) fn client(_: rdkafka::config::RDKafkaLogLevel, _: &str, _: &str) {}
 }

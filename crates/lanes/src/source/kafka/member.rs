@@ -26,6 +26,7 @@ use crate::source::{Event, Mark};
 
 /// How long nothing may wake it: deadlines are kept as exactly as that.
 const TICK: Duration = Duration::from_millis(50);
+const LOST: &str = "the session with the group was lost";
 /// Events of the group in one turn; there are few, and lanes are read in between.
 const TURN_EVENTS: usize = 4;
 
@@ -208,6 +209,7 @@ impl Member {
         });
         if gone.is_empty() || self.group.assignment_lost() {
             self.handover.shut(&gone, Event::Lost { lanes: gone.clone() });
+            self.mourn(&gone, !wanted.is_empty());
             return self.give_up();
         }
         let within = self.settings.drain;
@@ -225,8 +227,9 @@ impl Member {
         let Some(revocation) = &mut self.revocation else { return };
         if self.group.assignment_lost() {
             // Somebody else has them already.
-            let lanes = revocation.restless().to_vec();
-            self.handover.news(Event::Lost { lanes });
+            let (lanes, has_marks) = (revocation.restless().to_vec(), !revocation.left_over().is_empty());
+            self.handover.news(Event::Lost { lanes: lanes.clone() });
+            self.mourn(&lanes, has_marks);
             return self.give_up();
         }
         if matches!(self.state, State::Closing(_)) {
@@ -237,13 +240,22 @@ impl Member {
             Step::Commit(marks) => self.send(marks, now),
             Step::GiveUp => {
                 for mark in revocation.left_over() {
+                    const REASON: &str = "its lane had to be given back";
                     if matches!(self.state, State::Closing(_)) {
-                        self.commits.give_up();
+                        self.commits.give_up(REASON);
                     }
-                    self.handover.news(not_committed(mark, "its lane had to be given back"));
+                    self.handover.news(not_committed(mark, REASON));
                 }
                 self.give_up();
             }
+        }
+    }
+
+    /// Lanes are gone whose last marks nobody takes any more. Whoever closes the source is told if there were some.
+    fn mourn(&mut self, lanes: &[(Lane, Epoch)], has_marks: bool) {
+        lanes.iter().for_each(|(lane, _)| log::lost(&self.roster.name(*lane)));
+        if has_marks && matches!(self.state, State::Closing(_)) {
+            self.commits.give_up(LOST);
         }
     }
 
@@ -300,8 +312,13 @@ impl Member {
 
     /// The subscription wishes it again. When it has closed us it does not, so we do.
     fn not_committed(&mut self, mark: Mark, error: &KafkaError, now: Instant) {
-        if matches!(self.state, State::Closing(_)) && self.reader.reads(mark.lane, mark.epoch) {
-            self.commits.want([mark]);
+        if matches!(self.state, State::Closing(_)) {
+            let leaving = self.revocation.as_mut();
+            if self.reader.reads(mark.lane, mark.epoch) {
+                self.commits.want([mark]);
+            } else if !leaving.is_some_and(|leaving| leaving.want_again(mark, now)) {
+                self.commits.give_up(LOST);
+            }
         }
         self.commits.failed(error, now);
         self.handover.news(not_committed(mark, &error.to_string()));

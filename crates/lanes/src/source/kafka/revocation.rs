@@ -63,6 +63,19 @@ impl Revocation {
         None
     }
 
+    /// A mark that was sent before its lane was on its way out was not committed. It is sent again, unless a later one is.
+    /// `false` if the lane is none of ours.
+    pub(super) fn want_again(&mut self, mark: Mark, now: Instant) -> bool {
+        let is_ours = self.lanes.contains(&(mark.lane, mark.epoch));
+        if is_ours && self.marks.iter().all(|other| other.lane != mark.lane) {
+            self.marks.push(mark);
+            if self.phase != Phase::Resting {
+                self.phase = Phase::Sending(now + COMMIT_PAUSE);
+            }
+        }
+        is_ours
+    }
+
     /// A lane has come to rest.
     pub(super) fn release(&mut self, lane: Lane, epoch: Epoch, through: Option<Position>) {
         let before = self.restless.len();
@@ -183,6 +196,20 @@ mod tests {
         revocation.release(Lane(0), Epoch(1), Some(Position(4)));
         revocation.release(Lane(1), Epoch(4), None);
         assert_eq!(revocation.step(now), Step::Commit(vec![mark(1, 5), mark(0, 4)]));
+    }
+
+    #[test]
+    fn what_was_on_its_way_as_a_lane_left_and_failed_is_sent_again_unless_more_is() {
+        let now = Instant::now();
+        let mut revocation = begun(now);
+        assert_eq!(revocation.want(mark(0, 5)), None);
+        assert!(revocation.want_again(mark(0, 3), now) && revocation.want_again(mark(1, 2), now));
+        assert!(!revocation.want_again(Mark { epoch: Epoch(9), ..mark(0, 3) }, now), "of an assignment that is over");
+        revocation.hurry();
+        assert_eq!(revocation.step(now), Step::Commit(vec![mark(0, 5), mark(1, 2)]));
+        assert!(revocation.committed(mark(1, 2), true, now) && revocation.committed(mark(0, 5), true, now));
+        assert!(revocation.want_again(mark(1, 3), now));
+        assert_eq!(revocation.step(now + COMMIT_PAUSE), Step::Commit(vec![mark(1, 3)]));
     }
 
     #[test]
