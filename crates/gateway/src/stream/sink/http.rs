@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -159,12 +159,18 @@ fn reason(status: StatusCode, body: &[u8]) -> String {
     if quoted.is_empty() { format!("answered {status}") } else { format!("answered {status}: {quoted}") }
 }
 
-/// Seconds, or a date.
+/// Seconds, or a date by the server's clock, which need not agree with ours. A date that is over asks for no wait of its own:
+/// without any, the attempts would be used up at once.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match text.parse() {
+    let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
+    let asked = text(RETRY_AFTER)?;
+    let wait = match asked.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default(),
+        Err(_) => {
+            let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
+            let wait = httpdate::parse_http_date(asked).ok()?.duration_since(now).ok()?;
+            Some(wait).filter(|wait| !wait.is_zero())?
+        }
     };
     Some(wait.min(RETRY_AFTER_MAX))
 }
@@ -176,16 +182,22 @@ mod tests {
     #[test]
     fn a_server_may_ask_for_a_wait_in_seconds_or_by_a_date() {
         let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").expect("a date");
-        let wait = |text: &'static str| {
+        let wait_by = |text: &'static str, date: Option<&'static str>| {
             let mut headers = HeaderMap::new();
             headers.insert(RETRY_AFTER, HeaderValue::from_static(text));
+            headers.extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
             retry_after(&headers, now).map(|wait| wait.as_secs())
         };
+        let wait = |text| wait_by(text, None);
         assert_eq!(wait("7"), Some(7));
         assert_eq!(wait("Sun, 06 Nov 1994 08:50:37 GMT"), Some(60));
-        assert_eq!(wait("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));
         assert_eq!(wait("99999999"), Some(3600));
         assert_eq!(wait("soon"), None);
+        // Its clock is an hour behind ours.
+        let date = Some("Sun, 06 Nov 1994 07:49:37 GMT");
+        assert_eq!(wait_by("Sun, 06 Nov 1994 07:49:42 GMT", date), Some(5));
+        assert_eq!(wait("0"), Some(0));
+        assert_eq!([wait("Sun, 06 Nov 1994 08:00:00 GMT"), wait_by("Sun, 06 Nov 1994 07:49:37 GMT", date)], [None; 2]);
     }
 
     #[test]
