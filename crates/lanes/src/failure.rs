@@ -2,10 +2,14 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
 /// Why a record is not done.
+///
+/// As an error, it leaves a function that returns `Box<dyn Error + Send + Sync>` by `?`, and is still what it says. Within an
+/// error of another type (such as `anyhow::Error`) it is not seen: the record is tried again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     cause: Cause,
@@ -53,7 +57,10 @@ impl Failure {
 
     /// What a handler returned. A failure is what it says; any other error may go away.
     pub(crate) fn returned(error: impl fmt::Display + 'static) -> Self {
-        let failure = (&error as &dyn Any).downcast_ref::<Self>().cloned();
+        let any: &dyn Any = &error;
+        let shared = || any.downcast_ref::<Box<dyn Error + Send + Sync>>()?.downcast_ref::<Self>();
+        let boxed = || any.downcast_ref::<Box<dyn Error>>()?.downcast_ref::<Self>();
+        let failure = any.downcast_ref::<Self>().or_else(shared).or_else(boxed).cloned();
         failure.unwrap_or_else(|| Self::new(error))
     }
 
@@ -101,6 +108,8 @@ impl fmt::Display for Failure {
         write!(f, "{what}: {}", self.reason)
     }
 }
+
+impl Error for Failure {}
 
 /// How often and when a failed record is tried again. Meanwhile its key waits, and no other.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -198,6 +207,19 @@ pub enum Overdue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_is_what_it_says_in_a_box_too() {
+        let permanent = || Failure::permanent("no such thing");
+        let question_mark = || -> Result<(), Box<dyn Error + Send + Sync>> { Err(permanent())? };
+        let boxed: Box<dyn Error> = permanent().into();
+        for returned in [Failure::returned(permanent()), Failure::returned(boxed)] {
+            assert_eq!(returned, permanent());
+        }
+        assert_eq!(question_mark().map_err(Failure::returned), Err(permanent()));
+        let other: Box<dyn Error + Send + Sync> = "it may go away".into();
+        assert_eq!(Failure::returned(other), Failure::new("it may go away"));
+    }
 
     #[test]
     fn waits_double_up_to_the_longest() {
