@@ -46,7 +46,7 @@ pub struct SuccessRate {
 pub struct FailureShare {
     /// Of the calls of an interval.
     pub percent: u32,
-    /// Per cent of the cases in which it is done.
+    /// Per cent of the cases in which it is done. 0 by default, as in gRPC: nobody is ejected until it is set.
     pub enforced: u32,
     /// So many endpoints must have had enough calls.
     pub hosts_min: usize,

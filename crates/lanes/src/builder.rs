@@ -167,7 +167,8 @@ impl<S, R> Builder<S, R> {
         self
     }
 
-    /// Where records go that could not be done, if [`exhausted`](Self::exhausted) or [`deadline`](Self::deadline) say so.
+    /// Where records go that could not be done, if [`exhausted`](Self::exhausted) or [`deadline`](Self::deadline) say so: by
+    /// itself it changes nothing.
     pub fn dead_letter(mut self, dead_letter: impl DeadLetter) -> Self {
         self.dead_letter = Some(Arc::new(dead_letter));
         self

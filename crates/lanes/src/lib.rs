@@ -71,7 +71,8 @@
 //!
 //! - **Tasks**, the default: on the tokio runtime on which the subscription is built, among its other tasks. Right for
 //!   whatever has no reason for something else: a handler may compute for a while, use `block_in_place`, and share clients
-//!   and connections that belong to that runtime; what it spawns and leaves behind lives on.
+//!   and connections that belong to that runtime; what it spawns and leaves behind lives on. The runtime needs timers
+//!   (`enable_time`): to build a subscription on one without them panics, as tokio says it.
 //! - **[Own threads](Builder::own_threads)**: each shard has a thread with a runtime. Right for very many handlers that
 //!   mostly wait (for timers, timeouts, answers) and compute little: the workers of one runtime share its timers behind a
 //!   lock, and without that such a handler costs about half. It is not the default, since a handler that computes for long

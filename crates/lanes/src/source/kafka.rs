@@ -19,6 +19,31 @@
 //! let source = Kafka::builder("localhost:9092", "billing").topic("orders").build()?;
 //! # Ok::<(), tidegate_lanes::source::kafka::Error>(())
 //! ```
+//!
+//! What cannot be done may go to a topic, a [`LetterTopic`], whose letters say from which partition they came. That is known by
+//! the source's [`roster`](Kafka::roster), which is asked for before the source is given away:
+//!
+//! ```no_run
+//! use tidegate_lanes::source::kafka::{Kafka, LetterTopic};
+//! use tidegate_lanes::{Exhausted, Failure, Subscription};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let source = Kafka::builder("localhost:9092", "billing").topic("orders").build()?;
+//! let letters = LetterTopic::new("localhost:9092", "orders-dead", source.roster())?;
+//! let subscription = Subscription::builder("billing")
+//!     .source(source)
+//!     .exhausted(Exhausted::DeadLetter)
+//!     .dead_letter(letters)
+//!     .process(|record| async move {
+//!         let order = record.payload().ok_or(Failure::permanent("a tombstone is no order"))?;
+//!         println!("{} bytes", order.len());
+//!         Ok::<(), Failure>(())
+//!     })?;
+//! subscription.run().await?;
+//! # Ok(())
+//! # }
+//! ```
 
 #[expect(unsafe_code, reason = "the client library's batches are not offered to safe code")]
 mod batch;
