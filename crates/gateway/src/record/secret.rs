@@ -7,7 +7,8 @@ use super::shape::{first_word, passwords};
 const HIDDEN: &[u8] = b"***";
 
 /// The text with `***` for each password that it sets: `CREATE` or `ALTER` of roles, user mappings and servers, and the
-/// connection of a subscription. What stands within another literal (the body of a `DO`) is not looked at.
+/// connection of a subscription. A body of `DO` with the word in it is hidden as a whole. What stands within another literal (the
+/// body of a function, an argument of `dblink`) is not looked at.
 pub(super) fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
     if !may_set_one(text) {
         return Cow::Borrowed(text);
@@ -34,7 +35,7 @@ pub(super) fn sets_password(text: &[u8]) -> bool {
 fn may_set_one(text: &[u8]) -> bool {
     let first = first_word(text);
     let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
-    !is_one || first.eq_ignore_ascii_case(b"alter") || first.eq_ignore_ascii_case(b"create")
+    !is_one || [&b"alter"[..], b"create", b"do"].iter().any(|word| first.eq_ignore_ascii_case(word))
 }
 
 #[cfg(test)]
@@ -69,7 +70,15 @@ mod tests {
                 "create subscription s connection *** publication p",
             ),
             ("alter role ann password 'geheim", "alter role ann password ***"),
+            (
+                "do $$ declare p text := 'geheim'; begin execute format('alter role ann password %L', p); end $$",
+                "do ***",
+            ),
+            ("DO LANGUAGE plpgsql 'begin alter role ann PassWord ''geheim''; end'", "DO LANGUAGE plpgsql ***"),
+            ("begin; /* a */ do $a$ alter role ann password 'geheim' $a$; commit", "begin; /* a */ do ***; commit"),
             // Nothing is set here.
+            ("do $$ begin perform pass('word'); end $$", "do $$ begin perform pass('word'); end $$"),
+            ("select 1; select 'password'", "select 1; select 'password'"),
             ("alter role ann password null", "alter role ann password null"),
             ("select password from t where password = 'x'", "select password from t where password = 'x'"),
             ("create table t (password text default 'x')", "create table t (password text default 'x')"),

@@ -521,19 +521,25 @@ pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Where a text has a password, or a connection with one in it: the string behind that word.
+/// Where a text has a password, or a connection with one in it: the string behind that word, and a body of `DO` that has the
+/// word in it. Such a body may put its statement together from any of its literals, so none of it is to be told.
 pub(super) fn passwords(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    let (mut tokens, mut is_behind) = (Tokens::new(text), false);
+    let (mut tokens, mut is_behind, mut is_first, mut is_do) = (Tokens::new(text), false, true, false);
     std::iter::from_fn(move || {
         loop {
             tokens.skip_blanks();
             let from = tokens.at;
             let token = tokens.next()?;
+            let place = from..tokens.at.min(text.len());
             let is_string = matches!(token, Token::Literal) && !text[from].is_ascii_digit();
-            if is_behind && is_string {
+            if is_string && (is_behind || (is_do && names_password(&text[place.clone()]))) {
                 is_behind = false;
-                return Some(from..tokens.at.min(text.len()));
+                return Some(place);
             }
+            if is_first {
+                is_do = matches!(token, Token::Word(word) if word.eq_ignore_ascii_case(b"do"));
+            }
+            is_first = token == Token::Mark(b';');
             let is = |word: &[u8]| word.eq_ignore_ascii_case(b"password") || word.eq_ignore_ascii_case(b"connection");
             is_behind = match token {
                 Token::Word(word) => is(word),
@@ -542,6 +548,12 @@ pub(super) fn passwords(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
             };
         }
     })
+}
+
+fn names_password(body: &[u8]) -> bool {
+    const WORD: &[u8] = b"password";
+    let is_here = |at: usize| body[at..].get(..WORD.len()).is_some_and(|word| word.eq_ignore_ascii_case(WORD));
+    memchr::memchr2_iter(b'w', b'W', body).any(|at| at >= 4 && is_here(at - 4))
 }
 
 /// Shapes that were worked out before, so that a hot statement costs a look-up.
