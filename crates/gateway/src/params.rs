@@ -73,6 +73,12 @@ impl Settings {
         }
     }
 
+    /// Whether there is no room for `name`: each change of settings copies all of them, so they are few.
+    #[must_use]
+    pub fn has_no_room_for(&self, name: &str) -> bool {
+        self.entries.len() >= SETTINGS_MAX && self.position(name).is_err()
+    }
+
     /// Nothing is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -84,6 +90,9 @@ impl Settings {
         self.entries.iter().map(|(name, value)| (&**name, value))
     }
 }
+
+/// More are not followed. Postgres 18 reports 15 by itself.
+const SETTINGS_MAX: usize = 256;
 
 fn compare_names(a: &str, b: &str) -> std::cmp::Ordering {
     let lower = |byte: u8| byte.to_ascii_lowercase();
@@ -150,9 +159,13 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Takes a ParameterStatus in.
-    pub fn report(&mut self, name: &str, value: &[u8]) {
-        self.reported.set(name, Value::text(value));
+    /// Takes a ParameterStatus in. Whether there was room for it.
+    pub fn report(&mut self, name: &str, value: &[u8]) -> bool {
+        let has_room = !self.reported.has_no_room_for(name);
+        if has_room {
+            self.reported.set(name, Value::text(value));
+        }
+        has_room
     }
 
     /// The settings of a client that asked for nothing, on a server that was just started.

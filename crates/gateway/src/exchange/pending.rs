@@ -26,6 +26,16 @@ enum Entry {
     Savepoint(String, u32),
 }
 
+impl Entry {
+    /// How many changes it may come to.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Change(Change::Sets(sets)) => sets.len(),
+            _ => 1,
+        }
+    }
+}
+
 /// What has become of what a transaction has set.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Settled {
@@ -39,7 +49,7 @@ pub(super) enum Settled {
     Unclear,
 }
 
-/// More is not kept of one transaction.
+/// More is not kept of one transaction, or of a chain of them: each change that holds costs a copy of all settings.
 const ENTRIES_MAX: usize = 1024;
 
 impl Pending {
@@ -67,7 +77,7 @@ impl Pending {
     }
 
     fn push(&mut self, entry: Entry) {
-        if self.entries.len() < ENTRIES_MAX {
+        if self.entries.iter().map(Entry::weight).sum::<usize>() < ENTRIES_MAX {
             self.entries.push(entry);
         } else {
             self.unclear = true;
@@ -123,6 +133,7 @@ impl Pending {
     /// on its client has the settings of its login again, and what the server says before that is of its own.
     pub(super) fn commit(&mut self) -> Settled {
         match self.settle() {
+            Settled::Kept(changes) if self.kept.len() + changes.len() > 2 * ENTRIES_MAX => Settled::Unclear,
             Settled::Kept(changes) if !self.kept.is_empty() || changes.iter().any(Change::is_reset) => {
                 changes.into_iter().for_each(|change| self.keep(change));
                 Settled::Nothing
@@ -267,5 +278,18 @@ mod tests {
             pending.note(Change::Savepoint("s".to_owned()));
         }
         assert_eq!(pending.settle(), Settled::Kept(vec![Change::Reset("a".to_owned())]));
+        let sets = |number: usize| (0..64).map(move |of| Change::Reset(format!("{number}.{of}"))).collect();
+        (0..ENTRIES_MAX).for_each(|number| pending.note(Change::Sets(sets(number))));
+        assert_eq!(pending.settle(), Settled::Unclear);
+    }
+
+    #[test]
+    fn a_chain_without_end_is_not_followed_for_ever() {
+        let mut pending = Pending::default();
+        let mut chain = (0..ENTRIES_MAX * 4).map(|number| {
+            pending.note(Change::Reset(number.to_string()));
+            pending.commit()
+        });
+        assert!(chain.any(|settled| settled == Settled::Unclear));
     }
 }

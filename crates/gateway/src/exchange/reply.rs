@@ -453,7 +453,9 @@ impl Exchange<'_> {
                     front.settings = self.interned.with(&front.settings, &name, Some(reported.clone()));
                     return;
                 }
-                let Some(value) = value else { return self.pin_setting() };
+                let Some(value) = value.filter(|_| !front.settings.has_no_room_for(&name)) else {
+                    return self.pin_setting();
+                };
                 let value = Value::Sql(value.into());
                 server.settings.silent.set(&name, value.clone());
                 front.settings = self.interned.with(&front.settings, &name, Some(value));
@@ -499,7 +501,9 @@ impl Exchange<'_> {
     fn parameter(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
         let status = ParameterStatus::decode(body).map_err(Trouble::BadServer)?;
         let Ok(name) = str::from_utf8(status.name) else { return Ok(Fate::Pass) };
-        self.server.settings.report(name, status.value);
+        if !self.server.settings.report(name, status.value) {
+            return Ok(Fate::Pass);
+        }
         let ours = matches!(self.flight.front(), Some(Owed { to: For::Gateway, .. }));
         let value = Value::text(status.value);
         if ours && self.front.settings.get(name) == Some(&value) {

@@ -320,6 +320,25 @@ on_each_postgres! {
     }
 
     /// What Django says of its time zone, pgjdbc of its isolation level, and PostgREST of each request.
+    fn edge_58_more_settings_than_are_followed_keep_their_server(fixture) {
+        let gateway = fixture.gateway("size = 2\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let mut sets = Frames::new();
+        for number in 0..300 {
+            sets = sets.query(&format!("set many.p{number} = {number}"));
+        }
+        mine.send(&sets);
+        (0..300).for_each(|_| drop(mine.until_ready()));
+        let holder = gateway.client("postgres");
+        for number in [0, 299] {
+            assert_eq!(mine.value(&format!("show many.p{number}")), number.to_string());
+            assert_eq!(other.value(&format!("select current_setting('many.p{number}', true) is null")), "t");
+        }
+        drop(mine);
+        drop(holder);
+        assert_eq!(other.value("select current_setting('many.p299', true) is null"), "t");
+    }
+
     fn edge_58_settings_that_drivers_make_by_other_words_keep_no_server(fixture) {
         let gateway = fixture.gateway("size = 1\npin = false\n");
         let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
@@ -577,5 +596,55 @@ fn edge_55_a_report_in_the_middle_of_a_result_is_forwarded() {
     let mut client = gateway.client("postgres");
     client.send(&Frames::new().query("report"));
     client.expect("T S:in_hot_standby=on D:x S:invented_by_a_later_version=1 C:SELECT_1 Z:I");
+    client.ok("select 1");
+}
+
+/// Each report would copy all that came before.
+#[test]
+fn edge_55_a_server_that_reports_without_end_holds_nobody_up() {
+    const REPORTS: usize = 50_000;
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            if message.text() == "report" {
+                let reports: Vec<u8> =
+                    (0..REPORTS).flat_map(|number| reply::parameter(&format!("p{number}"), "x")).collect();
+                connection.send(&reports)?;
+            }
+            connection.answer(&message)?;
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    client.send(&Frames::new().query("report"));
+    let reports = client.until_ready().messages.iter().filter(|message| message.tag == b'S').count();
+    assert_eq!(reports, REPORTS);
+    client.ok("select 1");
+}
+
+/// So would each SET of a transaction at its end.
+#[test]
+fn edge_58_a_client_that_sets_without_end_holds_nobody_up() {
+    let server = FaultyServer::start(|connection| {
+        connection.log_in()?;
+        loop {
+            let message = connection.read()?;
+            match message.text() {
+                text if text.starts_with("set") => {
+                    connection.send(&[reply::complete("SET"), reply::ready(b'T')].concat())?;
+                }
+                _ => connection.answer(&message)?,
+            }
+        }
+    });
+    let gateway = gateway_before(&server, "size = 1\n");
+    let mut client = gateway.client("postgres");
+    for query in 0..1000 {
+        let sets: String = (0..60).map(|set| format!("set a.p{query}_{set} = 1;")).collect();
+        client.send(&Frames::new().query(&sets));
+        client.expect("C:SET Z:T");
+    }
+    client.ok("commit");
     client.ok("select 1");
 }
