@@ -8,8 +8,10 @@ use tidegate_wire::{
 };
 
 mod cause;
+mod files;
 
 pub use cause::{Cause, pgbouncer_reason};
+pub use files::WithLimit;
 
 /// An error in the words of the protocol: SQLSTATE, message, hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

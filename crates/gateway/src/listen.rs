@@ -1,18 +1,28 @@
 //! Accepts clients and spreads them over the threads.
 
-use std::{cell::Cell, io, rc::Rc, sync::atomic::Ordering, time::Duration};
+use std::{
+    cell::Cell,
+    io,
+    rc::Rc,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use tidegate_link::{Accepted, Acceptor, Listener};
 use tidegate_supervise::{Class, Ctx, Restart};
 
 use crate::{
     client::{self, Console},
+    error::WithLimit,
     plane::Worker,
     tree::{self, Ear},
 };
 
 /// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
 const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// What goes on is told again after this.
+const TOLD_AGAIN: Duration = Duration::from_secs(10);
 
 /// A client goes to another thread if this one has more clients than that by so many.
 const UNEVENNESS_MAX: usize = 1;
@@ -37,6 +47,7 @@ pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear, console: Console
 
 async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Console, ctx: Ctx) -> io::Result<()> {
     let acceptor = acceptor?;
+    let mut told: Option<Instant> = None;
     loop {
         let accepted = std::future::poll_fn(|cx| {
             if ctx.poll_cancelled(cx).is_ready() {
@@ -48,7 +59,11 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Con
             None => break,
             Some(Ok(accepted)) => place(&worker, accepted, console),
             Some(Err(error)) => {
-                tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
+                let now = worker.reactor.now();
+                if told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_AGAIN) {
+                    told = Some(now);
+                    tracing::warn!(error = %WithLimit(&error), "accept failed; trying again every {BACK_OFF:?}");
+                }
                 worker.reactor.sleep(BACK_OFF).await;
             }
         }

@@ -3,6 +3,7 @@
 mod activation;
 mod duties;
 mod ending;
+mod files;
 mod handover;
 mod process;
 mod reloads;
@@ -127,7 +128,7 @@ impl Signals {
 }
 
 fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activated) -> anyhow::Result<Running> {
-    raise_descriptor_limit(&config);
+    files::raise_limit(&config);
     let takes_over = source.takes_over() && !activated.is_some();
     let mut predecessor = if takes_over { Predecessor::meet(&config)? } else { None };
     let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
@@ -244,23 +245,6 @@ fn work(
     }
     if let Err(error) = worker.run(|worker, accepted| client::start(worker, accepted, console::serve)) {
         tracing::error!(worker = index, %error, "the event loop failed");
-    }
-}
-
-/// Every client and every server costs a descriptor: takes as many as the system lets us have, and says if they are too few.
-fn raise_descriptor_limit(config: &Config) {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    }
-    let max_clients = config.listen.max_clients;
-    if let Some(files_max) = getrlimit(Resource::Nofile).current.filter(|most| *most <= u64::from(max_clients)) {
-        tracing::warn!(
-            files_max,
-            max_clients,
-            "more clients may come than files may be open (ulimit -n, LimitNOFILE=)"
-        );
     }
 }
 

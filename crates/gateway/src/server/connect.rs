@@ -19,7 +19,7 @@ use tidegate_wire::{backend::ErrorFields, sqlstate, startup};
 use super::{Identity, Server, login, secrets::Secrets, tcp};
 use crate::{
     config::{Host, PoolPlan, SslMode, SslNegotiation},
-    error::Refusal,
+    error::{Refusal, WithLimit},
     resolve::Resolver,
     tls,
 };
@@ -32,7 +32,7 @@ pub enum ConnectError {
     #[error("the host name \"{0}\" could not be resolved: {1}")]
     Resolve(String, String),
     /// The server could not be reached.
-    #[error("could not connect to {0}: {1}")]
+    #[error("could not connect to {0}: {told}", told = WithLimit(.1))]
     Socket(String, #[source] io::Error),
     /// The connection broke during login.
     #[error("{0} closed the connection during login: {1}")]

@@ -1,5 +1,7 @@
 //! Limits of clients and servers, per database and per user, and the words for who is one too many.
 
+use std::net::TcpStream;
+
 use tidegate_testkit::{Frames, RawClient, eventually};
 
 use crate::bouncer::{Bouncer, Setup, server};
@@ -38,6 +40,17 @@ fn more_clients_than_files_are_told_at_the_start() {
     };
     let is_told = |bouncer: &Bouncer| bouncer.log().contains("more clients may come than files may be open");
     assert!(is_told(&start("400")) && !is_told(&start("300")));
+    assert!(is_told(&start("379")), "its servers want files too");
+}
+
+#[test]
+fn when_no_file_can_be_opened_the_log_says_whose_limit_it_is() {
+    let starter = &["sh", "-c", "ulimit -n 100; exec \"$0\" \"$@\""];
+    let bouncer =
+        Bouncer::with(&Setup { ini: "[databases]\nshop = $PG dbname=postgres\n", starter, ..Setup::default() });
+    let address = bouncer.address();
+    let _silent: Vec<_> = (0..150).map(|_| TcpStream::connect(address).expect("the kernel has room")).collect();
+    bouncer.wait_for_log("the limit of the gateway's process is 100 (ulimit -n, LimitNOFILE=)");
 }
 
 #[test]
