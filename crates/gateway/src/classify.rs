@@ -37,14 +37,17 @@ impl Pins {
     pub const PREPARE: Self = Self(16);
     /// A setting that cannot be carried along.
     pub const SETTING: Self = Self(32);
+    /// The session user goes back to that of the login, and takes a role with it.
+    pub const USER: Self = Self(64);
 
-    const NAMES: [(Self, &'static str); 6] = [
+    const NAMES: [(Self, &'static str); 7] = [
         (Self::LISTEN, "listen"),
         (Self::HOLD, "hold"),
         (Self::ADVISORY, "advisory"),
         (Self::TEMP, "temp"),
         (Self::PREPARE, "prepare"),
         (Self::SETTING, "setting"),
+        (Self::USER, "user"),
     ];
 
     /// No reason at all.
@@ -56,6 +59,12 @@ impl Pins {
     /// These are among them.
     const fn has(self, reasons: Self) -> bool {
         self.0 & reasons.0 != 0
+    }
+
+    /// The same without these.
+    #[must_use]
+    pub const fn without(self, reasons: Self) -> Self {
+        Self(self.0 & !reasons.0)
     }
 
     /// Adds reasons.
@@ -197,7 +206,8 @@ fn followed(sql: &[u8]) -> Option<Traits> {
     let are_sets = changes.iter().all(|change| matches!(change, Change::Set { .. }));
     let change = match changes.pop() {
         Some(change @ (Change::Reset(_) | Change::ResetAll)) if changes.is_empty() => change,
-        Some(last) if are_sets => {
+        // A role among them would be gone, or not, by their order.
+        Some(last) if are_sets && !pins.has(Pins::USER) => {
             changes.push(last);
             Change::Sets(changes)
         }
@@ -383,6 +393,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
         Some("set") => look_at_set(&mut words, single, traits),
         Some("reset") => match words.next().as_deref() {
             Some("all") => change(Change::ResetAll, single, traits),
+            Some("session" | "session_authorization") => traits.pins.add(Pins::USER),
             Some("time") => change(Change::Reset(TIME_ZONE.to_owned()), single, traits),
             Some(name) => change(Change::Reset(name.to_owned()), single, traits),
             None => {}
@@ -550,6 +561,15 @@ mod tests {
         }
         for name in ["session_authorization", "session session_authorization", "\"session_authorization\""] {
             assert_eq!(pins(&format!("set {name} to 'a'")), "setting");
+            assert_eq!(pins(&format!("set {name} to default -- a")), "user");
+        }
+        for sql in ["reset session authorization", "RESET session_authorization;", "set session authorization default"]
+        {
+            assert_eq!(pins(sql), "user", "{sql}");
+        }
+        assert_eq!(pins("set session authorization 'default'"), "setting");
+        for sql in ["set role a; set session authorization default", "reset session authorization; set role a"] {
+            assert_eq!(pins(sql), "setting,user", "{sql}");
         }
         assert_eq!(pins("select '--' into temp t"), "temp");
         assert_eq!(pins("select '--' into -- a\n temp t"), "temp");
@@ -666,6 +686,9 @@ mod tests {
         let of_asyncpg = "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;";
         assert_eq!(read(of_asyncpg), (String::new(), all()));
         assert_eq!(read("reset all; listen x"), ("listen".into(), all()));
+        let of_npgsql = "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;\
+                         SELECT pg_advisory_unlock_all();DISCARD SEQUENCES;DISCARD TEMP";
+        assert_eq!(read(of_npgsql), ("user".into(), all()));
         assert_eq!(read("show a; set a to default"), (String::new(), Some(Change::Reset("a".into()))));
         for sql in [
             "reset all; set a = 1",

@@ -14,7 +14,9 @@ pub(super) fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Trai
     if name == "session" {
         match words.next() {
             Some(next) if next == "characteristics" => return look_at_characteristics(words, single, traits),
-            Some(next) if next == "authorization" => return traits.pins.add(Pins::SETTING),
+            Some(next) if next == "authorization" => {
+                return traits.pins.add(if words.is_rest("default") { Pins::USER } else { Pins::SETTING });
+            }
             Some(next) => name = next,
             None => return traits.pins.add(Pins::SETTING),
         }
@@ -34,7 +36,10 @@ pub(super) fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Trai
         }
         "time" => report(TIME_ZONE, single, traits),
         // Which the server reports as well, but nobody can take over by a SET of his own.
-        "session_authorization" => traits.pins.add(Pins::SETTING),
+        "session_authorization" => match words.value_of(&name) {
+            Some(value) if value.eq_ignore_ascii_case(b"default") => traits.pins.add(Pins::USER),
+            _ => traits.pins.add(Pins::SETTING),
+        },
         _ => match words.value_of(&name) {
             Some(value) if makes_temporary(&name, value) => traits.pins.add(Pins::TEMP),
             Some(value) if value.eq_ignore_ascii_case(b"default") => change(Change::Reset(name), single, traits),

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     classify::{Change, Pins, Traits, classify, pins_of_call},
+    params::{ROLE, Settings},
     record::Ledger,
     statements::{ClientStatements, Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
 };
@@ -354,11 +355,26 @@ impl Exchange<'_> {
         if traits.pins.is_empty() || !self.keeps_state_apart() {
             return None;
         }
-        if self.plan.pool.pin {
-            self.add_pins(traits.pins);
+        let pins = if self.is_of_login() { traits.pins.without(Pins::USER) } else { traits.pins };
+        if pins.is_empty() {
             return None;
         }
-        Some(refusal(traits.pins))
+        if self.plan.pool.pin {
+            self.add_pins(pins);
+            return None;
+        }
+        Some(refusal(pins))
+    }
+
+    /// The client is the user of its login and has no role, nor is about to have one: to go back there changes nothing. Npgsql
+    /// does so whenever its pool takes back a connection with prepared statements.
+    fn is_of_login(&self) -> bool {
+        let has_role = |settings: &Settings| settings.get(ROLE).is_some();
+        self.flight.owes_nothing()
+            && self.pending.is_empty()
+            && self.front.pins.is_empty()
+            && !has_role(&self.front.settings)
+            && !has_role(&self.front.startup_settings)
     }
 
     fn add_pins(&mut self, pins: Pins) {

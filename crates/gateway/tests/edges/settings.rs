@@ -320,6 +320,45 @@ on_each_postgres! {
     }
 
     /// What Django says of its time zone, pgjdbc of its isolation level, and PostgREST of each request.
+    fn edge_58_a_pool_of_npgsql_that_takes_a_connection_back_keeps_no_server(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        for _ in 0..2 {
+            mine.ok("set work_mem = '7MB'");
+            assert_eq!(other.value("show work_mem"), "4MB");
+            assert_eq!(mine.value("show work_mem"), "7MB");
+            mine.ok(
+                "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;SELECT pg_advisory_unlock_all();\
+                 DISCARD SEQUENCES;DISCARD TEMP",
+            );
+            assert_eq!(mine.value("show work_mem"), "4MB");
+        }
+    }
+
+    /// A role goes with the session user, which the next client of the server must not miss.
+    fn edge_58_a_role_that_goes_with_the_session_user_is_missed_by_nobody(fixture) {
+        let role = fixture.own_role("", "");
+        let gateway = fixture.gateway("size = 1\n");
+        let mut other = gateway.client("postgres");
+        other.ok(&format!("set role {role}"));
+        for back in ["reset session authorization", "reset session_authorization", "set session authorization default"] {
+            for within in [false, true] {
+                let mut mine = gateway.client("postgres");
+                if within {
+                    mine.ok("begin");
+                }
+                mine.ok(&format!("set role {role}"));
+                mine.ok(back);
+                assert_eq!(mine.value("select current_user"), "postgres", "{back}");
+                if within {
+                    mine.ok("commit");
+                }
+                drop(mine);
+                assert_eq!(other.value("select current_user"), role, "{back}");
+            }
+        }
+    }
+
     fn edge_58_more_settings_than_are_followed_keep_their_server(fixture) {
         let gateway = fixture.gateway("size = 2\n");
         let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
