@@ -174,7 +174,8 @@ pub struct User {
     pub max_servers: Option<u32>,
     /// Clients, if it has a limit of its own.
     pub max_clients: Option<u32>,
-    overrides: Overrides,
+    /// Nothing for most, of whom there may be very many.
+    overrides: Option<Box<Overrides>>,
 }
 
 /// Everything about one pool: the defaults, the database's settings over them, and the user's over those.
@@ -423,8 +424,8 @@ impl Database {
 /// The user's settings over the database's over the defaults.
 fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&Overrides, &T) -> T) -> T {
     let settings = over(&database.overrides, base);
-    match user {
-        Some(user) => over(&user.overrides, &settings),
+    match user.and_then(|user| user.overrides.as_deref()) {
+        Some(overrides) => over(overrides, &settings),
         None => settings,
     }
 }

@@ -44,7 +44,7 @@ impl Config {
             rows.push(row(&path, "password", secret, String::new()));
             rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
             rows.extend(limit(&path, "max_clients", user.max_clients, self.pool.max_clients_per_user));
-            rows.extend(overrides(&path, &user.overrides, &general));
+            rows.extend(user.overrides.iter().flat_map(|own| overrides(&path, own, &general)));
         }
         for (id, peer) in &self.peers {
             let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
@@ -135,7 +135,7 @@ fn overrides(path: &str, overrides: &Overrides, general: &Shown) -> Vec<Row> {
 impl User {
     /// What is written for it of the keys of `[pool]`, and how it is shown.
     pub(crate) fn own_pool(&self) -> Vec<(&'static str, String)> {
-        self.overrides.pool.written()
+        self.overrides.as_ref().map(|own| own.pool.written()).unwrap_or_default()
     }
 }
 

@@ -572,3 +572,9 @@ fn who_gives_the_gateway_a_port_is_told_of_its_addresses() {
         assert!(found[0].help.starts_with("write addresses = ["), "{found:?}");
     }
 }
+
+/// There may be some hundred thousand of them, and twice as many while a reload reads them anew.
+#[test]
+fn users_without_settings_of_their_own_are_small() {
+    assert!(size_of::<super::User>() <= 128, "{} bytes", size_of::<super::User>());
+}

@@ -16,6 +16,7 @@ impl Checker<'_> {
         let (max_servers, max_clients) = (raw.max_servers, raw.max_clients);
         let from_file = raw.password_file.and_then(|file| self.password_file(section, file));
         let secret = self.secret(section, auth, &raw.password.or(from_file).unwrap_or_default());
+        let overrides = Some(overrides).filter(|own| *own != Overrides::default()).map(Box::new);
         User { secret, max_servers, max_clients, overrides }
     }
 
