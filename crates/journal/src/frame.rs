@@ -83,12 +83,17 @@ impl Framed<'_> {
 /// The CRC32C of what a check covers.
 #[inline]
 fn crc(head: &[u8; HEAD_BYTES], payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc_of_head(head), payload)
+}
+
+#[inline]
+fn crc_of_head(head: &[u8; HEAD_BYTES]) -> u32 {
     // Two whole words: parts of one that are stored apart cannot be loaded as one at once.
     let first = u64::from(u32_at(head, 0)) | u64::from(head[22]) << 32 | u64::from(head[23]) << 40;
     let mut checked = [0; HEAD_CHECKED];
     checked[..8].copy_from_slice(&first.to_le_bytes());
     checked[8..].copy_from_slice(&head[8..16]);
-    crc32c::crc32c_append(crc32c::crc32c(&checked), payload)
+    crc32c::crc32c(&checked)
 }
 
 /// The word that ties a check to its segment and its place in it.
@@ -167,6 +172,11 @@ pub(crate) enum Decoded<'a> {
 
 /// Reads the frame at the beginning of `bytes`. Allocates nothing and trusts nothing.
 pub(crate) fn decode(bytes: &[u8], salt: u32) -> Decoded<'_> {
+    decode_by(bytes, salt, crc32c::crc32c_append)
+}
+
+/// [`decode`] by somebody who knows how the CRC32C of the head goes on over the payload.
+pub(crate) fn decode_by(bytes: &[u8], salt: u32, append: impl FnOnce(u32, &[u8]) -> u32) -> Decoded<'_> {
     let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else {
         return Decoded::Short(HEAD_BYTES);
     };
@@ -177,7 +187,7 @@ pub(crate) fn decode(bytes: &[u8], salt: u32) -> Decoded<'_> {
         return Decoded::Short(HEAD_BYTES + len);
     };
     let (time, seq) = (Time::from_unix_nanos(u64_at(head, 8)), seq_of(head));
-    if crc(head, payload) ^ binding(salt, seq) != u32_at(head, 4) {
+    if append(crc_of_head(head), payload) ^ binding(salt, seq) != u32_at(head, 4) {
         return Decoded::Bad;
     }
     Decoded::Frame(Frame { time, seq, class: Class::new(head[22]), kind, payload })

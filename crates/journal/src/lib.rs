@@ -71,6 +71,7 @@ mod line;
 mod lines;
 mod note;
 mod pack;
+mod prefix;
 mod producer;
 mod reader;
 mod recovery;

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     frame::{self, Decoded, Frame, HEAD_BYTES, Kind},
     pack,
+    prefix::{self, Prefixes},
     segment::{HEADER_BYTES, Header, SEAL_BYTES, SUM_BYTES, SegmentName, Sum},
     time::Time,
 };
@@ -258,9 +259,10 @@ impl Scan {
 
     /// Looks for the next place where a frame stands. `false`: there is none up to the end.
     fn find_frame(&mut self) -> io::Result<bool> {
+        let (mut prefixes, mut all_is_here) = (Prefixes::default(), false);
         loop {
             self.start += 1;
-            if self.fill(HEAD_BYTES)? < HEAD_BYTES {
+            if self.buffer.len() - self.start < HEAD_BYTES && (all_is_here || self.fill(HEAD_BYTES)? < HEAD_BYTES) {
                 self.start = self.buffer.len();
                 return Ok(false);
             }
@@ -268,23 +270,36 @@ impl Scan {
             if !(1..=3).contains(&self.buffer[self.start + HEAD_BYTES - 1]) {
                 continue;
             }
-            if let Decoded::Short(need) = frame::decode(&self.buffer[self.start..], self.header.salt) {
-                self.fill(need)?;
-            }
-            let decoded = frame::decode(&self.buffer[self.start..], self.header.salt);
-            if matches!(decoded, Decoded::Frame(frame) if self.last_seq.is_none_or(|last| frame.seq > last)) {
+            let decoded = self.decode_by(&mut prefixes);
+            let found = match decoded {
+                Decoded::Short(need) if !all_is_here => {
+                    all_is_here = self.fill(need)? < need;
+                    self.decode_by(&mut prefixes)
+                }
+                decoded => decoded,
+            };
+            if matches!(found, Decoded::Frame(frame) if self.last_seq.is_none_or(|last| frame.seq > last)) {
                 return Ok(true);
             }
         }
+    }
+
+    fn decode_by(&self, prefixes: &mut Prefixes) -> Decoded<'_> {
+        let payload = self.start + HEAD_BYTES;
+        frame::decode_by(&self.buffer[self.start..], self.header.salt, |crc, bytes| {
+            prefixes.append(crc, &self.buffer, self.base, payload..payload + bytes.len())
+        })
     }
 
     /// Tries to have `need` bytes from `start` on. Returns how many there are.
     fn fill(&mut self, need: usize) -> io::Result<usize> {
         while self.buffer.len() - self.start < need {
             if self.start >= READ_BYTES {
-                self.buffer.drain(..self.start);
-                self.base += self.start as u64;
-                self.start = 0;
+                // By whole steps, so that checks of what stays are still of use.
+                let read = self.start / prefix::STEP * prefix::STEP;
+                self.buffer.drain(..read);
+                self.base += read as u64;
+                self.start -= read;
             }
             let len = self.buffer.len();
             self.buffer.resize(len + READ_BYTES, 0);

@@ -216,6 +216,28 @@ fn jo_06_a_reader_goes_on_where_it_was_in_a_segment_without_header() {
     );
 }
 
+/// Bytes of which each eighth begins what may be a record of 4 MiB: to check each of these whole takes a quarter of an hour.
+#[test]
+fn jo_06_bytes_that_look_like_records_are_searched_in_time_in_proportion_to_them() {
+    let folder = TempDir::new().unwrap();
+    let mut config = config(folder.path(), Space::default());
+    (config.bytes_max, config.record_bytes_max, config.segment_bytes) = (64 << 20, 12 << 20, 64 << 20);
+    let (journal, _) = Journal::open(config).unwrap();
+    let hostile = [0, 0, 0x40, 0, 1, 1, 1, 1].repeat(1 << 20);
+    for payload in [&hostile[..], b"behind"] {
+        journal.producer().append_blocking(note(payload)).unwrap();
+    }
+    assert!(journal.close(LONG).is_complete());
+    let path = segments(folder.path())[0].clone();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[HEADER + HEAD - 1] ^= 0x10;
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(payloads(folder.path()), [b"behind"]);
+    let verdict = verify(folder.path()).unwrap();
+    let [damage] = &verdict.damage[..] else { panic!("{verdict:?}") };
+    assert_eq!(damage.bytes, (HEAD + hostile.len()) as u64);
+}
+
 /// Each byte before the packed records: the frame that is passed over and the header and the sum in it.
 #[test]
 #[cfg(feature = "zstd")]
