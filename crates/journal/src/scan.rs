@@ -73,6 +73,8 @@ pub(crate) struct Scan {
     ended: Option<Option<Sum>>,
     /// What follows cannot be unpacked.
     is_broken: bool,
+    /// Among the bytes that were passed over last are whole frames, which stand where they do not belong.
+    has_passed_frame: bool,
 }
 
 impl Scan {
@@ -99,8 +101,9 @@ impl Scan {
     fn behind_header(source: Source) -> io::Result<Self> {
         let header = Header { stripe: 0, salt: 0, number: 0, first_seq: 0, created: Time::MIN, preallocated: false };
         let (buffer, head, last_seq, ended) = (Vec::new(), [0; HEADER_BYTES], None, None);
-        let (start, base, found, is_broken) = (0, 0, 0, false);
-        let mut scan = Self { source, header, head, buffer, start, base, found, last_seq, ended, is_broken };
+        let (start, base, found, is_broken, has_passed_frame) = (0, 0, 0, false, false);
+        let mut scan =
+            Self { source, header, head, buffer, start, base, found, last_seq, ended, is_broken, has_passed_frame };
         scan.fill(HEADER_BYTES)?;
         if let Some(head) = scan.buffer.first_chunk() {
             scan.head = *head;
@@ -254,12 +257,20 @@ impl Scan {
         }
         self.ended = Some(None);
         let bytes = self.offset() - at;
-        Ok(if self.header.preallocated { Step::End(None) } else { Step::Torn { at, bytes } })
+        Ok(match self.header.preallocated {
+            // A write that is cut short leaves nothing whole behind it: these are to be looked into, and not cut off.
+            _ if self.has_passed_frame => Step::Damage { at, bytes },
+            true => Step::End(None),
+            false => Step::Torn { at, bytes },
+        })
     }
 
     /// Looks for the next place where a frame stands. `false`: there is none up to the end.
     fn find_frame(&mut self) -> io::Result<bool> {
         let (mut prefixes, mut all_is_here) = (Prefixes::default(), false);
+        // The one that was not taken, if it is one.
+        let first = frame::decode(&self.buffer[self.start..], self.header.salt);
+        self.has_passed_frame = matches!(first, Decoded::Frame(_));
         loop {
             self.start += 1;
             if self.buffer.len() - self.start < HEAD_BYTES && (all_is_here || self.fill(HEAD_BYTES)? < HEAD_BYTES) {
@@ -278,9 +289,11 @@ impl Scan {
                 }
                 decoded => decoded,
             };
-            if matches!(found, Decoded::Frame(frame) if self.last_seq.is_none_or(|last| frame.seq > last)) {
+            let Decoded::Frame(Frame { seq, .. }) = found else { continue };
+            if self.last_seq.is_none_or(|last| seq > last) {
                 return Ok(true);
             }
+            self.has_passed_frame = true;
         }
     }
 

@@ -216,6 +216,33 @@ fn jo_06_a_reader_goes_on_where_it_was_in_a_segment_without_header() {
     );
 }
 
+/// A disk that writes a page to a wrong place, within a segment that nobody ended: what is lost there is told, and what is whole
+/// behind it is not taken for a torn end and cut.
+#[test]
+fn jo_06_a_page_at_a_wrong_place_is_told_and_cuts_nothing() {
+    const PAGES: usize = 6;
+    let folder = TempDir::new().unwrap();
+    let config = Config { segment_bytes: 1 << 20, ..config(folder.path(), Space::default()) };
+    let (journal, _) = Journal::open(config.clone()).unwrap();
+    for number in 0..RECORDS {
+        journal.producer().append_blocking(note(format!("{number} {:>200}", "").as_bytes())).unwrap();
+    }
+    assert!(journal.close(LONG).is_complete());
+    let newest = segments(folder.path()).pop().unwrap();
+    let whole = fs::read(&newest).unwrap();
+    for (from, to) in (0..PAGES).flat_map(|from| (0..PAGES).map(move |to| (from, to))).filter(|(from, to)| from != to) {
+        let mut bytes = whole[..PAGES * 4096].to_vec();
+        bytes.copy_within(from * 4096..(from + 1) * 4096, to * 4096);
+        fs::write(&newest, &bytes).unwrap();
+        let verdict = verify(folder.path()).unwrap();
+        assert!(!verdict.is_whole(), "{from} {to}: {verdict:?}");
+        let (journal, recovery) = Journal::open(config.clone()).unwrap();
+        drop(journal);
+        assert!(!recovery.damage.is_empty(), "{from} {to}: {recovery:?}");
+        assert_eq!(fs::read(&newest).unwrap(), bytes, "{from} {to}: it is for people to look into");
+    }
+}
+
 /// Bytes of which each eighth begins what may be a record of 4 MiB: to check each of these whole takes a quarter of an hour.
 #[test]
 fn jo_06_bytes_that_look_like_records_are_searched_in_time_in_proportion_to_them() {
