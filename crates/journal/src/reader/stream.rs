@@ -208,6 +208,7 @@ impl Stream {
             Ok(open) => {
                 self.open = Some(open.unwrap_or(Open::Headless));
                 self.look_at_header(&name, &path);
+                self.begin_with_header();
                 self.name = Some(name);
                 self.go_to_offset().map_err(ReadError::io(path))?;
                 Ok(true)
@@ -232,6 +233,13 @@ impl Stream {
         }
         let (bytes, kind) = (segment::HEADER_BYTES as u64, DamageKind::Misplaced { stripe, number });
         self.found = Some(Found::Damage(Damage { path: path.to_path_buf(), at: 0, bytes, kind }));
+    }
+
+    /// Of the first segment the header alone tells which records were to come.
+    fn begin_with_header(&mut self) {
+        if let (None, None, Some(Open::Frames(scan))) = (self.next_seq, self.offset, &self.open) {
+            self.next_seq = Some(scan.header().first_seq);
+        }
     }
 
     fn go_to_offset(&mut self) -> io::Result<()> {
@@ -273,18 +281,20 @@ impl Stream {
     }
 
     fn headless(&mut self, tail: Tail, path: &Path) -> Result<Step, ReadError> {
+        // Seen before the file is: nothing is added to it any more.
+        let is_last = tail == Tail::Live || (self.listed.is_empty() && self.later()?.is_empty());
         if let Some(scan) = self.name.as_ref().and_then(|name| Scan::open(path, name.packed).ok().flatten()) {
             self.read_on(scan).map_err(ReadError::io(path))?;
             return self.step(tail);
         }
-        let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-        let head = segment::HEADER_BYTES as u64;
         if tail == Tail::Live {
             return Ok(Step::Pending);
         }
+        let Ok(metadata) = fs::metadata(path) else { return Ok(Step::End(None)) };
+        let (bytes, head) = (metadata.len(), segment::HEADER_BYTES as u64);
         if bytes <= head {
-            // Made and never begun: that is no damage.
-            return Ok(Step::End(None));
+            // The newest was made and not begun yet, which is no damage. One before another was cut.
+            return Ok(if is_last { Step::End(None) } else { Step::Damage { at: 0, bytes } });
         }
         let found = self.name.as_ref().map_or(Ok(None), |name| Scan::open_without_header(path, name));
         let Some(scan) = found.map_err(ReadError::io(path))? else { return Ok(Step::Damage { at: 0, bytes }) };

@@ -243,6 +243,27 @@ fn jo_06_a_page_at_a_wrong_place_is_told_and_cuts_nothing() {
     }
 }
 
+/// A segment before another has its records: one of which no more than a header is left was cut, and the oldest has no number
+/// before it that would tell.
+#[test]
+fn jo_06_an_oldest_segment_that_was_cut_to_nothing_is_told() {
+    let folder = TempDir::new().unwrap();
+    let space = Space::Segments { retention: Retention::default(), pack: Pack::No };
+    journal(folder.path(), space, &mut fastrand::Rng::with_seed(seed()));
+    let oldest = segments(folder.path())[0].clone();
+    let (bytes, all) = (fs::read(&oldest).unwrap(), verify(folder.path()).unwrap());
+    for len in [0, 1, HEADER - 1, HEADER, HEADER + 1] {
+        fs::write(&oldest, &bytes[..len]).unwrap();
+        let verdict = verify(folder.path()).unwrap();
+        assert!(!verdict.is_whole(), "{len}: {verdict:?}");
+        assert_eq!(verdict.missing > 0, len >= HEADER, "{len}: its header tells with which number it begins");
+        assert!(len < HEADER || verdict.records + verdict.missing == all.records, "{len}: {verdict:?}");
+    }
+    fs::write(&oldest, b"").unwrap();
+    repair(folder.path()).unwrap();
+    assert!(verify(folder.path()).unwrap().is_whole(), "what cannot be mended is put aside");
+}
+
 /// Bytes of which each eighth begins what may be a record of 4 MiB: to check each of these whole takes a quarter of an hour.
 #[test]
 fn jo_06_bytes_that_look_like_records_are_searched_in_time_in_proportion_to_them() {
