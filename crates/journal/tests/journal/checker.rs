@@ -35,6 +35,16 @@ impl Promises {
         self.told.len()
     }
 
+    /// Those of two.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.offered.extend(other.offered);
+        for (record, ack) in other.told {
+            let told = self.told.entry(record).or_default();
+            *told = (*told).max(ack);
+        }
+        self
+    }
+
     /// Whether what was found is what was promised for this kind of end: [`Ack::Written`] for a process that died,
     /// [`Ack::Durable`] for a loss of power, [`Ack::Accepted`] for none.
     pub(crate) fn check(&self, found: &[Vec<u8>], end: Ack) -> Result<(), String> {

@@ -19,6 +19,7 @@ mod policies;
 mod readers;
 mod recovery;
 mod retention;
+mod stress;
 #[cfg(feature = "tracing")]
 mod traced;
 
