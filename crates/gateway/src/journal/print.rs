@@ -46,6 +46,8 @@ impl Form {
 /// Where output goes.
 pub(super) enum Sink {
     Standard(BufWriter<io::Stdout>),
+    /// A pipe or a device, which is written to as it is.
+    Special(BufWriter<File>),
     /// A file that gets its name when it is complete.
     File {
         file: BufWriter<File>,
@@ -60,10 +62,20 @@ pub(super) struct Unfinished(Option<PathBuf>);
 impl Sink {
     pub(super) fn new(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(Self::Standard(BufWriter::new(stdout()))) };
+        let failed = |path: &Path| format!("cannot write {}", path.display());
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            let file = File::options().write(true).open(path).with_context(|| failed(path))?;
+            return Ok(Self::Special(BufWriter::new(file)));
+        }
+        // A link stays, and what it names is written.
+        let path = match path.symlink_metadata() {
+            Ok(_) => path.canonicalize().with_context(|| failed(path))?,
+            Err(_) => path.to_path_buf(),
+        };
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
-        let (part, path) = (PathBuf::from(part), path.to_path_buf());
-        let file = File::create(&part).with_context(|| format!("cannot write {}", part.display()))?;
+        let part = PathBuf::from(part);
+        let file = File::create(&part).with_context(|| failed(&part))?;
         Ok(Self::File { file: BufWriter::new(file), part: Unfinished(Some(part)), path })
     }
 
@@ -71,6 +83,7 @@ impl Sink {
     pub(super) fn finish(self) -> Result<()> {
         match self {
             Self::Standard(mut out) => Ok(out.flush()?),
+            Self::Special(mut out) => out.flush().context("write the output"),
             Self::File { file, mut part, path } => {
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error).context("write the output")?;
                 file.sync_all().with_context(|| format!("cannot write {}", path.display()))?;
@@ -97,6 +110,7 @@ impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Standard(out) => out.write(bytes),
+            Self::Special(out) => out.write(bytes),
             Self::File { file, .. } => file.write(bytes),
         }
     }
@@ -104,6 +118,7 @@ impl Write for Sink {
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Standard(out) => out.flush(),
+            Self::Special(out) => out.flush(),
             Self::File { file, .. } => file.flush(),
         }
     }

@@ -169,6 +169,27 @@ fn merge_puts_folders_in_one_order() {
     assert!(!one.beside("merged.jsonl.part").exists());
 }
 
+/// `-o /dev/stdout` is what people write; the device or the pipe would have been replaced by a file.
+#[test]
+fn an_export_to_a_pipe_is_written_to_it_and_a_link_stays_one() {
+    let written = three();
+    let (path, pipe, link) = (written.path(), written.beside("pipe"), written.beside("link"));
+    let all = good(["export".into(), path.clone()]).out;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).expect("a pipe");
+    let read = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| std::fs::read_to_string(&pipe).expect("it can be read"));
+        assert_eq!(good(["export".into(), path.clone(), "-o".into(), pipe.clone()]).out, "");
+        assert!(!pipe.metadata().expect("it is there").is_file(), "it is a pipe still");
+        reader.join().expect("it ends")
+    });
+    assert_eq!(read, all);
+    std::fs::write(written.beside("target"), "older").expect("it can be written");
+    std::os::unix::fs::symlink(written.beside("target"), &link).expect("a link");
+    good(["export".into(), path, "-o".into(), link.clone()]);
+    assert!(link.is_symlink());
+    assert_eq!(std::fs::read_to_string(written.beside("target")).expect("it is there"), all);
+}
+
 #[test]
 fn top_adds_up_what_differs_in_literals_only() {
     let mut written = Written::new();
