@@ -76,8 +76,8 @@ impl Sieve {
             && any(&asked.application, entry.application.as_deref(), matches)
             && any(&asked.client, entry.client.as_deref(), begins)
             && any(&asked.server, entry.server.as_deref(), begins)
-            && any(&asked.sqlstate, failed, begins)
-            && any(&asked.fingerprint, entry.fingerprint.as_deref(), begins)
+            && any(&asked.sqlstate, failed, begins_code)
+            && any(&asked.fingerprint, entry.fingerprint.as_deref(), begins_code)
             && any(&asked.kind, Some(entry.kind.name()), matches)
             && one_of(&asked.session, entry.session)
             && one_of(&asked.transaction, entry.transaction)
@@ -113,6 +113,11 @@ fn begins(asked: &str, found: &str) -> bool {
     found.starts_with(asked)
 }
 
+/// Letters of codes may be written either way.
+fn begins_code(asked: &str, found: &str) -> bool {
+    found.get(..asked.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(asked))
+}
+
 /// A name, in which `*` stands for anything.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
@@ -143,7 +148,7 @@ mod tests {
     const QUERY: &str = concat!(
         r#"{"time":"2026-03-01T12:00:00Z","kind":"query","client":"10.1.2.3:4567","user":"ann","database":"shop","#,
         r#""application":"till 4","session":7,"transaction":3,"statement":"select * from Orders","fingerprint":"00ab","#,
-        r#""server":"db:5432","total_us":250000,"sqlstate":"40001"}"#,
+        r#""server":"db:5432","total_us":250000,"sqlstate":"40P01"}"#,
     );
 
     fn judge(sieve: &cli::Sieve, json: &str) -> Verdict {
@@ -174,6 +179,7 @@ mod tests {
         asked(S { transaction: vec![3], ..S::default() }, S { transaction: vec![1], ..S::default() });
         asked(S { kind: words(&["query"]), ..S::default() }, S { kind: words(&["login"]), ..S::default() });
         asked(S { sqlstate: words(&["40"]), ..S::default() }, S { sqlstate: words(&["23"]), ..S::default() });
+        assert!(takes(&S { fingerprint: words(&["00AB"]), sqlstate: words(&["40p01"]), ..S::default() }));
         asked(S { fingerprint: words(&["00ab"]), ..S::default() }, S { fingerprint: words(&["01"]), ..S::default() });
         let millis = |millis| Some(std::time::Duration::from_millis(millis));
         asked(S { min_duration: millis(250), ..S::default() }, S { min_duration: millis(251), ..S::default() });
