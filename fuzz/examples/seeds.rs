@@ -82,6 +82,51 @@ fn journal() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Files and statements, each with what its reader looks for.
+fn texts() -> std::io::Result<()> {
+    let rules = b"local all all trust\nhost shop,\"x y\" ann 127.0.0.0/8 scram-sha-256 # a\n\
+        hostssl all all ::1/128 cert map=map\n\
+        host sameuser all 10.0.0.0 255.0.0.0 ldap ldapserver=d ldapprefix=\"cn=\" ldapsuffix=\", dc=x\"\n\
+        host all all all \\\n reject\n\0\
+        map /^(.*)@x$ \\1\nmap bob ann\n";
+    keep("hba", "rules", rules)?;
+    let ini = b"[databases]\nshop = host=127.0.0.1 port=5432 dbname='a b' pool_size=5\n* =\n[users]\nann = pool_mode=session\n\
+        [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = 6432\nauth_type = md5\nauth_file = USERS\npool_mode = transaction\n\
+        server_idle_timeout = 60 ; x\nignore_startup_parameters = extra_float_digits\n\0\"ann\" \"se\"\"cret\"\n; b\n";
+    keep("ini", "shop", ini)?;
+    for (name, text) in [
+        ("set", "SET search_path TO a, \"b\"; set local x = 'y';"),
+        ("characteristics", "set session characteristics as transaction isolation level read committed"),
+        ("time_zone", "/* a /* b */ */ set time zone 'UTC' -- c"),
+        ("savepoint", "rollback work to savepoint \"a\"\"b\""),
+        ("deallocate", "DEALLOCATE PREPARE all"),
+        ("config", "select set_config('a.b', $1::text, false), pg_advisory_lock(1)"),
+        ("temporary", "select $a$;$a$ into temp t; create local temporary table u ()"),
+        ("reset", "reset all; discard all; listen x; load 'y'; declare c cursor with hold for select 1"),
+        ("block", "do $$ begin listen x; end $$"),
+        ("view", "update pg_settings set setting = E'a\\'b' where name = U&\"c\""),
+    ] {
+        keep("classified", name, text.as_bytes())?;
+    }
+    for (name, text) in [
+        ("literals", "SELECT a.b, -\x01, not null FROM t WHERE c IN (\x01, \x01) AND d = \x01::int; -- e"),
+        ("numbers", "select 1.5e-3, .5, 0x1F, 1_000, $1 - 2, a[-1], x != -7"),
+        ("strings", "select 'it''s', E'a\\'b' \n 'c', U&'d', b'01', $a$ b $a$, \"Q\"\"q\""),
+        ("names", "savepoint a; release savepoint \"b\"; rollback to c; deallocate all"),
+        ("password", "create role a password 'b'; alter user mapping for a server s options (set password 'c')"),
+    ] {
+        keep("shapes", name, text.as_bytes())?;
+    }
+    let record =
+        br#"{"time":"2026-03-01T12:00:00.000042Z","kind":"query","user":"a","parameters":["b",null],"rows":1}"#;
+    keep("journal_entry", "record", record)?;
+    keep(
+        "journal_entry",
+        "parts",
+        b"10.0.0.1:5\x01ann\x01shop\x01psql\x01[::1]:5432\x01p\x01\x00\x01select\n1\x01s\x01SELECT 1\x01\xe9\x01r",
+    )
+}
+
 fn main() -> std::io::Result<()> {
     for (name, bytes) in [("pipeline", written(pipeline)), ("result", written(result)), ("login", written(login))] {
         keep("scan", name, &[b"s", bytes.as_slice()].concat())?;
@@ -116,5 +161,6 @@ fn main() -> std::io::Result<()> {
     keep("scram", "server_final", format!("v={key}").as_bytes())?;
     keep("scram", "server_error", b"e=invalid-proof")?;
     keep("scram", "verifier", Verifier::derive(b"secret", b"0123456789abcdef", 1).to_text().as_bytes())?;
+    texts()?;
     journal()
 }

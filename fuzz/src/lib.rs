@@ -5,14 +5,20 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod entry;
+mod files;
 mod journal;
 mod scan;
 mod scram;
+mod statement;
 
 pub use config::config;
+pub use entry::journal_entry;
+pub use files::{hba, ini};
 pub use journal::{journal_reader, journal_recovery};
 pub use scan::scan;
 pub use scram::scram;
+pub use statement::{classified, shapes};
 
 use tidegate_wire::backend::{self, Authentication, BackendKeyData, DataRow, ErrorFields, RowDescription};
 use tidegate_wire::frontend::{self, Bind, BindMessage, Execute, Parse, Query, SaslInitial, Target};
@@ -23,13 +29,18 @@ use tidegate_wire::{Frame, Walk};
 pub type Run = fn(&[u8]);
 
 /// All targets with their names, which are those of the folders in `corpus/`.
-pub const TARGETS: [(&str, Run); 8] = [
+pub const TARGETS: [(&str, Run); 13] = [
     ("scan", scan),
     ("startup", startup),
     ("frontend", frontend),
     ("backend", backend),
     ("scram", scram),
     ("config", config),
+    ("hba", hba),
+    ("ini", ini),
+    ("classified", classified),
+    ("shapes", shapes),
+    ("journal_entry", journal_entry),
     ("journal_reader", journal_reader),
     ("journal_recovery", journal_recovery),
 ];

@@ -115,3 +115,28 @@ fn journal_reader() {
 fn journal_recovery() {
     replay("journal_recovery");
 }
+
+#[test]
+fn hba() {
+    replay("hba");
+}
+
+#[test]
+fn ini() {
+    replay("ini");
+}
+
+#[test]
+fn classified() {
+    replay("classified");
+}
+
+#[test]
+fn shapes() {
+    replay("shapes");
+}
+
+#[test]
+fn journal_entry() {
+    replay("journal_entry");
+}

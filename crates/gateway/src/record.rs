@@ -22,4 +22,5 @@ mod witness;
 pub use archive::{Archive, ArchiveError};
 pub use ledger::{Front, Ledger, Upstream, first_flight};
 pub use recorder::Recorder;
+pub use secret::without_passwords;
 pub use witness::{Stranger, Witness};

@@ -9,7 +9,8 @@ const HIDDEN: &[u8] = b"***";
 /// The text with `***` for each password that it sets: `CREATE` or `ALTER` of roles, user mappings and servers, and the
 /// connection of a subscription. A body of `DO` with the word in it is hidden as a whole. What stands within another literal (the
 /// body of a function, an argument of `dblink`) is not looked at.
-pub(super) fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
+#[must_use]
+pub fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
     if !may_set_one(text) {
         return Cow::Borrowed(text);
     }

@@ -1,0 +1,52 @@
+//! Records of the query journal.
+
+use tidegate::record::entry::{
+    Calendar, Draft, Entry, Kind, Moment, Parameter, Who, write_parameter, write_server, write_who,
+};
+
+/// Whatever bytes clients and servers sent, the record of them is one line of JSON that says them again; whatever stands in
+/// a file is a record or none.
+pub fn journal_entry(data: &[u8]) {
+    let _ = Entry::from_json(data);
+    let parts: Vec<&[u8]> = data.split(|byte| *byte == 1).collect();
+    let part = |at: usize| parts.get(at).copied().unwrap_or_default();
+    let (mut who, mut server, mut parameters) = (Vec::new(), Vec::new(), b"[".to_vec());
+    let said = Who { client: part(0), user: part(1), database: part(2), application: part(3), session: Some(7) };
+    write_who(&said, &mut who);
+    write_server(part(4), 5, &mut server);
+    write_parameter(Parameter::Text(part(5)), &mut parameters);
+    parameters.push(b',');
+    write_parameter(Parameter::Binary(part(6)), &mut parameters);
+    parameters.push(b']');
+    let draft = Draft {
+        time: Moment::from_micros(data.len() as u64),
+        kind: Some(Kind::Query),
+        who: &who,
+        statement: part(7),
+        prepared: part(8),
+        parameters: &parameters,
+        server: &server,
+        tag: part(9),
+        message: part(10),
+        reason: part(11),
+        ..Draft::default()
+    };
+    let mut line = Vec::new();
+    draft.write(&mut Calendar::default(), &mut line);
+    assert!(line.iter().all(|byte| *byte >= b' '), "a record is one line: {}", line.escape_ascii());
+    let read = Entry::from_json(&line).expect("what is written is read");
+    assert_eq!(read.time, draft.time);
+    same(read.user.as_deref(), part(1));
+    same(read.application.as_deref(), part(3));
+    same(read.statement.as_deref(), part(7));
+    same(read.message.as_deref(), part(10));
+    same(read.reason.as_deref(), part(11));
+}
+
+/// Bytes that are no UTF-8 are shown in one way or another.
+fn same(read: Option<&str>, bytes: &[u8]) {
+    match str::from_utf8(bytes) {
+        Ok(text) => assert_eq!(read, (!text.is_empty()).then_some(text)),
+        Err(_) => assert!(read.is_some()),
+    }
+}

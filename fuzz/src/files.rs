@@ -1,0 +1,76 @@
+//! Files that people write: rules of access, and what PgBouncer was configured with.
+
+use std::cell::RefCell;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use tempfile::TempDir;
+use tidegate::config::{Config, toml};
+use tidegate::hba::{Caller, Rules};
+use tidegate::pgbouncer;
+
+thread_local! {
+    // One folder for all inputs: making one costs more than reading one.
+    static FOLDER: RefCell<Option<TempDir>> = const { RefCell::new(None) };
+}
+
+fn with_folder(run: impl FnOnce(&Path)) {
+    FOLDER.with_borrow_mut(|kept| run(kept.get_or_insert_with(|| TempDir::new().expect("a folder for inputs")).path()));
+}
+
+fn keep(folder: &Path, name: &str, bytes: &[u8]) -> std::path::PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, bytes).expect("it can be written");
+    path
+}
+
+/// The part of an input before the first zero byte, and the one behind it.
+fn halves(data: &[u8]) -> (&[u8], &[u8]) {
+    let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    (&data[..end], data.get(end + 1..).unwrap_or_default())
+}
+
+/// Rules of access and maps: read or refused; comments and blank lines change no verdict, and a rule for nobody before
+/// them neither.
+pub fn hba(data: &[u8]) {
+    with_folder(|folder| {
+        let (rules, maps) = halves(data);
+        let maps = keep(folder, "maps", maps);
+        let Ok(read) = Rules::load(&keep(folder, "rules", rules), &maps) else { return };
+        let padded = [b"# nobody\n\nhost nobody nobody 192.0.2.1/32 reject\n", rules].concat();
+        let padded = Rules::load(&keep(folder, "rules", &padded), &maps).expect("it was read before");
+        for (user, ip) in [("ann", None), ("bob", Some(IpAddr::V4(Ipv4Addr::LOCALHOST)))] {
+            for (tls, replication) in [(false, false), (true, false), (true, true)] {
+                let caller = Caller { ip, tls, replication, database: "shop", user };
+                assert_eq!(read.judge(&caller), padded.judge(&caller));
+            }
+            let _ = (read.may_come_as(Some("map"), user, "ann"), read.may_come_as(None, user, "ann"));
+        }
+    });
+}
+
+/// An ini file and a list of users as PgBouncer reads them: what is understood means the same when it is written as TOML,
+/// and no finding shows a line that could not be read.
+pub fn ini(data: &[u8]) {
+    // Other files are none of the input.
+    if data.windows(8).any(|part| part.eq_ignore_ascii_case(b"%include")) {
+        return;
+    }
+    with_folder(|folder| {
+        let (text, users) = halves(data);
+        let users = keep(folder, "users", users).display().to_string();
+        let text = String::from_utf8_lossy(text).replace("USERS", &users);
+        let path = keep(folder, "ini", text.as_bytes());
+        let (loaded, converted) = (pgbouncer::load(&path), pgbouncer::convert(&path));
+        let (Ok(loaded), Ok(converted)) = (&loaded, &converted) else {
+            return assert_eq!(loaded.is_ok(), converted.is_ok());
+        };
+        let again = toml::parse(&converted, "fuzz").unwrap_or_else(|errors| panic!("{errors}\n{converted}"));
+        assert_eq!(settings(&again), settings(loaded), "{converted}");
+    });
+}
+
+fn settings(config: &Config) -> Vec<(String, String)> {
+    config.render().into_iter().map(|row| (row.key, row.value)).collect()
+}

@@ -1,0 +1,82 @@
+//! Texts of statements: what they do to their session, and what of them is written down.
+
+use tidegate::classify::{Change, Traits, classify};
+use tidegate::record::{shape, without_passwords};
+
+/// What a statement does to its session: a comment before it changes nothing, another statement before it hides nothing,
+/// and a setting that is said again is the same setting.
+pub fn classified(data: &[u8]) {
+    let data = until_zero(data);
+    let alone = classify(data);
+    let commented = classify(&[b"/* a */ ", data].concat());
+    assert!(has(&commented, &alone) && commented.change == alone.change, "{alone:?} {commented:?}");
+    let behind = classify(&[b"select 1; ", data].concat());
+    assert!(has(&behind, &alone), "{alone:?} {behind:?}");
+    match alone.change.as_deref() {
+        Some(Change::Set { name, value: Some(value) }) => said_again(name, value, &alone),
+        Some(Change::Sets(changes)) => assert!(changes.iter().all(|change| matches!(change, Change::Set { .. }))),
+        _ => {}
+    }
+}
+
+/// A message's text ends there, so none has such a byte.
+fn until_zero(data: &[u8]) -> &[u8] {
+    data.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn has(all: &Traits, some: &Traits) -> bool {
+    let mut both = all.pins;
+    both.add(some.pins);
+    both == all.pins || all.pins.to_string().contains("setting")
+}
+
+fn said_again(name: &str, value: &str, before: &Traits) {
+    let again = classify(format!("set \"{name}\" to {value}").as_bytes());
+    let Some(Change::Set { name: same, value: Some(kept) }) = again.change.as_deref() else {
+        panic!("{name} = {value} is {again:?} when it is said again");
+    };
+    assert_eq!((&**same, &**kept), (name, value));
+    assert!(has(before, &again), "{before:?} {again:?}");
+}
+
+/// What is kept of a statement: its shape is that of the same statement with other literals, and neither a literal nor a
+/// password stays.
+///
+/// `\x01` stands for a literal.
+pub fn shapes(data: &[u8]) {
+    let data = until_zero(data);
+    let _ = (shape_of(data), without_passwords(data));
+    if data.iter().any(|byte| matches!(byte, b'\'' | b'"' | b'$' | b'\\')) {
+        return;
+    }
+    let with = |literal: &[u8]| shape_of(&filled(data, literal)).escape_ascii().to_string();
+    assert_eq!(with(b"5"), with(b"77.5e3"));
+    assert_eq!(with(b"'a'"), with(b"$x$it's$x$"));
+    if !data.windows(2).any(|two| matches!(two, b"--" | b"/*")) {
+        let secret = b"'hunter2'";
+        assert!(!has_secret(&shape_of(&filled(data, secret))));
+        let text = [b"alter role ann ", data, b" password 'hunter2'"].concat();
+        assert!(!has_secret(&without_passwords(&text)), "{}", text.escape_ascii());
+    }
+}
+
+fn shape_of(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    shape::reduce(text, &mut out);
+    out
+}
+
+fn filled(data: &[u8], literal: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for (index, part) in data.split(|byte| *byte == 1).enumerate() {
+        if index > 0 {
+            text.extend_from_slice(&[b" ", literal, b" "].concat());
+        }
+        text.extend_from_slice(part);
+    }
+    text
+}
+
+fn has_secret(text: &[u8]) -> bool {
+    text.windows(b"hunter2".len()).any(|part| part == b"hunter2")
+}
