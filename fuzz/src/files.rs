@@ -66,7 +66,7 @@ pub fn ini(data: &[u8]) {
         let (Ok(loaded), Ok(converted)) = (&loaded, &converted) else {
             return assert_eq!(loaded.is_ok(), converted.is_ok());
         };
-        let again = toml::parse(&converted, "fuzz").unwrap_or_else(|errors| panic!("{errors}\n{converted}"));
+        let again = toml::parse(converted, "fuzz").unwrap_or_else(|errors| panic!("{errors}\n{converted}"));
         assert_eq!(settings(&again), settings(loaded), "{converted}");
     });
 }
