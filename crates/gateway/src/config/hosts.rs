@@ -146,6 +146,9 @@ impl HostSpec {
             // It may have a password.
             return Some(("a URL", "write url instead of host".to_owned()));
         }
+        if name.contains(',') {
+            return Some(("several", "write each as a text of its own: [\"10.0.0.1\", \"10.0.0.2\"]".to_owned()));
+        }
         match from_text(name).map(|spec| spec.host) {
             Ok(Host::Tcp { name: alone, port }) if is_name(&alone) || alone.parse::<Ipv6Addr>().is_ok() => {
                 Some(("a host with a port", format!("write {alone} for the host, and {port} for the port")))
@@ -160,7 +163,7 @@ impl HostSpec {
 
 /// Whether a text can be the name of a host, or an IPv4 address.
 fn is_name(text: &str) -> bool {
-    !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || ":/[]".contains(c))
+    !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || ":/[],".contains(c))
 }
 
 /// The servers of a database.
@@ -193,7 +196,8 @@ fn from_text(text: &str) -> Result<HostSpec, Wrong> {
     let text = text.trim();
     if let Some(name) = text.strip_prefix(SRV) {
         if !is_name(name) {
-            return Err(Wrong::new("`srv:` without a name", "write \"srv:_postgresql._tcp.db.example\""));
+            let lack = if name.is_empty() { "`srv:` without a name" } else { "`srv:` with more than a name" };
+            return Err(Wrong::new(lack, "write \"srv:_postgresql._tcp.db.example\"; the records say the ports"));
         }
         return Ok(Host::new(text, 0).into());
     }
@@ -297,6 +301,7 @@ mod tests {
         ] {
             assert_eq!(seen(name).map(|seen| seen.1).as_deref(), Some(help), "{name}");
         }
+        assert_eq!(seen("db1,db2").map(|seen| seen.0), Some("several"));
         for name in ["a b", "srv:", "srv:a b", "run/pg", "db:", "db:x:y"] {
             assert_eq!(seen(name).map(|seen| seen.0), Some("neither a name nor an address"), "{name}");
         }

@@ -268,6 +268,26 @@ fn what_works_but_looks_odd_is_a_warning() {
 }
 
 #[test]
+fn a_list_of_hosts_that_cannot_be_meant_so_is_a_warning() {
+    for (keys, reason, help) in [
+        ("hosts = [\"10.0.0.1,10.0.0.2\"]", "it is several", "each as a text of its own"),
+        ("hosts = [\"10.0.0.1\", \"10.0.0 .2\"]", "neither a name nor an address", "the name or the address"),
+        ("hosts = [\"db/5432\", \"10.0.0.2\"]", "neither a name nor an address", "the name or the address"),
+        ("hosts = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.1:5432\"]", "`10.0.0.1:5432` is in the list twice", "weight"),
+        ("host = \"db,db\"", "`db:5432` is in the list twice", "weight"),
+    ] {
+        let warnings = good(&with(&format!("[databases.x]\n{keys}"))).warnings;
+        let place = (2, keys.find('=').expect("a key") + 3);
+        assert!(warnings.len() == 1 && warnings[0].reason.contains(reason), "{keys}: {warnings:?}");
+        assert!(warnings[0].help.contains(help) && (warnings[0].line, warnings[0].column) == place, "{warnings:?}");
+    }
+    let twins = "hosts = [\"db:1\", \"db:2\", \"srv:db\"]";
+    assert!(good(&with(&format!("[databases.x]\n{twins}"))).warnings.is_empty());
+    let finding = only(&with("[databases.x]\nhosts = [\"srv:_pg._tcp.db:5432\"]"));
+    assert!(finding.reason.contains("more than a name") && finding.help.contains("ports"), "{finding}");
+}
+
+#[test]
 fn no_finding_shows_a_secret() {
     for lines in [
         "[users.x]\npassword = \"hunter2\"\npassword_file = \"y\"",

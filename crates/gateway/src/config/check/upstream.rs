@@ -46,15 +46,33 @@ impl Checker<'_> {
     }
 
     fn hosts(&mut self, section: &Section<'_>, raw: &RawDatabase) -> Vec<HostSpec> {
-        if let Some(list) = &raw.hosts {
-            for key in ["host", "port"].into_iter().filter(|key| section.has(key)) {
-                let help =
-                    format!("leave out either hosts or `{key}`; a port stands behind its host: \"10.0.0.1:5432\"");
-                self.error(section.place(&[key]), "hosts says where the servers are already", help);
+        let listed = match &raw.hosts {
+            Some(list) => {
+                for key in ["host", "port"].into_iter().filter(|key| section.has(key)) {
+                    let help =
+                        format!("leave out either hosts or `{key}`; a port stands behind its host: \"10.0.0.1:5432\"");
+                    self.error(section.place(&[key]), "hosts says where the servers are already", help);
+                }
+                list.0.clone()
             }
-            return list.0.clone();
+            None => self.plain_hosts(section, raw),
+        };
+        let key = if raw.hosts.is_some() { "hosts" } else { "host" };
+        for (at, spec) in listed.iter().enumerate() {
+            if let Some((what, help)) = spec.mistaken_for() {
+                self.warning(section.place(&[key]), format!("no server can have this name: it is {what}"), help);
+            }
+            if listed[..at].iter().any(|before| (&before.host, before.srv) == (&spec.host, spec.srv)) {
+                let help =
+                    "write the one that was meant, or leave it out; `weight` in hosts gives a server a larger share";
+                self.warning(section.place(&[key]), format!("`{spec}` is in the list twice, and counts once"), help);
+            }
         }
-        let place = section.place(&["host", "url"]);
+        listed
+    }
+
+    /// The servers by `host` and `port`.
+    fn plain_hosts(&mut self, section: &Section<'_>, raw: &RawDatabase) -> Vec<HostSpec> {
         let listed = match &raw.host {
             Some(hosts) => host_list(hosts, raw.port.unwrap_or(PORT)),
             // A host or URL that could not be read was told already.
@@ -66,14 +84,10 @@ impl Checker<'_> {
             }
         };
         let listed = listed.unwrap_or_else(|wrong| {
-            self.wrong(place, wrong);
+            self.wrong(section.place(&["host", "url"]), wrong);
             Vec::new()
         });
-        let listed: Vec<_> = listed.into_iter().map(HostSpec::from).collect();
-        for (what, help) in listed.iter().filter_map(HostSpec::mistaken_for) {
-            self.warning(section.place(&["host"]), format!("no server can have this name: it is {what}"), help);
-        }
-        listed
+        listed.into_iter().map(HostSpec::from).collect()
     }
 
     /// The route in libpq's words is as good as in ours.
