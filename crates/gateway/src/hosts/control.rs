@@ -295,13 +295,7 @@ impl<G: Ground> Control<G> {
             }
         }
         if *verdict != before {
-            if verdict.primary != before.primary {
-                tracing::info!(
-                    primary = verdict.primary.as_deref().unwrap_or("none"),
-                    before = before.primary.as_deref().unwrap_or("none"),
-                    "primary"
-                );
-            }
+            tell_of_primary(verdict.primary.as_deref(), before.primary.as_deref());
             self.cluster.announce();
         }
     }
@@ -332,6 +326,19 @@ fn fill(group: &Balancer<Arc<Node>>, members: &[&Arc<Node>]) {
     group.update(Instant::now(), members.iter().map(|node| spec_of(node)), make);
     // Connections belong to pools, which are retired on their own: nothing waits for the end of a drain.
     drop(group.departed());
+}
+
+/// Logs who takes writes. That nobody does is said aloud: servers that are up may all be replicas.
+fn tell_of_primary(primary: Option<&str>, before: Option<&str>) {
+    match (primary, before) {
+        (None, Some(before)) => {
+            tracing::warn!(before, "no primary: who writes waits for one, as long as failover_wait says");
+        }
+        (Some(primary), before) if before != Some(primary) => {
+            tracing::info!(primary, before = before.unwrap_or("none"), "primary");
+        }
+        _ => {}
+    }
 }
 
 /// Logs which servers say that they take writes, besides the one that is believed.

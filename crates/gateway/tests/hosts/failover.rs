@@ -43,6 +43,8 @@ fn a_clean_switch_over_and_then_a_crash() {
     // A crash: whoever was between transactions waits, and goes on at the next primary.
     cluster.server_mut(1).kill9().expect("it can be killed");
     wait_for(&gateway, &cluster, "app", 1, "state", "down");
+    let loud = |line: &String| line.contains("WARN") && line.contains("no primary");
+    eventually("it is said aloud that nobody takes writes", || gateway.complaints().iter().any(|line| loud(line)));
     let mut waits = log_in(&startup);
     let waiting =
         std::thread::spawn(move || waits.value("insert into t (v) values ('waited') returning inet_server_port()"));
