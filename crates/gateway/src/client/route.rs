@@ -150,7 +150,7 @@ impl Search<'_> {
         if rest.is_zero() {
             // An operator who pauses a database wants nobody to be sent away.
             if !self.worker.gateway.is_paused(&self.home.shared.key.database) {
-                return Err(self.give_up(limit, mute));
+                return Err(self.give_up(fleet, limit, mute));
             }
             self.began = Some(now);
             rest = limit.max(TRY_AGAIN);
@@ -169,8 +169,10 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn give_up(&mut self, limit: Duration, mute: Option<String>) -> Unserved {
-        if let Some(error) = self.error.take() {
+    fn give_up(&mut self, fleet: &Fleet, limit: Duration, mute: Option<String>) -> Unserved {
+        // Where nobody serves any more, what one of them said of its end tells nothing of the others.
+        let serves = fleet.cluster.nodes().iter().any(|node| node.serves(self.route));
+        if let Some(error) = self.error.take().filter(|_| serves) {
             return Unserved::Checkout(error);
         }
         if let Some(error) = mute {

@@ -1,13 +1,15 @@
 //! Replicas that lag, leave, crash and hang.
 
+use std::sync::atomic::Ordering;
+
 use tidegate_sandbox::Cluster;
-use tidegate_testkit::{Frames, Gateway, Signal};
+use tidegate_testkit::{FaultyServer, Frames, Gateway, Signal, reply};
 use toml::Value;
 
 use crate::load::{Load, Work};
 use crate::stage::{
-    connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, steady, value,
-    wait_for, wait_until_settled, whereabouts,
+    PATIENCE, connect, database, eventually, gateway, hosts, index_of, log_in, ours, servers_of, shown, sql, steady,
+    value, wait_for, wait_until_settled, whereabouts,
 };
 
 /// A gateway before replicas that are read from.
@@ -95,6 +97,31 @@ fn a_client_whose_servers_all_lag_is_told_after_a_while() {
         cluster.release_replay(index).expect("replay goes on");
         wait_for(&gateway, &cluster, "ro", index, "state", "up");
     }
+}
+
+/// It was told what the last of them had said when it could not be connected, by another code.
+#[test]
+fn a_client_under_whose_login_the_last_server_goes_is_told_that_none_is_left() {
+    let met = std::sync::atomic::AtomicBool::new(false);
+    // Probes are refused, so that it counts as up, until it has met a client: from then on it hangs up on everybody.
+    let server = FaultyServer::start(move |connection| {
+        let is_probe = connection.startup().windows(14).any(|part| part == b"tidegate probe");
+        if !is_probe || met.load(Ordering::SeqCst) {
+            met.store(true, Ordering::SeqCst);
+            return Ok(());
+        }
+        connection.send(&reply::fatal("28000", "no probes here"))
+    });
+    let keys = "route = \"any\"\nsslmode = \"disable\"\nprobe_interval = \"60s\"\nfailover_wait = \"2s\"";
+    let section = format!("[databases.db]\nhosts = [\"{}\"]\n{keys}\n", server.address());
+    let gateway = gateway(&[section]);
+    let mut client = gateway.startup("db").open();
+    client.set_patience(PATIENCE);
+    client.send_bytes(&client.startup().packet());
+    let told = client.expect_fatal("57P03");
+    assert!(told.message.contains("no server of database \"db\" can be used"), "{}", told.message);
+    let rows = gateway.show("HOSTS");
+    assert!(rows[0]["state"] == "down" && rows[0]["last_error"].contains("during login"), "{rows:?}");
 }
 
 #[test]
