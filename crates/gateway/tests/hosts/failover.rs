@@ -44,7 +44,7 @@ fn a_clean_switch_over_and_then_a_crash() {
     cluster.server_mut(1).kill9().expect("it can be killed");
     wait_for(&gateway, &cluster, "app", 1, "state", "down");
     let loud = |line: &String| line.contains("WARN") && line.contains("no primary");
-    eventually("it is said aloud that nobody takes writes", || gateway.complaints().iter().any(|line| loud(line)));
+    eventually("it is said aloud that nobody takes writes", || gateway.complaints().iter().any(loud));
     let mut waits = log_in(&startup);
     let waiting =
         std::thread::spawn(move || waits.value("insert into t (v) values ('waited') returning inet_server_port()"));
