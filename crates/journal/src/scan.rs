@@ -175,6 +175,14 @@ impl Scan {
         if let Some(sum) = self.ended {
             return Ok(Step::End(sum));
         }
+        match self.lacks()? {
+            None => Ok(self.accept()),
+            Some(available) => self.end_of_frames(available, tail),
+        }
+    }
+
+    /// `None`: what follows is the next frame. Else how many bytes there are of what is none.
+    fn lacks(&mut self) -> io::Result<Option<usize>> {
         let mut need = HEAD_BYTES;
         loop {
             let available = self.fill(need)?;
@@ -182,13 +190,11 @@ impl Scan {
                 Decoded::Frame(frame)
                     if self.last_seq.is_none_or(|last| frame.seq > last) || frame.kind == Kind::Seal =>
                 {
-                    return Ok(self.accept());
+                    return Ok(None);
                 }
-                Decoded::Short(more) if available < more && available < need => {
-                    return self.end_of_frames(available, tail);
-                }
+                Decoded::Short(more) if available < more && available < need => return Ok(Some(available)),
                 Decoded::Short(more) => need = more,
-                Decoded::Frame(_) | Decoded::Bad => return self.end_of_frames(available, tail),
+                Decoded::Frame(_) | Decoded::Bad => return Ok(Some(available)),
             }
         }
     }
@@ -234,13 +240,19 @@ impl Scan {
         if let (Tail::Live, Source::Plain(_)) = (tail, &self.source) {
             let at = self.offset();
             // Behind the frames of a ring stands what was there before, which is none of its frames.
-            if available > 0 && !self.header.preallocated && self.find_frame()? {
-                return Ok(Step::Damage { at, bytes: self.offset() - at });
-            }
+            let is_followed = available > 0 && !self.header.preallocated && self.find_frame()?;
+            let end = self.offset();
             // What is no frame now may be one later, with other bytes.
-            (self.base, self.start) = (at, 0);
-            self.buffer.clear();
-            return Ok(Step::Pending);
+            self.go_to(at);
+            if !is_followed {
+                return Ok(Step::Pending);
+            }
+            // And later may be now: what was the beginning of one is whole when the next one stands behind it.
+            if self.lacks()?.is_none() {
+                return Ok(self.accept());
+            }
+            self.go_to(end);
+            return Ok(Step::Damage { at, bytes: end - at });
         }
         let at = self.offset();
         if self.is_broken {
@@ -263,6 +275,12 @@ impl Scan {
             true => Step::End(None),
             false => Step::Torn { at, bytes },
         })
+    }
+
+    /// What stands from there on is read anew.
+    fn go_to(&mut self, offset: u64) {
+        (self.base, self.start) = (offset, 0);
+        self.buffer.clear();
     }
 
     /// Looks for the next place where a frame stands. `false`: there is none up to the end.
@@ -448,5 +466,41 @@ fn sum_of(seal: &[u8], salt: u32) -> Option<Sum> {
     match frame::decode(seal, salt) {
         Decoded::Frame(frame) if frame.kind == Kind::Seal => Sum::from_bytes(frame.payload),
         _ => None,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::{frame::Framed, note::Class};
+
+    #[test]
+    fn what_becomes_whole_while_it_is_looked_behind_is_no_damage() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let header = Header { stripe: 0, salt: 7, number: 0, first_seq: 0, created: Time::MIN, preallocated: false };
+        let frame = |seq: u64| {
+            let mut bytes = Vec::new();
+            let framed = Framed { kind: Kind::Record, class: Class::new(0), time: Time::MIN, payload: b"record" };
+            framed.write_checked(seq, header.salt, &mut bytes);
+            bytes
+        };
+        let (begun, rest) = (frame(1)[..20].to_vec(), frame(1)[20..].to_vec());
+        file.write_all(&[&header.to_bytes()[..], &frame(0), &begun].concat()).unwrap();
+        let mut scan = Scan::open(file.path(), false).unwrap().unwrap();
+        assert!(matches!(scan.advance(Tail::Live).unwrap(), Step::Frame));
+        scan.start += std::mem::take(&mut scan.found);
+        let available = scan.lacks().unwrap().expect("it is not whole");
+        // Whoever writes it goes on just now.
+        file.write_all(&[rest, frame(2)].concat()).unwrap();
+        assert!(matches!(scan.end_of_frames(available, Tail::Live).unwrap(), Step::Frame));
+        assert_eq!(scan.last_seq, Some(1));
+        assert!(matches!(scan.advance(Tail::Live).unwrap(), Step::Frame));
+        assert!(matches!(scan.advance(Tail::Live).unwrap(), Step::Pending));
+        // What is damaged is so however often it is looked at.
+        file.write_all(&[vec![b'?'; 40], frame(3)].concat()).unwrap();
+        assert!(matches!(scan.advance(Tail::Live).unwrap(), Step::Damage { bytes: 40, .. }));
+        assert!(matches!(scan.advance(Tail::Live).unwrap(), Step::Frame));
     }
 }
