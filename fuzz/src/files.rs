@@ -50,8 +50,7 @@ pub fn hba(data: &[u8]) {
     });
 }
 
-/// An ini file and a list of users as PgBouncer reads them: what is understood means the same when it is written as TOML,
-/// and no finding shows a line that could not be read.
+/// An ini file and a list of users as PgBouncer reads them: what is understood means the same when it is written as TOML.
 pub fn ini(data: &[u8]) {
     // Other files are none of the input.
     if data.windows(8).any(|part| part.eq_ignore_ascii_case(b"%include")) {

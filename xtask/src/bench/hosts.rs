@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tidegate_sandbox::{Cluster, Major, Postgres};
 
 use super::Pace;
-use super::load::{self, Load};
+use super::load;
 use super::pairs::{AGAIN, Comparison, Times};
 use super::report::{Limit, Metric, Report};
 use super::subject::{Subject, USER, fill, major_or_newest};
@@ -82,11 +82,9 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
         arguments.clients, arguments.pool_size
     ));
     report.note(times.note());
-    let load =
-        Load { protocol: PROTOCOLS[0], clients: arguments.clients, seconds: 1, script: None, logged_share: 0.01 };
     let bar = |name| (![AGAIN, APART].contains(&name)).then_some(Limit::AtMost(AT_MOST));
     let others: Vec<_> = kinds.iter().skip(1).map(|&(name, ..)| (name, bar(name))).collect();
-    let comparison = Comparison { pgbench: &pgbench, times, load, ratio: RATIO };
+    let comparison = Comparison { pgbench: &pgbench, times, clients: arguments.clients, ratio: RATIO };
     comparison.run(PROTOCOLS, &others, start, &mut report)?;
     Ok(report)
 }

@@ -41,29 +41,35 @@ impl Times {
     }
 }
 
-/// A second process of the first kind, which all others are compared with.
+/// A second process of the kind that all others are compared with.
 pub(super) const AGAIN: &str = "the same again";
 
+/// Latencies are not looked at.
+const LOGGED_SHARE: f64 = 0.01;
+
 const TPS: Metric = Metric::new("tps", "");
+const FIRST_TPS: Metric = Metric::new("tps of the first", "");
 const CPU: Metric = Metric::new("cpu", "us/tx");
+const FIRST_CPU: Metric = Metric::new("cpu of the first", "us/tx");
 const ERROR: Metric = Metric::new("error of the ratio", "");
 
-/// Whom to compare, and how: the first of `subjects` is compared with each of the others.
+/// How to compare one subject with each of several others.
 pub(super) struct Comparison<'a> {
     pub(super) pgbench: &'a Path,
     pub(super) times: Times,
-    pub(super) load: Load,
+    /// Of each subject.
+    pub(super) clients: u32,
     pub(super) ratio: Metric,
 }
 
-/// One of the pair, and what a bar allows.
+/// The name of one of the others, and what a bar allows it.
 pub(super) type Allowed = (&'static str, Option<Limit>);
 
 /// What a kind of pair yielded: by start, then by pair.
 type Yields = Vec<Vec<[Yield; 2]>>;
 
 impl Comparison<'_> {
-    /// Measures all protocols with each set of processes that `start` starts.
+    /// Measures all protocols with each set of processes that `start` starts: the one to compare with, then the others.
     pub(super) fn run(
         &self,
         protocols: &[&'static str],
@@ -76,9 +82,15 @@ impl Comparison<'_> {
             let subjects = start()?;
             let (first, rest) = subjects.split_first().context("there is a first")?;
             for (protocol, yields) in protocols.iter().zip(&mut yields) {
-                let load = Load { protocol, seconds: self.times.seconds, ..self.load.clone() };
+                let load = Load {
+                    protocol,
+                    clients: self.clients,
+                    seconds: self.times.seconds,
+                    script: None,
+                    logged_share: LOGGED_SHARE,
+                };
                 self.pairs(&load, first, rest, yields)?;
-                eprintln!("start {number} of {}: {protocol} done", self.times.starts);
+                eprintln!("start {number} of {}: {protocol}", self.times.starts);
             }
         }
         for (protocol, yields) in protocols.iter().zip(&yields) {
@@ -112,15 +124,9 @@ impl Comparison<'_> {
             median(&yields.iter().flatten().map(|pair| quantity(&pair[index])).collect::<Vec<_>>())
         };
         let ratio = ratio(yields);
-        report.add(name, protocol, Metric::new("tps of the first", ""), of(0, |got| got.tps), None);
+        report.add(name, protocol, FIRST_TPS, of(0, |got| got.tps), None);
         report.add(name, protocol, TPS, of(1, |got| got.tps), None);
-        report.add(
-            name,
-            protocol,
-            Metric::new("cpu of the first", "us/tx"),
-            of(0, Yield::cpu_us_per_transaction),
-            None,
-        );
+        report.add(name, protocol, FIRST_CPU, of(0, Yield::cpu_us_per_transaction), None);
         report.add(name, protocol, CPU, of(1, Yield::cpu_us_per_transaction), None);
         report.add(name, protocol, ERROR, ratio.error * ratio.mean, None);
         report.add(name, protocol, self.ratio, ratio.mean, *limit);

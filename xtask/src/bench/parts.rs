@@ -6,10 +6,10 @@ use anyhow::Result;
 use tidegate_sandbox::Postgres;
 
 use super::Pace;
-use super::load::{self, Load};
+use super::load;
 use super::pairs::{AGAIN, Comparison, Times};
 use super::report::{Limit, Metric, Report};
-use super::subject::{Subject, USER, fill, start_postgres};
+use super::subject::{Subject, USER, config, fill, start_postgres};
 use crate::gateway::{Config, Profile, Running, build, build_uncounted};
 use crate::machine::{allows_io_uring, version_of};
 use crate::tests::Io;
@@ -62,10 +62,9 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
         arguments.clients, arguments.pool_size
     ));
     report.note(times.note());
-    let load = |protocol| Load { protocol, clients: arguments.clients, seconds: 1, script: None, logged_share: 0.01 };
     let stage = Stage { postgres: &postgres, pool_size: arguments.pool_size };
     let wants = |part| arguments.part.is_empty() || arguments.part.contains(&part);
-    let compare = |ratio| Comparison { pgbench: &pgbench, times, load: load(PROTOCOLS[0]), ratio };
+    let compare = |ratio| Comparison { pgbench: &pgbench, times, clients: arguments.clients, ratio };
     if wants(Part::Journal) {
         let others = [(AGAIN, None), (JOURNAL, Some(Limit::AtMost(1.10)))];
         let start = || {
@@ -96,17 +95,8 @@ impl Stage<'_> {
         let dir = self.postgres.socket_dir().join(&stem);
         let folder = dir.join("journal");
         std::fs::create_dir_all(&dir)?;
-        let config = Config {
-            mode: "transaction",
-            auth: "trust",
-            io: Some(if allows_io_uring() { Io::Uring } else { Io::Epoll }),
-            pool_size: self.pool_size,
-            postgres_port: self.postgres.port(),
-            user: USER,
-            database: USER,
-            tls: None,
-            journal: journal.then_some(&*folder),
-        };
+        let io = if allows_io_uring() { Io::Uring } else { Io::Epoll };
+        let config = Config { journal: journal.then_some(&*folder), ..config(self.postgres, self.pool_size, io) };
         let running = Running::gateway(binary, &dir, &stem, &config)?;
         self.postgres.adopt(running.pid())?;
         Ok(Subject::gateway(name, &[USER], running))

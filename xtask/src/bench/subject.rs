@@ -219,22 +219,27 @@ fn add_ours(stage: &mut Stage, name: &'static str, options: &Options, io: Io) ->
         stage.missing(name, "this machine forbids io_uring; see tidegate-epoll");
         return Ok(());
     }
-    let config = Config {
-        mode: "transaction",
-        auth: "trust",
-        io: Some(io),
-        pool_size: options.pool_size,
-        postgres_port: stage.postgres.port(),
-        user: USER,
-        database: USER,
-        tls: None,
-        journal: None,
-    };
+    let config = config(&stage.postgres, options.pool_size, io);
     let process = Running::gateway(&binary, stage.dir.path(), name, &config)?;
     stage.notes.push(format!("{name}: {}, io = {}", version_of(&binary, "--version"), io.name()));
     let port = process.port;
     stage.subjects.push(Subject::new(name, Role::Ours(io), port, true, Some(process)));
     Ok(())
+}
+
+/// A gateway as it is when little is configured.
+pub(crate) fn config(postgres: &Postgres, pool_size: u32, io: Io) -> Config<'static> {
+    Config {
+        mode: "transaction",
+        auth: "trust",
+        io: Some(io),
+        pool_size,
+        postgres_port: postgres.port(),
+        user: USER,
+        database: USER,
+        tls: None,
+        journal: None,
+    }
 }
 
 /// Debian's build when it is there: the peers' published figures were taken with it.

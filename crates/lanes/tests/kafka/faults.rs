@@ -153,6 +153,21 @@ async fn la_32_answers_take_two_seconds() {
     audit.assert_all(0..400);
 }
 
+/// A member that commits when it is stopped, and not before.
+fn commits_last(source: Kafka, audit: &Arc<Audit>) -> Member {
+    let audit = Arc::clone(audit);
+    Member::with(
+        source,
+        |builder| builder.commit_every(LIMIT),
+        move |delivery, roster| {
+            audit.begin(0, &delivery.record);
+            audit.end(0, &delivery.record, &roster, true);
+            delivery.finish();
+            async {}
+        },
+    )
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_last_commit_that_nobody_answers_is_an_error_after_its_time() {
     let mock = Mock::new(1, 1);
@@ -160,15 +175,7 @@ async fn a_last_commit_that_nobody_answers_is_an_error_after_its_time() {
     let audit = Audit::new();
     let settings = settings(&mock.cluster.bootstrap_servers(), GROUP).topic(TOPIC).close(Duration::from_millis(300));
     let source = settings.build().unwrap();
-    let member = Member::with(source, |builder| builder.commit_every(LIMIT), {
-        let audit = Arc::clone(&audit);
-        move |delivery, roster| {
-            audit.begin(0, &delivery.record);
-            audit.end(0, &delivery.record, &roster, true);
-            delivery.finish();
-            async {}
-        }
-    });
+    let member = commits_last(source, &audit);
     until("all are done", || audit.count() == 10).await;
     mock.cluster.broker_down(1).unwrap();
     let Err(RunError::Source(error)) = member.stop_within(Duration::from_secs(5)).await else {
@@ -183,15 +190,7 @@ async fn a_last_commit_of_a_member_that_the_group_has_forgotten_is_an_error() {
     let mock = Mock::new(1, 1);
     mock.fill(0..10);
     let audit = Audit::new();
-    let member = Member::with(mock.source(), |builder| builder.commit_every(LIMIT), {
-        let audit = Arc::clone(&audit);
-        move |delivery, roster| {
-            audit.begin(0, &delivery.record);
-            audit.end(0, &delivery.record, &roster, true);
-            delivery.finish();
-            async {}
-        }
-    });
+    let member = commits_last(mock.source(), &audit);
     until("all are done", || audit.count() == 10).await;
     // However often it commits until it hears, by its next heartbeat, that it is no member any more.
     let forgotten = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID; 500];
