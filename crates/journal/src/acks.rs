@@ -9,15 +9,20 @@ use crate::{
     error::Lost,
     note::Ack,
     stretches::Stretches,
-    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, lock_crowded, total_order},
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, total_order},
 };
 
-/// How many are told at a time by one of those who were told.
-const CALLS: usize = 16;
+/// How many of each room are told by whoever publishes. They come to run in a queue that threads share.
+const FIRST_CALLS: usize = 4;
+/// How many are told at a time by one of those who were told, in the queue of its own thread.
+const CALLS: usize = 32;
+/// Waiting rooms of a stripe, of which a thread has one, and some threads share one if there are more of them.
+const ROOMS: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// A place among the waiters. It is free again as soon as its waiter is told, so it counts only with its number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seat {
+    room: usize,
     place: usize,
     number: u64,
 }
@@ -36,7 +41,16 @@ struct Waiters {
     free: Vec<usize>,
     /// How many ever sat down.
     sat: u64,
-    lost: Losses,
+}
+
+/// Where those wait who were polled by the same thread: it finds its room's lines where it left them, and what is told from
+/// there stays in the thread's own queue. On lines of its own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Room {
+    waiters: Mutex<Waiters>,
+    /// Who is to be told yet.
+    calls: Mutex<Vec<Waker>>,
 }
 
 /// What was accepted and lost.
@@ -54,11 +68,10 @@ pub(crate) struct Acks {
     durable: AtomicU64,
     /// Whether anything was lost, so that the usual answer needs no lock.
     losses: AtomicUsize,
-    waiters: Mutex<Waiters>,
-    /// Who is to be told yet. Those who were told help: to wake a thousand tasks takes longer than to sync a disk, and
-    /// least if their own threads do it.
-    calls: Mutex<Vec<Waker>>,
-    /// How many those are, so that the usual answer needs no lock.
+    lost: Mutex<Losses>,
+    rooms: [Room; ROOMS],
+    /// The rooms, a bit each, where somebody is to be told yet. Those who were told help: to wake a thousand tasks takes
+    /// longer than to sync a disk, and least if their own threads do it.
     called: AtomicUsize,
     /// By what is lost, written or durable: whether nobody who waited for everything has been told yet.
     untold: [AtomicUsize; 2],
@@ -70,14 +83,15 @@ impl Acks {
             written: AtomicU64::new(next_seq),
             durable: AtomicU64::new(next_seq),
             losses: AtomicUsize::new(0),
-            waiters: Mutex::new(Waiters::default()),
-            calls: Mutex::new(Vec::new()),
+            lost: Mutex::new(Losses::default()),
+            rooms: std::array::from_fn(|_| Room::new()),
             called: AtomicUsize::new(0),
             untold: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
 
-    /// Everything below `seq` is as safe as `ack` says.
+    /// Everything below `seq` is as safe as `ack` says. Some of those who wait for it are told, and tell the others, as does
+    /// [`tell`](Self::tell).
     pub(crate) fn publish(&self, seq: u64, ack: Ack) {
         self.written.fetch_max(seq, Ordering::SeqCst);
         if ack == Ack::Durable {
@@ -92,13 +106,14 @@ impl Acks {
         if range.is_empty() {
             return;
         }
-        lock(&self.waiters).lost.add(range, ack);
+        lock(&self.lost).add(range, ack);
         self.losses.store(1, Ordering::SeqCst);
         if ack < Ack::Durable {
             self.untold[0].store(1, Ordering::SeqCst);
         }
         self.untold[1].store(1, Ordering::SeqCst);
         self.wake();
+        while self.tell() {}
     }
 
     /// Whether anything was lost that is not as safe as `ack`, since somebody asked last.
@@ -128,7 +143,7 @@ impl Acks {
             return Some(Ok(()));
         }
         let reached = if ack == Ack::Written { self.written() } else { self.durable() };
-        if self.losses.load(Ordering::SeqCst) > 0 && lock(&self.waiters).lost.has(seq, ack) {
+        if self.losses.load(Ordering::SeqCst) > 0 && lock(&self.lost).has(seq, ack) {
             return Some(Err(Lost));
         }
         (seq < reached).then_some(Ok(()))
@@ -145,12 +160,12 @@ impl Acks {
         if let Some(known) = self.look(seq, ack) {
             // Whoever decided it frees the seat.
             *seat = None;
-            if self.called.load(Ordering::Relaxed) > 0 {
-                self.call();
-            }
+            self.help();
             return Poll::Ready(known);
         }
-        lock_crowded(&self.waiters).sit(seq, ack, seat, context.waker());
+        self.help();
+        let room = seat.map_or_else(own_room, |seat| seat.room);
+        lock(&self.rooms[room].waiters).sit(seq, ack, room, seat, context.waker());
         total_order();
         // It may have been published before we sat down.
         let Some(known) = self.look(seq, ack) else { return Poll::Pending };
@@ -158,35 +173,95 @@ impl Acks {
         Poll::Ready(known)
     }
 
+    /// Gives up the seat, if it is still taken.
     pub(crate) fn leave(&self, seat: Option<Seat>) {
         if let Some(seat) = seat {
-            lock(&self.waiters).leave(seat);
+            lock(&self.rooms[seat.room].waiters).leave(seat);
+            // Who was told and does not come would have told others.
+            self.help();
         }
     }
 
+    /// Those whose record is decided are to be told, and the first of each room are.
     fn wake(&self) {
         let (written, durable) = (self.written(), self.durable());
-        let mut woken = lock(&self.waiters).rise(written, durable);
-        if woken.is_empty() {
-            return;
+        let lost = (self.losses.load(Ordering::SeqCst) > 0).then(|| lock(&self.lost));
+        let mut rooms = 0;
+        for (number, room) in self.rooms.iter().enumerate() {
+            let mut woken = lock(&room.waiters).rise(written, durable, lost.as_deref());
+            if woken.is_empty() {
+                continue;
+            }
+            let mut calls = lock(&room.calls);
+            calls.append(&mut woken);
+            self.called.fetch_or(1 << number, Ordering::Relaxed);
+            rooms |= 1 << number;
         }
-        let mut calls = lock(&self.calls);
-        calls.append(&mut woken);
-        self.called.store(calls.len(), Ordering::Relaxed);
-        drop(calls);
-        while self.call() {}
+        // Whoever is woken may look at once.
+        drop(lost);
+        (0..ROOMS).filter(|number| rooms & (1 << number) != 0).for_each(|number| self.call(number, FIRST_CALLS));
     }
 
-    /// Tells some of those who are to be told. `false`: there are none.
-    fn call(&self) -> bool {
-        let mut calls = lock(&self.calls);
-        let rest = calls.len().saturating_sub(CALLS);
+    /// Tells some more of those who are to be told. `false`: there are none.
+    pub(crate) fn tell(&self) -> bool {
+        let called = self.called.load(Ordering::Relaxed);
+        if called == 0 {
+            return false;
+        }
+        self.call(called.trailing_zeros() as usize, CALLS);
+        true
+    }
+
+    /// Whether somebody is to be told yet.
+    pub(crate) fn has_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells some of one's own room, or of another one.
+    #[inline]
+    fn help(&self) {
+        let called = self.called.load(Ordering::Relaxed);
+        if called != 0 {
+            let own = own_room();
+            let room = if called & (1 << own) == 0 { called.trailing_zeros() as usize } else { own };
+            self.call(room, CALLS);
+        }
+    }
+
+    fn call(&self, room: usize, most: usize) {
+        let mut calls = lock(&self.rooms[room].calls);
+        let rest = calls.len().saturating_sub(most);
         let some = calls.split_off(rest);
-        self.called.store(rest, Ordering::Relaxed);
+        if rest == 0 {
+            self.called.fetch_and(!(1 << room), Ordering::Relaxed);
+        }
         drop(calls);
-        let any = !some.is_empty();
         some.into_iter().for_each(Waker::wake);
-        any
+    }
+}
+
+/// The room of the thread that asks.
+fn own_room() -> usize {
+    #[cfg(loom)]
+    return 0;
+    #[cfg(not(loom))]
+    {
+        use std::{cell::Cell, sync::atomic};
+        static NEXT: atomic::AtomicUsize = atomic::AtomicUsize::new(0);
+        thread_local! {
+            static ROOM: Cell<Option<usize>> = const { Cell::new(None) };
+        }
+        ROOM.get().unwrap_or_else(|| {
+            let room = NEXT.fetch_add(1, Ordering::Relaxed) % ROOMS;
+            ROOM.set(Some(room));
+            room
+        })
+    }
+}
+
+impl Room {
+    fn new() -> Self {
+        Self { waiters: Mutex::new(Waiters::default()), calls: Mutex::new(Vec::new()) }
     }
 }
 
@@ -209,7 +284,7 @@ impl Losses {
 }
 
 impl Waiters {
-    fn sit(&mut self, seq: u64, ack: Ack, seat: &mut Option<Seat>, waker: &Waker) {
+    fn sit(&mut self, seq: u64, ack: Ack, room: usize, seat: &mut Option<Seat>, waker: &Waker) {
         if let Some(waiter) = seat.and_then(|seat| self.at(seat)).and_then(Option::as_mut) {
             waiter.waker.clone_from(waker);
             return;
@@ -221,7 +296,7 @@ impl Waiters {
             Some(free) => *free = waiter,
             None => self.seats.push(waiter),
         }
-        *seat = Some(Seat { place, number: self.sat });
+        *seat = Some(Seat { room, place, number: self.sat });
     }
 
     /// A seat that still is its owner's.
@@ -238,13 +313,12 @@ impl Waiters {
     }
 
     /// Whoever's record is decided.
-    fn rise(&mut self, written: u64, durable: u64) -> Vec<Waker> {
+    fn rise(&mut self, written: u64, durable: u64, lost: Option<&Losses>) -> Vec<Waker> {
         let mut woken = Vec::new();
-        let lost = &self.lost;
         for (place, seat) in self.seats.iter_mut().enumerate() {
             let decided = seat.take_if(|waiter| {
                 let reached = if waiter.ack == Ack::Durable { durable } else { written };
-                waiter.seq < reached || lost.has(waiter.seq, waiter.ack)
+                waiter.seq < reached || lost.is_some_and(|lost| lost.has(waiter.seq, waiter.ack))
             });
             if let Some(waiter) = decided {
                 woken.push(waiter.waker);

@@ -8,12 +8,13 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    thread::{self, JoinHandle, Thread},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use crate::{
     budget::Budget,
+    clock::Clock,
     config::Config,
     error::{Lost, OpenError},
     folder::{self, Ownership},
@@ -38,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) budget: Arc<Budget>,
     stripes: Box<[Arc<Stripe>]>,
-    clock: OnceLock<Thread>,
+    clock: Arc<Clock>,
     next_stripe: AtomicUsize,
 }
 
@@ -55,9 +56,7 @@ impl Shared {
 
     /// A deadline came that is nearer than the one that the clock waits for.
     pub(crate) fn wake_clock(&self) {
-        if let Some(clock) = self.clock.get() {
-            clock.unpark();
-        }
+        self.clock.wake();
     }
 
     fn producer(self: &Arc<Self>, stripe: usize) -> Producer {
@@ -160,6 +159,7 @@ impl Journal {
             storage,
             health: Arc::new(Health::new(Box::new(listener) as Listener)),
             keeper: Arc::new(OnceLock::new()),
+            clock: Arc::default(),
             ownership: Arc::downgrade(&ownership),
         };
         let stripe = |(index, beginning)| Arc::new(Stripe::new(index, &around, beginning));
@@ -170,9 +170,9 @@ impl Journal {
     fn start(around: &Surroundings, stripes: Box<[Arc<Stripe>]>, ownership: &Arc<Ownership>) -> std::io::Result<Self> {
         let (config, health) = (Arc::clone(&around.config), Arc::clone(&around.health));
         let keeper = Arc::new(Keeper::new(Arc::clone(&config), Arc::clone(&health), stripes.clone()));
-        let budget = Arc::clone(&around.budget);
+        let (budget, clock) = (Arc::clone(&around.budget), Arc::clone(&around.clock));
         let next_stripe = AtomicUsize::new(0);
-        let shared = Arc::new(Shared { config, budget, stripes, clock: OnceLock::new(), next_stripe });
+        let shared = Arc::new(Shared { config, budget, stripes, clock, next_stripe });
         let (end, ended) = mpsc::channel();
         let stopped = Arc::new(AtomicBool::new(false));
         let mut journal =
@@ -189,9 +189,8 @@ impl Journal {
         })?;
         let _ = around.keeper.set(keeper.thread().clone());
         journal.threads.push(keeper);
-        let clock = start_clock(Arc::clone(&around.budget), Arc::clone(&journal.stopped), end)?;
-        let _ = journal.shared.clock.set(clock.thread().clone());
-        around.budget.set_maker(clock.thread().clone());
+        let (budget, stripes) = (Arc::clone(&around.budget), journal.shared.stripes.clone());
+        let clock = around.clock.start(budget, stripes, Arc::clone(&journal.stopped), end)?;
         journal.threads.push(clock);
         Ok(journal)
     }
@@ -345,24 +344,6 @@ fn start_writer(
     let thread = thread::Builder::new().name(name).spawn(run)?;
     stripe.set_writer(thread.thread().clone());
     Ok(thread)
-}
-
-/// Tells producers in line that their deadline has passed, and has memory ready before it is needed.
-fn start_clock(
-    budget: Arc<Budget>,
-    stopped: Arc<AtomicBool>,
-    end: mpsc::Sender<()>,
-) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("journal-clock".to_owned()).spawn(move || {
-        while !stopped.load(Ordering::Acquire) {
-            budget.prepare();
-            match budget.expire(Instant::now()) {
-                Some(next) => thread::park_timeout(next),
-                None => thread::park(),
-            }
-        }
-        let _ = end.send(());
-    })
 }
 
 /// Packed segments that were not finished when the process ended.

@@ -56,6 +56,7 @@
 mod acks;
 mod budget;
 mod chunk;
+mod clock;
 mod config;
 mod error;
 mod folder;

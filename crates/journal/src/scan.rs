@@ -236,7 +236,7 @@ impl Scan {
     }
 
     /// What follows is no frame, or not a whole one.
-    fn end_of_frames(&mut self, available: usize, tail: Tail) -> io::Result<Step> {
+    fn end_of_frames(&mut self, mut available: usize, tail: Tail) -> io::Result<Step> {
         if let (Tail::Live, Source::Plain(_)) = (tail, &self.source) {
             let at = self.offset();
             // Behind the frames of a ring stands what was there before, which is none of its frames.
@@ -255,6 +255,14 @@ impl Scan {
             return Ok(Step::Damage { at, bytes: end - at });
         }
         let at = self.offset();
+        if self.header.preallocated && matches!(self.source, Source::Plain(_)) {
+            // The file was as long before this was written: what was read of it may be older than the last look at its end.
+            self.go_to(at);
+            match self.lacks()? {
+                None => return Ok(self.accept()),
+                Some(now) => available = now,
+            }
+        }
         if self.is_broken {
             self.start = self.buffer.len();
             self.ended = Some(None);

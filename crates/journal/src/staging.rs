@@ -122,6 +122,9 @@ pub(crate) struct Gather {
     pub(crate) quiet: Duration,
 }
 
+/// How often it is looked in such a time whether another one came.
+const LOOKS: u32 = 4;
+
 pub(crate) struct Staging {
     full: VecDeque<Chunk>,
     current: Option<Chunk>,
@@ -373,7 +376,7 @@ impl Staging {
         let (known, since) = self.gathered.filter(|(known, _)| *known >= self.asks).unwrap_or((self.asks, now));
         self.gathered = Some((known, since));
         let until = until.min(since + quiet);
-        (now < until).then(|| (asks, until - now))
+        (now < until).then(|| (asks, (until - now).min(quiet / LOOKS)))
     }
 
     fn batch(&mut self, pace: &Pace, due: bool) -> Batch {

@@ -1,5 +1,7 @@
 //! One staging buffer, one segment, and the step that moves batches from the one to the other.
 
+#[cfg(target_os = "linux")]
+use std::num::NonZeroU64;
 use std::{
     ops::Range,
     sync::{
@@ -14,6 +16,7 @@ use crate::{
     acks::Acks,
     budget::{Budget, Credit},
     chunk::Chunk,
+    clock::Clock,
     config::Config,
     folder::Ownership,
     frame::Framed,
@@ -37,7 +40,7 @@ const HELP_TURNS: usize = 4;
 const COMES_BACK: Duration = Duration::from_nanos(700);
 /// A sync of up to this is waited for once more while producers come; of a longer one, half.
 const GATHER_SHORT: Duration = Duration::from_millis(2);
-/// How long nobody may come until the next sync begins: an eighth of the last one's time, within these.
+/// How long nobody may come until the next sync begins: a sixteenth of the last one's time, within these.
 const QUIET: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// How many ended segments may wait for their sync before the writer does it itself.
 const ENDED_MAX: usize = 4;
@@ -58,6 +61,7 @@ pub(crate) struct Stripe {
     budget: Arc<Budget>,
     health: Arc<Health>,
     keeper: Arc<OnceLock<Thread>>,
+    clock: Arc<Clock>,
     /// Where this life began.
     first_seq: u64,
 }
@@ -112,13 +116,14 @@ pub(crate) struct Surroundings {
     pub(crate) budget: Arc<Budget>,
     pub(crate) health: Arc<Health>,
     pub(crate) keeper: Arc<OnceLock<Thread>>,
+    pub(crate) clock: Arc<Clock>,
     /// Held by the threads that write, not by those who hold a producer.
     pub(crate) ownership: Weak<Ownership>,
 }
 
 impl Stripe {
     pub(crate) fn new(index: u16, around: &Surroundings, beginning: &Beginning) -> Self {
-        let Surroundings { config, storage, budget, health, keeper, ownership } = around.clone();
+        let Surroundings { config, storage, budget, health, keeper, clock, ownership } = around.clone();
         let sink = Sink::new(Arc::clone(&config), Arc::clone(&storage), ownership, index, beginning);
         Self {
             index,
@@ -135,6 +140,7 @@ impl Stripe {
             budget,
             health,
             keeper,
+            clock,
             first_seq: beginning.next_seq,
         }
     }
@@ -234,6 +240,7 @@ impl Stripe {
 
     /// The body of the writer's thread.
     pub(crate) fn write(&self) {
+        wake_in_time();
         loop {
             let step = self.step(&mut lock(&self.sink));
             match step {
@@ -290,7 +297,7 @@ impl Stripe {
         let is_slow = |asks: usize| sync > COMES_BACK.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX));
         let gather = writing.synced.filter(|(asks, _)| *asks > 1 && is_slow(*asks)).map(|(asks, ended)| {
             let wait = (sync / 2).max(sync.min(GATHER_SHORT));
-            Gather { asks, until: ended + wait, quiet: (sync / 8).clamp(QUIET.0, QUIET.1) }
+            Gather { asks, until: ended + wait, quiet: (sync / 16).clamp(QUIET.0, QUIET.1) }
         });
         Pace { linger: self.config.linger, bytes_max: BATCH_BYTES.min(self.config.bytes_max / 2), gather }
     }
@@ -337,10 +344,24 @@ impl Stripe {
         // First the room, so that whoever is told finds the books settled.
         batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
         self.acks.publish(batch.end, batch.ask);
+        self.tell(batch.ask);
         if batch.ask == Ack::Durable {
             // From when on they can come back: to wake many takes as long as to sync.
             let asks = batch.asks + lock(&self.staging).asks();
             writing.synced = Some((asks, Instant::now()));
+        }
+    }
+
+    /// Those who were told tell the others where a sync is asked for already, since to tell all takes as long as one.
+    fn tell(&self, ack: Ack) {
+        let is_asked = || ack == Ack::Durable && lock(&self.staging).asks() > 0;
+        while !is_asked() {
+            if !self.acks.tell() {
+                return;
+            }
+        }
+        if self.acks.has_called() {
+            self.clock.mind_calls();
         }
     }
 
@@ -429,6 +450,15 @@ impl Stripe {
         let (bytes, oldest) = staging.staged();
         (bytes, oldest, staging.books().to_vec())
     }
+}
+
+/// A thread that sleeps for as long as a sync of a fast disk takes does not sleep half as long again, as it does by default.
+fn wake_in_time() {
+    #[cfg(target_os = "linux")]
+    const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("it is more than nothing");
+    // Refused, syncs wait a little longer for producers.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_current_timer_slack(Some(SLACK_NS));
 }
 
 fn delay(failures: u32) -> Duration {

@@ -13,7 +13,7 @@ use std::{
     },
     task::{Context, Poll, Waker},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::special::{PAYLOAD, sync_seconds};
@@ -65,7 +65,7 @@ impl Future for Commit<'_> {
 /// As [`special::durable`](crate::special::durable). Without a file nothing is written or synced, and all producers are woken
 /// together: what is left are wake-ups, in batches as large as can be.
 pub(crate) fn durable(folder: &Path, has_file: bool, producers: usize, each: usize) -> (f64, f64, f64) {
-    let before = sync_seconds(folder, producers);
+    let before = sync_seconds(folder, producers, Duration::ZERO);
     let log = Arc::new(Log { producers, ..Log::default() });
     let (writing, mut file) = (Arc::clone(&log), File::create(folder.join("log")).expect("the folder can be written"));
     let writer = thread::spawn(move || {
@@ -111,6 +111,6 @@ pub(crate) fn durable(folder: &Path, has_file: bool, producers: usize, each: usi
     log.state.lock().expect("nobody panics").stop = true;
     log.some.notify_one();
     let batches = writer.join().expect("it does not panic");
-    let sync = f64::midpoint(before, sync_seconds(folder, producers));
+    let sync = f64::midpoint(before, sync_seconds(folder, producers, Duration::ZERO));
     (rate, sync, (producers * each) as f64 / batches as f64)
 }

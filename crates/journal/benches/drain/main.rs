@@ -19,9 +19,11 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     process::{Command, ExitCode},
+    time::Duration,
 };
 
 use load::{Figures, Load};
+use special::Commits;
 use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
 use tidegate_figures::{Bar, Figure, Options, best, median, words};
 
@@ -70,9 +72,14 @@ fn one(subject: &str, bytes: usize, tasks: bool) {
 
 fn special(what: &str, stripes: usize) {
     let folder = folder();
+    let usual = Commits { producers: 1000, per_task: 1, records: 200, stripes, ring: false, sync: Duration::ZERO };
+    let durable = |commits| special::durable(folder.path(), commits).into();
     let numbers = match what {
-        "durable" => <[f64; 3]>::from(special::durable(folder.path(), stripes, 1000, 1, 200)),
-        "gathered" => special::durable(folder.path(), stripes, 1000, 250, 200).into(),
+        "durable" => durable(usual),
+        "ring" => durable(Commits { ring: true, ..usual }),
+        "gathered" => durable(Commits { per_task: 250, ..usual }),
+        "1 ms" => durable(Commits { sync: Duration::from_millis(1), records: 100, ..usual }),
+        "5 ms" => durable(Commits { sync: Duration::from_millis(5), records: 30, ..usual }),
         "floor" => floor::durable(folder.path(), true, 1000, 200).into(),
         "wakes" => floor::durable(folder.path(), false, 1000, 200).into(),
         "unblocked" => latency(&special::unblocked(folder.path(), 400_000)),
@@ -217,6 +224,17 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     figures
 }
 
+/// A thousand producers with one durable append outstanding each: on the disk at hand, over files that were written before, and
+/// on disks whose sync takes longer.
+const DURABLE: [(&str, [&str; 2]); 6] = [
+    ("1000 dur., 1 str.", ["durable", "1"]),
+    ("1000 dur., 2 str.", ["durable", "2"]),
+    ("1000 dur., 4 str.", ["durable", "4"]),
+    ("1000 dur., ring", ["ring", "1"]),
+    ("1000 dur., 1 ms", ["1 ms", "1"]),
+    ("1000 dur., 5 ms", ["5 ms", "1"]),
+];
+
 fn special_figures(rounds: usize) -> Vec<Figure> {
     let once = |what: &[&str]| -> Vec<f64> {
         let line = again(&[&["--special"], what].concat());
@@ -233,20 +251,18 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
         bar,
     };
     let mut figures = Vec::new();
-    let stripes = ["1", "2", "4"];
-    let mut durable = stripes.map(|_| Vec::new());
+    let mut durable = DURABLE.map(|_| Vec::new());
     for _ in 0..rounds {
-        for (runs, stripes) in durable.iter_mut().zip(stripes) {
-            runs.push(once(&["durable", stripes]));
+        for (runs, (_, args)) in durable.iter_mut().zip(DURABLE) {
+            runs.push(once(&args));
         }
     }
-    for (runs, stripes) in durable.iter().zip(stripes) {
+    for (runs, (case, _)) in durable.iter().zip(DURABLE) {
         let shares = median(runs.iter().map(|run| run[0] * run[1] / 1000.0).collect());
-        let case = format!("1000 dur., {stripes} str.");
-        figures.push(row(&case, "records per second", median(column(runs, 0)), "/s", None));
-        figures.push(row(&case, "sync of a batch", median(column(runs, 1)) * 1e6, "us", None));
-        figures.push(row(&case, "records per sync", median(column(runs, 2)), "", None));
-        figures.push(row(&case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
+        figures.push(row(case, "records per second", median(column(runs, 0)), "/s", None));
+        figures.push(row(case, "sync of a batch", median(column(runs, 1)) * 1e6, "us", None));
+        figures.push(row(case, "records per sync", median(column(runs, 2)), "", None));
+        figures.push(row(case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
     }
     for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
         let runs = numbers(what);

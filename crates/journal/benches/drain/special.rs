@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tidegate_journal::{
-    Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, Producer, SegmentFile, Storage,
+    Ack, Class, ClassConfig, Config, Disk, Journal, Note, Overload, Producer, SegmentFile, Space, Storage,
 };
 
 use tidegate_figures::median;
@@ -20,40 +20,72 @@ use tidegate_figures::median;
 use crate::{load::nanos, process};
 
 pub(crate) const PAYLOAD: [u8; 100] = [b'x'; 100];
+const RING_SEGMENTS: u32 = 2;
+const RING_SEGMENT_BYTES: u64 = 32 << 20;
+const RING_PAYLOAD_BYTES: usize = 256 << 10;
 
-/// Producers that each have one durable append outstanding, so many of them in each task. Returns records per second, seconds
-/// per sync of a batch as large as theirs, measured before and after on the same file system, and how many records shared a
-/// sync.
-pub(crate) fn durable(
-    folder: &Path,
-    stripes: usize,
-    producers: usize,
-    per_task: usize,
-    each: usize,
-) -> (f64, f64, f64) {
-    let before = sync_seconds(folder, producers);
-    let (journal, _) =
-        Journal::open(Config { stripes, segment_bytes: 4 << 30, ..Config::new(folder) }).expect("it opens");
+/// Producers that each have one durable append outstanding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Commits {
+    pub(crate) producers: usize,
+    /// So many of them are in each task.
+    pub(crate) per_task: usize,
+    /// What each commits.
+    pub(crate) records: usize,
+    pub(crate) stripes: usize,
+    /// Segments are files that were written before, those of a ring.
+    pub(crate) ring: bool,
+    /// What a sync takes at least, on a disk that is slower than the one at hand.
+    pub(crate) sync: Duration,
+}
+
+/// Returns records per second, seconds per sync of a batch as large as theirs, measured before and after on the same file
+/// system, and how many records shared a sync.
+pub(crate) fn durable(folder: &Path, commits: Commits) -> (f64, f64, f64) {
+    let Commits { producers, per_task, records, stripes, ring, sync } = commits;
+    let before = sync_seconds(folder, producers, sync);
+    let mut config = Config { stripes, ..Config::new(folder) };
+    if ring {
+        (config.space, config.segment_bytes) = (Space::Ring { segments: RING_SEGMENTS }, RING_SEGMENT_BYTES);
+    }
+    let (journal, _) = Journal::open_with(config, Arc::new(Slow(sync)), |_| ()).expect("it opens");
+    if ring {
+        go_round(&journal, stripes);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
+    // Each stripe has a segment before the clock runs.
+    (0..stripes).for_each(|_| runtime.block_on(commit(journal.producer(), 1)));
     let begun = Instant::now();
     runtime.block_on(async {
         let mut tasks = Vec::new();
         for _ in 0..producers / per_task {
             if per_task == 1 {
-                tasks.push(tokio::spawn(commit(journal.producer(), each)));
+                tasks.push(tokio::spawn(commit(journal.producer(), records)));
                 continue;
             }
-            let mut commits: FuturesUnordered<_> = (0..per_task).map(|_| commit(journal.producer(), each)).collect();
+            let mut commits: FuturesUnordered<_> = (0..per_task).map(|_| commit(journal.producer(), records)).collect();
             tasks.push(tokio::spawn(async move { while commits.next().await.is_some() {} }));
         }
         for task in tasks {
             task.await.expect("it does not panic");
         }
     });
-    let rate = (producers * each) as f64 / begun.elapsed().as_secs_f64();
-    let shared = (producers * each) as f64 / journal.stats().syncs as f64;
+    let rate = (producers * records) as f64 / begun.elapsed().as_secs_f64();
+    let shared = (producers * records) as f64 / journal.stats().syncs as f64;
     drop(journal);
-    (rate, f64::midpoint(before, sync_seconds(folder, producers)), shared)
+    (rate, f64::midpoint(before, sync_seconds(folder, producers, sync)), shared)
+}
+
+/// Each file of the ring is written once.
+fn go_round(journal: &Journal, stripes: usize) {
+    let payload = vec![b'x'; RING_PAYLOAD_BYTES];
+    for stripe in 0..stripes {
+        let producer = journal.producer_for(stripe);
+        for _ in 0..=RING_SEGMENTS as usize * (RING_SEGMENT_BYTES as usize / RING_PAYLOAD_BYTES) {
+            producer.append_blocking(Note::new(Class::new(0), &payload)).expect("there is room in time");
+        }
+    }
+    assert_eq!(journal.flush(Ack::Durable, Duration::from_secs(60)), Ok(true));
 }
 
 async fn commit(producer: Producer, records: usize) {
@@ -64,16 +96,24 @@ async fn commit(producer: Producer, records: usize) {
 }
 
 /// How long it takes to make a batch of a record from each producer durable, with nothing else to do.
-pub(crate) fn sync_seconds(folder: &Path, producers: usize) -> f64 {
+pub(crate) fn sync_seconds(folder: &Path, producers: usize, least: Duration) -> f64 {
     let mut file = File::create(folder.join("syncs")).expect("the folder can be written");
     let batch = vec![b'x'; producers * (PAYLOAD.len() + 24)];
     let turn = |file: &mut File| {
         file.write_all(&batch).expect("the file takes it");
         let begun = Instant::now();
-        file.sync_data().expect("it is synced");
+        at_least(least, || file.sync_data()).expect("it is synced");
         begun.elapsed().as_secs_f64()
     };
     median((0..50).map(|_| turn(&mut file)).collect())
+}
+
+/// Takes so long.
+fn at_least<T>(least: Duration, sync: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = sync();
+    thread::sleep(least.saturating_sub(begun.elapsed()));
+    result
 }
 
 /// A p99 in nanoseconds, and the memory that it took over the idle process, in KiB.
@@ -160,12 +200,21 @@ impl Gate {
 #[derive(Debug)]
 struct Hanging(Arc<Gate>);
 
+/// A disk on which a sync takes so long at least.
 #[derive(Debug)]
-struct HangingFile(Arc<Gate>, Box<dyn SegmentFile>);
+struct Slow(Duration);
+
+#[derive(Debug)]
+struct OddFile {
+    file: Box<dyn SegmentFile>,
+    gate: Option<Arc<Gate>>,
+    sync: Duration,
+}
 
 impl Storage for Hanging {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        Ok(Box::new(HangingFile(Arc::clone(&self.0), Disk.create(path)?)))
+        let (file, gate) = (Disk.create(path)?, Some(Arc::clone(&self.0)));
+        Ok(Box::new(OddFile { file, gate, sync: Duration::ZERO }))
     }
 
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
@@ -181,29 +230,48 @@ impl Storage for Hanging {
     }
 }
 
-impl SegmentFile for HangingFile {
+impl Storage for Slow {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(OddFile { file: Disk.create(path)?, gate: None, sync: self.0 }))
+    }
+
+    fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(OddFile { file: Disk.recycle(from, to)?, gate: None, sync: self.0 }))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        Disk.sync_folder(folder)
+    }
+}
+
+impl SegmentFile for OddFile {
     fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
-        self.0.pass();
-        self.1.write_at(bytes, at)
+        self.gate.iter().for_each(|gate| gate.pass());
+        self.file.write_at(bytes, at)
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.1.sync()
+        let Self { file, sync, .. } = self;
+        at_least(*sync, || file.sync())
     }
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
-        self.1.truncate(len)
+        self.file.truncate(len)
     }
 
     fn allocate(&mut self, len: u64) -> io::Result<()> {
-        self.1.allocate(len)
+        self.file.allocate(len)
     }
 
     fn size(&self) -> io::Result<u64> {
-        self.1.size()
+        self.file.size()
     }
 
     fn is_at(&self, path: &Path) -> bool {
-        self.1.is_at(path)
+        self.file.is_at(path)
     }
 }

@@ -153,12 +153,13 @@ fn jo_21_no_producer_starves() {
             (0..PRODUCERS).for_each(|number| poll(number, &mut counts));
         }
         disk.go();
-        for _ in 0..1_000 {
+        let before = counts;
+        crate::until("all of them get in", || {
             let number = if random.bool() { 0 } else { random.usize(0..PRODUCERS) };
             poll(number, &mut counts);
-        }
+            counts.iter().zip(before).all(|(now, then)| *now > then)
+        });
     }
-    assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
     drop(waiting);
     assert!(journal.close(LONG).is_complete());
 }
@@ -174,7 +175,8 @@ fn jo_22_a_deadline_beyond_all_time_is_none() {
     crate::fill(&disk, &producer);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| producer.append_blocking(note(&[b'x'; 500])).is_ok());
-        crate::until("it waits", || journal.stats().blocked == 1);
+        // Seldom there is room for one more: what the journal makes ready in the background counts before it is there.
+        crate::until("it waits", || journal.stats().blocked == 1 || waiting.is_finished());
         disk.go();
         assert!(waiting.join().unwrap());
     });

@@ -1,17 +1,22 @@
 //! Appends, rotations, reopening and closing at the same time.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, Config, Journal, Refused, verify};
+use tidegate_journal::{Ack, CommitError, Config, Journal, Refused, Ticket, verify};
 
 use crate::{
     LONG,
     checker::{Promises, name},
-    note, payloads, segments, small,
+    faults::{Answer, Call, Faulty},
+    note, payloads, segments, small, until,
 };
 
 /// Threads append and commit until they are refused or have done enough, while `meanwhile` happens.
@@ -154,4 +159,57 @@ fn jo_31_producers_in_line_are_sent_home_when_it_closes() {
         crate::until("all are sent home", || refused.load(SeqCst) == 4 && done.load(SeqCst));
         disk.go();
     });
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+type Commit<'a> = Pin<Box<dyn Future<Output = Result<Ticket, CommitError>> + 'a>>;
+
+/// Those who are told tell the others. Here none of them comes to run, while the next sync hangs.
+#[test]
+fn jo_28_all_are_told_though_those_who_were_told_first_do_not_come() {
+    let folder = TempDir::new().unwrap();
+    // How many syncs have begun, and how many may end.
+    let (begun, allowed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (begins, allows) = (Arc::clone(&begun), Arc::clone(&allowed));
+    let disk = Faulty::new(move |call| {
+        if call == Call::Sync {
+            let number = begins.fetch_add(1, SeqCst) + 1;
+            until("the sync may end", || allows.load(SeqCst) >= number);
+        }
+        Answer::Do
+    });
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let commit = || {
+        let mut commit: Commit<'_> = Box::pin(producer.commit(note(b"x").ack(Ack::Durable)));
+        assert!(commit.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        commit
+    };
+    let first = commit();
+    until("the first sync", || begun.load(SeqCst) == 1);
+    let second: Vec<Commit<'_>> = (0..200).map(|_| commit()).collect();
+    allowed.store(1, SeqCst);
+    until("the second sync", || begun.load(SeqCst) == 2);
+    // Which makes the writer go on before it has told all.
+    let third = commit();
+    allowed.store(2, SeqCst);
+    until("all are told", || count.0.load(SeqCst) == 1 + second.len());
+    until("the third sync", || begun.load(SeqCst) == 3);
+    for mut commit in second {
+        assert!(matches!(commit.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
+    }
+    allowed.store(usize::MAX, SeqCst);
+    drop((first, third));
+    assert!(journal.close(LONG).is_complete());
 }

@@ -67,6 +67,34 @@ fn jo_35_following_lines() {
     }
 }
 
+/// A file of a ring is as long before a record is written as after it.
+#[test]
+fn jo_35_a_reader_of_a_ring_shows_what_was_written_since_it_read_the_file() {
+    let folder = TempDir::new().unwrap();
+    let (segment_bytes, space) = (1 << 20, Space::Ring { segments: 2 });
+    let (journal, _) = Journal::open(Config { segment_bytes, space, ..small(folder.path()) }).unwrap();
+    let producer = journal.producer();
+    let commit = |number: usize| {
+        producer.commit_blocking(note(format!("{number:>3000}").as_bytes()).ack(Ack::Written)).unwrap();
+    };
+    (0..10).for_each(commit);
+    let mut reader = Reader::open(folder.path(), &Start::Beginning, AtEnd::Stop).unwrap();
+    let mut next = || match reader.read().unwrap() {
+        Some(Entry::Record(record)) => {
+            Some(std::str::from_utf8(record.payload).unwrap().trim().parse::<usize>().unwrap())
+        }
+        None => None,
+        Some(other) => panic!("{other:?}"),
+    };
+    assert_eq!(next(), Some(0));
+    // Into the second file.
+    (10..400).for_each(commit);
+    for number in 1..400 {
+        assert_eq!(next(), Some(number));
+    }
+    assert_eq!(next(), None);
+}
+
 #[test]
 fn jo_35_a_reader_that_a_ring_laps_is_told_what_it_missed() {
     let folder = TempDir::new().unwrap();
