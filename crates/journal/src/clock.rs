@@ -40,12 +40,12 @@ impl Clock {
 
     pub(crate) fn start(
         self: &Arc<Self>,
-        budget: Arc<Budget>,
+        budget: &Arc<Budget>,
         stripes: Box<[Arc<Stripe>]>,
         stopped: Arc<AtomicBool>,
         end: mpsc::Sender<()>,
     ) -> std::io::Result<JoinHandle<()>> {
-        let (clock, keeping) = (Arc::clone(self), Arc::clone(&budget));
+        let (clock, keeping) = (Arc::clone(self), Arc::clone(budget));
         let handle = thread::Builder::new().name("journal-clock".to_owned()).spawn(move || {
             while !stopped.load(Ordering::Acquire) {
                 keeping.prepare();

@@ -189,8 +189,8 @@ impl Journal {
         })?;
         let _ = around.keeper.set(keeper.thread().clone());
         journal.threads.push(keeper);
-        let (budget, stripes) = (Arc::clone(&around.budget), journal.shared.stripes.clone());
-        let clock = around.clock.start(budget, stripes, Arc::clone(&journal.stopped), end)?;
+        let stripes = journal.shared.stripes.clone();
+        let clock = around.clock.start(&around.budget, stripes, Arc::clone(&journal.stopped), end)?;
         journal.threads.push(clock);
         Ok(journal)
     }
