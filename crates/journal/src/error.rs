@@ -63,7 +63,7 @@ pub enum OpenError {
     #[error("another journal owns {}; give each its own folder", .0.display())]
     Owned(PathBuf),
     /// The folder or a file in it could not be read or written.
-    #[error("cannot open the journal: {} ({source})", path.display())]
+    #[error("cannot open the journal: {}", path.display())]
     Io {
         /// What was touched.
         path: PathBuf,
@@ -72,7 +72,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// A thread could not be started.
-    #[error("cannot start a thread of the journal: {0}")]
+    #[error("cannot start a thread of the journal")]
     Thread(#[source] io::Error),
 }
 
@@ -88,7 +88,7 @@ impl OpenError {
 #[non_exhaustive]
 pub enum ReadError {
     /// The system could not read the folder or a file.
-    #[error("cannot read {} ({source})", path.display())]
+    #[error("cannot read {}", path.display())]
     Io {
         /// What was read.
         path: PathBuf,

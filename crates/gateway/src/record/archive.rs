@@ -20,7 +20,7 @@ pub(super) const CONNECTIONS: Class = Class::new(1);
 
 /// The journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open the query journal in {}: {source}; {help}", folder.display())]
+#[error("cannot open the query journal in {}; {help}", folder.display())]
 pub struct ArchiveError {
     folder: PathBuf,
     help: &'static str,

@@ -7,7 +7,18 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::json;
+use super::json::{self, Key, numbers};
+
+const SESSION: Key = Key::new("session");
+const TRANSACTION: Key = Key::new("transaction");
+const SERVER_PID: Key = Key::new("server_pid");
+const WAIT_US: Key = Key::new("wait_us");
+const SERVER_US: Key = Key::new("server_us");
+const TOTAL_US: Key = Key::new("total_us");
+const QUERIES: Key = Key::new("queries");
+const ROWS: Key = Key::new("rows");
+const BYTES_IN: Key = Key::new("bytes_in");
+const BYTES_OUT: Key = Key::new("bytes_out");
 
 /// What a record tells of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
@@ -158,7 +169,7 @@ impl Calendar {
         if second != self.second {
             self.turn_to(second);
         }
-        put(&mut self.text[20..26], micros);
+        json::put(&mut self.text[20..26], micros);
         out.extend_from_slice(&self.text);
     }
 
@@ -174,17 +185,9 @@ impl Calendar {
             (17, 19, of_day % 60),
         ];
         for (from, to, number) in places {
-            put(&mut self.text[from..to], number);
+            json::put(&mut self.text[from..to], number);
         }
         self.second = second;
-    }
-}
-
-/// Writes a number to its last digit at the end of the place.
-fn put(place: &mut [u8], mut number: u64) {
-    for digit in place.iter_mut().rev() {
-        *digit = b'0' + (number % 10) as u8;
-        number /= 10;
     }
 }
 
@@ -316,16 +319,19 @@ impl Draft<'_> {
         out.extend_from_slice(self.kind.unwrap_or(Kind::Query).name().as_bytes());
         out.push(b'"');
         out.extend_from_slice(self.who);
-        number(out, b",\"transaction\":", self.transaction);
+        numbers(out, &[(TRANSACTION, self.transaction)]);
         self.write_statement(out);
         out.extend_from_slice(self.server);
-        number(out, b",\"wait_us\":", self.wait_us);
-        number(out, b",\"server_us\":", self.server_us);
-        number(out, b",\"total_us\":", self.total_us);
-        number(out, b",\"queries\":", self.queries);
-        number(out, b",\"rows\":", self.rows);
-        number(out, b",\"bytes_in\":", self.bytes_in);
-        number(out, b",\"bytes_out\":", self.bytes_out);
+        let all = [
+            (WAIT_US, self.wait_us),
+            (SERVER_US, self.server_us),
+            (TOTAL_US, self.total_us),
+            (QUERIES, self.queries),
+            (ROWS, self.rows),
+            (BYTES_IN, self.bytes_in),
+            (BYTES_OUT, self.bytes_out),
+        ];
+        numbers(out, &all);
         text(out, b",\"tag\":", self.tag);
         text(out, b",\"sqlstate\":", self.sqlstate);
         text(out, b",\"message\":", self.message);
@@ -372,13 +378,13 @@ pub fn write_who(who: &Who<'_>, out: &mut Vec<u8>) {
     text(out, b",\"user\":", who.user);
     text(out, b",\"database\":", who.database);
     text(out, b",\"application\":", who.application);
-    number(out, b",\"session\":", who.session);
+    numbers(out, &[(SESSION, who.session)]);
 }
 
 /// Appends what all records of a server have in common, for [`Draft::server`].
 pub fn write_server(address: &[u8], pid: u64, out: &mut Vec<u8>) {
     text(out, b",\"server\":", address);
-    number(out, b",\"server_pid\":", Some(pid));
+    numbers(out, &[(SERVER_PID, Some(pid))]);
 }
 
 /// What a client has bound to one place of a statement.
@@ -405,14 +411,6 @@ pub fn write_parameter(parameter: Parameter<'_>, out: &mut Vec<u8>) {
             out.push(b'"');
         }
         Parameter::Redacted => out.extend_from_slice(br#""***""#),
-    }
-}
-
-#[inline]
-fn number(out: &mut Vec<u8>, key: &[u8], number: Option<u64>) {
-    if let Some(number) = number {
-        out.extend_from_slice(key);
-        json::number(out, number);
     }
 }
 

@@ -127,6 +127,11 @@ impl Said {
     }
 }
 
+/// So many microseconds.
+pub(super) fn micros(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+}
+
 /// What is said next, in the space of what was said before if nobody reads that any more.
 pub(super) fn anew(said: &mut Rc<Said>) -> &mut Said {
     if Rc::get_mut(said).is_none() {
@@ -183,6 +188,8 @@ pub(super) struct Item {
     pub(super) works: Works,
     pub(super) began: Instant,
     ended: Instant,
+    /// From the one to the other.
+    server_us: u64,
     pub(super) wait_us: u64,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
@@ -215,6 +222,7 @@ impl Item {
             works: Works::default(),
             began: now,
             ended: now,
+            server_us: 0,
             wait_us: 0,
             bytes_in: 0,
             bytes_out: 0,
@@ -227,7 +235,7 @@ impl Item {
     pub(super) fn reset(&mut self, now: Instant) {
         self.said = None;
         self.works = Works::default();
-        (self.began, self.ended) = (now, now);
+        self.begin(now);
         (self.wait_us, self.bytes_in, self.bytes_out, self.rows) = (0, 0, 0, None);
         self.tag.clear();
         self.wrong = None;
@@ -246,7 +254,7 @@ impl Item {
 
     /// It is asked now.
     pub(super) fn begin(&mut self, now: Instant) {
-        (self.began, self.ended) = (now, now);
+        (self.began, self.ended, self.server_us) = (now, now, 0);
     }
 
     /// What was said goes, and leaves its space if nobody else has it.
@@ -271,7 +279,7 @@ impl Item {
     }
 
     pub(super) fn end(&mut self, now: Instant) {
-        self.ended = now;
+        (self.ended, self.server_us) = (now, micros(self.began, now));
     }
 
     pub(super) fn failed(&self) -> bool {
@@ -302,7 +310,7 @@ impl Item {
     }
 
     pub(super) fn server_us(&self) -> u64 {
-        u64::try_from((self.ended - self.began).as_micros()).unwrap_or(u64::MAX)
+        self.server_us
     }
 
     /// What a record says of it itself. `server` is what records say of where it was run.

@@ -5,20 +5,85 @@ use std::io::Write as _;
 const LOW: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = 0x8080_8080_8080_8080;
 
-/// Appends a number.
-pub(super) fn number(out: &mut Vec<u8>, number: u64) {
-    let mut digits = [0; 20];
-    let mut at = digits.len();
-    let mut rest = number;
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
+/// A key with its quotes, a comma before and a colon behind it; at most as long as [`Key::BYTES_MAX`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    text: [u8; Self::BYTES_MAX],
+    len: usize,
+}
+
+impl Key {
+    const BYTES_MAX: usize = 16;
+
+    /// # Panics
+    /// If the name is too long; when the program is compiled, where it is a constant.
+    pub(super) const fn new(name: &str) -> Self {
+        let (name, mut text) = (name.as_bytes(), [0; Self::BYTES_MAX]);
+        let mut at = 0;
+        while at < name.len() {
+            text[at + 2] = name[at];
+            at += 1;
+        }
+        (text[0], text[1], text[at + 2], text[at + 3]) = (b',', b'"', b'"', b':');
+        Self { text, len: at + 4 }
+    }
+}
+
+/// For the digits of the largest number, and what is written behind a shorter one.
+const DIGITS_ROOM: usize = 24;
+
+/// Appends those numbers that there are, with their keys.
+pub(super) fn numbers(out: &mut Vec<u8>, numbers: &[(Key, Option<u64>)]) {
+    // Written in place, as each step of its own costs more than the digits do.
+    let (from, mut at) = (out.len(), 0);
+    out.resize(from + numbers.len() * (Key::BYTES_MAX + DIGITS_ROOM), 0);
+    let place = &mut out[from..];
+    for (Key { text, len }, number) in numbers {
+        if let Some(number) = *number {
+            place[at..at + Key::BYTES_MAX].copy_from_slice(text);
+            at = digits(place, at + len, number);
         }
     }
-    out.extend_from_slice(&digits[at..]);
+    out.truncate(from + at);
+}
+
+/// Writes a number there, and says where it ends.
+#[inline]
+fn digits(place: &mut [u8], mut at: usize, number: u64) -> usize {
+    let (most, last) = (number / 10_000, (number % 10_000) as u32);
+    let word = four_digits(last);
+    let mut zeros = 0;
+    if most > 0 {
+        at = more_digits(place, at, most);
+    } else {
+        // One that is zero has a digit.
+        zeros = (word.trailing_zeros() / 8).min(3);
+    }
+    // All four, the zeros gone from the front; what is behind the others is written over, or cut.
+    let text = (word | u32::from_le_bytes(*b"0000")) >> (8 * zeros);
+    place[at..at + 4].copy_from_slice(&text.to_le_bytes());
+    at + 4 - zeros as usize
+}
+
+#[inline(never)]
+fn more_digits(place: &mut [u8], at: usize, number: u64) -> usize {
+    digits(place, at, number)
+}
+
+/// The digits of a number below 10,000, the first one in the lowest byte: two halves of two digits each, in both of which the
+/// tens are told from the ones at once (a tenth is 103 of 1024, for numbers below 179).
+fn four_digits(number: u32) -> u32 {
+    let halves = (number / 100) | (number % 100) << 16;
+    let tens = ((halves * 103) >> 10) & 0x000f_000f;
+    tens | (halves - tens * 10) << 8
+}
+
+/// Writes a number to its last digit at the end of the place.
+pub(super) fn put(place: &mut [u8], mut number: u64) {
+    for digit in place.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
 }
 
 /// Appends a number as 16 hexadecimal digits, in quotes.
@@ -152,9 +217,19 @@ mod tests {
 
         #[test]
         fn any_number_is_its_digits(value in any::<u64>()) {
-            let mut out = Vec::new();
-            number(&mut out, value);
-            prop_assert_eq!(out, value.to_string().into_bytes());
+            let mut out = b"{".to_vec();
+            let (a, b) = (Key::new("a"), Key::new("server_pid"));
+            numbers(&mut out, &[(a, Some(value)), (b, None), (b, Some(value >> (value % 64))), (a, None)]);
+            let expected = format!("{{,\"a\":{value},\"server_pid\":{}", value >> (value % 64));
+            prop_assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn four_digits_are_those_of_the_number() {
+        for number in 0..10_000_u32 {
+            let text = four_digits(number).to_le_bytes().map(|digit| b'0' + digit);
+            assert_eq!(text, format!("{number:04}").as_bytes());
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
     decision::{Facts, decide, works_of},
     entry::{Draft, Kind},
     hide::Failure,
-    item::{Item, NAME_BYTES_MAX, Said, anew, cut},
+    item::{Item, NAME_BYTES_MAX, Said, anew, cut, micros},
     lone::{Lone, Step},
     recorder::{Over, Terms},
     sum::Sum,
@@ -612,10 +612,6 @@ fn portal(portals: &mut Portals, name: &[u8]) -> usize {
     }
     portals.push((name.to_vec(), None));
     portals.len() - 1
-}
-
-fn micros(from: Instant, to: Instant) -> u64 {
-    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The messages up to and with the first that a ReadyForQuery answers.

@@ -190,7 +190,10 @@ impl Recorder {
         let form = journal.statement;
         let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(shapes, item));
         let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
-        let text = if form == StatementForm::Text { without_passwords(item.text()) } else { Cow::default() };
+        let text = match &found {
+            Some(found) if form == StatementForm::Text && found.may_set_password() => without_passwords(item.text()),
+            _ => Cow::Borrowed(item.text()),
+        };
         let statement = match (form, &found, &beginning) {
             (StatementForm::Text, ..) => &*text,
             (StatementForm::Normalised, _, Some((begun, _))) => begun,
@@ -244,9 +247,10 @@ impl Recorder {
     fn time(&self, at: Instant) -> Time {
         let (instant, wall) = self.anchor.get();
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let later = nanos(at.saturating_duration_since(instant));
-        let earlier = nanos(instant.saturating_duration_since(at));
-        Time::from_unix_nanos(wall.unix_nanos().saturating_add(later).saturating_sub(earlier))
+        Time::from_unix_nanos(match at.checked_duration_since(instant) {
+            Some(later) => wall.unix_nanos().saturating_add(nanos(later)),
+            None => wall.unix_nanos().saturating_sub(nanos(instant.saturating_duration_since(at))),
+        })
     }
 
     pub(super) fn take_book(&self) -> Box<Book> {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::shape::{first_word, passwords};
+use super::shape::{may_set_password, passwords};
 
 const HIDDEN: &[u8] = b"***";
 
@@ -11,7 +11,7 @@ const HIDDEN: &[u8] = b"***";
 /// body of a function, an argument of `dblink`) is not looked at.
 #[must_use]
 pub fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
-    if !may_set_one(text) {
+    if !may_set_password(text) {
         return Cow::Borrowed(text);
     }
     let (mut out, mut from) = (Vec::new(), 0);
@@ -32,16 +32,23 @@ pub(super) fn sets_password(text: &[u8]) -> bool {
     matches!(without_passwords(text), Cow::Owned(_))
 }
 
-/// By the first word, which is cheap to look at, unless there are several statements.
-fn may_set_one(text: &[u8]) -> bool {
-    let first = first_word(text);
-    let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
-    !is_one || [&b"alter"[..], b"create", b"do"].iter().any(|word| first.eq_ignore_ascii_case(word))
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::record::shape::reduce;
+
+    proptest! {
+        #[test]
+        fn a_shape_tells_whether_a_statement_may_set_one(
+            text in "(alter role|create user|do| a|select|'|''|'x'|;| |--\n|/\\*|\\*/|password|\\$\\$|\\(|null|-|1|\"){0,14}"
+        ) {
+            let mut shape = Vec::new();
+            reduce(text.as_bytes(), &mut shape);
+            prop_assert!(may_set_password(&shape) || !sets_password(text.as_bytes()), "{}", String::from_utf8_lossy(&shape));
+        }
+    }
 
     #[test]
     fn a_password_is_hidden_wherever_a_statement_sets_one() {

@@ -20,6 +20,14 @@ pub struct Shape {
     pub text: Box<[u8]>,
     /// A hash of that text, the same in every process and version of the gateway. Not for security.
     pub fingerprint: u64,
+    /// Statements of this shape may set a password.
+    pub(super) may_set_password: bool,
+}
+
+impl Shape {
+    pub(super) fn new(text: &[u8], fingerprint: u64) -> Self {
+        Self { text: text.into(), fingerprint, may_set_password: may_set_password(text) }
+    }
 }
 
 /// Writes the shape of a statement to an empty buffer.
@@ -113,6 +121,14 @@ pub(super) fn first_word(text: &[u8]) -> &[u8] {
         _ => None,
     };
     Tokens::new(text).take(8).find_map(word).unwrap_or_default()
+}
+
+/// Whether a text, or another one of its shape, may set a password. By the first word, which is cheap to look at, unless there
+/// are several statements.
+pub(super) fn may_set_password(text: &[u8]) -> bool {
+    let first = first_word(text);
+    let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
+    !is_one || [&b"alter"[..], b"create", b"do"].iter().any(|word| first.eq_ignore_ascii_case(word))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -595,6 +611,14 @@ impl Found<'_> {
             Self::Fresh(_, fingerprint) => *fingerprint,
         }
     }
+
+    /// Whether the text may set a password.
+    pub(super) fn may_set_password(&self) -> bool {
+        match self {
+            Self::Kept(shape) => shape.may_set_password,
+            Self::Fresh(text, _) => may_set_password(text),
+        }
+    }
 }
 
 impl Shapes {
@@ -625,7 +649,7 @@ impl Shapes {
         if !self.comes_again(fingerprint) {
             return Found::Fresh(&self.scratch, fingerprint);
         }
-        let shape = Rc::new(Shape { text: self.scratch.as_slice().into(), fingerprint });
+        let shape = Rc::new(Shape::new(&self.scratch, fingerprint));
         self.templates.truncate(TEMPLATES_MAX - 1);
         self.templates.push(Template::new(text, shape.clone()));
         Found::Kept(shape)
@@ -653,7 +677,7 @@ impl Shapes {
 
     fn reduced(&mut self, text: &[u8]) -> Rc<Shape> {
         let found = self.fresh(text);
-        Rc::new(Shape { text: found.text().into(), fingerprint: found.fingerprint() })
+        Rc::new(Shape::new(found.text(), found.fingerprint()))
     }
 }
 

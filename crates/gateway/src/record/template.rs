@@ -94,7 +94,7 @@ mod tests {
     fn shape(text: &str) -> Shape {
         let mut out = Vec::new();
         reduce(text.as_bytes(), &mut out);
-        Shape { fingerprint: fingerprint(&out), text: out.into() }
+        Shape::new(&out, fingerprint(&out))
     }
 
     fn template(text: &str) -> Template {

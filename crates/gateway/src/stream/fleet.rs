@@ -104,6 +104,8 @@ impl Fleet {
         let class = Class::new(policy(self.restart), move |_: &String, _| live(Arc::clone(&life)));
         // It is refused when the process is ending already.
         let task = self.scope.wrap_kept(status.name().to_owned(), &class, pause).ok()?;
+        // Of those that were taken out of the configuration, and have come to their end, nobody asks any more.
+        self.tasks.retain(|(status, task)| !(status.is_forgotten() && task.is_finished()));
         self.tasks.push((Arc::clone(&status), runtime.spawn(task)));
         Some(status)
     }

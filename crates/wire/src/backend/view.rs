@@ -189,9 +189,11 @@ impl<'a> CommandComplete<'a> {
     /// How many rows: the number at the end, for the commands that count them.
     #[must_use]
     pub fn rows(&self) -> Option<u64> {
-        let start = memchr::memrchr(b' ', self.tag)? + 1;
-        let digits = self.tag.get(start..).filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
-        str::from_utf8(digits).ok()?.parse().ok()
+        // A few bytes, of which all are looked at anyhow.
+        let start = self.tag.iter().rposition(|byte| *byte == b' ')? + 1;
+        let (first, rest) = self.tag[start..].split_first()?;
+        let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
+        rest.iter().try_fold(digit(first)?, |rows, byte| rows.checked_mul(10)?.checked_add(digit(byte)?))
     }
 }
 
