@@ -78,6 +78,9 @@ pub enum Space {
     },
     /// A fixed number of files of `segment_bytes` each is made once and written over, the oldest first: the journal
     /// never takes more of the disk. Framed format only.
+    ///
+    /// Once all of them were written, records also become durable sooner than in files that grow, on file systems that
+    /// write in place, such as ext4: a sync has neither the length of a file nor the places of its blocks to write.
     Ring {
         /// How many files per stripe, at least 2.
         segments: u32,
