@@ -191,7 +191,7 @@ impl Recorder {
         let found = (form != StatementForm::Off && !item.text().is_empty()).then(|| shape_of(shapes, item));
         let beginning = if form == StatementForm::Normalised { item.beginning() } else { None };
         let text = match &found {
-            Some(found) if form == StatementForm::Text && found.may_set_password() => without_passwords(item.text()),
+            Some(found) if form == StatementForm::Text && found.may_hide() => without_passwords(item.text()),
             _ => Cow::Borrowed(item.text()),
         };
         let statement = match (form, &found, &beginning) {

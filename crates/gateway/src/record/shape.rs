@@ -20,13 +20,13 @@ pub struct Shape {
     pub text: Box<[u8]>,
     /// A hash of that text, the same in every process and version of the gateway. Not for security.
     pub fingerprint: u64,
-    /// Statements of this shape may set a password.
-    pub(super) may_set_password: bool,
+    /// In statements of this shape there may be something to hide.
+    pub(super) may_hide: bool,
 }
 
 impl Shape {
     pub(super) fn new(text: &[u8], fingerprint: u64) -> Self {
-        Self { text: text.into(), fingerprint, may_set_password: may_set_password(text) }
+        Self { text: text.into(), fingerprint, may_hide: may_hide(text) }
     }
 }
 
@@ -123,8 +123,13 @@ pub(super) fn first_word(text: &[u8]) -> &[u8] {
     Tokens::new(text).take(8).find_map(word).unwrap_or_default()
 }
 
-/// Whether a text, or another one of its shape, may set a password. By the first word, which is cheap to look at, unless there
-/// are several statements.
+/// Whether there may be something to hide in statements of this shape: see [`passwords`].
+fn may_hide(shape: &[u8]) -> bool {
+    let names = |word: &[u8]| memchr::memmem::find(shape, word).is_some();
+    names(b"password") || names(b"connection") || may_set_password(shape)
+}
+
+/// Whether a text may set a password. By the first word, which is cheap to look at, unless there are several statements.
 pub(super) fn may_set_password(text: &[u8]) -> bool {
     let first = first_word(text);
     let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
@@ -612,11 +617,11 @@ impl Found<'_> {
         }
     }
 
-    /// Whether the text may set a password.
-    pub(super) fn may_set_password(&self) -> bool {
+    /// Whether there may be something to hide in the statement.
+    pub(super) fn may_hide(&self) -> bool {
         match self {
-            Self::Kept(shape) => shape.may_set_password,
-            Self::Fresh(text, _) => may_set_password(text),
+            Self::Kept(shape) => shape.may_hide,
+            Self::Fresh(text, _) => may_hide(text),
         }
     }
 }
