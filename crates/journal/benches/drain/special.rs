@@ -48,7 +48,7 @@ pub(crate) fn durable(folder: &Path, commits: Commits) -> (f64, f64, f64) {
     if ring {
         (config.space, config.segment_bytes) = (Space::Ring { segments: RING_SEGMENTS }, RING_SEGMENT_BYTES);
     }
-    let (journal, _) = Journal::open_with(config, Arc::new(Slow(sync)), |_| ()).expect("it opens");
+    let (journal, _) = Journal::open_with(config, Arc::new(Odd { gate: None, sync }), |_| ()).expect("it opens");
     if ring {
         go_round(&journal, stripes);
     }
@@ -134,8 +134,12 @@ pub(crate) fn stalled(folder: &Path) -> Latency {
     let classes = vec![ClassConfig::new("a").overload(Overload::DropNewest)];
     let config = Config { classes, ..Config::new(folder) };
     let gate = Arc::new(Gate::default());
-    let (journal, _) =
-        Journal::open_with(config.clone(), Arc::new(Hanging(Arc::clone(&gate))), |_| ()).expect("it opens");
+    let (journal, _) = Journal::open_with(
+        config.clone(),
+        Arc::new(Odd { gate: Some(Arc::clone(&gate)), sync: Duration::ZERO }),
+        |_| (),
+    )
+    .expect("it opens");
     let records = config.bytes_max / 124 * 9 / 10;
     let idle = process::resident_kib();
     process::forget_peak();
@@ -196,47 +200,23 @@ impl Gate {
     }
 }
 
-/// A disk on which every write hangs until the gate is opened.
-#[derive(Debug)]
-struct Hanging(Arc<Gate>);
-
-/// A disk on which a sync takes so long at least.
-#[derive(Debug)]
-struct Slow(Duration);
-
-#[derive(Debug)]
-struct OddFile {
-    file: Box<dyn SegmentFile>,
+/// A disk on which every write hangs until the gate is opened, if there is one, and a sync takes so long at least.
+#[derive(Clone, Debug)]
+struct Odd {
     gate: Option<Arc<Gate>>,
     sync: Duration,
 }
 
-impl Storage for Hanging {
+#[derive(Debug)]
+struct OddFile(Box<dyn SegmentFile>, Odd);
+
+impl Storage for Odd {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        let (file, gate) = (Disk.create(path)?, Some(Arc::clone(&self.0)));
-        Ok(Box::new(OddFile { file, gate, sync: Duration::ZERO }))
+        Ok(Box::new(OddFile(Disk.create(path)?, self.clone())))
     }
 
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        Disk.recycle(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        Disk.remove(path)
-    }
-
-    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        Disk.sync_folder(folder)
-    }
-}
-
-impl Storage for Slow {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        Ok(Box::new(OddFile { file: Disk.create(path)?, gate: None, sync: self.0 }))
-    }
-
-    fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        Ok(Box::new(OddFile { file: Disk.recycle(from, to)?, gate: None, sync: self.0 }))
+        Ok(Box::new(OddFile(Disk.recycle(from, to)?, self.clone())))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -250,28 +230,28 @@ impl Storage for Slow {
 
 impl SegmentFile for OddFile {
     fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
-        self.gate.iter().for_each(|gate| gate.pass());
-        self.file.write_at(bytes, at)
+        self.1.gate.iter().for_each(|gate| gate.pass());
+        self.0.write_at(bytes, at)
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        let Self { file, sync, .. } = self;
-        at_least(*sync, || file.sync())
+        let Self(file, odd) = self;
+        at_least(odd.sync, || file.sync())
     }
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
-        self.file.truncate(len)
+        self.0.truncate(len)
     }
 
     fn allocate(&mut self, len: u64) -> io::Result<()> {
-        self.file.allocate(len)
+        self.0.allocate(len)
     }
 
     fn size(&self) -> io::Result<u64> {
-        self.file.size()
+        self.0.size()
     }
 
     fn is_at(&self, path: &Path) -> bool {
-        self.file.is_at(path)
+        self.0.is_at(path)
     }
 }
