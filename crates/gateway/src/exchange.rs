@@ -34,12 +34,14 @@ mod flight;
 mod forward;
 mod pending;
 mod reply;
+mod shapes;
 mod splice;
 mod usual;
 
 use flight::Flight;
 pub use forward::Unnamed;
 use pending::Pending;
+use shapes::ShapeChecks;
 
 /// A client as an exchange sees it: its link and what it has set up in its session.
 pub struct Frontend {
@@ -247,6 +249,8 @@ pub struct Exchange<'a> {
     pins_behind: Option<Pins>,
     /// Statements that were taught behind others which are not answered yet: by what they are read may have changed.
     doubtful: Vec<Digest>,
+    /// Shapes of statements that are prepared again.
+    shapes: ShapeChecks,
     /// The message now streamed from the server goes to the client.
     streams_for_client: bool,
     /// So many bytes have come in chunks that end amid rows.
@@ -323,6 +327,7 @@ impl<'a> Exchange<'a> {
             pending: Pending::default(),
             pins_behind: None,
             doubtful: Vec::new(),
+            shapes: ShapeChecks::default(),
             streams_for_client: false,
             rows_bytes: 0,
             answered: false,
@@ -346,6 +351,7 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// When they are none, or when the client leaves with them.
     pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
+        self.server.forget_rolled_back();
         self.adopt_settings();
         self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
         if self.adopting > 0 {
@@ -370,6 +376,7 @@ impl<'a> Exchange<'a> {
         }
         let owed_nothing = self.flight.owes_nothing();
         self.served = true;
+        self.shapes.holds = false;
         match self.forward(chunk) {
             Ok(true) => {}
             Ok(false) => return Err(End::Farewell),
@@ -389,10 +396,10 @@ impl<'a> Exchange<'a> {
         if let Some(ledger) = &mut self.ledger {
             ledger.turn(now);
         }
-        let was_adopting = self.adopting > 0;
+        let is_own = self.adopting > 0 || self.shapes.holds;
         self.reply(chunk)?;
         // The client's own query has yet to begin.
-        if !was_adopting {
+        if !is_own {
             self.note_rest(now);
         }
         Ok(())

@@ -78,6 +78,8 @@ pub struct Server {
     pub statements: ServerStatements,
     /// Whose unnamed statement it has: the client and its stamp.
     pub unnamed: Option<(u64, u64)>,
+    /// The transaction at hand may have changed the catalogue.
+    pub changes_catalog: bool,
     /// The session may hold something that nobody has noted: it is cleaned before its next client.
     pub tainted: bool,
     /// The server has said that it ends the connection.
@@ -143,6 +145,7 @@ impl Server {
             adopted: None,
             statements,
             unnamed: None,
+            changes_catalog: false,
             tainted: false,
             doomed: false,
             confused: false,
@@ -184,6 +187,14 @@ impl Server {
             _ => return Err(io::Error::other("the link was lost between threads")),
         }
         Ok(())
+    }
+
+    /// The client has left in a transaction that may have changed the catalogue, and was rolled back: what was analysed in its
+    /// course is outdated.
+    pub fn forget_rolled_back(&mut self) {
+        if std::mem::take(&mut self.changes_catalog) {
+            self.statements.mark_all_stale();
+        }
     }
 
     /// Lets others see how many statements it was taught.
@@ -281,7 +292,8 @@ impl tidegate_pool::Connection for Server {
         }
     }
 
-    fn park(self) -> ParkedServer {
+    fn park(mut self) -> ParkedServer {
+        self.forget_rolled_back();
         let link = match self.place {
             // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
             // middle of a message, of which the other thread would not know the beginning.

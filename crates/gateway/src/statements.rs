@@ -8,16 +8,22 @@
 
 use std::{
     cell::{Cell, RefCell},
+    hash::BuildHasher as _,
     rc::{Rc, Weak},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use sha2::{Digest as _, Sha256};
-use tidegate_wire::frontend::{self, Parse};
+use tidegate_wire::{
+    DecodeError,
+    backend::{ParameterDescription, RowDescription},
+    frontend::{self, Parse},
+};
 
 use crate::{
     classify::{Traits, classify},
@@ -40,6 +46,10 @@ pub struct Statement {
     settings: Rc<Settings>,
     /// The last server that was taught it took it.
     sound: Cell<bool>,
+    /// See [`reads_clock`].
+    reads_clock: bool,
+    /// The last description by a server.
+    description: RefCell<Option<Rc<Description>>>,
 }
 
 /// Every server-side name begins with this; a client's own SQL should not.
@@ -56,12 +66,29 @@ impl Statement {
         let mut parse = Vec::new();
         let types: Vec<u32> = message.types().collect();
         frontend::parse(name.as_bytes(), message.query, &types, &mut parse);
-        Self { digest, parse, traits: classify(message.query), settings, sound: Cell::new(false) }
+        let reads_clock = reads_clock(message.query);
+        let (traits, sound, description) = (classify(message.query), Cell::default(), RefCell::default());
+        Self { digest, parse, traits, settings, sound, reads_clock, description }
     }
 
     /// A server was taught it, and took it or not.
     pub fn tried(&self, sound: bool) {
         self.sound.set(sound);
+    }
+
+    /// A server has described it. Returns the one copy of that description which clients share.
+    pub fn describe(&self, description: Description) -> Rc<Description> {
+        let mut last = self.description.borrow_mut();
+        match &*last {
+            Some(last) if **last == description => last.clone(),
+            _ => last.insert(Rc::new(description)).clone(),
+        }
+    }
+
+    /// The description of this shape, if it was the last one on this thread.
+    #[must_use]
+    pub fn description(&self, shape: Shape) -> Option<Rc<Description>> {
+        self.description.borrow().clone().filter(|last| last.shape == shape)
     }
 
     /// The Parse message that teaches the statement to a server.
@@ -93,7 +120,7 @@ impl Statement {
     /// Whether a server reads its text under these settings as it is meant.
     #[must_use]
     pub fn is_read_alike(&self, settings: &Rc<Settings>) -> bool {
-        Rc::ptr_eq(&self.settings, settings) || READ_BY.iter().all(|name| self.settings.get(name) == settings.get(name))
+        Rc::ptr_eq(&self.settings, settings) || analysis_settings(&self.settings).eq(analysis_settings(settings))
     }
 
     /// What tells it from others.
@@ -103,75 +130,93 @@ impl Statement {
     }
 }
 
-/// Which statements have come to give other columns than before, and when: shared by all threads. A client that knows
-/// such a statement from before is told once, as Postgres would tell it, and servers are taught it anew.
-#[derive(Debug, Default)]
-pub struct Changes {
-    /// Goes up with every change, so that one look tells that there was none.
-    moment: AtomicU64,
-    last: Mutex<FxHashMap<Digest, u64>>,
+/// A moment on the clock of [`CatalogChanges`], in nanoseconds since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// The moment this long before, or the start of the process.
+    #[must_use]
+    pub fn before(self, age: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)))
+    }
 }
 
-/// A moment in the history of [`Changes`].
-pub type Moment = u64;
+/// When the catalogue of each database was last seen to change, shared by all threads.
+///
+/// Databases share slots by a hash of their names: a collision causes an early Parse and no more.
+#[derive(Debug)]
+pub struct CatalogChanges {
+    start: Instant,
+    slots: [AtomicU64; CHANGE_SLOTS],
+}
 
-/// More statements than are changed at a time. Beyond that the older half is forgotten, with nothing worse to come of it
-/// than a client that is not told.
-const CHANGES_MAX: usize = 4096;
+const CHANGE_SLOTS: usize = 64;
 
-impl Changes {
-    /// Now.
-    #[inline]
+impl Default for CatalogChanges {
+    fn default() -> Self {
+        Self { start: Instant::now(), slots: [const { AtomicU64::new(0) }; CHANGE_SLOTS] }
+    }
+}
+
+impl CatalogChanges {
+    /// Reads the clock. A cached time would be too early for a change and too late for a comparison.
+    #[must_use]
     pub fn now(&self) -> Moment {
-        self.moment.load(Ordering::Acquire)
+        Moment(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// A server has refused a statement because its columns have changed.
-    pub fn note(&self, digest: Digest) -> Moment {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.len() >= CHANGES_MAX {
-            let mut moments: Vec<_> = last.values().copied().collect();
-            let (_, middle, _) = moments.select_nth_unstable(CHANGES_MAX / 2);
-            let middle = *middle;
-            last.retain(|_, moment| *moment > middle);
-        }
-        let now = self.now() + 1;
-        last.insert(digest, now);
-        self.moment.store(now, Ordering::Release);
-        now
+    /// A change of the catalogue of `dbname` has been committed, or was found by an error.
+    pub fn note(&self, dbname: &str) {
+        self.slot(dbname).fetch_max(self.now().0, Ordering::AcqRel);
     }
 
-    /// Whether a statement has changed since.
-    pub fn is_newer(&self, digest: Digest, since: Moment) -> bool {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.get(&digest).is_some_and(|moment| *moment > since)
+    /// When the catalogue of `dbname` was last seen to change.
+    #[must_use]
+    pub fn last(&self, dbname: &str) -> Moment {
+        Moment(self.slot(dbname).load(Ordering::Acquire))
     }
 
-    /// Which have changed since.
-    fn since(&self, since: Moment) -> Vec<Digest> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.iter().filter(|(_, moment)| **moment > since).map(|(digest, _)| *digest).collect()
+    fn slot(&self, dbname: &str) -> &AtomicU64 {
+        &self.slots[FxBuildHasher.hash_one(dbname) as usize % CHANGE_SLOTS]
     }
+}
+
+/// Whether a command with this tag may have changed the catalogue. DO and CALL may contain any command.
+#[must_use]
+pub fn may_change_catalog(tag: &[u8]) -> bool {
+    const TAGS: [&[u8]; 9] =
+        [b"CREATE ", b"ALTER ", b"DROP ", b"GRANT", b"REVOKE", b"REASSIGN ", b"IMPORT ", b"DO\0", b"CALL\0"];
+    TAGS.iter().any(|known| tag.starts_with(known))
 }
 
 /// All statements that clients of one thread hold.
 #[derive(Default)]
 pub struct Catalog {
     known: RefCell<FxHashMap<Digest, Weak<Statement>>>,
-    changes: Arc<Changes>,
+    changes: Arc<CatalogChanges>,
 }
 
 impl Catalog {
     /// A catalog of one thread among several.
     #[must_use]
-    pub fn new(changes: Arc<Changes>) -> Self {
+    pub fn new(changes: Arc<CatalogChanges>) -> Self {
         Self { known: RefCell::default(), changes }
     }
 
-    /// What has changed, for all threads.
+    /// Changes of the catalogues, for all threads.
     #[inline]
-    pub fn changes(&self) -> &Changes {
+    pub fn changes(&self) -> &CatalogChanges {
         &self.changes
+    }
+
+    /// From when on a server must have analysed the text that a client now parses. A server that has analysed it up to
+    /// `age_max` earlier may serve, if no change of the catalogue was seen since.
+    #[must_use]
+    pub fn demand(&self, statement: &Statement, dbname: &str, age_max: Duration) -> Demand {
+        let parsed = self.changes.now();
+        let age_max = if statement.reads_clock { Duration::ZERO } else { age_max };
+        Demand { parsed, oldest: parsed.before(age_max).max(self.changes.last(dbname)) }
     }
 
     /// Finds or makes the statement of a Parse message that a client with these settings sent to this pool.
@@ -194,6 +239,27 @@ impl Catalog {
         statement
     }
 
+    /// The statement of the same text for a client with these settings and, if given, parameters of these types.
+    #[must_use]
+    pub fn adapt(
+        &self,
+        statement: &Statement,
+        settings: &Rc<Settings>,
+        types: Option<&[u32]>,
+        plan: &PoolPlan,
+    ) -> Rc<Statement> {
+        let mut typed = Vec::new();
+        let message = match types {
+            None => statement.parse_message(),
+            Some(types) => {
+                frontend::parse(statement.server_name(), statement.text(), types, &mut typed);
+                &typed
+            }
+        };
+        let message = &message[tidegate_wire::frame::HEADER..];
+        self.intern(&Parse::decode(message).expect("the gateway wrote this message"), settings, plan)
+    }
+
     /// Finds the statement of such a Parse message, if the last server that was taught it took it.
     pub fn sound(&self, message: &Parse<'_>, settings: &Settings, plan: &PoolPlan) -> Option<Rc<Statement>> {
         let digest = digest_of(message, settings, [&plan.entry, &plan.dbname, &plan.user]);
@@ -205,30 +271,113 @@ impl Catalog {
     }
 }
 
-/// Settings by which a server reads the text of a statement: what its names mean, and its literals.
-const READ_BY: [&str; 6] =
-    ["search_path", "TimeZone", "DateStyle", "IntervalStyle", "client_encoding", "standard_conforming_strings"];
+/// Parameters that affect neither what a text means, nor its plan, nor the form of its constants.
+const NEUTRAL: [&str; 10] = [
+    "application_name",
+    "client_min_messages",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lock_timeout",
+    "statement_timeout",
+    "tcp_keepalives_idle",
+    "tcp_user_timeout",
+    "track_activities",
+    "transaction_timeout",
+];
 
-/// Whether a server reads statements by this parameter.
+/// Whether the value of a parameter may affect how a server analyses or plans a statement.
 #[must_use]
-pub fn is_read_by(name: &str) -> bool {
-    READ_BY.iter().any(|known| known.eq_ignore_ascii_case(name))
+pub fn affects_analysis(name: &str) -> bool {
+    // Extensions read parameters of their own when a statement runs.
+    !name.contains('.') && !NEUTRAL.iter().any(|neutral| neutral.eq_ignore_ascii_case(name))
 }
 
-/// What makes two statements the same: text and types, the settings by which they are read, and the pool whose servers know
-/// them, so that what changes in one database says nothing of another.
+/// The settings that affect analysis, in order of name.
+fn analysis_settings(settings: &Settings) -> impl Iterator<Item = (&str, &Value)> {
+    settings.iter().filter(|(name, _)| affects_analysis(name))
+}
+
+/// Identifies a statement: text and types, the settings that affect its analysis (the role among them), and the pool whose
+/// servers know it.
 fn digest_of(message: &Parse<'_>, settings: &Settings, realm: [&str; 3]) -> Digest {
     let mut hash = Sha256::new();
-    let read_by = READ_BY.iter().map(|name| settings.get(name).map_or(&[][..], Value::bytes));
-    for part in realm.iter().map(|part| part.as_bytes()).chain(read_by).chain([message.query]) {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
+    let mut part = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    realm.iter().for_each(|name| part(name.as_bytes()));
+    part(message.query);
+    for (name, value) in analysis_settings(settings) {
+        part(name.to_ascii_lowercase().as_bytes());
+        part(value.bytes());
     }
     for oid in message.types() {
         hash.update(oid.to_le_bytes());
     }
     let full = hash.finalize();
     Digest(full[..16].try_into().expect("SHA-256 has 32 bytes"))
+}
+
+/// Words that a server reads as a time when it analyses a literal.
+const CLOCK_WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
+
+/// Whether a literal of `text` may stand for the time of its analysis, such as `'now'::timestamptz`. A function `now()` does not.
+fn reads_clock(text: &[u8]) -> bool {
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    memchr::memchr2(b'\'', b'$', text).is_some()
+        && text.split(|byte| !is_word(byte)).any(|word| {
+            CLOCK_WORDS.iter().any(|known| known.eq_ignore_ascii_case(word)) && {
+                let end = word.as_ptr_range().end.addr() - text.as_ptr().addr();
+                text[end..].trim_ascii_start().first() != Some(&b'(')
+            }
+        })
+}
+
+/// Identifies the parameter types and the columns of a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape(Digest);
+
+/// What a server has said of a statement in answer to a Describe.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Description {
+    /// All of it.
+    pub shape: Shape,
+    /// The types of the parameters.
+    pub parameters: Box<[u32]>,
+}
+
+impl Description {
+    /// Reads the bodies of ParameterDescription and RowDescription; `None` stands for NoData. The format codes of the columns do
+    /// not count: a client chooses them anew with each Bind.
+    ///
+    /// # Errors
+    /// When one of them is malformed.
+    pub fn decode(parameters: &[u8], columns: Option<&[u8]>) -> Result<Self, DecodeError> {
+        let mut hash = Sha256::new();
+        hash.update((parameters.len() as u64).to_le_bytes());
+        hash.update(parameters);
+        if let Some(columns) = columns {
+            hash.update([1]);
+            for column in RowDescription::decode(columns)? {
+                hash.update(column.name);
+                hash.update([0]);
+                hash.update(column.type_oid.to_be_bytes());
+                hash.update(column.type_modifier.to_be_bytes());
+            }
+        }
+        let full = hash.finalize();
+        let shape = Shape(Digest(full[..16].try_into().expect("SHA-256 has 32 bytes")));
+        Ok(Self { shape, parameters: ParameterDescription::decode(parameters)?.collect() })
+    }
+}
+
+/// How fresh the analysis of a statement has to be to serve a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// When the client has parsed it, or has learned that it has changed.
+    pub parsed: Moment,
+    /// An analysis from before this moment does not serve.
+    pub oldest: Moment,
 }
 
 /// A statement and one client's name for it.
@@ -240,41 +389,63 @@ pub struct Known {
     pub statement: Rc<Statement>,
 }
 
-/// The named statements of one client, each with the moment since which the client knows what it gives.
+/// A statement of a client, and what has to hold of a server's analysis before the client may use it there.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The statement.
+    pub statement: Rc<Statement>,
+    /// How fresh the analysis has to be.
+    pub demand: Demand,
+    /// What the client may have been told of its parameters and columns.
+    pub description: Option<Rc<Description>>,
+}
+
+/// The named statements of one client.
 #[derive(Debug, Default)]
 pub struct ClientStatements {
-    by_name: FxHashMap<Rc<[u8]>, (Rc<Statement>, Moment)>,
+    by_name: FxHashMap<Rc<[u8]>, Prepared>,
 }
 
 impl ClientStatements {
     /// Finds a statement by the client's name.
     #[must_use]
     pub fn get(&self, name: &[u8]) -> Option<Known> {
-        self.get_dated(name).map(|(known, _)| known)
+        self.get_prepared(name).map(|(known, _)| known)
     }
 
-    /// Finds a statement by the client's name, and since when the client knows what it gives.
+    /// Finds a statement by the client's name, with what the client demands of it.
     #[must_use]
-    pub fn get_dated(&self, name: &[u8]) -> Option<(Known, Moment)> {
-        let (name, (statement, since)) = self.by_name.get_key_value(name)?;
-        Some((Known { name: name.clone(), statement: statement.clone() }, *since))
+    pub fn get_prepared(&self, name: &[u8]) -> Option<(Known, &Prepared)> {
+        let (name, prepared) = self.by_name.get_key_value(name)?;
+        Some((Known { name: name.clone(), statement: prepared.statement.clone() }, prepared))
+    }
+
+    /// Changes what is known of a statement.
+    pub fn get_mut(&mut self, name: &[u8]) -> Option<&mut Prepared> {
+        self.by_name.get_mut(name)
     }
 
     /// Remembers a statement under the client's name.
-    pub fn insert(&mut self, name: &[u8], statement: Rc<Statement>, now: Moment) {
-        self.by_name.insert(name.into(), (statement, now));
+    pub fn insert(&mut self, name: &[u8], statement: Rc<Statement>, demand: Demand) {
+        self.put_back(name, Prepared { statement, demand, description: None });
     }
 
-    /// The client has been told what the statement gives now.
-    pub fn acquaint(&mut self, name: &[u8], now: Moment) {
-        if let Some((_, since)) = self.by_name.get_mut(name) {
-            *since = now;
+    /// Remembers a statement as it was before.
+    pub fn put_back(&mut self, name: &[u8], prepared: Prepared) {
+        self.by_name.insert(name.into(), prepared);
+    }
+
+    /// The client got an error because of an outdated analysis: its next use takes a fresh one, of whatever shape.
+    pub fn renew(&mut self, name: &[u8], now: Moment) {
+        if let Some(prepared) = self.by_name.get_mut(name) {
+            prepared.demand = Demand { parsed: now, oldest: now };
+            prepared.description = None;
         }
     }
 
     /// Forgets a name.
-    pub fn remove(&mut self, name: &[u8]) -> Option<Rc<Statement>> {
-        self.by_name.remove(name).map(|(statement, _)| statement)
+    pub fn remove(&mut self, name: &[u8]) -> Option<Prepared> {
+        self.by_name.remove(name)
     }
 
     /// Takes all names of `newer`, over those known before.
@@ -300,49 +471,61 @@ impl ClientStatements {
 pub struct ServerStatements {
     taught: FxHashMap<Digest, Taught>,
     clock: u64,
-    /// Changes up to here are known.
-    caught_up: Moment,
 }
 
 struct Taught {
     used_at: u64,
     name: Box<[u8]>,
     stale: bool,
+    /// When its Parse was sent: the server has analysed it after that.
+    since: Moment,
+    /// Its shape, once the server has described it. Postgres refuses to use a statement whose columns have changed, so it does
+    /// not change.
+    shape: Option<Shape>,
 }
 
-/// What has to be sent before a statement may be used.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Teach {
-    /// Nothing: the server knows it.
-    Known,
-    /// Its Parse message, after a Close of the named ones, if the server knows too many.
-    Send {
-        /// Server names of the statements to close first.
-        evict: Vec<(Digest, Box<[u8]>)>,
-    },
+/// A server's analysis of a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Analysis {
+    /// When the server was sent the statement.
+    pub since: Moment,
+    /// The shape, if the server has described it.
+    pub shape: Option<Shape>,
 }
+
+/// The server names of statements to be closed.
+pub type Evicted = Vec<(Digest, Box<[u8]>)>;
 
 impl ServerStatements {
-    /// Marks `statement` as used, and as taught if it is new, within `limit`.
-    pub fn use_or_teach(&mut self, statement: &Statement, limit: usize) -> Teach {
+    /// Finds the analysis of a statement, unless it is stale or older than `oldest`, and marks it as used.
+    #[inline]
+    pub fn find(&mut self, digest: Digest, oldest: Moment) -> Option<Analysis> {
+        let taught = self.taught.get_mut(&digest).filter(|taught| !taught.stale && taught.since >= oldest)?;
+        self.clock += 1;
+        taught.used_at = self.clock;
+        Some(Analysis { since: taught.since, shape: taught.shape })
+    }
+
+    /// The server is sent a statement now. Returns which it has to close before: what it has of the same name, and the least
+    /// recently used ones beyond `limit`.
+    pub fn add(&mut self, statement: &Statement, limit: usize, now: Moment) -> Evicted {
         self.clock += 1;
         let mut evict = Vec::new();
-        match self.taught.get_mut(&statement.digest) {
-            Some(taught) if !taught.stale => {
-                taught.used_at = self.clock;
-                return Teach::Known;
-            }
-            Some(_) => {
-                evict.extend(self.taught.remove(&statement.digest).map(|taught| (statement.digest, taught.name)));
-            }
-            None => {}
-        }
+        evict.extend(self.taught.remove(&statement.digest).map(|taught| (statement.digest, taught.name)));
         while self.taught.len() >= limit.max(1) {
             evict.extend(self.evict());
         }
-        let taught = Taught { used_at: self.clock, name: statement.server_name().into(), stale: false };
+        let (used_at, name) = (self.clock, statement.server_name().into());
+        let taught = Taught { used_at, name, stale: false, since: now, shape: None };
         self.taught.insert(statement.digest, taught);
-        Teach::Send { evict }
+        evict
+    }
+
+    /// The server has described the statement that it was sent at `since`.
+    pub fn set_shape(&mut self, digest: Digest, since: Moment, shape: Shape) {
+        if let Some(taught) = self.taught.get_mut(&digest).filter(|taught| taught.since == since) {
+            taught.shape = Some(shape);
+        }
     }
 
     /// A scan: evictions are rare where the limit is right, and a few hundred entries are scanned in a microsecond.
@@ -353,19 +536,8 @@ impl ServerStatements {
 
     /// The server has it after all, since it skipped the Close.
     pub fn not_evicted(&mut self, digest: Digest, name: Box<[u8]>) {
-        self.taught.entry(digest).or_insert(Taught { used_at: 0, name, stale: true });
-    }
-
-    /// Marks as stale what servers have refused since this was done last.
-    #[inline]
-    pub fn catch_up(&mut self, changes: &Changes) {
-        let now = changes.now();
-        if self.caught_up != now {
-            for digest in changes.since(self.caught_up) {
-                self.mark_stale(digest);
-            }
-            self.caught_up = now;
-        }
+        let since = Moment::default();
+        self.taught.entry(digest).or_insert(Taught { used_at: 0, name, stale: true, since, shape: None });
     }
 
     /// The server is about to forget all statements, or has: each is closed before it is taught anew.
@@ -449,48 +621,121 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_a_statement_from_before_its_change_is_told() {
-        let (changes, catalog) = (Changes::default(), Catalog::default());
-        let [changed, other] = ["a", "b"].map(|text| intern(&catalog, text, &[], None));
-        let mut server = ServerStatements::default();
-        for statement in [&changed, &other] {
-            server.use_or_teach(statement, 10);
+    fn settings_that_cannot_affect_a_plan_are_not_part() {
+        let (catalog, body) = (Catalog::default(), parse_body("any", "select 1", &[]));
+        let digest = |name: &str| {
+            let mut settings = Settings::default();
+            settings.set(name, Value::text(b"x"));
+            catalog.intern_for(&Parse::decode(&body).unwrap(), &Rc::new(settings), ["shop"; 3]).digest()
+        };
+        let plain = intern(&catalog, "select 1", &[], None).digest();
+        for name in ["application_name", "Statement_Timeout", "my.setting"] {
+            assert_eq!(digest(name), plain, "{name}");
         }
-        let before = changes.now();
-        let after = changes.note(changed.digest());
-        assert!(changes.is_newer(changed.digest(), before) && !changes.is_newer(changed.digest(), after));
-        assert!(!changes.is_newer(other.digest(), before));
-        server.catch_up(&changes);
-        assert_eq!(server.use_or_teach(&other, 10), Teach::Known);
-        assert_ne!(server.use_or_teach(&changed, 10), Teach::Known);
-        server.catch_up(&changes);
-        assert_eq!(server.use_or_teach(&changed, 10), Teach::Known);
+        for name in ["role", "enable_seqscan", "search_path", "DateStyle"] {
+            assert_ne!(digest(name), plain, "{name}");
+        }
     }
 
     #[test]
-    fn changes_beyond_what_is_kept_forget_the_oldest() {
-        let changes = Changes::default();
-        let digest = |number: usize| Digest((number as u128).to_le_bytes());
-        for number in 0..=CHANGES_MAX {
-            changes.note(digest(number));
+    fn an_analysis_serves_until_it_is_too_old() {
+        let (changes, catalog) = (CatalogChanges::default(), Catalog::default());
+        let statement = intern(&catalog, "a", &[], None);
+        let mut server = ServerStatements::default();
+        let (before, now) = (changes.now(), changes.now());
+        server.add(&statement, 10, now);
+        assert_eq!(server.find(statement.digest(), before), Some(Analysis { since: now, shape: None }));
+        changes.note("shop");
+        let demand = catalog.demand(&statement, "shop", Duration::MAX);
+        assert_eq!(demand.oldest, Moment::default(), "this catalog has clocks of its own");
+        assert_eq!(server.find(statement.digest(), changes.last("shop")), None);
+        let shape = Description::decode(&[0, 0], None).unwrap().shape;
+        server.set_shape(statement.digest(), before, shape);
+        assert_eq!(server.find(statement.digest(), before).unwrap().shape, None, "it was sent again since");
+        server.set_shape(statement.digest(), now, shape);
+        assert_eq!(server.find(statement.digest(), before).unwrap().shape, Some(shape));
+    }
+
+    #[test]
+    fn a_client_demands_an_analysis_from_after_a_change() {
+        let changes = Arc::new(CatalogChanges::default());
+        let catalog = Catalog::new(changes.clone());
+        let [plain, clock] = ["select now()", "select 'today'::date"].map(|text| intern(&catalog, text, &[], None));
+        let before = changes.now();
+        assert_eq!(catalog.demand(&plain, "shop", Duration::MAX).oldest, Moment::default());
+        assert!(catalog.demand(&plain, "shop", Duration::ZERO).oldest > before);
+        assert!(catalog.demand(&clock, "shop", Duration::MAX).oldest > before);
+        changes.note("shop");
+        let demand = catalog.demand(&plain, "shop", Duration::MAX);
+        assert!(before < demand.oldest && demand.oldest <= demand.parsed);
+    }
+
+    #[test]
+    fn literals_that_stand_for_the_time_are_found() {
+        for text in [
+            "select 'now'::timestamptz",
+            "select timestamp 'Today 10:00'",
+            "select $$yesterday$$::date",
+            "select 'now' , (1)",
+        ] {
+            assert!(reads_clock(text.as_bytes()), "{text}");
         }
-        assert!(!changes.is_newer(digest(0), 0));
-        assert!(changes.is_newer(digest(CHANGES_MAX), 0) && changes.is_newer(digest(CHANGES_MAX - 1), 0));
+        for text in ["select now()", "select now ( ), 'x'", "select 'known'", "select now", "select 'knows today_s'"] {
+            assert!(!reads_clock(text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn commands_that_change_the_catalogue_are_known_by_their_tags() {
+        let changing: [&[u8]; 5] = [b"CREATE TABLE\0", b"ALTER ROLE\0", b"GRANT\0", b"DO\0", b"REVOKE ROLE\0"];
+        assert!(changing.iter().all(|tag| may_change_catalog(tag)));
+        let others: [&[u8]; 5] = [b"COMMIT\0", b"SELECT 1\0", b"COPY 3\0", b"DECLARE CURSOR\0", b"INSERT 0 1\0"];
+        assert!(!others.iter().any(|tag| may_change_catalog(tag)));
+    }
+
+    #[test]
+    fn a_shape_is_types_and_names_and_no_format() {
+        let columns = |name: &[u8], oid: u32, format: u16| {
+            let mut body = vec![0, 1];
+            body.extend_from_slice(name);
+            body.push(0);
+            body.extend_from_slice(&[0; 6]);
+            body.extend_from_slice(&oid.to_be_bytes());
+            body.extend_from_slice(&[0, 4, 255, 255, 255, 255]);
+            body.extend_from_slice(&format.to_be_bytes());
+            body
+        };
+        let describe = |parameters: &[u8], columns: Option<&[u8]>| Description::decode(parameters, columns).unwrap();
+        let shape = |parameters: &[u8], columns: Option<&[u8]>| describe(parameters, columns).shape;
+        let first = shape(&[0, 0], Some(&columns(b"a", 23, 0)));
+        assert_eq!(first, shape(&[0, 0], Some(&columns(b"a", 23, 1))));
+        assert_ne!(first, shape(&[0, 0], Some(&columns(b"b", 23, 0))));
+        assert_ne!(first, shape(&[0, 0], Some(&columns(b"a", 700, 0))));
+        assert_ne!(first, shape(&[0, 1, 0, 0, 0, 23], Some(&columns(b"a", 23, 0))));
+        assert_ne!(first, shape(&[0, 0], None));
+        assert_eq!(*describe(&[0, 2, 0, 0, 0, 23, 0, 0, 0, 25], None).parameters, [23, 25]);
+        for (parameters, columns) in [(&[0, 0][..], &[0, 1][..]), (&[0, 1, 0], &[0, 0]), (&[0, 0, 0], &[0, 0])] {
+            assert!(Description::decode(parameters, Some(columns)).is_err());
+        }
     }
 
     #[test]
     fn the_least_recently_used_statement_makes_room() {
-        let catalog = Catalog::default();
+        let (changes, catalog) = (CatalogChanges::default(), Catalog::default());
         let [a, b, c] = ["a", "b", "c"].map(|text| intern(&catalog, text, &[], None));
         let mut server = ServerStatements::default();
-        assert_eq!(server.use_or_teach(&a, 2), Teach::Send { evict: vec![] });
-        assert_eq!(server.use_or_teach(&b, 2), Teach::Send { evict: vec![] });
-        assert_eq!(server.use_or_teach(&a, 2), Teach::Known);
-        assert_eq!(server.use_or_teach(&c, 2), Teach::Send { evict: vec![(b.digest(), b.server_name().into())] });
-        assert_eq!(server.use_or_teach(&a, 2), Teach::Known);
+        let add = |server: &mut ServerStatements, statement: &Statement| server.add(statement, 2, changes.now());
+        let is_there = |server: &mut ServerStatements, statement: &Statement| {
+            server.find(statement.digest(), Moment::default()).is_some()
+        };
+        assert_eq!(add(&mut server, &a), []);
+        assert_eq!(add(&mut server, &b), []);
+        assert!(is_there(&mut server, &a));
+        assert_eq!(add(&mut server, &c), [(b.digest(), b.server_name().into())]);
+        assert!(is_there(&mut server, &a) && !is_there(&mut server, &b));
         server.mark_stale(a.digest());
-        let closed_first = Teach::Send { evict: vec![(a.digest(), a.server_name().into())] };
-        assert_eq!(server.use_or_teach(&a, 2), closed_first);
-        assert_eq!(server.use_or_teach(&a, 2), Teach::Known);
+        assert!(!is_there(&mut server, &a));
+        assert_eq!(add(&mut server, &a), [(a.digest(), a.server_name().into())], "closed first");
+        assert!(is_there(&mut server, &a));
     }
 }

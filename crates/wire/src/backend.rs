@@ -10,8 +10,8 @@ mod write;
 pub use crate::startup::{Negotiate, negotiate_protocol_version};
 pub use report::{ErrorFields, ErrorReport, Severity, error_response, notice_response};
 pub use view::{
-    Authentication, BackendKeyData, Column, CommandComplete, DataRow, Mechanisms, Notification, ParameterStatus,
-    RowDescription, TxStatus, ready_for_query_status,
+    Authentication, BackendKeyData, Column, CommandComplete, DataRow, Mechanisms, Notification, ParameterDescription,
+    ParameterStatus, RowDescription, TxStatus, ready_for_query_status,
 };
 pub use write::{
     authentication_cleartext, authentication_md5, authentication_ok, authentication_sasl, authentication_sasl_continue,

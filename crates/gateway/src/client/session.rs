@@ -494,8 +494,9 @@ impl Shelf for PoolShelf<'_> {
             return false;
         }
         let Some(statement) = self.catalog.sound(parse, self.settings, &plan) else { return false };
+        let demand = self.catalog.demand(&statement, &plan.dbname, plan.pool.prepared_statement_max_age);
         let statements = statements.get_or_insert_default();
-        statements.insert(parse.name, statement, self.catalog.changes().now());
+        statements.insert(parse.name, statement, demand);
         self.card.prepared.set(statements.len() as u32);
         self.pool.stats.client_parse_count.add(1);
         true

@@ -13,7 +13,7 @@ use tidegate_wire::backend::TxStatus;
 use super::{forward::Unnamed, usual::Usual};
 use crate::{
     classify::Change,
-    statements::{ClientStatements, Digest, Known, Statement},
+    statements::{ClientStatements, Digest, Known, Moment, Prepared, Statement},
 };
 
 /// Who gets a reply.
@@ -48,7 +48,8 @@ pub(crate) enum Asked {
     Bind(Option<Known>),
     /// A Bind that the server is made to refuse: the statement gives other columns than the client knows of.
     BindChanged,
-    Describe(Option<Known>),
+    /// What is described, if the reply tells the shape of a statement that may be prepared again.
+    Describe(Option<Box<Described>>),
     Execute(Option<Box<Change>>, Undo),
     /// The client's statement that the Close is for, which is put back if the Close is skipped.
     Close(Option<Box<Named>>),
@@ -62,7 +63,16 @@ pub(crate) enum Asked {
 }
 
 /// A statement and the client's name for it.
-pub(crate) type Named = (Box<[u8]>, Rc<Statement>);
+pub(crate) type Named = (Box<[u8]>, Prepared);
+
+/// The statement that a Describe is for.
+#[derive(Debug)]
+pub(crate) enum Described {
+    /// A named statement of the client, and when the server was sent it.
+    Named(Known, Moment),
+    /// The client's unnamed statement, by its stamp.
+    Unnamed(u64),
+}
 
 /// What a client forgets on account of a statement, to be put back if the statement fails or is skipped.
 pub(crate) type Undo = Option<Box<Forgotten>>;
@@ -196,7 +206,7 @@ impl Asked {
             Self::Execute(_, undo) => of_undo(undo),
             Self::Parse(Some(statement), _) => Weight { naming: 1, kept_bytes: bytes_of(statement), ..none },
             Self::ParseAgain(again) => Weight { naming: 1, kept_bytes: bytes_of(&again.second), ..none },
-            Self::Close(Some(named)) => Weight { naming: 1, kept_bytes: bytes_of(&named.1), ..none },
+            Self::Close(Some(named)) => Weight { naming: 1, kept_bytes: bytes_of(&named.1.statement), ..none },
             Self::Evict(..) => Weight { naming: 1, ..none },
             Self::ParseUnnamed(before) | Self::CloseUnnamed(before) => {
                 let kept_bytes = before.as_ref().map_or(0, |unnamed| unnamed.message.len());
@@ -383,6 +393,12 @@ impl Flight {
 
     pub(crate) fn front(&self) -> Option<&Owed> {
         self.owed.front()
+    }
+
+    /// The server is about to describe a statement whose shape has to be known.
+    #[inline]
+    pub(crate) fn is_describing(&self) -> bool {
+        matches!(self.owed.front(), Some(Owed { asked: Asked::Describe(Some(_)), .. }))
     }
 
     /// What the query at the front makes the client forget: its turn has come to be undone.

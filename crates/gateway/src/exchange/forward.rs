@@ -15,14 +15,15 @@ use tidegate_wire::{
 
 use super::{
     Exchange, QUEUE_BYTES_MAX, Trouble,
-    flight::{Again, Asked, For, Forgotten, Undo, Use},
+    flight::{Again, Asked, Described, For, Forgotten, Undo, Use},
+    shapes::Readiness,
     splice::Splice,
 };
 use crate::{
     classify::{Change, Pins, Traits, classify, pins_of_call},
     params::{ROLE, Settings},
     record::Ledger,
-    statements::{ClientStatements, Digest, Known, Moment, NAME_PREFIX, Statement, Teach},
+    statements::{Analysis, ClientStatements, Digest, Known, Moment, NAME_PREFIX, Shape, Statement},
 };
 
 /// A client's unnamed statement, which outlives the flight that prepared it.
@@ -33,12 +34,14 @@ pub struct Unnamed {
     pub(super) traits: Traits,
     /// Tells this statement from the client's earlier ones.
     pub(super) stamp: u64,
+    /// What the client was given by a Describe of it.
+    pub(super) shape: Option<Shape>,
 }
 
 impl Unnamed {
     #[cfg(test)]
     pub(super) fn of(message: &[u8]) -> Self {
-        Self { message: message.into(), traits: Traits::default(), stamp: 1 }
+        Self { message: message.into(), traits: Traits::default(), stamp: 1, shape: None }
     }
 
     /// It was prepared by that message, and leaves nothing behind.
@@ -110,7 +113,12 @@ impl Exchange<'_> {
                         break true;
                     }
                     let words = self.translate(tag, &chunk[at..end])?;
+                    let is_held = matches!(words, Words::Hold(_));
                     put(words, &mut splice, &chunk, at, end);
+                    if is_held {
+                        (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
+                        break true;
+                    }
                     at = end;
                 }
                 Step::Carried { tag, end } => {
@@ -123,6 +131,12 @@ impl Exchange<'_> {
                     match self.translate(tag, &message)? {
                         Words::Same => splice.put_vec(&chunk, message),
                         Words::Other(bytes) => splice.put_vec(&chunk, bytes),
+                        Words::Hold(bytes) => {
+                            splice.put_vec(&chunk, bytes);
+                            message.extend_from_slice(&chunk[end..]);
+                            (self.held, self.held_at) = (Some(message.into()), Some(self.flight.progress));
+                            break true;
+                        }
                     }
                     at = end;
                 }
@@ -254,11 +268,13 @@ impl Exchange<'_> {
         if self.flight.skipping && tag != frontend::SYNC {
             return Ok(Words::Same);
         }
+        if tag == frontend::BIND {
+            return self.bind(message);
+        }
         self.hear(message.len());
         match tag {
             frontend::QUERY => return self.query(body),
             frontend::PARSE => return self.parse(message),
-            frontend::BIND => return self.bind(message),
             frontend::DESCRIBE => return self.describe(message),
             frontend::CLOSE => return self.close(body),
             frontend::EXECUTE => return Ok(self.execute(message)),
@@ -398,26 +414,13 @@ impl Exchange<'_> {
         let known = self.front.statements.as_ref().and_then(|statements| statements.get(parse.name));
         let statement = self.catalog.intern(&parse, &self.front.settings, self.plan);
         if let Some(known) = known {
-            return self.parse_again(known.statement, statement, parse.name, message);
+            return self.parse_again(&known, statement, message);
         }
-        let now = self.catalog.changes().now();
-        self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), now);
+        let demand = self.demand(&statement);
+        self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), demand);
         let mut out = Vec::new();
-        if self.teach(&statement, For::Client, Some(parse.name), &mut out) {
-            let asked = Asked::Parse(Some(statement), Some(parse.name.into()));
-            if self.flight.status == TxStatus::Failed || self.flight.is_pipelined() {
-                // In a failed transaction the server takes few statements: it is asked under a name that serves for nothing else.
-                frontend::close(Kind::Statement, NAME_ASKED, &mut out);
-                self.flight.push(Asked::Close(None), For::Gateway);
-                frontend::rename_statement(message, NAME_ASKED, &mut out).map_err(Trouble::BadClient)?;
-                self.owe(asked);
-            } else {
-                if let (Asked::Parse(Some(statement), _), false) = (&asked, self.flight.is_naming()) {
-                    statement.tried(true);
-                }
-                self.answer(asked, backend::parse_complete);
-            }
-        }
+        // The server may have analysed the text for another client, but a Parse sees the catalogue of its own time.
+        self.parse_on_server(&statement, For::Client, Some(parse.name), &mut out);
         Ok(Words::Other(out))
     }
 
@@ -445,7 +448,7 @@ impl Exchange<'_> {
         self.owe(Asked::ParseUnnamed(previous));
         if self.keeps_state_apart() {
             let stamp = self.front.next_stamp();
-            self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp }));
+            self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp, shape: None }));
             self.server.unnamed = Some((self.front.id, stamp));
         } else {
             self.front.unnamed_change = traits.change;
@@ -455,27 +458,37 @@ impl Exchange<'_> {
 
     /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
     /// something else is wrong with the text. If the first Parse is still under way and fails, the second one succeeds.
-    fn parse_again(
-        &mut self,
-        first: Rc<Statement>,
-        second: Rc<Statement>,
-        name: &[u8],
-        message: &[u8],
-    ) -> Result<Words, Trouble> {
+    fn parse_again(&mut self, known: &Known, second: Rc<Statement>, message: &[u8]) -> Result<Words, Trouble> {
         let mut out = Vec::new();
-        self.teach(&first, For::Gateway, None, &mut out);
+        let first = known.statement.clone();
+        self.teach(&first, Moment::default(), &mut out);
+        if !first.is_read_alike(&self.front.settings) {
+            self.server.statements.mark_stale(first.digest());
+        }
         frontend::rename_statement(message, first.server_name(), &mut out).map_err(Trouble::BadClient)?;
-        self.owe(Asked::ParseAgain(Box::new(Again { name: name.into(), first, second })));
+        self.owe(Asked::ParseAgain(Box::new(Again { name: (*known.name).into(), first, second })));
         Ok(Words::Other(out))
     }
 
-    /// Appends what the server needs to know `statement`; true if it knows it already.
-    fn teach(&mut self, statement: &Rc<Statement>, to: For, name: Option<&[u8]>, out: &mut Vec<u8>) -> bool {
-        let limit = self.plan.pool.prepared_statements_per_server;
-        self.server.statements.catch_up(self.catalog.changes());
-        let Teach::Send { evict } = self.server.statements.use_or_teach(statement, limit as usize) else {
-            return true;
-        };
+    /// Appends what the server needs to have an analysis of `statement` that is not older than `oldest`.
+    pub(super) fn teach(&mut self, statement: &Rc<Statement>, oldest: Moment, out: &mut Vec<u8>) -> Analysis {
+        match self.server.statements.find(statement.digest(), oldest) {
+            Some(analysis) => analysis,
+            None => self.parse_on_server(statement, For::Gateway, None, out),
+        }
+    }
+
+    /// Appends the Parse of `statement`, behind a Close of what has to go before.
+    fn parse_on_server(
+        &mut self,
+        statement: &Rc<Statement>,
+        to: For,
+        name: Option<&[u8]>,
+        out: &mut Vec<u8>,
+    ) -> Analysis {
+        let limit = self.plan.pool.prepared_statements_per_server as usize;
+        let since = self.catalog.changes().now();
+        let evict = self.server.statements.add(statement, limit, since);
         let may_be_read_otherwise = !self.flight.owes_nothing();
         for (digest, evicted) in evict {
             frontend::close(Kind::Statement, &evicted, out);
@@ -488,11 +501,7 @@ impl Exchange<'_> {
         if may_be_read_otherwise {
             self.doubt(statement.digest());
         }
-        if !statement.is_read_alike(&self.front.settings) {
-            // It will do for this client, whose settings have changed since it prepared it.
-            self.server.statements.mark_stale(statement.digest());
-        }
-        false
+        Analysis { since, shape: None }
     }
 
     /// What was asked before may change by what a statement is read that is taught now.
@@ -509,50 +518,63 @@ impl Exchange<'_> {
     }
 
     fn bind(&mut self, message: &[u8]) -> Result<Words, Trouble> {
-        self.stats.bind_count.add(1);
         let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
         if bind.statement.is_empty() {
-            self.record_bind(&bind, None);
-            let words = self.bind_unnamed(message, bind.portal);
-            self.owe(Asked::Bind(None));
-            return Ok(words);
+            return self.bind_unnamed(message, &bind);
         }
-        let known = self.front.statements.as_ref().and_then(|statements| statements.get_dated(bind.statement));
-        self.record_bind(&bind, known.as_ref().map(|(known, _)| &known.statement));
-        let Some((known, since)) = known else {
+        let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(bind.statement));
+        let Some((mut known, demand, told)) =
+            found.map(|(known, prepared)| (known, prepared.demand, prepared.description.clone()))
+        else {
+            self.note_bind(message, &bind, None);
             self.front.portal_changes.bind(bind.portal, None);
             let words = self.behind_no_other(bind.statement, message);
             self.owe(Asked::Bind(None));
             return Ok(words);
         };
-        if since != self.catalog.changes().now() && self.learns_of_change(&known, since) {
-            self.owe(Asked::BindChanged);
-            let mut out = Vec::with_capacity(message.len() + 32);
-            frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(Trouble::BadClient)?;
-            return Ok(Words::Other(out));
-        }
-        let statement = known.statement.clone();
-        self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
-        let mut out = Vec::with_capacity(message.len() + 32);
-        if let Some(refusal) = self.pin(statement.traits()) {
+        if let Some(refusal) = self.pin(known.statement.traits()) {
+            self.note_bind(message, &bind, Some(&known.statement));
+            self.front.portal_changes.bind(bind.portal, known.statement.traits().change.clone());
             let words = self.bind_refusal(&refusal, bind.portal);
             self.owe(Asked::Bind(None));
             return Ok(words);
         }
-        self.teach(&statement, For::Gateway, None, &mut out);
+        let mut out = Vec::with_capacity(message.len() + 32);
+        match self.prepare_bind(&mut known, demand, told.as_deref(), &mut out) {
+            Readiness::Ready => {}
+            Readiness::Hold => return Ok(self.hold(out)),
+            Readiness::Changed => {
+                self.note_bind(message, &bind, Some(&known.statement));
+                self.renew_statement(&known);
+                return self.bind_changed(message, out);
+            }
+        }
+        let statement = known.statement.clone();
+        self.note_bind(message, &bind, Some(&statement));
+        self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
         self.owe(Asked::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
         Ok(Words::Other(out))
     }
 
-    /// Whether the client has yet to be told that a statement has changed, which it then is. What it keeps of the columns
-    /// is from before, so it must not get rows of the new ones unawares.
-    fn learns_of_change(&mut self, known: &Known, since: Moment) -> bool {
-        let changes = self.catalog.changes();
-        if let Some(statements) = &mut self.front.statements {
-            statements.acquaint(&known.name, changes.now());
-        }
-        changes.is_newer(known.statement.digest(), since)
+    /// The message comes again once the server has answered.
+    fn hold(&mut self, out: Vec<u8>) -> Words {
+        self.shapes.holds = true;
+        Words::Hold(out)
+    }
+
+    /// Makes the server refuse a Bind, whose error is then put in the words of Postgres for changed columns.
+    fn bind_changed(&mut self, message: &[u8], mut out: Vec<u8>) -> Result<Words, Trouble> {
+        self.owe(Asked::BindChanged);
+        frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(Trouble::BadClient)?;
+        Ok(Words::Other(out))
+    }
+
+    /// A Bind is sent, which may have been held before.
+    fn note_bind(&mut self, message: &[u8], bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
+        self.stats.bind_count.add(1);
+        self.hear(message.len());
+        self.record_bind(bind, known);
     }
 
     /// A statement that is refused is bound to one that raises the refusal.
@@ -566,25 +588,44 @@ impl Exchange<'_> {
     }
 
     /// The unnamed statement is the client's own: if another client has used this server since, it is prepared again.
-    fn bind_unnamed(&mut self, message: &[u8], portal: &[u8]) -> Words {
+    fn bind_unnamed(&mut self, message: &[u8], bind: &Bind<'_>) -> Result<Words, Trouble> {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
+            self.note_bind(message, bind, None);
             let change = self.front.unnamed_change.clone();
-            self.front.portal_changes.bind(portal, change);
-            return self.behind_no_unnamed(message);
+            self.front.portal_changes.bind(bind.portal, change);
+            let words = self.behind_no_unnamed(message);
+            self.owe(Asked::Bind(None));
+            return Ok(words);
         };
         if let Some(refusal) = self.pin(&traits) {
-            self.front.portal_changes.bind(portal, None);
-            return self.bind_refusal(&refusal, portal);
+            self.note_bind(message, bind, None);
+            self.front.portal_changes.bind(bind.portal, None);
+            let words = self.bind_refusal(&refusal, bind.portal);
+            self.owe(Asked::Bind(None));
+            return Ok(words);
         }
-        self.front.portal_changes.bind(portal, traits.change);
-        match self.prepare_unnamed_again(stamp) {
+        let mut again = self.prepare_unnamed_again(stamp);
+        let readiness = match &mut again {
+            Some(out) => self.ask_unnamed_shape(out),
+            None => self.unnamed_readiness(),
+        };
+        if readiness == Readiness::Hold {
+            return Ok(self.hold(again.unwrap_or_default()));
+        }
+        self.note_bind(message, bind, None);
+        if readiness == Readiness::Changed {
+            return self.bind_changed(message, Vec::new());
+        }
+        self.front.portal_changes.bind(bind.portal, traits.change);
+        self.owe(Asked::Bind(None));
+        Ok(match again {
             None => Words::Same,
             Some(mut out) => {
                 out.extend_from_slice(message);
                 Words::Other(out)
             }
-        }
+        })
     }
 
     /// The client has no unnamed statement, but the server may have another client's, or one of ours: it is closed, so that the
@@ -638,25 +679,23 @@ impl Exchange<'_> {
                 return Ok(words);
             };
             let prepared = self.prepare_unnamed_again(stamp);
-            self.owe(Asked::Describe(None));
+            self.owe(Asked::Describe(Some(Box::new(Described::Unnamed(stamp)))));
             return Ok(prepared.map_or(Words::Same, |mut out| {
                 out.extend_from_slice(message);
                 Words::Other(out)
             }));
         }
-        let Some(known) = self.known(target.name) else {
+        let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(target.name));
+        let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.demand.oldest)) else {
             let words = self.behind_no_other(target.name, message);
             self.owe(Asked::Describe(None));
             return Ok(words);
         };
-        let statement = known.statement.clone();
-        let now = self.catalog.changes().now();
-        if let Some(statements) = &mut self.front.statements {
-            statements.acquaint(target.name, now);
-        }
         let mut out = Vec::new();
-        self.teach(&statement, For::Gateway, None, &mut out);
-        self.owe(Asked::Describe(Some(known)));
+        let since = self.teach_known(&mut known, oldest, &mut out).since;
+        let statement = known.statement.clone();
+        let described = self.note_asked(known, since);
+        self.owe(Asked::Describe(Some(described)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
         Ok(Words::Other(out))
     }
@@ -681,7 +720,7 @@ impl Exchange<'_> {
         }
         // The server keeps the statement for other clients; only this client's name for it goes.
         let closed = self.front.statements.as_mut().and_then(|statements| statements.remove(target.name));
-        let undo = closed.map(|statement| Box::new((Box::from(target.name), statement)));
+        let undo = closed.map(|prepared| Box::new((Box::from(target.name), prepared)));
         self.answer(Asked::Close(undo), backend::close_complete);
         Ok(Words::Other(Vec::new()))
     }
@@ -730,9 +769,9 @@ impl Exchange<'_> {
             self.server.statements.mark_stale_by_name(name);
             return None;
         }
-        let statement = self.front.statements.as_mut()?.remove(name)?;
+        let prepared = self.front.statements.as_mut()?.remove(name)?;
         let mut given_up = ClientStatements::default();
-        given_up.insert(name, statement, self.catalog.changes().now());
+        given_up.put_back(name, prepared);
         let mut out = Vec::with_capacity(64);
         frontend::parse(name, b"select", &[], &mut out);
         self.flight.push(Asked::Parse(None, None), For::Gateway);
@@ -765,9 +804,6 @@ impl Exchange<'_> {
 /// So many statements at most may be in doubt.
 const DOUBTFUL_MAX: usize = 1024;
 
-/// Under which a server is asked whether it would take a statement that it knows. The unnamed one would be lost to the client.
-const NAME_ASKED: &[u8] = b"tidegate_asked";
-
 /// A statement that no server knows.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
 
@@ -780,13 +816,15 @@ fn pins_of_body(call: &[u8]) -> Pins {
 enum Words {
     Same,
     Other(Vec<u8>),
+    /// The server gets these messages, and the client's message waits for their answers.
+    Hold(Vec<u8>),
 }
 
 fn put(words: Words, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
     match words {
         Words::Same => splice.pass(chunk, at, end),
-        Words::Other(bytes) if bytes.is_empty() => {}
-        Words::Other(bytes) => splice.put_vec(chunk, bytes),
+        Words::Other(bytes) | Words::Hold(bytes) if bytes.is_empty() => {}
+        Words::Other(bytes) | Words::Hold(bytes) => splice.put_vec(chunk, bytes),
     }
 }
 

@@ -13,7 +13,7 @@ use tidegate_wire::{
 
 use super::{
     Exchange, LARGE_BYTES_MIN, Trouble,
-    flight::{Again, Asked, Completes, For, Owed},
+    flight::{Again, Asked, Completes, Described, For, Owed},
     forward::taken_back,
     pending::Settled,
     pins_of,
@@ -25,7 +25,7 @@ use crate::{
     error::Refusal,
     params::{ROLE, Settings, Value, is_settable},
     record::Front,
-    statements::{ClientStatements, NAME_PREFIX, is_read_by},
+    statements::{ClientStatements, NAME_PREFIX, affects_analysis},
 };
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
@@ -41,6 +41,14 @@ fn want(tag: u8) -> Want {
         | backend::NOTIFICATION_RESPONSE
         | backend::NEGOTIATE_PROTOCOL_VERSION => Want::Whole,
         _ => Want::Stream,
+    }
+}
+
+/// The same where the server is about to describe a statement whose shape has to be known.
+fn want_described(tag: u8) -> Want {
+    match tag {
+        backend::PARAMETER_DESCRIPTION | backend::ROW_DESCRIPTION => Want::Whole,
+        _ => want(tag),
     }
 }
 
@@ -75,6 +83,7 @@ impl Exchange<'_> {
         let mut splice = Splice::default();
         let (mut at, mut amid_rows) = (0, false);
         loop {
+            let want = if self.flight.is_describing() { want_described } else { want };
             let step = self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)?;
             amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
             match step {
@@ -205,6 +214,10 @@ impl Exchange<'_> {
                 self.flight.begin_copy_in();
                 return Ok(Fate::Pass);
             }
+            backend::PARAMETER_DESCRIPTION => {
+                self.note_parameters(body);
+                return self.pass_unless_ours(tag);
+            }
             backend::PARSE_COMPLETE => Completes::Parse,
             backend::BIND_COMPLETE => Completes::Bind,
             backend::CLOSE_COMPLETE => Completes::Close,
@@ -219,6 +232,11 @@ impl Exchange<'_> {
             statement.tried(true);
         }
         Ok(match completed {
+            Some(Owed { asked: Asked::Describe(Some(described)), to }) => {
+                let columns = (tag == backend::ROW_DESCRIPTION).then_some(body);
+                self.note_shape(*described, to, columns)?;
+                if to == For::Gateway { Fate::Swallow } else { Fate::Pass }
+            }
             Some(Owed { to: For::Gateway, .. }) => Fate::Swallow,
             Some(Owed { asked: Asked::ParseAgain(again), .. }) => {
                 self.take_second(*again);
@@ -248,8 +266,8 @@ impl Exchange<'_> {
     /// server name of the first.
     fn take_second(&mut self, again: Again) {
         let Again { name, first, second } = again;
-        let now = self.catalog.changes().now();
-        self.front.statements.get_or_insert_default().insert(&name, second, now);
+        let demand = self.demand(&second);
+        self.front.statements.get_or_insert_default().insert(&name, second, demand);
         self.server.statements.not_evicted(first.digest(), first.server_name().into());
         self.server.statements.mark_stale(first.digest());
     }
@@ -261,6 +279,7 @@ impl Exchange<'_> {
             return Err(Trouble::Unasked(backend::READY_FOR_QUERY));
         }
         self.settle_pending(status);
+        self.settle_catalog_change(status);
         if let (Some(ledger), Some(Owed { to: For::Client, .. })) = (&mut self.ledger, &owed) {
             ledger.ready(status, self.flight.queries());
         }
@@ -350,6 +369,7 @@ impl Exchange<'_> {
             ledger.tag(body);
             ledger.settle(self.flight.queries());
         }
+        self.note_catalog_change(body);
         // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
         if body.first() == Some(&b'D') {
             let tag = CommandComplete::decode(body).map_err(Trouble::BadServer)?.tag;
@@ -361,6 +381,7 @@ impl Exchange<'_> {
                 }
             }
         } else if body == b"ROLLBACK\0" {
+            self.undo_catalog_change();
             if !change.as_deref().is_some_and(Change::is_of_savepoints) {
                 self.undo_pending();
             }
@@ -442,6 +463,9 @@ impl Exchange<'_> {
     }
 
     fn apply_change(&mut self, change: Change) {
+        if !self.doubtful.is_empty() {
+            self.give_up_doubtful();
+        }
         if change.is_reset() {
             (self.has_reset, self.tells_settings) = (true, true);
         }
@@ -510,7 +534,7 @@ impl Exchange<'_> {
             return Ok(Fate::Swallow);
         }
         if is_settable(name) && !ours {
-            if !self.doubtful.is_empty() && is_read_by(name) {
+            if !self.doubtful.is_empty() && affects_analysis(name) {
                 self.give_up_doubtful();
             }
             // Behind a RESET it has not all that the client has.
@@ -531,6 +555,7 @@ impl Exchange<'_> {
             return Ok(Fate::Swallow);
         }
         self.pending.fail();
+        self.undo_catalog_change();
         if let Some(undo) = self.flight.take_undo() {
             // A simple query that fails has still made an end of the unnamed statement.
             self.remember(undo.statements);
@@ -543,34 +568,21 @@ impl Exchange<'_> {
         if let Some(ledger) = &mut self.ledger {
             ledger.fail(&fields, front, self.flight.queries());
         }
-        let invalid = fields.code().is_some_and(|code| {
-            code == sqlstate::FEATURE_NOT_SUPPORTED || code == sqlstate::INVALID_SQL_STATEMENT_NAME
-        });
+        let outdated = self.may_be_outdated(&fields);
         let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
-        self.take_back(skipped, invalid);
+        self.take_back(skipped, outdated);
         Ok(worded.map_or(Fate::Pass, Fate::Replace))
     }
 
-    /// A statement that gives other columns than before: the one who hears it first from a server has all servers and
-    /// clients learn of it; the others hear it from here.
+    /// Puts the error of Postgres in the place of that by which the server was made to refuse a Bind.
     fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[Owed]) -> Option<Vec<u8>> {
-        match &skipped.first()?.asked {
-            Asked::BindChanged if fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME) => {
-                return Some(columns_changed());
-            }
-            Asked::Bind(Some(known)) | Asked::Describe(Some(known)) if fields.get(b'R') == Some(COLUMNS_CHANGED) => {
-                let now = self.catalog.changes().note(known.statement.digest());
-                if let Some(statements) = &mut self.front.statements {
-                    statements.acquaint(&known.name, now);
-                }
-            }
-            _ => {}
-        }
-        None
+        let is_made = matches!(skipped.first()?.asked, Asked::BindChanged)
+            && fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME);
+        is_made.then(columns_changed)
     }
 
     /// The server skips these: what was noted on their account is undone, the latest first.
-    fn take_back(&mut self, skipped: Vec<Owed>, invalid: bool) {
+    fn take_back(&mut self, skipped: Vec<Owed>, outdated: bool) {
         let mut unnamed = None;
         for (at, owed) in skipped.into_iter().enumerate().rev() {
             let failed = at == 0;
@@ -604,15 +616,12 @@ impl Exchange<'_> {
                     self.remember(undo.statements);
                 }
                 Asked::Close(Some(undo)) => {
-                    let (name, statement) = *undo;
-                    let now = self.catalog.changes().now();
-                    self.front.statements.get_or_insert_default().insert(&name, statement, now);
+                    let (name, prepared) = *undo;
+                    self.front.statements.get_or_insert_default().put_back(&name, prepared);
                 }
                 Asked::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
-                // "cached plan must not change result type": the next use gets a fresh plan.
-                Asked::Bind(Some(known)) | Asked::Describe(Some(known)) if failed && invalid => {
-                    self.server.statements.mark_stale(known.statement.digest());
-                }
+                Asked::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
+                Asked::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
                 _ => {}
             }
         }
@@ -638,7 +647,11 @@ impl Exchange<'_> {
         // What a copy has ignored may stand before who has failed.
         let failed = skipped.first().or_else(|| self.flight.first_behind_copy())?;
         let (statement, name) = match &failed.asked {
-            Asked::Bind(Some(known)) | Asked::Describe(Some(known)) => (&known.statement, &*known.name),
+            Asked::Bind(Some(known)) => (&known.statement, &*known.name),
+            Asked::Describe(Some(described)) => match &**described {
+                Described::Named(known, _) => (&known.statement, &*known.name),
+                Described::Unnamed(_) => return None,
+            },
             Asked::Parse(Some(statement), Some(name)) => (statement, &**name),
             Asked::ParseAgain(again) => (&again.first, &*again.name),
             _ => return None,

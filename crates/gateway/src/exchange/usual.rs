@@ -93,8 +93,8 @@ fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
         let (message, behind) = rest.split_at_checked(header.total())?;
         match (header.tag, asked) {
             (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, Usual::Query) => {}
-            // DISCARD ALL and DEALLOCATE ALL, ROLLBACK: what goes with them is noted in the general way.
-            (backend::COMMAND_COMPLETE, _) if matches!(message.get(HEADER), Some(b'D' | b'R')) => return None,
+            // DISCARD ALL and DEALLOCATE ALL, ROLLBACK, changes of the catalogue: noted in the general way.
+            (backend::COMMAND_COMPLETE, _) if is_noted(&message[HEADER..]) => return None,
             (backend::COMMAND_COMPLETE, _) => {
                 commands += 1;
                 if asked == Usual::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
@@ -105,6 +105,11 @@ fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
         }
         rest = behind;
     }
+}
+
+/// Whether something has to be noted with this tag, by its first bytes: not with SELECT, INSERT, UPDATE, BEGIN and COMMIT.
+fn is_noted(tag: &[u8]) -> bool {
+    matches!(tag, [b'A' | b'D' | b'G' | b'R', ..] | [b'C', b'A' | b'R', ..] | [b'I', b'M', ..])
 }
 
 fn ready(bytes: &[u8]) -> Option<TxStatus> {
@@ -167,8 +172,11 @@ impl Exchange<'_> {
     fn prepare_unnamed(&mut self, message: &[u8], known: bool) {
         let stamp = self.front.next_stamp();
         match &mut self.front.unnamed {
-            Some(unnamed) if known => unnamed.stamp = stamp,
-            unnamed => *unnamed = Some(Box::new(Unnamed { message: message.into(), traits: Traits::default(), stamp })),
+            Some(unnamed) if known => (unnamed.stamp, unnamed.shape) = (stamp, None),
+            unnamed => {
+                *unnamed =
+                    Some(Box::new(Unnamed { message: message.into(), traits: Traits::default(), stamp, shape: None }))
+            }
         }
         self.server.unnamed = Some((self.front.id, stamp));
     }

@@ -28,7 +28,7 @@ use crate::{
     record::Archive,
     resolve::Resolver,
     server::{ConnectError, Connector, Server},
-    statements::Changes,
+    statements::CatalogChanges,
     stats::History,
     stream::Board,
     tls::{self, TlsError},
@@ -304,8 +304,8 @@ pub struct Gateway {
     workers: OnceLock<Vec<Arc<Mailbox>>>,
     pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
     clusters: Mutex<Vec<Arc<Cluster>>>,
-    /// Statements that have come to give other columns.
-    pub plan_changes: Arc<Changes>,
+    /// When the catalogue of each database was last seen to change.
+    pub catalog_changes: Arc<CatalogChanges>,
     /// Opens server connections.
     pub connector: Connector,
     /// Verifiers made of configured passwords, each once: by user, with the password it was made of.
@@ -386,7 +386,7 @@ impl Gateway {
             workers: OnceLock::new(),
             pools: Mutex::default(),
             clusters: Mutex::default(),
-            plan_changes: Arc::default(),
+            catalog_changes: Arc::default(),
             connector: Connector::new(resolver),
             verifiers: Mutex::default(),
             decoy_secret,

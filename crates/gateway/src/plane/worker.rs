@@ -250,7 +250,7 @@ impl Worker {
             index,
             swept_at: Cell::new(reactor.now()),
             reactor,
-            catalog: Catalog::new(gateway.plan_changes.clone()),
+            catalog: Catalog::new(gateway.catalog_changes.clone()),
             gateway,
             interned: Interned::default(),
             greetings: Greetings::default(),

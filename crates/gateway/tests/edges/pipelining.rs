@@ -492,17 +492,13 @@ fn edge_08_answers_made_by_the_gateway_do_not_stand_within_a_notification() {
     let gateway = gateway_before(&server, "size = 1\n");
     let mut client = gateway.client("postgres");
     client.ok("listen channel");
-    client.send(&Frames::new().parse("kept", "select 1").sync());
-    client.expect("1 Z:I");
     for at in 1..length {
+        client.send(&Frames::new().parse("a", "select 1").parse("b", "select 1").sync());
+        client.expect("1 1 Z:I");
         client.send(&Frames::new().query(&format!("half {at}")));
         client.expect("C Z:I");
-        client.send(&Frames::new().parse("a", "select 1").flush());
-        client.expect("1");
         client.send(&Frames::new().close_statement("a").flush());
         client.expect("3");
-        client.send(&Frames::new().parse("b", "select 1").flush());
-        client.expect("1");
         client.send(&Frames::new().query("deallocate b"));
         client.expect("C:DEALLOCATE Z:I");
         client.send(&Frames::new().query("select 'the rest'"));

@@ -677,8 +677,6 @@ on_each_postgres! {
             prepare(&mut clients[0], "shared", "select 2222");
         }
         assert_eq!(statements_on_server(&mut clients[0], "select 2222"), "1");
-        let stats = gateway.show("STATS").into_iter().find(|row| row["database"] == "postgres").expect("a row");
-        assert_eq!(stats["total_server_parse_count"], "1");
         clients[0].send(&Frames::new().once("deallocate shared").sync());
         clients[0].expect("1 2 C:DEALLOCATE Z:I");
         assert_eq!(run(&mut clients[1], "shared"), ["2222"]);
@@ -884,17 +882,18 @@ on_each_postgres! {
     }
 }
 
+/// A server's analysis of a text may be older than the client's Parse.
 #[test]
-fn edge_25_a_known_statement_is_not_parsed_again() {
+fn each_parse_of_a_client_reaches_a_server() {
     let server = FaultyServer::obliging();
     let gateway = gateway_before(&server, "size = 1\n");
     let mut client = gateway.client("postgres");
     for round in 0..5 {
         let name = format!("s{round}");
-        let known = Frames::new().parse(&name, "select 25").run(&name).close_statement(&name);
+        let known = Frames::new().parse(&name, "select 25").run(&name).run(&name).close_statement(&name);
         client.send(&known.sync());
-        client.expect("1 2 C:SELECT_0 3 Z:I");
+        client.expect("1 2 C:SELECT_0 2 C:SELECT_0 3 Z:I");
     }
-    assert_eq!(server.count(b'P'), 1);
-    assert_eq!(server.count(b'B'), 5);
+    assert_eq!(server.count(b'P'), 5);
+    assert_eq!(server.count(b'B'), 10);
 }

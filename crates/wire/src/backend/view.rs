@@ -230,6 +230,42 @@ impl<'a> Column<'a> {
     }
 }
 
+/// The body of ParameterDescription: an iterator over the OIDs of the types.
+#[derive(Debug, Clone)]
+pub struct ParameterDescription<'a> {
+    left: u16,
+    fields: Cursor<'a>,
+}
+
+impl<'a> ParameterDescription<'a> {
+    /// Decodes the body.
+    ///
+    /// # Errors
+    /// The types are not as many as their count.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut fields = Cursor::new(body);
+        let types = Self { left: fields.u16()?, fields };
+        for _ in 0..types.left {
+            fields.u32()?;
+        }
+        fields.end()?;
+        Ok(types)
+    }
+}
+
+impl Iterator for ParameterDescription<'_> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        self.fields.u32().ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left.into(), Some(self.left.into()))
+    }
+}
+
 /// The body of RowDescription: an iterator over its columns.
 #[derive(Debug, Clone)]
 pub struct RowDescription<'a> {
