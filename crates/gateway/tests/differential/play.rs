@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tidegate_testkit::{Door, Fixture, Frames, Lost, Message, RawClient, eventually};
+use tidegate_wire::backend::{Column, RowDescription};
 
 use crate::script::{Op, Script};
 
@@ -27,11 +28,28 @@ pub(crate) struct Stage<'f> {
 #[derive(Default)]
 struct Played {
     reads: Vec<Vec<Message>>,
+    /// What other clients of the script were answered.
+    others: Vec<Vec<Message>>,
     ended: bool,
+    /// The play has ended where Postgres refused a statement because its columns have changed.
+    is_cut: bool,
     harm: Option<String>,
 }
 
 impl Played {
+    /// Postgres refuses such a statement until it is prepared again, the gateway once: there the comparison ends.
+    fn cut_at_changed_plan(&mut self) -> bool {
+        let is_refusal = |message: &Message| {
+            message.tag == b'E' && message.error().message == "cached plan must not change result type"
+        };
+        let Some(last) = self.reads.last_mut() else { return false };
+        if let Some(at) = last.iter().position(is_refusal) {
+            last.truncate(at + 1);
+            self.is_cut = true;
+        }
+        self.is_cut
+    }
+
     /// A message in the middle of COPY IN that has no place there: Postgres closes, and what it read before is chance.
     fn lost_synchronisation(&self) -> bool {
         let lost = |message: &Message| {
@@ -52,7 +70,7 @@ impl<'f> Stage<'f> {
     /// nothing, wherever that happens, and neither do those that other tests play at the same server meanwhile.
     pub(crate) fn difference(&mut self, script: &Script) -> Option<String> {
         let expected = self.play(&self.direct, script, None);
-        if !self.clear_table() {
+        if !self.clear_table() || !self.restore_table(script) {
             return None;
         }
         let expected = expected.expect("Postgres takes a client");
@@ -64,7 +82,7 @@ impl<'f> Stage<'f> {
             Ok(actual) => compare(&expected, actual),
             Err(lost) => Some(format!("  Tidegate did not take a client: {lost}\n")),
         };
-        let intact = self.clear_table();
+        let intact = self.clear_table() && self.restore_table(script);
         if difference.is_some() || !intact {
             // Whatever went wrong must not go on into the next script.
             self.gateway = gateway(self.fixture, self.mode);
@@ -88,12 +106,30 @@ impl<'f> Stage<'f> {
         false
     }
 
+    /// Gives the table its first columns again.
+    fn restore_table(&mut self, script: &Script) -> bool {
+        let restore = format!("drop table {0}; create table {0} (n int)", self.table);
+        !script.changes_schema() || self.keeper.try_query(&restore).is_ok()
+    }
+
     fn play(&self, door: &Door, script: &Script, expected: Option<&Played>) -> Result<Played, Lost> {
         let mut client = door.startup().parameter("application_name", "script").try_connect()?;
         let mut passer_by = PasserBy::new(door)?;
         let mut played = Played::default();
         let mut rng = Rng::with_seed(script.ops.len() as u64);
         for batch in batches(script) {
+            if expected.is_some_and(|expected| expected.is_cut && played.reads.len() == expected.reads.len()) {
+                break;
+            }
+            let others = batch.iter().filter(|op| op.is_of_another());
+            let answers = others.map(|op| play_other(door, op, &self.table)).collect::<Result<Vec<_>, _>>();
+            match answers {
+                Ok(answers) => played.others.extend(answers),
+                Err(lost) => played.harm = Some(format!("another client of the script was not served: {lost}")),
+            }
+            if played.harm.is_some() {
+                break;
+            }
             played.harm = passer_by.act().err().map(|lost| format!("another client was not served: {lost}"));
             if played.harm.is_some() {
                 break;
@@ -108,6 +144,9 @@ impl<'f> Stage<'f> {
                 Some(wanted) => read_exactly(&mut client, wanted),
             };
             played.reads.push(read);
+            if expected.is_none() && played.cut_at_changed_plan() {
+                break;
+            }
             if ended {
                 played.ended = true;
                 break;
@@ -117,8 +156,26 @@ impl<'f> Stage<'f> {
     }
 }
 
+/// A server each for the script, for the client that passes by, and for the other clients of the script.
 fn gateway(fixture: &Fixture, mode: &str) -> Door {
-    Door::through(fixture.gateway(&format!("mode = \"{mode}\"\nsize = 2\n")))
+    let size = if mode == "session" { 8 } else { 3 };
+    Door::through(fixture.gateway(&format!("mode = \"{mode}\"\nsize = {size}\n")))
+}
+
+/// What another client of the script is answered.
+fn play_other(door: &Door, op: &Op, table: &str) -> Result<Vec<Message>, Lost> {
+    let mut client = door.startup().try_connect()?;
+    client.set_patience(PATIENCE);
+    match op {
+        Op::Elsewhere(text) => Ok(client.try_query(&text.replace("TABLE", table))?.messages),
+        Op::Anew(text, values) => {
+            let values: Vec<_> = values.iter().map(String::as_str).collect();
+            let frames = Frames::new().parse("anew", &text.replace("TABLE", table)).describe_statement("anew");
+            client.try_send(frames.bind("anew", &values).execute().sync().bytes())?;
+            Ok(client.try_until_ready()?.messages)
+        }
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// The ops between two reads; the last batch ends what may be open.
@@ -187,8 +244,8 @@ fn read_exactly(client: &mut RawClient, count: usize) -> (Vec<Message>, bool) {
 }
 
 fn compare(expected: &Played, actual: &Played) -> Option<String> {
-    let left: Vec<_> = expected.reads.iter().flatten().collect();
-    let right: Vec<_> = actual.reads.iter().flatten().collect();
+    let left: Vec<_> = expected.reads.iter().chain(&expected.others).flatten().collect();
+    let right: Vec<_> = actual.reads.iter().chain(&actual.others).flatten().collect();
     let same = left.len() == right.len() && left.iter().zip(&right).all(|(left, right)| equal(left, right));
     if same && actual.harm.is_none() {
         return None;
@@ -223,8 +280,17 @@ fn equal(left: &Message, right: &Message) -> bool {
                 (left.notification(), right.notification());
             (channel, payload) == (other_channel, other_payload)
         }
+        (b'T', b'T') => columns(left) == columns(right),
         _ => left == right,
     }
+}
+
+/// What a client decodes rows by. The table may have been created again between the plays.
+fn columns(message: &Message) -> Vec<(String, u32, i32, i16)> {
+    let described = RowDescription::decode(&message.body).expect("a RowDescription");
+    let column =
+        |it: Column<'_>| (String::from_utf8_lossy(it.name).into_owned(), it.type_oid, it.type_modifier, it.format);
+    described.map(column).collect()
 }
 
 /// Another client, which takes a server away and gives it back between the steps of the script.

@@ -23,6 +23,10 @@ pub(crate) enum Op {
     CopyFail,
     /// The number of a function, and its arguments.
     FunctionCall(u32, &'static [&'static str]),
+    /// Another client sends this query, before what follows is sent.
+    Elsewhere(&'static str),
+    /// A new client prepares, describes and runs this, before what follows is sent.
+    Anew(&'static str, Vec<String>),
     Read,
 }
 
@@ -48,8 +52,13 @@ impl Op {
             Self::CopyDone => frames.copy_done(),
             Self::CopyFail => frames.copy_fail("on purpose"),
             Self::FunctionCall(function, arguments) => frames.message(b'F', &function_call(*function, arguments)),
-            Self::Read => frames,
+            Self::Read | Self::Elsewhere(_) | Self::Anew(..) => frames,
         }
+    }
+
+    /// Whether it is another client that acts.
+    pub(crate) fn is_of_another(&self) -> bool {
+        matches!(self, Self::Elsewhere(_) | Self::Anew(..))
     }
 
     /// Whether Postgres answers it with a ReadyForQuery, in the usual case.
@@ -203,10 +212,22 @@ impl Script {
         self
     }
 
+    /// Whether the table may have other columns after it.
+    pub(crate) fn changes_schema(&self) -> bool {
+        self.ops.iter().any(Op::is_of_another)
+    }
+
     /// The script of this seed.
     pub(crate) fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut ops = Vec::new();
+        if rng.u8(..4) == 0 {
+            let first = rng.usize(..SHARED.len());
+            for _ in 0..rng.usize(2..10) {
+                schema_phrase(&mut rng, first, &mut ops);
+            }
+            return Self { ops };
+        }
         for _ in 0..rng.usize(1..14) {
             phrase(&mut rng, &mut ops);
             if rng.u8(..10) < 4 {
@@ -387,6 +408,67 @@ fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
         _ => {}
     }
     ops.push(Op::Sync);
+}
+
+/// Changes of the table that another client makes. It does not wait for locks of the script.
+const SCHEMA_CHANGES: &[&str] = &[
+    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type real; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type bigint; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type text; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type int using 7; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE add m int default 5; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE drop m; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n set default 9; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE rename n to k; commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE rename k to n; commit",
+    "begin; set local lock_timeout = '50ms'; drop table TABLE; create table TABLE (n int); commit",
+    "begin; set local lock_timeout = '50ms'; alter table TABLE add m int; rollback",
+    "insert into TABLE values (42)",
+];
+
+/// Statements that several clients prepare, and how many parameters they have.
+const SHARED: &[(&str, usize)] = &[
+    ("select * from TABLE order by 1", 0),
+    ("select n from TABLE where n = $1", 1),
+    ("select count(*) from TABLE where n > $1", 1),
+    ("insert into TABLE default values returning *", 0),
+    ("insert into TABLE (n) values ($1) returning n", 1),
+];
+
+/// A statement is prepared and described, run again later, and the table changes in between. Each name has one text, from
+/// `first` on: of two errors at a time, Postgres and the gateway may find another one first.
+fn schema_phrase(rng: &mut Rng, first: usize, ops: &mut Vec<Op>) {
+    let which = rng.usize(..STATEMENTS.len());
+    let name = STATEMENTS[which];
+    let (text, count) = SHARED[(first + which) % SHARED.len()];
+    match rng.u8(..12) {
+        0..3 => {
+            ops.push(Op::Read);
+            ops.push(Op::Elsewhere(one_of(rng, SCHEMA_CHANGES)));
+        }
+        3 | 4 => {
+            ops.push(Op::Read);
+            ops.push(Op::Anew(text, values(rng, count)));
+        }
+        5..8 => {
+            ops.extend([Op::CloseStatement(name), Op::Parse(name, text.to_owned()), Op::DescribeStatement(name)]);
+            ops.push(Op::Sync);
+        }
+        8 => ops.push(Op::Query(one_of(rng, &["begin", "commit", "rollback"]).to_owned())),
+        _ => {
+            let values = values(rng, count);
+            for _ in 0..rng.usize(1..3) {
+                let portal = one_of(rng, &PORTALS);
+                ops.push(Op::Bind(portal, name, values.clone()));
+                if rng.bool() {
+                    ops.push(Op::DescribePortal(portal));
+                }
+                ops.push(Op::Execute(portal, 0));
+            }
+            // Without either, it is chance whether the server has taken the locks before another client wants them.
+            ops.push(if rng.u8(..4) == 0 { Op::Flush } else { Op::Sync });
+        }
+    }
 }
 
 fn stray(rng: &mut Rng, ops: &mut Vec<Op>) {
