@@ -99,11 +99,9 @@ on_each_postgres! {
         let gateway = fixture.gateway("size = 2\n");
         let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
         describe(&mut client, "", &format!("select amount from {table}"));
-        other.ok("begin");
-        assert_eq!(bind(&mut client, "", &[]).value(), "42");
-        other.ok("rollback");
         fixture.server.sql(&format!("alter table {table} alter amount type real"));
-        other.ok("begin; select 1");
+        // The server that the client had so far.
+        other.ok("begin");
         assert_eq!(bind(&mut client, "", &[]).code(), "0A000");
         assert_eq!(client.value("select 'in step'"), "in step");
     }
