@@ -11,7 +11,7 @@ use super::{log, passthrough, route, session::Session};
 use crate::{
     config::{Admin, Dialect},
     error::{Cause, Refusal},
-    plane::{ClientState, Entry, PoolKey, Quota, Worker, WorkerPool, within},
+    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Worker, WorkerPool, within},
     record::Witness,
     server::tcp,
     tls,
@@ -240,7 +240,7 @@ impl Arriving {
             return self.admit_to_console(request);
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
-            return Err(LoginError::Refused(self.no_database(&request.database)));
+            return Err(LoginError::Refused(no_database(&gateway, &request.database)));
         };
         let pool = self.worker.pool(&shared);
         let seated = gateway.seat_client(
@@ -275,17 +275,17 @@ impl Arriving {
         };
         attempt.log(&self.worker.gateway);
     }
+}
 
-    /// Why a database cannot be had.
-    fn no_database(&self, name: &str) -> Refusal {
-        let disabled = self.worker.gateway.is_disabled(name);
-        match (self.dialect(), disabled) {
-            (Dialect::Pgbouncer, false) => Refusal::protocol(format!("no such database: {name}")),
-            (Dialect::Pgbouncer, true) => Refusal::protocol(format!("database \"{name}\" is disabled")),
-            (Dialect::Postgres, _) => {
-                let fault = if disabled { "is disabled" } else { "does not exist" };
-                Refusal::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" {fault}"))
-            }
+/// The error for a client of a database that does not exist or is disabled.
+pub(super) fn no_database(gateway: &Gateway, name: &str) -> Refusal {
+    let disabled = gateway.is_disabled(name);
+    match (gateway.setup().config.listen.dialect, disabled) {
+        (Dialect::Pgbouncer, false) => Refusal::protocol(format!("no such database: {name}")),
+        (Dialect::Pgbouncer, true) => Refusal::protocol(format!("database \"{name}\" is disabled")),
+        (Dialect::Postgres, _) => {
+            let fault = if disabled { "is disabled" } else { "does not exist" };
+            Refusal::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" {fault}"))
         }
     }
 }

@@ -14,11 +14,15 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{handshake::LoginError, route::find_server, session};
+use super::{
+    handshake::{LoginError, no_database},
+    route::find_server,
+    session,
+};
 use crate::{
     config::{Dialect, Lookup, Secret, UserSecret},
     error::Refusal,
-    plane::{Worker, within},
+    plane::{Gateway, Worker, within},
     server::{Server, clean},
 };
 
@@ -57,12 +61,7 @@ pub(super) async fn look_up(
 ) -> Result<Known, LoginError> {
     let at = if lookup.database.is_empty() { database } else { &lookup.database };
     let Some(shared) = worker.gateway.lookup_pool(at, &lookup.user) else {
-        let message = format!("authentication database \"{at}\" is not configured");
-        let sqlstate = match worker.gateway.setup().config.listen.dialect {
-            Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
-            Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
-        };
-        return Err(LoginError::Refused(Refusal::new(sqlstate, message)));
+        return Err(LoginError::Refused(unavailable(&worker.gateway, at, database)));
     };
     let pool = worker.pool(&shared);
     let limit = pool.plan().timeouts.checkout;
@@ -85,6 +84,20 @@ pub(super) async fn look_up(
             if dialect == Dialect::Pgbouncer { "bouncer config error" } else { "the look-up of the user failed" };
         LoginError::Refused(Refusal::new(sqlstate::PROTOCOL_VIOLATION, text))
     })
+}
+
+/// The error for a client of `database` whose look-up database cannot be used. Users that are configured get the same one
+/// where the two databases are one.
+fn unavailable(gateway: &Gateway, at: &str, database: &str) -> Refusal {
+    if at == database {
+        return no_database(gateway, database);
+    }
+    let fault = if gateway.is_disabled(at) { "is disabled" } else { "is not configured" };
+    let sqlstate = match gateway.setup().config.listen.dialect {
+        Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
+        Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
+    };
+    Refusal::new(sqlstate, format!("authentication database \"{at}\" {fault}"))
 }
 
 async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, Wrong> {
