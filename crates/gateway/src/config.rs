@@ -81,7 +81,7 @@ pub struct Config {
     pub route: RouteSettings,
     /// The upstreams by the name that clients say; `*` is any other name.
     pub databases: BTreeMap<String, Database>,
-    /// Who may log in, by name.
+    /// The users that may log in, and the settings of users, by name.
     pub users: BTreeMap<String, User>,
     /// Other gateways behind the same address, by their numbers.
     pub peers: BTreeMap<u16, PeerKeys>,
@@ -116,8 +116,8 @@ pub struct Database {
     pub dbname: String,
     /// User of every login to the server; empty for the client's own name.
     pub user: String,
-    /// Password of `user`; empty for the one in `[users]`, if there is one.
-    pub password: Secret,
+    /// Password of `user` in one of its forms; empty for the one in `[users]`, if there is one.
+    pub password: UserSecret,
     /// TLS to the server.
     pub tls: ServerTls,
     /// Parameters of server logins, in the order of the text.
@@ -168,8 +168,10 @@ pub struct ServerTls {
 /// A client's user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct User {
-    /// The password in one of its forms. An empty one lets nobody in, except with method trust.
-    pub secret: UserSecret,
+    /// Whether the configuration says that the user exists. Settings alone do not say so.
+    pub is_declared: bool,
+    /// The password in one of its forms, if one is written. An empty one lets nobody in, except with method trust.
+    pub secret: Option<UserSecret>,
     /// Server connections of all its pools, if it has a limit of its own.
     pub max_servers: Option<u32>,
     /// Clients, if it has a limit of its own.
@@ -370,19 +372,24 @@ impl Config {
         (!lookup.user.is_empty()).then_some(lookup)
     }
 
+    /// The user of that name, if the configuration says that there is one.
+    pub fn declared_user(&self, name: &str) -> Option<&User> {
+        self.users.get(name).filter(|user| user.is_declared)
+    }
+
     /// Whether any users are looked up on a server.
     pub fn looks_up_users(&self) -> bool {
-        !self.auth.lookup_user.is_empty() || self.databases.values().any(|database| !database.lookup.user.is_empty())
+        looks_up_users(&self.auth, &self.databases)
     }
 
     /// The secret for logins to a server: the database's password, unless that is somebody else's, else that of the user of
     /// the same name.
     fn secret_of(&self, database: &Database, login: &str) -> Option<UserSecret> {
         let is_own = database.user.is_empty() || database.user == login;
-        if is_own && !database.password.is_empty() {
-            return Some(UserSecret::Plain(database.password.clone()));
+        if is_own && !database.password.secret().is_empty() {
+            return Some(database.password.clone());
         }
-        let stored = self.users.get(login).map(|user| &user.secret);
+        let stored = self.users.get(login).and_then(|user| user.secret.as_ref());
         stored.filter(|stored| !stored.secret().is_empty()).cloned()
     }
 }
@@ -419,6 +426,10 @@ impl Database {
     fn has_choice(&self) -> bool {
         self.hosts.len() > 1 || self.hosts.iter().any(|spec| spec.srv) || self.overrides.route.route.is_some()
     }
+}
+
+fn looks_up_users(auth: &Auth, databases: &BTreeMap<String, Database>) -> bool {
+    !auth.lookup_user.is_empty() || databases.values().any(|database| !database.lookup.user.is_empty())
 }
 
 /// The user's settings over the database's over the defaults.

@@ -129,11 +129,13 @@ impl Checker<'_> {
         let auth = self.auth(&Section::of(root, "auth"));
         let listen = self.listen(&Section::of(root, "listen"));
         self.whether_there_is_a_database(root, listen.dialect);
+        let databases = self.databases(&Section::of(root, "databases"), &pool);
+        let is_looked_up = super::looks_up_users(&auth, &databases);
         let config = Config {
             timeouts: self.settings(&Section::of(root, "timeouts")),
             route: self.settings(&Section::of(root, "route")),
-            databases: self.databases(&Section::of(root, "databases"), &pool),
-            users: self.users(&Section::of(root, "users"), &auth),
+            databases,
+            users: self.users(&Section::of(root, "users"), &auth, is_looked_up),
             peers: self.peers(&Section::of(root, "peers"), &listen),
             admin: self.settings(&Section::of(root, "admin")),
             log: self.log(&Section::of(root, "log")),
@@ -150,6 +152,7 @@ impl Checker<'_> {
             warnings: Vec::new(),
         };
         self.probes(&Section::of(root, "route"), &config.route);
+        self.verifiers(&Section::of(root, "databases"), &config);
         self.certificates(&Section::of(root, "auth"), &config);
         self.reachability(&Section::of(root, "auth"), &config);
         config
@@ -297,8 +300,10 @@ impl Checker<'_> {
         if is_open_to_all(&config.auth, &config.listen) {
             let finding = Finding::new(self.source, &place.at, Severity::Warning, OPEN_TO_ALL);
             self.findings.push(open_to_all(finding));
-        } else if !matches!(config.auth.method, AuthMethod::Trust | AuthMethod::Cert | AuthMethod::Pam)
-            && config.users.is_empty()
+        } else if !matches!(
+            config.auth.method,
+            AuthMethod::Trust | AuthMethod::Cert | AuthMethod::Pam | AuthMethod::Ldap
+        ) && !config.users.values().any(|user| user.is_declared)
             && !config.databases.is_empty()
             && !config.looks_up_users()
         {
@@ -418,8 +423,8 @@ impl Checker<'_> {
         self.each(section, |checker, section| checker.database(section, pool))
     }
 
-    fn users(&mut self, section: &Section<'_>, auth: &Auth) -> Named<User> {
-        self.each(section, |checker, section| checker.user(section, auth))
+    fn users(&mut self, section: &Section<'_>, auth: &Auth, is_looked_up: bool) -> Named<User> {
+        self.each(section, |checker, section| checker.user(section, auth, is_looked_up))
     }
 
     fn each<T>(&mut self, section: &Section<'_>, mut read: impl FnMut(&mut Self, &Section<'_>) -> T) -> Named<T> {

@@ -433,7 +433,7 @@ section! {
         dbname: String = String::new() => Live Process;
         /// User that logs in to the server whoever the client is; empty for the client's own name.
         user: String = String::new() => Live Process;
-        /// Password of `user`.
+        /// Password of `user`, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;
         /// `disable`, `allow`, `prefer`, `require`, `verify-ca` or `verify-full`, as in libpq.
         sslmode: SslMode = SslMode::Prefer => Live Process;
@@ -471,8 +471,8 @@ section! {
 }
 
 section! {
-    /// `[users.NAME]`: who may log in. All keys of `[pool]` and `[route]` and most of `[timeouts]` may stand beside
-    /// these, and go before those of the database.
+    /// `[users.NAME]`: who may log in, and settings of users; a table with settings alone lets nobody in. All keys of `[pool]`
+    /// and `[route]` and most of `[timeouts]` may stand beside these, and go before those of the database.
     pub struct UserKeys, raw RawUser {
         /// The password, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;

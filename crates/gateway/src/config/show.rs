@@ -10,7 +10,7 @@ use super::keys::{
 use super::section::{Key, Reload};
 use super::setting::Setting;
 use super::stream::{Stream, StreamKeys};
-use super::{Config, Database, DatabaseKeys, User, UserSecret};
+use super::{Config, Database, DatabaseKeys, User};
 
 /// A setting as `SHOW CONFIG` prints it; secrets are `***`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Config {
             rows.extend(overrides(&path, &database.overrides, &general));
         }
         for (name, user) in &self.users {
-            let secret = UserSecret::secret(&user.secret).show();
+            let secret = user.secret.as_ref().map(|secret| secret.secret().show()).unwrap_or_default();
             let path = format!("users.{name}");
             rows.push(row(&path, "password", secret, String::new()));
             rows.extend(limit(&path, "max_servers", user.max_servers, self.pool.max_per_user));
@@ -158,7 +158,7 @@ impl Database {
             ("host", hosts),
             ("dbname", self.dbname.clone()),
             ("user", self.user.clone()),
-            ("password", self.password.show()),
+            ("password", self.password.secret().show()),
             ("sslmode", self.tls.mode.show()),
             ("sslrootcert", self.tls.root_cert.show()),
             ("sslcert", self.tls.cert.show()),

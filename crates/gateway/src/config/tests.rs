@@ -268,6 +268,55 @@ fn what_works_but_looks_odd_is_a_warning() {
 }
 
 #[test]
+fn settings_alone_do_not_declare_a_user() {
+    let users = "[users.a]\n[users.b]\nsize = 3\n[users.c]\npassword = \"\"\nsize = 3\n[users.d]\npassword = \"x\"\n";
+    for (auth, warned) in [
+        ("[auth]\nmethod = \"trust\"\n", &[][..]),
+        ("[auth]\nmethod = \"trust\"\nstrangers = false\n", &["users.b"]),
+        ("[auth]\nlookup_user = \"l\"\n", &[]),
+        ("", &["users.a", "users.b"]),
+    ] {
+        let config = good(&with(&format!("{auth}{users}")));
+        let declared: Vec<_> =
+            ["a", "b", "c", "d", "e"].into_iter().filter(|name| config.declared_user(name).is_some()).collect();
+        assert_eq!(declared, ["a", "c", "d"]);
+        assert_eq!(
+            config.pool_for("shop", "b").expect("a plan").pool.size,
+            3,
+            "settings hold for whoever has the name"
+        );
+        let found: Vec<_> = config.warnings.iter().map(|warning| warning.key.as_str()).collect();
+        assert_eq!(found, warned, "{auth}");
+    }
+    let looked_up = "[databases.y]\nhost = \"db\"\nlookup_user = \"l\"\n[users.b]\nsize = 3\n";
+    assert!(good(looked_up).warnings.is_empty(), "a database's own look-up counts");
+}
+
+#[test]
+fn a_database_password_may_be_a_hash_or_a_verifier() {
+    let verifier = format!("SCRAM-SHA-256$4096:c2FsdHNhbHQ=${0}:{0}", "A".repeat(43) + "=");
+    let md5 = format!("md5{}", "0f".repeat(16));
+    let with_password = |text: &str, users: &str| {
+        let database = format!("[databases.x]\nhost = \"db\"\nuser = \"u\"\npassword = \"{text}\"\n");
+        good(&format!("[auth]\nmethod = \"trust\"\n{database}{users}"))
+    };
+    let secret = |text: &str| with_password(text, "").pool_for("x", "c").expect("a plan").secret;
+    assert!(matches!(secret(&verifier), Some(UserSecret::Scram(_))));
+    assert!(matches!(secret(&md5), Some(UserSecret::Md5(_))));
+    assert!(matches!(secret("SCRAM"), Some(UserSecret::Plain(_))));
+    let config = with_password(&verifier, "");
+    let [warning] = &*config.warnings else { panic!("{:?}", config.warnings) };
+    assert!(
+        warning.reason.contains("logged in with it as \"u\"") && !warning.to_string().contains("c2Fsd"),
+        "{warning}"
+    );
+    let same = format!("[users.u]\npassword = \"{verifier}\"\n");
+    assert!(with_password(&verifier, &same).warnings.is_empty());
+    let damaged = "[databases.x]\nhost = \"db\"\nuser = \"u\"\npassword = \"SCRAM-SHA-256$4096:x$y:z\"\n";
+    assert!(bad(damaged).iter().any(|finding| finding.reason.contains("not a whole one")));
+}
+
+#[test]
 fn a_list_of_hosts_that_cannot_be_meant_so_is_a_warning() {
     for (keys, reason, help) in [
         ("hosts = [\"10.0.0.1,10.0.0.2\"]", "it is several", "each as a text of its own"),
@@ -317,7 +366,7 @@ fn no_finding_shows_a_secret() {
 fn a_url_alone_is_a_gateway() {
     let config = Config::from_url("postgres://app:s%40cret@db:7000/shop?sslmode=require").expect("a configuration");
     assert_eq!((config.auth.method, config.warnings.len()), (AuthMethod::ScramSha256, 0));
-    assert_eq!(config.users["app"].secret, UserSecret::Plain(Secret::new("s@cret")));
+    assert_eq!(config.users["app"].secret, Some(UserSecret::Plain(Secret::new("s@cret"))));
     assert_eq!(config.admin.users, ["app"]);
     let plan = config.pool_for("shop", "app").expect("a pool");
     assert_eq!((plan.hosts[0].to_string(), plan.tls.mode), ("db:7000".to_owned(), SslMode::Require));
@@ -386,7 +435,7 @@ fn load_with_mode(password: &str, mode: u32) -> Result<Config, ConfigErrors> {
 #[test]
 fn a_password_file_lies_beside_the_configuration() {
     let config = load_with_mode("secret\nnot this\n", 0o600).expect("a configuration");
-    assert_eq!(config.users["app"].secret, UserSecret::Plain(Secret::new("secret")));
+    assert_eq!(config.users["app"].secret, Some(UserSecret::Plain(Secret::new("secret"))));
     assert_eq!(config.warnings, []);
     let open = load_with_mode("secret\n", 0o644).expect("a configuration");
     assert!(open.warnings[0].help.starts_with("chmod 600"), "{:?}", open.warnings);

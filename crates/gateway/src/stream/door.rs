@@ -30,7 +30,7 @@ impl Doors {
     #[must_use]
     pub fn new(door: Door, config: &Config) -> Self {
         let plain = |(name, user): (&String, &crate::config::User)| match &user.secret {
-            UserSecret::Plain(password) => Some((name.clone(), password.clone())),
+            Some(UserSecret::Plain(password)) => Some((name.clone(), password.clone())),
             _ => None,
         };
         Self { door: Some(door), passwords: Arc::new(config.users.iter().filter_map(plain).collect()) }

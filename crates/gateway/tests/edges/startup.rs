@@ -389,6 +389,25 @@ on_each_postgres! {
         assert_eq!(client.backend(), before);
     }
 
+    /// A table of settings sets limits for whoever has that name, and is none of the users that may log in.
+    fn settings_of_a_user_admit_nobody_to_trust(fixture) {
+        let section = fixture.database_section("postgres", "postgres");
+        let users = "[users.limited]\nmax_clients = 5\n[users.declared]\n\
+                     [users.empty]\npassword = \"\"\nmode = \"session\"\n[users.known]\npassword = \"x\"\n";
+        for (strangers, admitted) in [(false, &["declared", "empty", "known"][..]), (true, &["limited", "nobody"])] {
+            let auth = format!("[auth]\nmethod = \"trust\"\nstrangers = {strangers}\n");
+            let gateway = fixture.start(&format!("{auth}{section}user = \"postgres\"\n{users}"));
+            for user in admitted {
+                gateway.startup("postgres").user(user).connect().ok("select 1");
+            }
+            if !strangers {
+                for user in ["limited", "nobody"] {
+                    assert_eq!(gateway.startup("postgres").user(user).refused().code, "28000", "{user}");
+                }
+            }
+        }
+    }
+
     fn edge_54_every_sslmode_towards_the_server(fixture) {
         let role = fixture.own_role("x", "tls_only");
         let ca = fixture.server.authority().ca();

@@ -2,7 +2,7 @@
 
 use tidegate_testkit::{Server, Startup, eventually};
 
-use crate::bouncer::{Bouncer, Setup, server};
+use crate::bouncer::{Bouncer, Setup, output, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
 
@@ -259,4 +259,145 @@ fn edge_73_a_stats_user_reads_and_changes_nothing() {
     for command in ["PAUSE", "SUSPEND", "SET default_pool_size = 3", "KILL_CLIENT 1", "RELOAD", "SHUTDOWN"] {
         assert_eq!(watcher.query(command).code(), "42501", "{command}");
     }
+}
+
+/// `[users]` holds settings. PgBouncer knows the users of `auth_file` and those that `auth_query` finds.
+#[test]
+fn settings_of_a_user_let_nobody_in() {
+    let role = unique("settings");
+    server().sql(&format!("create role {role} login password 'secret'"));
+    let users = format!("[users]\n{role} = max_user_connections=5\nempty =\nunset = client_idle_timeout=0\n");
+    let hba = ("hba", "host all all all trust\nlocal all all trust\n");
+    let ini = |method: &str| {
+        format!(
+            "{SHOP}open = $PG dbname=postgres\n{users}listed = pool_mode=session\n\
+             [pgbouncer]\nauth_type = {method}\nauth_hba_file = $DIR/hba\nauth_file = $DIR/userlist.txt\n"
+        )
+    };
+    let start = |method: &str| {
+        let files = [("userlist.txt", "\"listed\" \"secret\"\n"), hba];
+        Bouncer::with(&Setup { ini: &ini(method), files: &files, ..Setup::default() })
+    };
+    for method in ["trust", "hba"] {
+        let bouncer = start(method);
+        bouncer.startup("shop").user("listed").connect().ok("select 1");
+        for user in [&role, "empty", "unset", "stranger"] {
+            for database in ["shop", "open", "pgbouncer"] {
+                let refused = bouncer.startup(database).user(user).refused();
+                assert_eq!(refused.message, "\"trust\" authentication failed", "{method} {user} {database}");
+            }
+        }
+    }
+    for method in ["plain", "md5", "scram-sha-256"] {
+        let bouncer = start(method);
+        bouncer.startup("shop").user("listed").password("secret").connect().ok("select 1");
+        assert_eq!(bouncer.startup("shop").user(&role).password("secret").refused().code, "28P01", "{method}");
+    }
+}
+
+#[test]
+fn settings_of_a_user_do_not_convert_to_a_login() {
+    let ini = format!("{SHOP}[users]\nlimited = max_user_connections=5\nempty =\n[pgbouncer]\nauth_type = trust\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    std::fs::write(&file, crate::bouncer::with_places(&ini, folder.path())).expect("the folder can be written");
+    let converted = output(&["convert", &file.display().to_string()]);
+    let text = String::from_utf8_lossy(&converted.stdout).into_owned();
+    assert!(text.contains("[users.limited]") && !text.contains("[users.empty]"), "{text}");
+    assert!(!text.contains("password ="), "{text}");
+}
+
+/// The user of the look-up is looked up as others are.
+#[test]
+fn the_auth_user_logs_in_if_the_server_knows_it() {
+    let auth = unique("auth");
+    server().sql(&format!("create role {auth} login superuser password 'secret'"));
+    for method in ["trust", "md5", "scram-sha-256"] {
+        for (line, global) in
+            [(format!(" auth_user={auth}"), String::new()), (String::new(), format!("auth_user = {auth}\n"))]
+        {
+            let bouncer = Bouncer::start(&format!(
+                "[databases]\nshop = $PG dbname=postgres{line}\n[pgbouncer]\nauth_type = {method}\n{global}"
+            ));
+            let login = |password: &str| bouncer.startup("shop").user(&auth).password(password);
+            assert_eq!(login("secret").connect().value("select current_user"), auth, "{method}");
+            if method != "trust" {
+                assert_eq!(login("wrong").refused().code, "28P01", "{method}");
+            }
+        }
+    }
+}
+
+/// Whoever `auth_file` has is not looked up: an empty password there lets nobody in.
+#[test]
+fn a_listed_user_without_a_password_is_not_looked_up() {
+    let role = unique("listed");
+    server().sql(&format!("create role {role} login password 'secret'"));
+    let (bouncer, _) = with_look_up("");
+    bouncer.startup("shop").user(&role).password("secret").connect().ok("select 1");
+    std::fs::write(bouncer.file("userlist.txt"), format!("\"postgres\" \"pw\"\n\"{role}\" \"\"\n")).expect("it can");
+    bouncer.startup("pgbouncer").password("pw").connect().ok("RELOAD");
+    assert_eq!(bouncer.startup("shop").user(&role).password("secret").refused().code, "28P01");
+}
+
+/// A hash or a verifier in `[databases]` is none of the server's passwords in clear text.
+#[test]
+fn a_database_line_may_hold_a_hash_or_a_verifier() {
+    let (hashed, verified) = (unique("hashed"), unique("verified"));
+    server().sql(&format!(
+        "set password_encryption = 'md5'; create role {hashed} login password 'secret' in role md5_login; \
+         set password_encryption = 'scram-sha-256'; create role {verified} login password 'secret' in role scram_login"
+    ));
+    let stored = |role: &str| server().value(&format!("select rolpassword from pg_authid where rolname = '{role}'"));
+    let (md5, scram) = (stored(&hashed), stored(&verified));
+    let ini = format!(
+        "[databases]\nmd5 = $PG dbname=postgres user={hashed} password={md5}\n\
+         scram = $PG dbname=postgres user={verified} password='{scram}'\n\
+         [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\nserver_login_retry = 0.05\n"
+    );
+    let users = format!("\"app\" \"pw\"\n\"{verified}\" \"{scram}\"\n");
+    let bouncer = Bouncer::with(&Setup { ini: &ini, files: &[("userlist.txt", &users)], ..Setup::default() });
+    let app = |database: &str| bouncer.startup(database).user("app").password("pw");
+    assert_eq!(app("md5").connect().value("select current_user"), hashed);
+    // Nobody has shown the keys of the verifier yet.
+    let refused = app("scram").refused();
+    assert!(refused.message.contains("verifier") && !refused.message.contains("SCRAM-SHA-256$"), "{refused:?}");
+    let own = bouncer.startup("scram").user(&verified).password("secret");
+    eventually("the client's keys open the server", || own.try_connect().is_ok());
+    assert_eq!(own.connect().value("select current_user"), verified);
+    eventually("others use the keys as well", || app("scram").try_connect().is_ok());
+}
+
+/// Whoever cannot be looked up since the database is closed to newcomers is told that, as all others are.
+#[test]
+fn a_disabled_database_says_so_to_looked_up_users() {
+    let auth = unique("auth");
+    let role = unique("looked_up");
+    server().sql(&format!("create role {auth} login superuser; create role {role} login password 'secret'"));
+    let bouncer = Bouncer::with(&Setup {
+        ini: &format!(
+            "[databases]\nshop = $PG dbname=postgres auth_user={auth}\nauth = $PG dbname=postgres\n\
+             far = $PG dbname=postgres auth_user={auth} auth_dbname=auth\n\
+             lost = $PG dbname=postgres auth_user={auth} auth_dbname=nowhere\n\
+             [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\n"
+        ),
+        files: &[("userlist.txt", "\"postgres\" \"pw\"\n")],
+        ..Setup::default()
+    });
+    let mut console = bouncer.startup("pgbouncer").password("pw").connect();
+    let login = |database: &str| bouncer.startup(database).user(&role).password("secret");
+    login("shop").connect().ok("select 1");
+    login("far").connect().ok("select 1");
+    console.ok("DISABLE shop");
+    assert_eq!(login("shop").refused().message, "database \"shop\" is disabled");
+    let configured = bouncer.startup("shop").password("pw").refused();
+    assert_eq!(configured.message, "database \"shop\" is disabled");
+    console.ok("DISABLE auth");
+    assert_eq!(login("far").refused().message, "authentication database \"auth\" is disabled");
+    console.ok("ENABLE auth");
+    login("far").connect().ok("select 1");
+    console.ok("ENABLE shop");
+    login("shop").connect().ok("select 1");
+    let refused = login("lost").refused();
+    assert_eq!(refused.message, "authentication database \"nowhere\" is not configured");
 }

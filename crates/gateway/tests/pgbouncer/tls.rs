@@ -60,6 +60,23 @@ fn a_certificate_is_proof_enough() {
     }
 }
 
+/// As PgBouncer: the name of the certificate has to be one that `auth_file` or `auth_query` has.
+#[test]
+fn a_certificate_of_a_user_with_only_settings_is_refused() {
+    let authority = Authority::new();
+    let keys = tls_keys(&authority, "verify-full");
+    for method in ["auth_type = cert\n", "auth_type = hba\nauth_hba_file = $DIR/hba\n"] {
+        let ini = format!(
+            "{SHOP}[users]\nlimited = max_user_connections=5\napp = pool_size=2\n\
+             [pgbouncer]\n{method}auth_file = $DIR/users\n{keys}"
+        );
+        let files = [("users", "\"app\" \"\"\n"), ("hba", "hostssl all all all cert\n")];
+        let bouncer = Bouncer::with(&Setup { ini: &ini, files: &files, ..Setup::default() });
+        login(&bouncer, &authority, "app", Some("app")).connect().ok("select 1");
+        assert_eq!(login(&bouncer, &authority, "limited", Some("limited")).refused().message, REFUSED, "{method}");
+    }
+}
+
 #[test]
 fn rules_ask_for_certificates_beside_passwords() {
     let authority = Authority::new();

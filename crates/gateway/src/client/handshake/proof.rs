@@ -117,11 +117,11 @@ impl Arriving {
 
     /// Whether the user is known, and the secret: the configured one, or what the server says.
     async fn secret(&self, setup: &Setup, request: &Request) -> Result<Found, LoginError> {
-        let configured = setup.config.users.get(&request.user).map(|user| user.secret.clone());
-        let has_secret = configured.as_ref().is_some_and(|secret| !secret.secret().is_empty());
-        let lookup = setup.config.lookup(&request.database).filter(|lookup| lookup.user != request.user);
-        let configured = Found { known: configured.is_some(), secret: configured, is_looked_up: false };
-        let (false, Some(lookup)) = (has_secret, lookup) else { return Ok(configured) };
+        let declared = setup.config.declared_user(&request.user);
+        let secret = declared.and_then(|user| user.secret.clone());
+        let lookup = setup.config.lookup(&request.database).filter(|_| secret.is_none());
+        let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
+        let Some(lookup) = lookup else { return Ok(configured) };
         match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {
             lookup::Known::Nobody => Ok(configured),
             lookup::Known::User(secret) => {

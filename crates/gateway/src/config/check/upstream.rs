@@ -11,7 +11,7 @@ use crate::config::keys::{
 use crate::config::raw::Value;
 use crate::config::section::{Keys, Settings};
 use crate::config::url::{PORT, PgUrl, host_list};
-use crate::config::{Database, Lookup, ServerTls};
+use crate::config::{Config, Database, Lookup, ServerTls, User, UserSecret};
 
 /// More servers than this per database and user is seldom what Postgres can stand (its own default is 100 in all).
 const TYPICAL_SIZE_MAX: u32 = 200;
@@ -28,13 +28,14 @@ impl Checker<'_> {
         self.pool(section, &overrides.pool.over(pool));
         let (max_servers, max_clients) = (raw.max_servers, raw.max_clients);
         let keys = DatabaseKeys::from_raw(&raw);
+        let password = self.parse_secret(|| section.place(&["password", "url"]), &keys.password);
         self.upstream(section, &keys);
         Database {
             hosts,
             tls: self.server_tls(section, &keys),
             dbname: keys.dbname,
             user: keys.user,
-            password: keys.password,
+            password,
             startup_parameters: keys.startup_parameters.0,
             shared_pool: keys.shared_pool,
             connect_query: keys.connect_query,
@@ -166,6 +167,27 @@ impl Checker<'_> {
             let reason = format!("direct TLS cannot go with sslmode {}", keys.sslmode);
             let help = "write sslmode = \"require\" or a stricter one";
             self.error(section.place(&["sslnegotiation", "url"]), reason, help);
+        }
+    }
+
+    /// Warns of verifiers that no client can have the keys of: a server is logged in to with those, not with the verifier.
+    pub(super) fn verifiers(&mut self, databases: &Section<'_>, config: &Config) {
+        for entry in &databases.table.entries {
+            let Some(database) = config.databases.get(&entry.key) else { continue };
+            let (UserSecret::Scram(_), Value::Table(table)) = (&database.password, &entry.node.value) else { continue };
+            let same = |user: &User| user.secret.as_ref() == Some(&database.password);
+            if config.users.get(&database.user).is_some_and(same) {
+                continue;
+            }
+            let section = Section { path: databases.key(&entry.key), table, at: entry.key_at.clone() };
+            let user = &database.user;
+            let reason = format!(
+                "[{}] a SCRAM verifier opens servers only after a client has logged in with it as \"{user}\"",
+                section.path
+            );
+            let help =
+                format!("write the password, or give [users.{user}] the same verifier and let clients log in as it");
+            self.warning(section.place(&["password", "url"]), reason, help);
         }
     }
 

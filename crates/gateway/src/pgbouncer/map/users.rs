@@ -91,5 +91,17 @@ impl Mapper<'_> {
             let size = pairs.iter().rev().find(|(key, _)| key.name == "pool_size").map(|(_, given)| given);
             self.pool_sizes(&path, size, None);
         }
+        self.drop_empty_users();
     }
+
+    /// An empty table would declare its user, which a line of `[users]` does not.
+    fn drop_empty_users(&mut self) {
+        let Some(users) = self.root.entries.iter_mut().find(|entry| entry.key == "users") else { return };
+        inner(users).entries.retain(|entry| !is_empty_table(&entry.node.value));
+        self.places.retain(|(section, _), _| section != "users");
+    }
+}
+
+fn is_empty_table(value: &Value) -> bool {
+    matches!(value, Value::Table(table) if table.entries.is_empty())
 }
