@@ -339,12 +339,20 @@ impl Run {
 }
 
 impl Check {
-    /// Prints what is wrong with the file, or that nothing is; whether it can be used.
+    /// Prints what is wrong with the file, or that nothing is; whether it can be used. `refusals` says what keeps a
+    /// configuration that is sound in itself from being run.
     ///
     /// # Errors
     /// If `out` cannot be written.
-    pub fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let checked = load(&self.file);
+    pub fn run(&self, out: &mut impl Write, refusals: impl Fn(&Config) -> Vec<Finding>) -> io::Result<bool> {
+        let checked = load(&self.file).and_then(|mut config| {
+            let refusals = refusals(&config);
+            if refusals.is_empty() {
+                return Ok(config);
+            }
+            let warnings = std::mem::take(&mut config.warnings);
+            Err(ConfigErrors::new(warnings.into_iter().chain(refusals).collect()))
+        });
         let findings = match &checked {
             Ok(config) => &config.warnings,
             Err(errors) => errors.findings(),
@@ -477,7 +485,7 @@ mod tests {
         let file = folder.path().join("tidegate.toml");
         std::fs::write(&file, text).expect("a file");
         let mut out = Vec::new();
-        let good = Check { file, json }.run(&mut out).expect("memory can be written");
+        let good = Check { file, json }.run(&mut out, |_| Vec::new()).expect("memory can be written");
         (good, String::from_utf8(out).expect("text"))
     }
 

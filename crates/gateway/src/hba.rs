@@ -109,6 +109,26 @@ pub struct HbaError {
     reason: String,
 }
 
+impl HbaError {
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The line that cannot be understood; the first if it is the whole file.
+    #[must_use]
+    pub fn line(&self) -> usize {
+        self.line.unwrap_or(1)
+    }
+
+    /// Why it cannot be used.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
 /// Files larger than this are no rules.
 const LARGEST_BYTES: u64 = 4 << 20;
 

@@ -16,7 +16,7 @@ fn read_enough(error: std::io::Error) -> anyhow::Result<()> {
 fn main() -> ExitCode {
     let outcome = match Cli::read(std::env::args_os()).command {
         Command::Run(run) => tidegate::run::main(&run),
-        Command::Check(check) => match check.run(&mut std::io::stdout()) {
+        Command::Check(check) => match check.run(&mut std::io::stdout(), tidegate::run::refusals) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => read_enough(error),

@@ -29,7 +29,7 @@ use crate::{
     config::{Config, ConfigErrors, Dialect, Finding, Io, Severity},
     listen, log,
     pgbouncer::UNREAD_USERS,
-    plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, Worker},
+    plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
     record::Archive,
     resolve::Resolver,
     stream::{self, Fleet},
@@ -86,6 +86,23 @@ pub fn main(run: &cli::Run) -> anyhow::Result<()> {
     // Whatever still runs on a thread that may block, nobody waits for it any more.
     control.shutdown_timeout(STOP_ABORT);
     ended
+}
+
+/// What keeps a gateway with this configuration from starting on this machine, as errors for `tidegate check`: files that
+/// cannot be used, users and groups that do not exist.
+#[must_use]
+pub fn refusals(config: &Config) -> Vec<Finding> {
+    let mut refusals: Vec<Finding> = Setup::errors(config).iter().map(SetupError::finding).collect();
+    let (user, group) = (&config.runtime.user, &config.listen.unix_socket_group);
+    if !user.is_empty() && !process::is_account(user) {
+        let reason = format!("runtime.user: there is no user `{user}` on this machine");
+        refusals.push(Finding::in_file("/etc/passwd", 1, "runtime.user", reason));
+    }
+    if !group.is_empty() && process::group(group).is_none() {
+        let reason = format!("listen.unix_socket_group: there is no group `{group}` on this machine");
+        refusals.push(Finding::in_file("/etc/group", 1, "listen.unix_socket_group", reason));
+    }
+    refusals
 }
 
 /// `tidegate stream`; with the exit status.

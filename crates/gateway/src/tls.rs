@@ -40,6 +40,14 @@ pub struct TlsError {
     reason: String,
 }
 
+impl TlsError {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
 fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {
     TlsError { what, path: path.display().to_string(), reason: format!("{reason}") }
 }

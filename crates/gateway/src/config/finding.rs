@@ -74,6 +74,21 @@ impl Finding {
         finding.show(line, end)
     }
 
+    /// An error about a file that a configuration names.
+    pub(crate) fn in_file(file: &str, line: usize, key: &str, reason: String) -> Self {
+        Self {
+            severity: Severity::Error,
+            file: file.to_owned(),
+            line,
+            column: 1,
+            key: key.to_owned(),
+            reason,
+            help: String::new(),
+            excerpt: String::new(),
+            width: 1,
+        }
+    }
+
     pub(crate) fn because(mut self, reason: impl Into<String>) -> Self {
         self.reason = reason.into();
         self
@@ -178,7 +193,8 @@ pub struct ConfigErrors {
 }
 
 impl ConfigErrors {
-    pub(crate) fn new(mut findings: Vec<Finding>) -> Self {
+    /// The findings, in the order of the text.
+    pub fn new(mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|finding| (finding.line, finding.column));
         Self { findings }
     }

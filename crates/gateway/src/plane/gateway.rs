@@ -18,7 +18,7 @@ use tidegate_wire::auth::scram::Verifier;
 use tokio::sync::mpsc;
 
 use crate::{
-    config::{AuthMethod, Config, PoolPlan},
+    config::{AuthMethod, Config, Finding, PoolPlan},
     error::Cause,
     hba,
     hosts::{Cluster, Node},
@@ -115,6 +115,20 @@ pub enum SetupError {
     Ldap(String),
 }
 
+impl SetupError {
+    /// The error as a finding: in the file that cannot be used, unless it is about a key.
+    #[must_use]
+    pub fn finding(&self) -> Finding {
+        match self {
+            Self::Tls(error) => Finding::in_file(error.path(), 1, "tls", self.to_string()),
+            Self::Hba(error) => {
+                Finding::in_file(error.file(), error.line(), "auth.hba_file", error.reason().to_owned())
+            }
+            Self::Ldap(reason) => Finding::in_file("auth.ldap_options", 1, "auth.ldap_options", reason.clone()),
+        }
+    }
+}
+
 impl Setup {
     /// Reads the files that a configuration names.
     ///
@@ -128,28 +142,45 @@ impl Setup {
                 server_tls.insert(entry.clone(), tls);
             }
         }
-        let hba = match config.auth.method {
-            AuthMethod::Hba => Some(rules(&config)?),
-            _ => None,
-        };
-        let ldap = match config.auth.method {
-            AuthMethod::Ldap => {
-                let options = hba::Ldap::parse(config.auth.ldap_options.reveal());
-                Some(Arc::new(options.map_err(SetupError::Ldap)?))
-            }
-            _ => None,
-        };
+        let (hba, ldap) = (rules(&config)?, directory(&config)?);
         Ok(Self { config, client_tls, server_tls, hba, ldap })
+    }
+
+    /// Every file of a configuration that cannot be used, where [`Setup::new`] stops at the first.
+    #[must_use]
+    pub fn errors(config: &Config) -> Vec<SetupError> {
+        let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
+        let mut errors: Vec<SetupError> = clients.into_iter().collect();
+        for database in config.databases.values() {
+            let error = tls::for_servers(&database.tls).err().map(SetupError::Tls);
+            // Most databases name the same files.
+            errors.extend(error.filter(|new| errors.iter().all(|known| known.to_string() != new.to_string())));
+        }
+        errors.extend(rules(config).err().map(SetupError::Hba));
+        errors.extend(directory(config).err());
+        errors
     }
 }
 
-/// The rules of a configuration, which ask for nothing that clients are not asked for.
-fn rules(config: &Config) -> Result<hba::Rules, hba::HbaError> {
+/// The rules of a configuration with method `hba`, which ask for nothing that clients are not asked for.
+fn rules(config: &Config) -> Result<Option<hba::Rules>, hba::HbaError> {
+    if config.auth.method != AuthMethod::Hba {
+        return Ok(None);
+    }
     let rules = hba::Rules::load(&config.auth.hba_file, &config.auth.ident_file)?;
     if !config.listen.asks_for_certificates() {
         rules.refuse_certificates(&config.auth.hba_file)?;
     }
-    Ok(rules)
+    Ok(Some(rules))
+}
+
+/// The directory of a configuration with method `ldap`.
+fn directory(config: &Config) -> Result<Option<Arc<hba::Ldap>>, SetupError> {
+    if config.auth.method != AuthMethod::Ldap {
+        return Ok(None);
+    }
+    let options = hba::Ldap::parse(config.auth.ldap_options.reveal());
+    options.map(|ldap| Some(Arc::new(ldap))).map_err(SetupError::Ldap)
 }
 
 /// A pool as seen from all threads.
@@ -549,6 +580,12 @@ impl Gateway {
         if self.is_disabled(database) {
             return None;
         }
+        self.pool_of_client(database, user)
+    }
+
+    /// The pool of a client that was let in; `None` if there is no such database any more.
+    #[must_use]
+    pub fn pool_of_client(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
         let setup = self.setup();
         let user = setup.config.pool_user(database, user);
         self.pool_of(PoolKey::new(database, user), &setup)

@@ -94,6 +94,11 @@ pub(super) fn become_user(name: &str) -> anyhow::Result<()> {
     Err(error).with_context(|| format!("cannot begin again as the user `{name}`"))
 }
 
+/// Whether the machine has a user of that name.
+pub(super) fn is_account(name: &str) -> bool {
+    account(name).is_some()
+}
+
 /// User and group number of a user, from the machine's file of users.
 fn account(name: &str) -> Option<(u32, u32)> {
     let text = fs::read_to_string("/etc/passwd").ok()?;
