@@ -321,8 +321,8 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     gateway.pause(database);
     let name: Option<Arc<str>> = database.map(Into::into);
     send_away(gateway, move |card| match &name {
-        Some(name) => card.key.database == *name,
-        None => !Admin::DATABASES.contains(&&*card.key.database),
+        Some(name) => card.database == *name,
+        None => !Admin::DATABASES.contains(&&*card.database),
     })
     .await;
     Ok(())

@@ -40,7 +40,7 @@ fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>, asker: CancelAsker) {
     match card.state.get() {
         ClientState::Waiting(_) => card.signal(Signal::CancelWait),
         ClientState::Active => {
-            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.known_pool(&card.key)) {
+            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.known_pool(&card.key())) {
                 owner.cancel(linked.identity.clone(), linked.gate.begin(), pool, Some(asker));
             }
         }

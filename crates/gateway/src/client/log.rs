@@ -18,7 +18,7 @@ pub(super) fn arrived(gateway: &Gateway, card: &Card) {
     if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Postgres {
         return;
     }
-    let (database, user, peer) = (&card.key.database, &card.user, card.peer);
+    let (database, user, peer) = (&card.database, &card.user, card.peer);
     let tls = card.tls.as_deref().unwrap_or("none");
     tracing::info!(client = card.id, %peer, %database, %user, tls, "client connected");
 }
@@ -75,7 +75,7 @@ pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: Option<&[
     let reason = message.as_deref().unwrap_or_else(|| pgbouncer_reason(reason));
     let age = card.connected_at.elapsed().map_or(0, |age| age.as_secs());
     let peer = place(card.peer, card.process, setup.config.listen.unix_port());
-    let who = format!("C-{}: {}/{}@{peer}", card.id, card.key.database, card.user);
+    let who = format!("C-{}: {}/{}@{peer}", card.id, card.database, card.user);
     if log.disconnections {
         tracing::info!("{who} closing because: {reason} (age={age}s)");
     }

@@ -158,6 +158,9 @@ impl Session {
                 Ok(request) => request,
                 Err(goodbye) => return goodbye,
             };
+            if self.entry.card.is_pool_replaced.get() {
+                self.follow_pool();
+            }
             let now = self.worker.reactor.now();
             self.entry.card.request_at.set(Some(now));
             let (lease, request) = match self.try_server(&request, now) {
@@ -177,6 +180,19 @@ impl Session {
                 return goodbye;
             }
         }
+    }
+
+    /// Takes the pool that a reload has made the client's: the servers of the one before are those of another user.
+    #[cold]
+    fn follow_pool(&mut self) {
+        let card = &self.entry.card;
+        card.is_pool_replaced.set(false);
+        // Without its database it is sent away.
+        let Some(shared) = self.worker.gateway.pool_of_client(&card.database, &card.user) else { return };
+        card.set_pool_user(shared.key.user.clone());
+        self.home = self.worker.pool(&shared);
+        self.pool = self.home.clone();
+        self.placed = None;
     }
 
     /// A server that is free on this thread.
@@ -559,7 +575,7 @@ impl Waiting<'_> {
             return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
         }
         if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
-            && pool.generation() != *generation
+            && (pool.generation() != *generation || self.entry.card.is_pool_replaced.get())
         {
             return Poll::Ready(Goodbye::cause(Cause::Outdated, self.gateway));
         }

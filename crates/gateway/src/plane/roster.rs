@@ -70,8 +70,12 @@ pub enum Signal {
 pub struct Card {
     /// Tells it from all other clients of the gateway.
     pub id: u64,
-    /// Which pool it uses; the console's for the console.
-    pub key: PoolKey,
+    /// The database that it named.
+    pub database: Arc<str>,
+    /// The user of the pool that it uses.
+    pool_user: Told<Arc<str>>,
+    /// A reload has made another pool the client's: it uses that one from its next transaction on.
+    pub is_pool_replaced: Cell<bool>,
     /// Who it is; the user of its pool, unless that is another's.
     pub user: Arc<str>,
     /// Where it comes from.
@@ -134,7 +138,7 @@ impl<T: Default + fmt::Debug> fmt::Debug for Told<T> {
 pub struct NewCard<'a> {
     /// See [`Card::id`].
     pub id: u64,
-    /// See [`Card::key`].
+    /// See [`Card::key()`].
     pub key: PoolKey,
     /// See [`Card::user`].
     pub user: &'a str,
@@ -178,6 +182,19 @@ impl Card {
                 task.wake_by_ref();
             }
         });
+    }
+
+    /// Which pool the client uses; the console's for the console.
+    #[must_use]
+    pub fn key(&self) -> PoolKey {
+        let user = self.pool_user.with(Arc::clone);
+        PoolKey { database: self.database.clone(), user, looks_up: false, host: None }
+    }
+
+    /// The client uses the pool of this user from now on.
+    pub fn set_pool_user(&self, user: Arc<str>) {
+        self.pool_user.set(user);
+        self.is_pool_replaced.set(false);
     }
 
     /// The task to be woken by signals.
@@ -257,7 +274,9 @@ impl Roster {
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
         let card = Rc::new(Card {
             id,
-            key,
+            database: key.database,
+            pool_user: Told(Cell::new(key.user)),
+            is_pool_replaced: Cell::new(false),
             user,
             peer,
             local: local.and_then(|local| self.note_local(local)),

@@ -471,7 +471,7 @@ impl Worker {
         let stranger = Stranger {
             client: card.peer.to_string(),
             user: card.user.to_string(),
-            database: card.key.database.to_string(),
+            database: card.database.to_string(),
             application: Box::default(),
         };
         Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
@@ -491,6 +491,7 @@ impl Worker {
             pool.read_mail(self.reactor.now());
         }
         self.dismiss_removed();
+        self.note_replaced_pools();
         // Some leave with servers that are to be replaced now.
         self.roster.wake_all();
     }
@@ -498,8 +499,17 @@ impl Worker {
     /// Sends those away whose database was taken out of the configuration.
     fn dismiss_removed(&self) {
         let pools = self.pools.borrow();
-        let is_removed = |card: &Rc<Card>| pools.get(&card.key).is_some_and(|pool| pool.shared.pool.is_closed());
+        let is_removed = |card: &Rc<Card>| pools.get(&card.key()).is_some_and(|pool| pool.shared.pool.is_closed());
         self.roster.cards().iter().filter(|card| is_removed(card)).for_each(|card| card.signal(Signal::Removed));
+    }
+
+    /// Tells the clients whose servers are those of another user now, or that share a pool now or no longer do.
+    fn note_replaced_pools(&self) {
+        let setup = self.gateway.setup();
+        for card in self.roster.cards() {
+            let key = card.key();
+            card.is_pool_replaced.set(*key.user != *setup.config.pool_user(&key.database, &card.user));
+        }
     }
 
     /// Whether clients and servers are left as they are: nothing is read of either, and no time runs out.

@@ -38,6 +38,7 @@ mod life_cycle;
 mod limits;
 mod pipelining;
 mod prepared;
+mod reload;
 mod schema_changes;
 mod session_state;
 mod settings;

@@ -71,7 +71,7 @@ fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
 fn of_card(worker: &Worker, card: &Card) -> Client {
     Client {
         id: card.id,
-        key: card.key.clone(),
+        key: card.key(),
         user: card.user.clone(),
         state: card.state.get(),
         peer: card.peer,

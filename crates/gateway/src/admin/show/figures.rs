@@ -124,7 +124,7 @@ fn alike(worker: &Rc<Worker>) -> FxHashMap<Kin, usize> {
         let state = card.state.get();
         let kin = Kin {
             application_name: card.application_name().unwrap_or_default(),
-            key: card.key.clone(),
+            key: card.key(),
             state: state.as_str(),
             waits: matches!(state, ClientState::Waiting(_)),
             user: card.user.clone(),

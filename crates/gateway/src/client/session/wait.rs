@@ -34,12 +34,14 @@ const LEFT: &str = "client left while waiting";
 enum Waited<T> {
     /// What was waited for is there.
     Decided(T),
+    /// A reload has made another pool the client's.
+    PoolReplaced,
     Cancelled,
     Goodbye(Goodbye),
 }
 
 impl Session {
-    /// Waits for a server. `None` if the client gave the wait up and stays.
+    /// Waits for a server. `None` if the client gave the wait up and stays, or has to ask another pool.
     pub(super) async fn wait_for_server(
         &mut self,
         request: Chunk,
@@ -73,6 +75,11 @@ impl Session {
                 Err(goodbye)
             }
             Waited::Cancelled => self.cancel_wait(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
+            Waited::PoolReplaced => {
+                // It asks the other pool for a server.
+                self.front.link.unread_before(request);
+                Ok(None)
+            }
         }
     }
 
@@ -97,7 +104,7 @@ impl Session {
         lease.release(Fate::Close, worker.reactor.now());
         self.placed = None;
         match waited {
-            Waited::Decided(_) => self.front.link.unread_before(request),
+            Waited::Decided(_) | Waited::PoolReplaced => self.front.link.unread_before(request),
             Waited::Cancelled => self.cancel_wait(request)?,
             Waited::Goodbye(goodbye) => {
                 self.record_unserved(&request, &goodbye);
@@ -115,6 +122,9 @@ impl Session {
             // First: no cancel outlives the wait that it is for.
             if self.entry.card.peek_signal() == Some(Signal::CancelWait) {
                 return Poll::Ready(Waited::Cancelled);
+            }
+            if self.entry.card.is_pool_replaced.get() {
+                return Poll::Ready(Waited::PoolReplaced);
             }
             match work.as_mut().poll(cx) {
                 Poll::Ready(outcome) => Poll::Ready(Waited::Decided(outcome)),
