@@ -108,11 +108,7 @@ impl Exchange<'_> {
                     break false;
                 }
                 Step::Message { tag, end } => {
-                    if self.must_wait(tag, &chunk[at..end]) {
-                        (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
-                        break true;
-                    }
-                    let words = self.translate(tag, &chunk[at..end])?;
+                    let words = self.translate_in_turn(tag, &chunk[at..end])?;
                     let is_held = matches!(words, Words::Hold(_));
                     put(words, &mut splice, &chunk, at, end);
                     if is_held {
@@ -123,20 +119,16 @@ impl Exchange<'_> {
                 }
                 Step::Carried { tag, end } => {
                     let mut message = scanner.take_carry();
-                    if self.must_wait(tag, &message) {
+                    let words = self.translate_in_turn(tag, &message)?;
+                    if matches!(words, Words::Hold(_)) {
+                        put(words, &mut splice, &chunk, at, at);
                         message.extend_from_slice(&chunk[end..]);
                         (self.held, self.held_at) = (Some(message.into()), Some(self.flight.progress));
                         break true;
                     }
-                    match self.translate(tag, &message)? {
-                        Words::Same => splice.put_vec(&chunk, message),
+                    match words {
                         Words::Other(bytes) => splice.put_vec(&chunk, bytes),
-                        Words::Hold(bytes) => {
-                            splice.put_vec(&chunk, bytes);
-                            message.extend_from_slice(&chunk[end..]);
-                            (self.held, self.held_at) = (Some(message.into()), Some(self.flight.progress));
-                            break true;
-                        }
+                        _ => splice.put_vec(&chunk, message),
                     }
                     at = end;
                 }
@@ -260,6 +252,10 @@ impl Exchange<'_> {
             let digest = self.known(name).map(|known| known.statement.digest());
             self.flight.is_undecided(Use { name, digest })
         }
+    }
+
+    fn translate_in_turn(&mut self, tag: u8, message: &[u8]) -> Result<Words, Trouble> {
+        if self.must_wait(tag, message) { Ok(Words::Hold(Vec::new())) } else { self.translate(tag, message) }
     }
 
     /// Notes what the server will answer to a message, and says in which words the server gets it.

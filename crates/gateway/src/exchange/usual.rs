@@ -174,8 +174,8 @@ impl Exchange<'_> {
         match &mut self.front.unnamed {
             Some(unnamed) if known => (unnamed.stamp, unnamed.shape) = (stamp, None),
             unnamed => {
-                *unnamed =
-                    Some(Box::new(Unnamed { message: message.into(), traits: Traits::default(), stamp, shape: None }))
+                let (message, traits) = (message.into(), Traits::default());
+                *unnamed = Some(Box::new(Unnamed { message, traits, stamp, shape: None }));
             }
         }
         self.server.unnamed = Some((self.front.id, stamp));

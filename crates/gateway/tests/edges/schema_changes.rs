@@ -18,8 +18,8 @@ const EVERYWHERE: [At; 2] = [At::Gateway, At::Postgres];
 
 fn change(at: At, fixture: &Fixture, gateway: &Gateway, sql: &str) {
     match at {
-        At::Gateway => drop(gateway.client("postgres").ok(sql)),
-        At::Postgres => drop(fixture.server.sql(sql)),
+        At::Gateway => _ = gateway.client("postgres").ok(sql),
+        At::Postgres => fixture.server.sql(sql),
     }
 }
 
