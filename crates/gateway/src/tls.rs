@@ -1,6 +1,6 @@
 //! TLS configurations, made from files once per start or reload.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
@@ -18,8 +18,12 @@ use tidegate_link::TlsInfo;
 use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
 
 mod certificate;
+mod key;
+mod pem;
+mod pss;
 mod verifier;
 
+use key::KeyKind;
 use verifier::{Names, Trust, Verifier};
 
 pub use certificate::{Subject, end_point, subject};
@@ -116,6 +120,7 @@ pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
         return Ok(None);
     }
     let (chain, key) = identity(&listen.tls_cert, &listen.tls_key)?;
+    let kind = KeyKind::of_private(&key);
     let end_point = chain.first().and_then(|own| end_point(own)).map(Arc::from);
     let builder = ServerConfig::builder_with_provider(narrowed(&listen.tls_ciphers, &listen.tls_groups))
         .with_safe_default_protocol_versions()
@@ -132,8 +137,9 @@ pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
         let verifier = verifier.build().map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
         builder.with_client_cert_verifier(verifier)
     };
-    let mut config =
-        builder.with_single_cert(chain, key).map_err(|error| wrong("certificate", &listen.tls_cert, error))?;
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| unusable(&listen.tls_cert, &listen.tls_key, kind, &error))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_fragment_size = Some(FRAGMENT_MAX);
     Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
@@ -156,7 +162,9 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
         builder.with_no_client_auth()
     } else {
         let (chain, key) = identity(&tls.cert, &tls.key)?;
-        builder.with_client_auth_cert(chain, key).map_err(|error| wrong("certificate", &tls.cert, error))?
+        let kind = KeyKind::of_private(&key);
+        let config = builder.with_client_auth_cert(chain, key);
+        config.map_err(|error| unusable(&tls.cert, &tls.key, kind, &error))?
     };
     if tls.negotiation == SslNegotiation::Direct {
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -194,20 +202,33 @@ fn trust(tls: &ServerTls) -> Result<Option<Trust>, TlsError> {
 }
 
 fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
-    let text = fs::read(cert).map_err(|error| wrong("certificate", cert, error))?;
+    let text = pem::read(cert).map_err(|error| wrong("certificate", cert, error))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let chain = chain.map_err(|error| wrong("certificate", cert, error))?;
     if chain.is_empty() {
         return Err(wrong("certificate", cert, "the file holds no certificate in PEM form"));
     }
-    let text = fs::read(key).map_err(|error| wrong("key", key, error))?;
-    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| wrong("key", key, error))?;
+    let text = pem::read(key).map_err(|error| wrong("key", key, error))?;
+    let key = pem::private_key(&text).map_err(|error| wrong("key", key, error))?;
     Ok((chain, key))
+}
+
+/// Why a certificate and its key cannot be used: because of the kind of the key, if that is it, which rustls does not name.
+fn unusable(cert: &Path, key: &Path, kind: Option<KeyKind>, error: &rustls::Error) -> TlsError {
+    match (error, kind) {
+        (rustls::Error::InconsistentKeys(_), _) => {
+            wrong("key", key, format!("it is not the key of the certificate {}", cert.display()))
+        }
+        (_, Some(kind)) if !kind.can_sign() => {
+            wrong("key", key, format!("its kind, {kind}, cannot be used; {} can", KeyKind::SIGNING))
+        }
+        _ => wrong("certificate", cert, error),
+    }
 }
 
 /// The certificates of a file of authorities.
 fn named(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = fs::read(path).map_err(|error| wrong("authorities in", path, error))?;
+    let text = pem::read(path).map_err(|error| wrong("authorities in", path, error))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match found {
         Ok(found) if found.is_empty() => {

@@ -1,10 +1,11 @@
 //! Opens a connection to Postgres: name look-up, socket, TLS, login.
 
 use std::{
+    collections::HashSet,
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -169,13 +170,18 @@ pub struct Connector {
     /// What came up when clients logged in.
     pub secrets: Secrets,
     ids: AtomicU64,
+    /// Hosts with TLS that are spoken to without, and why: each is told once.
+    clear_text: Mutex<HashSet<(Host, String)>>,
 }
+
+/// Hosts and reasons that are remembered.
+const CLEAR_TEXT_MAX: usize = 1024;
 
 impl Connector {
     /// Without any keys yet.
     #[must_use]
     pub fn new(resolver: Resolver) -> Self {
-        Self { resolver, secrets: Secrets::default(), ids: AtomicU64::new(1) }
+        Self { resolver, secrets: Secrets::default(), ids: AtomicU64::new(1), clear_text: Mutex::default() }
     }
 
     /// A number that tells connections apart.
@@ -274,11 +280,26 @@ impl Connector {
         let first_with_tls = !matches!(mode, SslMode::Disable | SslMode::Allow);
         match self.attempt(reactor, target, first_with_tls).await {
             // libpq's "prefer" and "allow": the other way round if the first is refused.
-            Err(ConnectError::Refused(_) | ConnectError::Tls(..)) if mode == SslMode::Prefer => {
+            Err(error @ (ConnectError::Refused(_) | ConnectError::Tls(..))) if mode == SslMode::Prefer => {
+                if let ConnectError::Tls(_, reason) = &error {
+                    self.warn_of_clear_text(target, reason);
+                }
                 self.attempt(reactor, target, false).await
             }
             Err(ConnectError::Refused(_)) if mode == SslMode::Allow => self.attempt(reactor, target, true).await,
             outcome => outcome,
+        }
+    }
+
+    /// Says, once per host and reason, that a server with TLS is spoken to without.
+    fn warn_of_clear_text(&self, target: &Target<'_>, reason: &str) {
+        let mut told = self.clear_text.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() >= CLEAR_TEXT_MAX {
+            told.clear();
+        }
+        if told.insert((target.host.clone(), reason.to_owned())) {
+            let (server, database) = (target.label(), &target.plan.entry);
+            tracing::warn!(server, database, reason, "TLS failed: connecting in clear text, as sslmode is prefer");
         }
     }
 

@@ -40,6 +40,7 @@ pub fn subject(certificate: &[u8]) -> Option<Subject> {
 }
 
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
+const RSASSA_PSS: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.10");
 const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
 
 /// When a certificate holds, in the time since 1970.
@@ -53,6 +54,12 @@ pub(super) struct Validity {
 pub(super) fn validity(certificate: &[u8]) -> Option<Validity> {
     let validity = Certificate::from_der(certificate).ok()?.tbs_certificate.validity;
     Some(Validity { from: validity.not_before.to_unix_duration(), until: validity.not_after.to_unix_duration() })
+}
+
+/// The key of a certificate whose key is for RSASSA-PSS alone; `None` for any other.
+pub(super) fn pss_key(certificate: &[u8]) -> Option<Vec<u8>> {
+    let info = Certificate::from_der(certificate).ok()?.tbs_certificate.subject_public_key_info;
+    (info.algorithm.oid == RSASSA_PSS).then(|| info.subject_public_key.raw_bytes().to_vec())
 }
 
 /// Whether a certificate has names beside its common name; so it is said of what is no certificate, too.

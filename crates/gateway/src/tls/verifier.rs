@@ -14,7 +14,11 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-use super::certificate::{self, Validity};
+use super::{
+    certificate::{self, Validity},
+    key::KeyKind,
+    pss,
+};
 
 /// Whether the server has to have the name that it was looked for under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +130,11 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+        let verified = match pss::verify(message, cert, dss) {
+            Some(verified) => verified,
+            None => rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms),
+        };
+        verified.map_err(|error| because_of_key(error, cert))
     }
 
     fn verify_tls13_signature(
@@ -136,11 +144,31 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+        let verified = match pss::verify(message, cert, dss) {
+            Some(verified) => verified,
+            None => rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms),
+        };
+        verified.map_err(|error| because_of_key(error, cert))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        let mut schemes = self.provider.signature_verification_algorithms.supported_schemes();
+        schemes.extend(pss::SCHEMES);
+        // A server with such a key shows its certificate only if it is asked for one: then the reason is known. Last, as those
+        // that are preferred come first.
+        schemes.extend([SignatureScheme::ECDSA_NISTP521_SHA512, SignatureScheme::ED448]);
+        schemes
+    }
+}
+
+/// rustls says no more than that it cannot check a signature; the reason may be the kind of the key.
+fn because_of_key(error: Error, certificate: &[u8]) -> Error {
+    match KeyKind::of_certificate(certificate).filter(|kind| !kind.is_verified()) {
+        Some(kind) => {
+            let supported = KeyKind::VERIFIED;
+            Error::General(format!("the key of its certificate is {kind}, which is not supported; {supported} are"))
+        }
+        None => error,
     }
 }
 

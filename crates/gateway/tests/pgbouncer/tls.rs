@@ -260,3 +260,88 @@ fn the_gateway_shows_servers_a_certificate() {
     let without = Bouncer::start(&format!("{shop}query_wait_timeout = 1\n"));
     assert!(without.startup("shop").try_connect().is_err());
 }
+
+/// Certificates of keys that the testkit cannot make: of OpenSSL, for localhost, for a hundred years.
+macro_rules! pem {
+    ($name:literal) => {
+        include_str!(concat!("certificates/", $name))
+    };
+}
+
+/// As in libpq, `prefer` falls back to clear text where TLS fails. The log says so, and names the reason.
+#[test]
+fn a_fallback_to_clear_text_is_logged_with_its_reason() {
+    for (cert, key, kind) in [
+        (pem!("p521.pem"), pem!("p521.key"), "ECDSA over P-521"),
+        (pem!("rsa-1024.pem"), pem!("rsa-1024.key"), "RSA of 1024 bits"),
+    ] {
+        let postgres = Postgres::builder().tls(cert, key).start().expect("it starts");
+        let ini = |mode: &str| {
+            format!(
+                "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+                 server_tls_sslmode = {mode}\nquery_wait_timeout = 1\n",
+                postgres.port()
+            )
+        };
+        let bouncer = Bouncer::start(&ini("prefer"));
+        assert_eq!(bouncer.client("shop").value(ENCRYPTED), "f", "{kind}");
+        bouncer.unix("pgbouncer", "pgbouncer").connect().ok("RECONNECT");
+        bouncer.client("shop").ok("select 1");
+        let log = bouncer.log();
+        let told: Vec<_> = log.lines().filter(|line| line.contains("clear text") && line.contains(kind)).collect();
+        assert!(told.len() == 1 && told[0].contains("WARNING"), "{log}");
+        let refused = Bouncer::start(&ini("require")).startup("shop").refused();
+        assert!(refused.message.contains(kind), "{refused:?}");
+    }
+}
+
+/// A key that is for RSASSA-PSS alone has schemes of its own in TLS, and binds a login like any other.
+#[test]
+fn a_server_may_have_a_key_for_rsassa_pss_alone() {
+    let postgres =
+        Postgres::builder().tls(pem!("rsa-pss.pem"), pem!("rsa-pss.key")).start().expect("Postgres starts with it");
+    for mode in ["prefer", "require"] {
+        let bouncer = Bouncer::start(&format!(
+            "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             server_tls_sslmode = {mode}\n",
+            postgres.port()
+        ));
+        assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t", "{mode}");
+        assert!(!bouncer.log().contains("clear text"), "{}", bouncer.log());
+    }
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &[u8]| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).expect("the folder can be written");
+        file.display().to_string()
+    };
+    let check = |cert: &[u8], key: &[u8]| {
+        let (cert, key) = (write("cert.pem", cert), write("key.pem", key));
+        let listen = format!("[listen]\ntls = \"allow\"\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\n");
+        let file = write("tidegate.toml", format!("{listen}[databases.shop]\nhost = \"db\"\n").as_bytes());
+        let checked = output(&["check", &file]);
+        (checked.status.success(), String::from_utf8_lossy(&checked.stdout).into_owned())
+    };
+    let good = (pem!("rsa-2048.pem").as_bytes(), pem!("rsa-2048.key").as_bytes());
+    for (cert, key, reason) in [
+        (pem!("p521.pem"), pem!("p521.key"), "its kind, ECDSA over P-521, cannot be used"),
+        (pem!("rsa-1024.pem"), pem!("rsa-1024.key"), "its kind, RSA of 1024 bits, cannot be used"),
+        (pem!("rsa-pss.pem"), pem!("rsa-pss.key"), "its kind, RSASSA-PSS, cannot be used"),
+        (pem!("rsa-2048.pem"), pem!("encrypted.key"), "the key is encrypted"),
+        (pem!("rsa-2048.pem"), pem!("rsa-2048.pem"), "holds a certificate, and no key"),
+    ] {
+        let (is_good, said) = check(cert.as_bytes(), key.as_bytes());
+        assert!(!is_good && said.contains(reason), "{reason}: {said}");
+    }
+    let authority = Authority::new();
+    let another = authority.issue(&["localhost"]);
+    let another = std::fs::read(&another.key).expect("it was written");
+    let (is_good, said) = check(good.0, &another);
+    assert!(!is_good && said.contains("it is not the key of the certificate"), "{said}");
+    let marked = |text: &[u8]| [b"\xef\xbb\xbf", text].concat();
+    assert!(check(&marked(good.0), &marked(good.1)).0, "a byte order mark is no part of the file");
+}
