@@ -8,12 +8,12 @@ use rustix::process::nice;
 use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
 use crate::tests::{Io, features_to_check, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
-use crate::{drivers, models, tidy};
+use crate::{deny, drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, kafka-tls, models,
-    /// drivers
+    /// drivers, deny
     #[arg(long)]
     only: Vec<String>,
 }
@@ -36,13 +36,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
+    steps.run("deny", deny::run);
     steps.finish()
 }
 
 /// Builds what later steps need beside the tests, which leave half of the processors idle; at the lowest priority, so that they
 /// hardly notice. What fails here is told by its step.
 fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
-    let (models, drivers) = (steps.wants("models"), steps.wants("drivers"));
+    let (models, drivers, deny) = (steps.wants("models"), steps.wants("drivers"), steps.wants("deny"));
     let work = move || {
         // That of this thread, and of whatever it starts.
         if nice(19).is_err() {
@@ -54,8 +55,11 @@ fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
         if drivers {
             drivers::prepare();
         }
+        if deny {
+            drop(deny::prepare());
+        }
     };
-    (steps.wants("tests-io_uring") && (models || drivers)).then(|| thread::spawn(work))
+    (steps.wants("tests-io_uring") && (models || drivers || deny)).then(|| thread::spawn(work))
 }
 
 /// The workspace, and the package that is none of its members.

@@ -3,6 +3,7 @@
 
 mod bench;
 mod ci;
+mod deny;
 mod differ;
 mod drivers;
 mod flamegraph;

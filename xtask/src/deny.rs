@@ -1,0 +1,33 @@
+//! `cargo-deny`: which crates, licences and registries the project may depend on, by `deny.toml`.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::repository::{cargo, run as run_command};
+
+/// What CI installs; a newer one that is installed already will do.
+const VERSION: &str = "0.20.2";
+
+/// Checks bans, licences and sources. Advisories need a database from GitHub, and are a step of a release.
+pub(crate) fn run() -> Result<()> {
+    prepare()?;
+    run_command(cargo().args(["deny", "--log-level", "warn", "check", "bans", "licenses", "sources"]))
+}
+
+/// Installs cargo-deny from crates.io, unless it is there: some five minutes of one processor.
+pub(crate) fn prepare() -> Result<()> {
+    if is_installed() {
+        return Ok(());
+    }
+    let mut install = cargo();
+    // Not the profile and the flags of the workspace.
+    install.args(["install", "cargo-deny", "--locked", "--quiet", "--version", VERSION]).env_remove("RUSTFLAGS");
+    run_command(&mut install).context("install cargo-deny")
+}
+
+fn is_installed() -> bool {
+    let mut version: Command = cargo();
+    version.args(["deny", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
+}
