@@ -14,8 +14,9 @@ mod worker;
 pub use fleet::{Fleet, Placed};
 pub(crate) use gateway::lock;
 pub use gateway::{
-    CancelStage, ConsoleCounts, CountedCancel, Full, Gateway, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota,
-    ReloadReply, Replicating, Room, ServerEntry, Setup, SetupError, SharedPool, Unused,
+    CancelStage, ConsoleCounts, CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLogins, Full, Gateway,
+    Network, Offender, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, Replicating, Room,
+    ServerEntry, Setup, SetupError, Share, SharedPool, Unused,
 };
 pub use greetings::{Greeting, Greetings};
 pub use roster::{Card, ClientState, Entry, NewCard, Replication, Roster, Signal, place_of};

@@ -106,6 +106,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW DNS_ZONES", "empty: names are looked up again, not the serials of zones"),
     ("SHOW STREAMS", "streams of records: what they do, how far they are behind, what failed"),
     ("SHOW STATE", "whether the gateway works, is paused, or is shutting down"),
+    ("SHOW LOGINS", "addresses and users with failed logins, and the delays of their next ones"),
     ("SHOW TASKS", "the tree of tasks: living, started, ended how"),
     ("SHOW VERSION", "the version"),
     ("SHOW HELP", "this list"),

@@ -16,7 +16,7 @@ use super::{
     table::{Table, Value},
 };
 use crate::{
-    plane::Gateway,
+    plane::{FailedLoginCounts, Gateway},
     record::Archive,
     stats::{Distribution, Spread},
 };
@@ -230,6 +230,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     }
     page.prefix = "tidegate";
     page.times(&gateway.spreads().await);
+    page.failed_logins(gateway.failed_logins.counts());
     let streams = Topic::Streams.table(&figures).await;
     if !streams.rows.is_empty() {
         page.states(&streams);
@@ -289,6 +290,16 @@ impl Page {
 
     fn one(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
         self.family(name, help, Kind::Gauge, vec![Sample::number(Kind::Gauge, labels, value)]);
+    }
+
+    fn failed_logins(&mut self, counts: FailedLoginCounts) {
+        for (name, help, count) in [
+            ("failed_logins_total", "Logins that failed", counts.failed),
+            ("delayed_logins_total", "Logins that waited for others of their address to fail", counts.delayed),
+            ("refused_logins_total", "Logins refused after many failed ones of their address", counts.refused),
+        ] {
+            self.family(name, help, Kind::Counter, vec![Sample::number(Kind::Counter, &[], count as f64)]);
+        }
     }
 
     /// How long things took in each database.

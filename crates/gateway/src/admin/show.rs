@@ -12,6 +12,7 @@ mod figures;
 mod hosts;
 mod journal;
 mod lists;
+mod logins;
 mod others;
 mod peers;
 mod pools;
@@ -38,6 +39,7 @@ pub(super) enum Topic {
     Hosts,
     Journal,
     Lists,
+    Logins,
     Mem,
     PeerPools,
     Peers,
@@ -68,6 +70,7 @@ impl Topic {
         ("hosts", Self::Hosts),
         ("journal", Self::Journal),
         ("lists", Self::Lists),
+        ("logins", Self::Logins),
         ("mem", Self::Mem),
         ("peer_pools", Self::PeerPools),
         ("peers", Self::Peers),
@@ -103,6 +106,7 @@ impl Topic {
             Self::Hosts => hosts::COLUMNS,
             Self::Journal => journal::COLUMNS,
             Self::Lists => lists::COLUMNS,
+            Self::Logins => logins::COLUMNS,
             Self::Mem => others::MEM,
             Self::PeerPools => peers::POOLS,
             Self::Peers => peers::COLUMNS,
@@ -128,6 +132,7 @@ impl Topic {
             | Self::Config
             | Self::Databases
             | Self::Lists
+            | Self::Logins
             | Self::Pools
             | Self::Servers
             | Self::Sockets
@@ -166,6 +171,7 @@ impl Topic {
             Self::Journal => journal::rows(gateway),
             Self::Mem => others::memory(),
             Self::Lists => lists::rows(figures).await,
+            Self::Logins => logins::rows(gateway),
             Self::PeerPools => peers::pools(gateway),
             Self::Peers => peers::rows(gateway),
             Self::Pools => pools::rows(figures).await,

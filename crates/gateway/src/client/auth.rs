@@ -1,6 +1,6 @@
 //! How a client proves who it is.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tidegate_link::{Address, Chunk, Link};
 use tidegate_wire::{
@@ -43,6 +43,8 @@ pub(super) struct Login<'a> {
     pub(super) end_point: Option<&'a [u8]>,
     /// Received and not yet looked at.
     pub(super) bytes: Vec<u8>,
+    /// When the client's last answer was there.
+    pub(super) answered_at: Option<Instant>,
 }
 
 /// The longest answer of a client.
@@ -58,7 +60,7 @@ impl Login<'_> {
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
             AuthMethod::Pam | AuthMethod::Ldap => return self.vouched(method).await,
-            AuthMethod::Md5 if matches!(self.secret, Some(UserSecret::Scram(_))) => self.scram().await?,
+            AuthMethod::Md5 if self.seems_to_have_verifier() => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
             AuthMethod::ScramSha256 => self.scram().await?,
         };
@@ -67,7 +69,15 @@ impl Login<'_> {
 
     fn failed(&self) -> LoginError {
         let message = format!("password authentication failed for user \"{}\"", self.user);
-        LoginError::Refused(Refusal::new(sqlstate::INVALID_PASSWORD, message))
+        LoginError::Denied(Refusal::new(sqlstate::INVALID_PASSWORD, message))
+    }
+
+    /// Whether the user has a verifier, or is nobody who would seem to have one.
+    fn seems_to_have_verifier(&self) -> bool {
+        match &self.secret {
+            Some(secret) if self.has_password() => matches!(secret, UserSecret::Scram(_)),
+            _ => self.gateway.decoy_iterations(self.entry, self.user).is_some(),
+        }
     }
 
     async fn cleartext(&mut self) -> Result<bool, LoginError> {
@@ -76,14 +86,24 @@ impl Login<'_> {
         let body = self.ask(out).await?;
         let given = frontend::password_text(&body)?.to_vec();
         let (user, secret) = (self.user.to_owned(), self.secret.clone());
+        let mock = self.mock_verifier();
         // A verifier takes milliseconds to compare with.
-        let proven = self.gateway.connector.resolver.offload("a password", move || match secret {
-            Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
-            Some(UserSecret::Md5(stored)) => {
-                same(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
+        let proven = self.gateway.connector.resolver.offload("a password", move || {
+            let proven = match &secret {
+                Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
+                Some(UserSecret::Md5(stored)) => {
+                    same(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
+                }
+                Some(UserSecret::Scram(text)) => {
+                    return text.reveal().parse::<Verifier>().is_ok_and(|verifier| verifier.matches(&given));
+                }
+                None => false,
+            };
+            if !proven {
+                // A failure takes as long whatever the user has, if anything.
+                std::hint::black_box(mock.matches(&given));
             }
-            Some(UserSecret::Scram(text)) => text.reveal().parse::<Verifier>().is_ok_and(|v| v.matches(&given)),
-            None => false,
+            proven
         });
         Ok(proven.await.unwrap_or(false) && self.has_password())
     }
@@ -95,7 +115,7 @@ impl Login<'_> {
         let body = self.ask(out).await?;
         let setup = self.gateway.setup();
         let cause = if method == AuthMethod::Ldap { Cause::Ldap } else { Cause::Pam };
-        let refused = || LoginError::Refused(cause.refusal(setup.config.listen.dialect));
+        let refused = || LoginError::Denied(cause.refusal(setup.config.listen.dialect));
         let password = match std::str::from_utf8(frontend::password_text(&body)?) {
             Ok(text) if !text.is_empty() => Secret::new(text),
             _ => return Err(refused()),
@@ -140,7 +160,11 @@ impl Login<'_> {
     }
 
     async fn scram(&mut self) -> Result<bool, LoginError> {
-        let (verifier, real) = self.verifier().await;
+        let stored = match &self.secret {
+            Some(UserSecret::Scram(text)) => text.reveal().parse::<Verifier>().ok(),
+            _ => None,
+        };
+        let mock = self.mock_verifier();
         let nonce: [u8; 18] = random()?;
         let mut out = Vec::new();
         backend::authentication_sasl(self.mechanisms(), &mut out);
@@ -149,13 +173,24 @@ impl Login<'_> {
         let (binding, first) = (self.binding(initial.mechanism)?, initial.data.unwrap_or_default());
         // It says that it was not offered what it was: somebody in the middle may have taken the offer away.
         let was_cheated = binding == Binding::Unused && first.starts_with(b"y");
-        let server = ScramServer::new(verifier, Nonce::from_random(&nonce), binding);
+        let shown = stored.clone().unwrap_or_else(|| mock.clone());
+        let server = ScramServer::new(shown, Nonce::from_random(&nonce), binding);
         let (last, challenge) = server
             .challenge(first)
             .map_err(|_| if was_cheated { unbound("SCRAM channel binding negotiation error") } else { malformed() })?;
         let mut out = Vec::new();
         backend::authentication_sasl_continue(&challenge, &mut out);
         let proof = self.ask(out).await?;
+        // After the proof: that of a user whose verifier is yet to be derived comes no later than any other challenge.
+        let derived = match &self.secret {
+            Some(UserSecret::Plain(password)) if self.has_password() => self.derive(password.reveal(), &mock).await,
+            _ => None,
+        };
+        let real = stored.is_some() || derived.is_some();
+        let last = match derived {
+            Some(derived) => last.with_keys_of(derived),
+            None => last,
+        };
         let accepted = match last.finish(&proof) {
             Ok(accepted) => accepted,
             Err(ScramError::WrongProof) => return Ok(false),
@@ -198,26 +233,22 @@ impl Login<'_> {
         }
     }
 
-    /// The user's verifier, or a decoy that no password fits.
-    async fn verifier(&self) -> (Verifier, bool) {
-        let real = match &self.secret {
-            Some(UserSecret::Scram(text)) => text.reveal().parse::<Verifier>().ok(),
-            Some(UserSecret::Plain(password)) if self.has_password() => self.derive(password.reveal()).await,
-            _ => None,
-        };
-        match real {
-            Some(verifier) => (verifier, true),
-            None => (self.gateway.decoy_verifier(self.user), false),
-        }
+    /// A verifier that no password fits, of a user without one: with the salt and iterations of the verifier that is derived
+    /// of the password if there is one, else with those that a user would seem to have.
+    fn mock_verifier(&self) -> Verifier {
+        let decoy = self.gateway.decoy_iterations(self.entry, self.user);
+        let general = self.gateway.scram_iterations();
+        let iterations = if self.has_password() { general } else { decoy.unwrap_or(general) };
+        self.gateway.mock_verifier(self.user, iterations)
     }
 
-    /// Makes a verifier of a configured password, once, on another thread.
-    async fn derive(&self, password: &str) -> Option<Verifier> {
-        if let Some(verifier) = self.gateway.known_verifier(self.user, password) {
+    /// Makes a verifier of a configured password, once, on another thread; its salt and iterations are those of `mock`.
+    async fn derive(&self, password: &str, mock: &Verifier) -> Option<Verifier> {
+        let (salt, iterations) = (mock.salt().to_vec(), mock.iterations());
+        if let Some(verifier) = self.gateway.known_verifier(self.user, password, iterations) {
             return Some(verifier);
         }
-        let salt: [u8; 16] = random().ok()?;
-        let (text, iterations) = (password.to_owned(), self.gateway.scram_iterations());
+        let text = password.to_owned();
         let derive = move || Verifier::derive(text.as_bytes(), &salt, iterations);
         let verifier = self.gateway.connector.resolver.offload("a verifier", derive).await?;
         self.gateway.keep_verifier(self.user, password, verifier.clone());
@@ -236,6 +267,7 @@ impl Login<'_> {
                 if self.bytes.len() >= header.total() {
                     let body = self.bytes[HEADER..header.total()].to_vec();
                     self.bytes.drain(..header.total());
+                    self.answered_at = Some(Instant::now());
                     return Ok(body);
                 }
             }
@@ -253,7 +285,7 @@ fn malformed() -> LoginError {
 }
 
 fn unbound(message: &'static str) -> LoginError {
-    LoginError::Refused(Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message))
+    LoginError::Denied(Refusal::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message))
 }
 
 /// Compares in constant time.

@@ -11,12 +11,13 @@ use super::{log, passthrough, route, session::Session};
 use crate::{
     config::{Admin, Dialect},
     error::{Cause, Refusal},
-    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Worker, WorkerPool, within},
+    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within},
     record::Witness,
     server::tcp,
     tls,
 };
 
+mod brake;
 mod opening;
 mod packet;
 mod proof;
@@ -42,6 +43,9 @@ pub(super) enum LoginError {
     /// It was refused.
     #[error("{0}")]
     Refused(Refusal),
+    /// It was refused since it did not prove who it is.
+    #[error("{0}")]
+    Denied(Refusal),
     /// It was refused in the words of the server.
     #[error("the server could not be connected")]
     Server(Vec<u8>),
@@ -90,25 +94,7 @@ async fn arrive(
     ctx: &Ctx,
     console: Console,
 ) -> Result<Option<Box<Session>>, LoginError> {
-    let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
-    if peer != Address::Unix {
-        tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
-    }
-    let mut arriving = Arriving {
-        link: Link::new(&worker.reactor, accepted.fd)?,
-        since: worker.reactor.now(),
-        worker,
-        id,
-        peer,
-        local,
-        process,
-        end_point: None,
-        bytes: Vec::new(),
-        asked: None,
-        application: Box::default(),
-        quota: None,
-        cancels: false,
-    };
+    let mut arriving = Arriving::new(worker, accepted, id)?;
     let worker = arriving.worker.clone();
     let limit = worker.gateway.setup().config.timeouts.login;
     let in_time = async |arriving: &mut Arriving| {
@@ -149,7 +135,7 @@ async fn arrive(
             };
         }
         Ok(Admitted::Served) => return Ok(None),
-        Err(error) => return Err(Box::pin(arriving.refuse(error)).await),
+        Err(error) => return Err(Box::pin(arriving.turn_away(error, ctx)).await),
     };
     // It may have to wait, and is seen meanwhile.
     let entry = arriving.enter(pool.shared.key.clone(), &request)?;
@@ -199,6 +185,14 @@ pub(super) struct Arriving {
     quota: Option<Quota>,
     /// It asks to cancel, and is told nothing whatever happens.
     cancels: bool,
+    /// Its turn has come, should there be many failed logins of its address.
+    is_admitted: bool,
+    /// When its last answer to a question for its password was there.
+    answered_at: Option<Instant>,
+    /// Its place among the clients of its address, if those have a limit.
+    address: Option<Share>,
+    /// The same among the connections of its address that have not logged in.
+    arrival: Option<Share>,
     since: Instant,
 }
 
@@ -211,6 +205,32 @@ fn process_of(accepted: &Accepted) -> Option<UCred> {
 }
 
 impl Arriving {
+    fn new(worker: Rc<Worker>, accepted: Accepted, id: u64) -> Result<Self, LoginError> {
+        let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
+        if peer != Address::Unix {
+            tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
+        }
+        Ok(Self {
+            link: Link::new(&worker.reactor, accepted.fd)?,
+            since: worker.reactor.now(),
+            worker,
+            id,
+            peer,
+            local,
+            process,
+            end_point: None,
+            bytes: Vec::new(),
+            asked: None,
+            application: Box::default(),
+            quota: None,
+            cancels: false,
+            is_admitted: false,
+            answered_at: None,
+            address: None,
+            arrival: None,
+        })
+    }
+
     /// What a part of the login comes to, unless the gateway ends meanwhile.
     async fn unless_stopped<T>(
         &mut self,
@@ -222,12 +242,14 @@ impl Arriving {
     }
 
     async fn log_in(&mut self) -> Result<Admitted, LoginError> {
+        self.count_arrival()?;
         let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
         self.asked = Some((request.user.clone(), request.database.clone()));
         if self.worker.recorder.is_some() {
             self.application = request.application().into();
         }
         self.log_attempt(&request);
+        self.await_turn().await?;
         self.admit(&request)?;
         self.negotiate(&request);
         let setup = self.worker.gateway.setup();
@@ -236,6 +258,7 @@ impl Arriving {
             return Ok(Admitted::Console(request, true));
         }
         self.authenticate(&setup, &request).await?;
+        self.arrival = None;
         if Admin::DATABASES.contains(&request.database.as_str()) {
             return self.admit_to_console(request);
         }
@@ -248,7 +271,8 @@ impl Arriving {
             &request.user,
             &setup.config.client_limits(&request.database, &request.user),
         );
-        self.quota = Some(seated.map_err(|full| self.cause(full.cause()))?);
+        let quota = seated.map_err(|full| self.cause(full.cause()))?;
+        self.quota = Some(quota.with_address(self.address.take()));
         if pool.fleet().is_some() {
             request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
         }

@@ -272,6 +272,9 @@ section! {
         tls_groups: Vec<KeyGroup> = Vec::new() => Live Process;
         /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
+        /// Clients at a time from one IP address, or from one IPv6 network of 64 bits; more are refused with SQLSTATE 53300. 0 is
+        /// without limit. Clients of the admin console and of the unix socket do not count, and as many more may be logging in.
+        max_clients_per_address: u32 = 0, in 0..=10_000_000 => Live Process;
         /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
         reuse_port: bool = false => Restart Process;
         /// Number of this gateway among those behind the same address, which `[peers.ID]` names; 0 for none.
@@ -297,6 +300,14 @@ section! {
         strangers: bool = true => Live Process;
         /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
         scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;
+        /// Secret from which the SCRAM salts of users without a verifier are derived, those that do not exist among them; the
+        /// same for all processes that clients take for one. Empty for one derived from this machine's `/etc/machine-id`.
+        salt_secret: Secret = Secret::default() => Restart Process;
+        /// Delay of the answer to a failed login. After ten failures of an address or of a user it doubles with each further
+        /// one; their count halves every minute. From such an address logins begin one after the other, so far apart. 0 is off.
+        failed_login_delay: Duration = Duration::from_millis(100) => Live Process;
+        /// The longest such delay. A login that would have to wait for longer before it begins is refused.
+        failed_login_delay_max: Duration = Duration::from_secs(5) => Live Process;
         /// Whether clients over TLS are offered SCRAM-SHA-256-PLUS, which fails if a proxy before the gateway ends their TLS.
         channel_binding: bool = true => Live Process;
         /// File of rules as in `pg_hba.conf`, for method `hba`; read again by a reload.

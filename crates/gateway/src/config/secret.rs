@@ -55,6 +55,13 @@ impl UserSecret {
         Ok(if is_md5(text) { Self::Md5(secret) } else { Self::Plain(secret) })
     }
 
+    /// The iterations of a verifier; `None` for a password or a hash.
+    pub fn iterations(&self) -> Option<u32> {
+        let Self::Scram(text) = self else { return None };
+        let (head, _) = text.reveal().strip_prefix("SCRAM-SHA-256$")?.split_once(':')?;
+        head.parse().ok()
+    }
+
     /// The text as it was written.
     pub fn secret(&self) -> &Secret {
         match self {

@@ -14,6 +14,10 @@ pub enum Cause {
     DatabaseClients,
     /// The same of its user.
     UserClients,
+    /// The same of its address.
+    AddressClients,
+    /// Many logins of its address have failed, and as many wait as may.
+    FailedLogins,
     /// Its login took too long.
     Login,
     /// It asked for nothing for too long.
@@ -83,6 +87,8 @@ impl Cause {
     const fn hint(self) -> Option<&'static str> {
         match self {
             Self::Clients => Some("Raise max_clients in [listen], and the limit of open files with it."),
+            Self::AddressClients => Some("Raise max_clients_per_address in [listen]."),
+            Self::FailedLogins => Some("Try again later. failed_login_delay of [auth] sets the pace."),
             Self::TlsRequired => Some("Connect with sslmode=require or stricter."),
             Self::ServerGone => Some("It is not known whether the last statement was carried out."),
             _ => None,
@@ -120,6 +126,8 @@ impl Cause {
             Self::Clients => (sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already"),
             Self::DatabaseClients => (sqlstate::TOO_MANY_CONNECTIONS, "too many connections for this database"),
             Self::UserClients => (sqlstate::TOO_MANY_CONNECTIONS, "too many connections for this role"),
+            Self::AddressClients => (sqlstate::TOO_MANY_CONNECTIONS, "too many connections from this address"),
+            Self::FailedLogins => (sqlstate::TOO_MANY_CONNECTIONS, "too many failed logins from this address"),
             Self::Login => (sqlstate::PROTOCOL_VIOLATION, "the login took longer than timeouts.login"),
             Self::ClientIdle => (sqlstate::IDLE_SESSION_TIMEOUT, "terminating connection due to idle-session timeout"),
             Self::Query => (sqlstate::QUERY_CANCELED, "canceling statement due to query timeout"),
@@ -164,6 +172,8 @@ impl Cause {
             Self::Clients => "no more connections allowed (max_client_conn)",
             Self::DatabaseClients => "client connections exceeded (max_db_client_connections)",
             Self::UserClients => "client connections exceeded (max_user_client_connections)",
+            Self::AddressClients => "client connections exceeded (max_clients_per_address)",
+            Self::FailedLogins => "too many failed logins from this address",
             Self::Login => "client_login_timeout",
             Self::ClientIdle => "client_idle_timeout",
             Self::Query => "query timeout",

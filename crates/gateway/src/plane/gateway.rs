@@ -38,6 +38,8 @@ use crate::{
 mod cancels;
 mod census;
 mod clusters;
+mod decoys;
+mod failed_logins;
 mod idle;
 mod operator;
 mod peers;
@@ -45,6 +47,7 @@ mod quota;
 mod register;
 
 use cancels::Cancels;
+use decoys::{Decoys, salt_secret};
 use operator::{Orders, RELOADS_MAX};
 use peers::PeerLines;
 use quota::Quotas;
@@ -52,10 +55,11 @@ use register::Register;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use census::ConsoleCounts;
+pub use failed_logins::{FailedLoginCounts, FailedLogins, Network, Offender, Rules as FailedLoginRules};
 pub use idle::Unused;
 pub use operator::ReloadReply;
 pub use peers::{OnTheWay, PeerCounts, PeerLine};
-pub use quota::{Full, Quota, Room};
+pub use quota::{Full, Quota, Room, Share};
 pub use register::ServerEntry;
 
 /// Which pool: what the client said, and, where there is a choice of servers, which of them.
@@ -98,6 +102,8 @@ pub struct Setup {
     pub hba: Option<hba::Rules>,
     /// Who judges passwords, for method `ldap`.
     pub ldap: Option<Arc<hba::Ldap>>,
+    /// What users that do not exist look like.
+    decoys: Decoys,
 }
 
 /// Which file of a configuration cannot be used.
@@ -143,7 +149,8 @@ impl Setup {
             }
         }
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
-        Ok(Self { config, client_tls, server_tls, hba, ldap })
+        let decoys = Decoys::of(config.users.values());
+        Ok(Self { config, client_tls, server_tls, hba, ldap, decoys })
     }
 
     /// Every file of a configuration that cannot be used, where [`Setup::new`] stops at the first.
@@ -341,8 +348,10 @@ pub struct Gateway {
     pub connector: Connector,
     /// Verifiers made of configured passwords, each once: by user, with the password it was made of.
     verifiers: Mutex<HashMap<String, (String, Verifier)>>,
-    /// Decoy salts for users that do not exist come from this.
-    decoy_secret: [u8; 32],
+    /// The salts of users without a verifier are derived from this.
+    salt_secret: [u8; 32],
+    /// The brake on failed logins.
+    pub failed_logins: FailedLogins,
     phase: Mutex<Phase>,
     /// Woken when the phase changes.
     pub phase_changed: tokio::sync::Notify,
@@ -397,8 +406,7 @@ impl Gateway {
     /// # Errors
     /// When the system has no random numbers.
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
-        let mut decoy_secret = [0; 32];
-        getrandom::fill(&mut decoy_secret).map_err(std::io::Error::other)?;
+        let salt_secret = salt_secret(&setup.config.auth.salt_secret)?;
         let peer_id = setup.config.listen.peer_id;
         let scope: Scope = Scope::root("tidegate");
         let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
@@ -420,7 +428,8 @@ impl Gateway {
             catalog_changes: Arc::default(),
             connector: Connector::new(resolver),
             verifiers: Mutex::default(),
-            decoy_secret,
+            salt_secret,
+            failed_logins: FailedLogins::default(),
             phase: Mutex::default(),
             phase_changed: tokio::sync::Notify::new(),
             clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
@@ -698,8 +707,7 @@ impl Gateway {
 
     /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
     #[must_use]
-    pub fn known_verifier(&self, user: &str, password: &str) -> Option<Verifier> {
-        let iterations = self.scram_iterations();
+    pub fn known_verifier(&self, user: &str, password: &str, iterations: u32) -> Option<Verifier> {
         let known = lock(&self.verifiers);
         let fits = |known: &&(String, Verifier)| known.0 == password && known.1.iterations() == iterations;
         known.get(user).filter(fits).map(|(_, verifier)| verifier.clone())
@@ -716,10 +724,20 @@ impl Gateway {
         lock(&self.verifiers).insert(user.to_owned(), (password.to_owned(), verifier));
     }
 
-    /// A verifier that nobody's password fits, so that a login as an unknown user looks like any other that fails.
+    /// A verifier that no password fits, with the salt of a user who has none.
     #[must_use]
-    pub fn decoy_verifier(&self, user: &str) -> Verifier {
-        Verifier::fake(user.as_bytes(), &self.decoy_secret, self.scram_iterations())
+    pub fn mock_verifier(&self, user: &str, iterations: u32) -> Verifier {
+        Verifier::fake(user.as_bytes(), &self.salt_secret, iterations)
+    }
+
+    /// The iterations of the verifier that an unknown user of an entry of `[databases]` seems to have; `None` if it seems to
+    /// have a password or a hash.
+    #[must_use]
+    pub fn decoy_iterations(&self, entry: &str, user: &str) -> Option<u32> {
+        match self.connector.secrets.looked_up_iterations(entry) {
+            Some(looked_up) => looked_up,
+            None => self.setup.load().decoys.pick(&self.salt_secret, user),
+        }
     }
 }
 

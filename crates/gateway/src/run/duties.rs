@@ -95,7 +95,10 @@ async fn forget_empty(gateway: &Arc<Gateway>, ctx: &Ctx) {
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            () = tokio::time::sleep(EMPTY_EVERY) => gateway.forget_empty().await,
+            () = tokio::time::sleep(EMPTY_EVERY) => {
+                gateway.failed_logins.sweep(Instant::now());
+                gateway.forget_empty().await;
+            }
         }
     }
 }

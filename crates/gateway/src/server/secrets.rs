@@ -20,6 +20,8 @@ type Whose = (String, String);
 pub struct Secrets {
     /// What look-ups gave.
     looked_up: Mutex<HashMap<Whose, UserSecret>>,
+    /// The iterations of the verifier that was looked up last, by entry; none if it was a password or a hash.
+    iterations: Mutex<HashMap<String, Option<u32>>>,
     /// Passwords that somebody else has found right, PAM for one: those of servers, whatever is configured.
     vouched: Mutex<HashMap<Whose, Secret>>,
     /// Keys of clients that have logged in by SCRAM, each with the verifier that it fits.
@@ -44,11 +46,21 @@ fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Secrets {
     /// What a look-up gave for a client of that entry; nothing for a user who has no password, or no valid one.
     pub fn note_look_up(&self, entry: &str, user: &str, secret: Option<&UserSecret>) {
+        if let Some(secret) = secret {
+            let iterations = secret.iterations();
+            lock(&self.iterations).insert(entry.to_owned(), iterations);
+        }
         let mut known = lock(&self.looked_up);
         match secret {
             Some(secret) => drop(known.insert(whose(entry, user), secret.clone())),
             None => drop(known.remove(&whose(entry, user))),
         }
+    }
+
+    /// The iterations of the verifier that was looked up last for a client of that entry, or that it was none; nothing if no
+    /// user was looked up yet.
+    pub fn looked_up_iterations(&self, entry: &str) -> Option<Option<u32>> {
+        lock(&self.iterations).get(entry).copied()
     }
 
     /// A password that somebody else has found right.

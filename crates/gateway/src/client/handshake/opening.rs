@@ -88,6 +88,7 @@ impl Arriving {
             self.link.write(&b"N"[..]);
             return Ok(self.link.flush().await?);
         };
+        self.await_turn().await?;
         self.link.write(&b"S"[..]);
         self.link.flush().await?;
         self.start_tls(&acceptor, Chunk::empty()).await?;
@@ -106,6 +107,7 @@ impl Arriving {
         let Some(acceptor) = self.worker.gateway.setup().client_tls.clone() else {
             return Err(LoginError::Gone);
         };
+        self.await_turn().await?;
         let early = std::mem::take(&mut self.bytes);
         let info = self.start_tls(&acceptor, early.into()).await?;
         if info.alpn.as_deref() != Some(tls::ALPN) {

@@ -5,7 +5,7 @@ use tidegate_link::Address;
 use super::{Arriving, LoginError, packet::Request};
 use crate::{
     client::{auth::Login, lookup},
-    config::{Admin, AuthMethod, UserSecret},
+    config::{Admin, AuthMethod, Lookup, UserSecret},
     error::Cause,
     hba::{self, Caller, Certificate, CertificateName, Verdict},
     plane::Setup,
@@ -30,7 +30,7 @@ impl Arriving {
             }
             Verdict::Certified(method, certificate) => (method, Some(certificate)),
             Verdict::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
-            Verdict::Reject => return Err(self.cause(Cause::Rejected)),
+            Verdict::Reject => return Err(self.denied(Cause::Rejected)),
         };
         if let Some(wanted) = &certificate {
             self.check_certificate(setup, request, wanted)?;
@@ -38,11 +38,11 @@ impl Arriving {
         let Found { known, secret, is_looked_up } = match method {
             // These know their users themselves.
             AuthMethod::Pam | AuthMethod::Ldap => Found { known: true, ..Found::default() },
-            _ => self.secret(setup, request).await?,
+            _ => self.secret(setup, request, method).await?,
         };
         if !known && !setup.config.auth.strangers {
             match method {
-                AuthMethod::Trust => return Err(self.cause(Cause::Stranger)),
+                AuthMethod::Trust => return Err(self.denied(Cause::Stranger)),
                 AuthMethod::Cert => return Err(self.certificate_refused(Cause::NoUser)),
                 _ => {}
             }
@@ -55,10 +55,14 @@ impl Arriving {
         let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
         let entry = setup.config.database(&request.database).map_or("", |(entry, _)| entry);
         let (gateway, peer) = (&gateway, self.peer);
-        let mut login = Login { gateway, link, user, peer, entry, secret, is_looked_up, ldap, end_point, bytes };
-        Box::pin(login.authenticate(method)).await?;
-        self.bytes = std::mem::take(&mut login.bytes);
-        Ok(())
+        let answered_at = None;
+        let mut login =
+            Login { gateway, link, user, peer, entry, secret, is_looked_up, ldap, end_point, bytes, answered_at };
+        let outcome = Box::pin(login.authenticate(method)).await;
+        let (answered_at, bytes) = (login.answered_at, std::mem::take(&mut login.bytes));
+        self.answered_at = answered_at;
+        self.bytes = bytes;
+        outcome
     }
 
     /// How the client has to prove who it is.
@@ -77,7 +81,7 @@ impl Arriving {
         let database = if is_console { Admin::name(setup.config.listen.dialect) } else { &request.database };
         let user = request.user.as_str();
         let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
-        rules.judge(&caller).cloned().ok_or_else(|| self.cause(Cause::NoRule))
+        rules.judge(&caller).cloned().ok_or_else(|| self.denied(Cause::NoRule))
     }
 
     /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
@@ -105,21 +109,24 @@ impl Arriving {
 
     /// Whether the process at the other end is the user's, and the user is known, as `trust` asks for.
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
-        let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.cause(Cause::Peer)) };
+        let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.denied(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
         let resolver = &self.worker.gateway.connector.resolver;
         let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
         let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
         let may = name.as_ref().is_some_and(may);
-        let known = may && (setup.config.auth.strangers || self.secret(setup, request).await?.known);
-        if known { Ok(()) } else { Err(self.cause(Cause::Peer)) }
+        let known = may && (setup.config.auth.strangers || self.secret(setup, request, AuthMethod::Trust).await?.known);
+        if known { Ok(()) } else { Err(self.denied(Cause::Peer)) }
     }
 
     /// Whether the user is known, and the secret: the configured one, or what the server says.
-    async fn secret(&self, setup: &Setup, request: &Request) -> Result<Found, LoginError> {
+    async fn secret(&self, setup: &Setup, request: &Request, method: AuthMethod) -> Result<Found, LoginError> {
         let declared = setup.config.declared_user(&request.user);
         let secret = declared.and_then(|user| user.secret.clone());
-        let lookup = setup.config.lookup(&request.database).filter(|_| secret.is_none());
+        // Where anybody is let in, a look-up serves the login to the server alone, which the user of the look-up has already.
+        let is_let_in = method.asks_nothing() && setup.config.auth.strangers;
+        let is_wanted = |lookup: &Lookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
+        let lookup = setup.config.lookup(&request.database).filter(is_wanted);
         let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
         let Some(lookup) = lookup else { return Ok(configured) };
         match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {

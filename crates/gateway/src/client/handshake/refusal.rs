@@ -21,7 +21,7 @@ impl Arriving {
                 self.link.shutdown();
                 return error;
             }
-            LoginError::Refused(refusal) => refusal.fatal(),
+            LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
             LoginError::Decode(fault) if !self.looks_like_http() => {
@@ -52,7 +52,12 @@ impl Arriving {
         if let (Dialect::Pgbouncer, Some(what)) = (setup.config.listen.dialect, cause.detail()) {
             tracing::error!("{} {what}", self.who(&setup));
         }
-        self.cause(cause)
+        self.denied(cause)
+    }
+
+    /// The client did not prove who it is.
+    pub(super) fn denied(&self, cause: Cause) -> LoginError {
+        LoginError::Denied(cause.refusal(self.dialect()))
     }
 
     /// The client as PgBouncer's log has it.
@@ -66,7 +71,9 @@ impl Arriving {
         let setup = self.worker.gateway.setup();
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
         let (sqlstate, reason) = match error {
-            LoginError::Refused(refusal) => (refusal.sqlstate, refusal.message.to_string()),
+            LoginError::Refused(refusal) | LoginError::Denied(refusal) => {
+                (refusal.sqlstate, refusal.message.to_string())
+            }
             LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
             LoginError::Server(_) => {
                 let code = fields.as_ref().and_then(ErrorFields::code).unwrap_or(sqlstate::CONNECTION_FAILURE);

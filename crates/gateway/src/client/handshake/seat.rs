@@ -58,8 +58,8 @@ impl Arriving {
     }
 
     /// Whether there is room for one more, as far as that is known before the login.
-    pub(super) fn admit(&self, request: &Request) -> Result<(), LoginError> {
-        let gateway = &self.worker.gateway;
+    pub(super) fn admit(&mut self, request: &Request) -> Result<(), LoginError> {
+        let gateway = self.worker.gateway.clone();
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
         // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
         let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
@@ -70,7 +70,7 @@ impl Arriving {
         if gateway.client_count() > max && !to_console {
             return Err(self.cause(Cause::Clients));
         }
-        Ok(())
+        self.count_address(request)
     }
 
     pub(super) fn admit_to_console(&self, request: Request) -> Result<Admitted, LoginError> {
@@ -244,7 +244,7 @@ impl Arriving {
 }
 
 /// What `work` comes to; `None` if the client leaves meanwhile. What it says before it is asked is kept.
-async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
     let (mut work, mut hears) = (pin!(work), true);
     std::future::poll_fn(|cx| {
         if let Poll::Ready(outcome) = work.as_mut().poll(cx) {

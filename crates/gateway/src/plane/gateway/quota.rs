@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -13,7 +14,7 @@ use std::{
 
 use tidegate_pool::Pool;
 
-use super::{Gateway, PoolKey, lock};
+use super::{Gateway, Network, PoolKey, lock};
 use crate::{
     config::{PoolPlan, SharedLimits},
     error::Cause,
@@ -67,7 +68,7 @@ impl Counts {
 
 /// One that is counted, until it is dropped.
 #[derive(Debug)]
-struct Share(Arc<AtomicUsize>);
+pub struct Share(Arc<AtomicUsize>);
 
 impl Drop for Share {
     fn drop(&mut self) {
@@ -82,6 +83,8 @@ pub(super) struct Quotas {
     user_servers: Counts,
     database_clients: Counts,
     user_clients: Counts,
+    address_clients: Counts,
+    address_arrivals: Counts,
 }
 
 /// Something counted under a database and under a user.
@@ -89,6 +92,15 @@ pub(super) struct Quotas {
 pub struct Quota {
     _database: Share,
     _user: Share,
+    _address: Option<Share>,
+}
+
+impl Quota {
+    /// The same, and counted under an address as well.
+    #[must_use]
+    pub fn with_address(self, address: Option<Share>) -> Self {
+        Self { _address: address, ..self }
+    }
 }
 
 /// Which limit is reached.
@@ -117,7 +129,7 @@ fn both(
 ) -> Result<Quota, Full> {
     let database = database_counts.take(database, database_limit).ok_or(Full::Database)?;
     let user = user_counts.take(user, user_limit).ok_or(Full::User)?;
-    Ok(Quota { _database: database, _user: user })
+    Ok(Quota { _database: database, _user: user, _address: None })
 }
 
 impl Gateway {
@@ -131,6 +143,16 @@ impl Gateway {
             (&counts.database_clients, database, limits.database_clients),
             (&counts.user_clients, user, limits.user_clients),
         )
+    }
+
+    /// Counts one more client of an address; `None` if there are `max` already.
+    pub fn seat_address(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.quotas.address_clients.take(&Network::of(address).to_string(), max)
+    }
+
+    /// Counts one more connection of an address that has not logged in; `None` if there are `max` already.
+    pub fn seat_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.quotas.address_arrivals.take(&Network::of(address).to_string(), max)
     }
 
     /// Counts one more server connection of a pool.

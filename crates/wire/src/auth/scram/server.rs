@@ -59,6 +59,13 @@ pub struct Accepted {
 }
 
 impl ScramServerFinal {
+    /// The same with the keys of another verifier, which has the salt and the iterations that the client was told. Keys
+    /// that take long to derive need not be there before the proof is.
+    #[must_use]
+    pub fn with_keys_of(self, verifier: Verifier) -> Self {
+        Self { verifier, ..self }
+    }
+
     /// Checks the client's proof, in constant time.
     ///
     /// # Errors

@@ -1,0 +1,115 @@
+//! What users that do not exist look like: a login as one of them must not differ from one that fails.
+
+use std::{fs, io};
+
+use sha2::{Digest, Sha256};
+
+use crate::config::{Secret, User};
+
+/// Names the purpose of what is derived of the machine's number, so that the number itself is not given away
+/// (machine-id(5)).
+const PURPOSE: &[u8] = b"tidegate: salts of users without a verifier";
+
+/// The secret from which salts are derived: the configured one, else one of this machine, else a random one. It is not
+/// derived of passwords or verifiers: a salt, which anybody may ask for, would be a test for guesses of them.
+pub(super) fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
+    let machine = || fs::read_to_string("/etc/machine-id").ok().filter(|id| is_machine_id(id.trim()));
+    let source = match configured.is_empty() {
+        false => Some(configured.reveal().to_owned()),
+        true => machine().map(|id| id.trim().to_owned()),
+    };
+    match source {
+        Some(source) => Ok(digest(&[PURPOSE, source.as_bytes()])),
+        None => {
+            let mut random = [0; 32];
+            getrandom::fill(&mut random).map_err(io::Error::other)?;
+            Ok(random)
+        }
+    }
+}
+
+/// 128 random bits in hexadecimal digits; images of machines have `uninitialized`, or nothing.
+fn is_machine_id(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) && text.bytes().any(|byte| byte != b'0')
+}
+
+fn digest(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// The configured users by what they have: each number of iterations of verifiers, or a password or hash, and how many users
+/// have that.
+#[derive(Debug, Default)]
+pub(super) struct Decoys(Vec<(Option<u32>, u64)>);
+
+impl Decoys {
+    pub(super) fn of<'u>(users: impl Iterator<Item = &'u User>) -> Self {
+        let mut kinds: Vec<(Option<u32>, u64)> = Vec::new();
+        for secret in users.filter_map(|user| user.secret.as_ref()).filter(|secret| !secret.secret().is_empty()) {
+            let kind = secret.iterations();
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((kind, 1)),
+            }
+        }
+        Self(kinds)
+    }
+
+    /// What an unknown user seems to have, the same each time; of many users as often as configured ones have it.
+    pub(super) fn pick(&self, secret: &[u8], user: &str) -> Option<u32> {
+        let total: u64 = self.0.iter().map(|(_, count)| count).sum();
+        let hash = digest(&[b"kind", secret, user.as_bytes()]);
+        let number = hash.first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let mut place = number.checked_rem(total)?;
+        for (kind, count) in &self.0 {
+            if place < *count {
+                return *kind;
+            }
+            place -= count;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_wire::auth::scram::Verifier;
+
+    use super::*;
+    use crate::config::toml;
+
+    #[test]
+    fn unknown_users_look_like_the_configured_ones() {
+        let verifier = |iterations| Verifier::derive(b"x", b"0123456789abcdef", iterations).to_text();
+        let mut text = "[databases.a]\nhost = \"db\"\n".to_owned();
+        for number in 0..3 {
+            text += &format!("[users.v{number}]\npassword = \"{}\"\n", verifier(10));
+        }
+        text +=
+            &format!("[users.w]\npassword = \"{}\"\n[users.p]\npassword = \"x\"\n[users.s]\nsize = 3\n", verifier(20));
+        let config = toml::parse(&text, "tidegate.toml").expect("a configuration");
+        let decoys = Decoys::of(config.users.values());
+        let picked: Vec<_> = (0..500).map(|number| decoys.pick(b"secret", &format!("user{number}"))).collect();
+        let share = |kind| picked.iter().filter(|picked| **picked == kind).count();
+        assert!((240..360).contains(&share(Some(10))), "three of five: {}", share(Some(10)));
+        assert!((60..140).contains(&share(Some(20))) && (60..140).contains(&share(None)));
+        assert_eq!(decoys.pick(b"secret", "user7"), picked[7]);
+        assert_eq!(Decoys::default().pick(b"secret", "user7"), None);
+    }
+
+    #[test]
+    fn a_machine_has_one_secret_and_the_configuration_another() {
+        let own = salt_secret(&Secret::new("own")).expect("a secret");
+        assert_eq!(own, salt_secret(&Secret::new("own")).expect("a secret"));
+        assert_ne!(own, salt_secret(&Secret::default()).expect("a secret"));
+        for (text, is_good) in [("0123456789abcdef0123456789ABCDEF", true), ("uninitialized", false), ("", false)] {
+            assert_eq!(is_machine_id(text), is_good, "{text}");
+        }
+        assert!(!is_machine_id(&"0".repeat(32)));
+    }
+}
