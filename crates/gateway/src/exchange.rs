@@ -14,7 +14,7 @@ use std::{
 use tidegate_link::{Chunk, Link};
 use tidegate_wire::{
     DecodeError,
-    backend::{self, ErrorFields},
+    backend::{self, ErrorFields, TxStatus},
     frontend::{self, Execute},
     scan::Scanner,
     sqlstate,
@@ -30,6 +30,7 @@ use crate::{
     stats::PoolStats,
 };
 
+mod copy;
 mod flight;
 mod forward;
 mod pending;
@@ -38,7 +39,7 @@ mod shapes;
 mod splice;
 mod usual;
 
-use flight::Flight;
+use flight::{Flight, Unsynced};
 pub use forward::Unnamed;
 use pending::Pending;
 use shapes::ShapeChecks;
@@ -194,6 +195,11 @@ pub enum Leftover {
     Transaction,
     /// Messages without a Sync, which a Sync of ours would carry out and commit; nothing is owed.
     Unsynced,
+    /// Messages without a Sync, of which a Sync commits nothing; nothing is owed, and a transaction may be open.
+    Prepared {
+        /// A transaction is open, or has failed.
+        in_transaction: bool,
+    },
     /// It owes a reply, or has got a part of a message.
     Busy,
 }
@@ -639,8 +645,10 @@ impl<'a> Exchange<'a> {
     pub fn leftover(&self) -> Leftover {
         if self.scanner.is_streaming() || !self.flight.owes_nothing() {
             Leftover::Busy
-        } else if !self.flight.is_quiet() {
+        } else if self.flight.unsynced() == Unsynced::Executed {
             Leftover::Unsynced
+        } else if self.flight.unsynced() == Unsynced::Prepared {
+            Leftover::Prepared { in_transaction: self.flight.status != TxStatus::Idle }
         } else if self.flight.is_over() {
             Leftover::Nothing
         } else {

@@ -120,6 +120,8 @@ enum Place {
 pub struct Cleaning {
     /// A transaction is open and has to be rolled back.
     pub in_transaction: bool,
+    /// The server waits for a Sync, which commits nothing.
+    pub unsynced: bool,
     /// The session has to be reset as the pool is told to,
     pub reset: bool,
     /// and before that as a client needs it who has left behind what only a session has.

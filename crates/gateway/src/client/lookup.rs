@@ -23,7 +23,7 @@ use crate::{
     config::{Dialect, Lookup, Secret, UserSecret},
     error::Refusal,
     plane::{Gateway, Worker, within},
-    server::{Server, clean},
+    server::{Cleaning, Server, clean},
 };
 
 /// What the server knows of a user.
@@ -102,7 +102,7 @@ fn unavailable(gateway: &Gateway, at: &str, database: &str) -> Refusal {
 
 async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, Wrong> {
     lease.settle(&worker.reactor)?;
-    clean::clean(lease, false, &[clean::DISCARD_ALL]).await?;
+    clean::clean(lease, Cleaning::default(), &[clean::DISCARD_ALL]).await?;
     let mut out = Vec::new();
     frontend::parse(b"", query.as_bytes(), &[], &mut out);
     frontend::bind(&BindMessage { values: &[Some(user.as_bytes())], ..BindMessage::default() }, &mut out);

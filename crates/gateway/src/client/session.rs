@@ -464,7 +464,8 @@ impl Session {
         };
         lease.fault = goodbye.as_ref().err().map(|goodbye| fault_of(goodbye.reason()));
         let cleaning = Cleaning {
-            in_transaction: leftover == Leftover::Transaction,
+            in_transaction: matches!(leftover, Leftover::Transaction | Leftover::Prepared { in_transaction: true }),
+            unsynced: matches!(leftover, Leftover::Prepared { .. }),
             reset: reset && (always || !stays),
             discard: is_pinned && !stays,
         };
@@ -478,7 +479,7 @@ impl Session {
             _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
             Leftover::Unsynced => Fate::Close,
             Leftover::Nothing if !cleaning.reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
-            Leftover::Nothing | Leftover::Transaction => {
+            Leftover::Nothing | Leftover::Transaction | Leftover::Prepared { .. } => {
                 lease.cleaning = cleaning;
                 Fate::Clean
             }

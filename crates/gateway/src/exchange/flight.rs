@@ -18,6 +18,8 @@ use crate::{
 
 mod copy;
 
+use copy::FailedCopy;
+
 /// Who gets a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
@@ -126,8 +128,7 @@ impl Owed {
 pub(crate) struct Flight {
     owed: VecDeque<Owed>,
     pub(crate) status: TxStatus,
-    /// Extended messages were sent since the last Sync or Query.
-    unsynced: bool,
+    unsynced: Unsynced,
     /// An error came before its Sync was sent: the server skips everything up to it.
     pub(crate) skipping: bool,
     /// The server waits for copy data.
@@ -136,6 +137,11 @@ pub(crate) struct Flight {
     copied: bool,
     /// The query at the front has failed.
     query_failed: bool,
+    /// A copy has failed that may have ignored Syncs.
+    failed_copy: FailedCopy,
+    /// What the client sends up to its next Sync, and that Sync, is not for the server: it would have skipped it, and has answered a
+    /// Sync of the gateway in its place.
+    pub(crate) drops: bool,
     /// The weight of all that is owed.
     sum: Weight,
     /// Changes with every answer that may decide something.
@@ -144,6 +150,17 @@ pub(crate) struct Flight {
     queries: usize,
     /// A Sync was sent behind the last of what decides what the unnamed statement is.
     synced_behind_unnamed: bool,
+}
+
+/// What was sent since the last Sync or Query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unsynced {
+    /// No message of the extended protocol.
+    Nothing,
+    /// Messages of which a Sync commits nothing: Parse, Bind, Describe and Close, or any before an error.
+    Prepared,
+    /// An Execute, which a Sync may commit.
+    Executed,
 }
 
 /// What an entry counts for. Its sums say at once what a look at all that is owed would, which may be a lot.
@@ -248,11 +265,13 @@ impl Flight {
             // A flight of the extended protocol has five.
             owed: VecDeque::with_capacity(8),
             status: TxStatus::Idle,
-            unsynced: false,
+            unsynced: Unsynced::Nothing,
             skipping: false,
             copy_in: false,
             copied: false,
             query_failed: false,
+            failed_copy: FailedCopy::None,
+            drops: false,
             sum: Weight::default(),
             progress: 0,
             queries: 0,
@@ -375,11 +394,11 @@ impl Flight {
     /// Nothing is owed, though a transaction may be open.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.owed.is_empty() && !self.unsynced && !self.copy_in
+        self.owed.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
     }
 
-    /// Extended messages were sent since the last Sync or Query.
-    pub(crate) fn is_unsynced(&self) -> bool {
+    /// What was sent since the last Sync or Query.
+    pub(crate) fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
 
@@ -451,13 +470,15 @@ impl Flight {
     pub(crate) fn push(&mut self, asked: Asked, to: For) -> bool {
         match asked {
             Asked::Sync => {
-                self.unsynced = false;
+                self.unsynced = Unsynced::Nothing;
                 // What comes behind it is heard again.
                 self.skipping = false;
             }
-            Asked::Query(..) | Asked::FunctionCall | Asked::Usual => self.unsynced = false,
+            Asked::Query(..) | Asked::FunctionCall | Asked::Usual => self.unsynced = Unsynced::Nothing,
             Asked::CopyData | Asked::CopyEnd => {}
-            _ => self.unsynced |= to != For::Answered,
+            Asked::Execute(..) => self.unsynced = Unsynced::Executed,
+            _ if to != For::Answered => self.unsynced = self.unsynced.max(Unsynced::Prepared),
+            _ => {}
         }
         if to == For::Answered && self.owed.is_empty() {
             return true;
@@ -475,10 +496,16 @@ impl Flight {
             | (Asked::Describe(_), Completes::Describe)
             | (Asked::Execute(..), Completes::Execute)
             | (Asked::Close(_) | Asked::CloseUnnamed(_) | Asked::Evict(..), Completes::Close) => true,
+            (Asked::Query(..), Completes::Execute) => {
+                // The copy has succeeded, whatever becomes of the statements behind it in the same query.
+                self.finish_copy();
+                return None;
+            }
             _ => return None,
         };
         debug_assert!(fits);
         let owed = self.dequeue();
+        self.end_probe(owed.as_ref());
         if reply == Completes::Execute {
             let copied = self.copied;
             self.end_copy(true);
@@ -506,7 +533,10 @@ impl Flight {
     #[inline]
     pub(crate) fn ready(&mut self, status: TxStatus) -> Option<Owed> {
         self.status = status;
-        self.skipping = false;
+        if std::mem::take(&mut self.skipping) {
+            // The Sync that ends the skipping was sent before the error came.
+            self.unsynced = Unsynced::Nothing;
+        }
         self.copy_in = false;
         let failed = std::mem::take(&mut self.query_failed);
         while let Some(owed) = self.dequeue() {
@@ -520,21 +550,21 @@ impl Flight {
 
     /// ErrorResponse. Returns what the server will now skip, in order, beginning with what failed.
     pub(crate) fn fail(&mut self) -> Vec<Owed> {
+        let skips_syncs = self.fail_copy();
         match self.owed.front().map(|owed| &owed.asked) {
             // A simple query or a function call ends with its own ReadyForQuery; a Sync fails when its commit does.
             None | Some(Asked::Query(..) | Asked::FunctionCall | Asked::Sync) => {
-                self.copy_in = false;
-                self.copied = false;
                 self.query_failed = true;
                 return Vec::new();
             }
             _ => {}
         }
-        self.copy_in = false;
-        self.copied = false;
         let end = self.owed.iter().position(|owed| matches!(owed.asked, Asked::Sync));
-        self.skipping = end.is_none();
-        self.unsynced |= self.skipping;
+        self.skipping = end.is_none() || skips_syncs;
+        if self.skipping {
+            // The error has undone what was executed.
+            self.unsynced = Unsynced::Prepared;
+        }
         (0..end.unwrap_or(self.owed.len())).map_while(|_| self.dequeue()).collect()
     }
 }
@@ -659,7 +689,7 @@ mod tests {
             5 | 6 => drop(flight.push(Asked::Sync, For::Client)),
             7 => flight.note_copy_data(),
             8 => flight.end_copy_in(),
-            9 => flight.sync_in_copy(),
+            9 => flight.finish_copy(),
             10 => flight.begin_copy_in(),
             11 => drop(flight.fail()),
             12 => drop(flight.put_unnamed_back(unnamed("select 'longer'"))),
@@ -677,9 +707,8 @@ mod tests {
         push(&mut flight, Asked::Sync);
         push(&mut flight, Asked::Sync);
         flight.begin_copy_in();
-        assert!(!flight.is_pipelined(), "a copy ignores both");
         flight.note_copy_data();
-        flight.sync_in_copy();
+        push(&mut flight, Asked::Sync);
         flight.end_copy_in();
         assert!(flight.is_pipelined());
         flight.complete(Completes::Execute);

@@ -15,6 +15,7 @@ use tidegate_wire::{
 
 use super::{
     Exchange, QUEUE_BYTES_MAX, Trouble,
+    copy::is_of_copy,
     flight::{Again, Asked, Described, For, Forgotten, Undo, Use},
     shapes::Readiness,
     splice::Splice,
@@ -159,6 +160,9 @@ impl Exchange<'_> {
             }
         };
         self.server.link().write(sent);
+        if self.held.is_some() && self.flight.is_copy_undecided() {
+            self.hurry_copy();
+        }
         Ok(stays)
     }
 
@@ -171,6 +175,7 @@ impl Exchange<'_> {
                 if self.keeps_state_apart() && !pins.is_empty() {
                     self.add_pins(pins);
                 }
+                self.note_end_of_pipeline();
                 self.flight.push(Asked::FunctionCall, For::Client);
                 self.ledger.iter_mut().for_each(Ledger::call);
             }
@@ -186,7 +191,7 @@ impl Exchange<'_> {
             return Words::Same;
         };
         self.ledger.iter_mut().for_each(Ledger::call);
-        self.server.confused |= self.flight.is_unsynced();
+        self.note_end_of_pipeline();
         self.server.unnamed = None;
         self.owe(Asked::Query(None, None));
         let mut out = Vec::new();
@@ -203,7 +208,16 @@ impl Exchange<'_> {
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
     /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if !self.flight.is_pipelined() || self.flight.skipping || self.flight.copy_in || !self.tracks_statements() {
+        if !self.flight.is_pipelined() || self.flight.copy_in {
+            return false;
+        }
+        if !is_of_copy(tag) && self.flight.is_copy_undecided() {
+            return true;
+        }
+        if self.flight.skipping {
+            return false;
+        }
+        if !self.tracks_statements() {
             return false;
         }
         let body = &message[HEADER..];
@@ -261,6 +275,13 @@ impl Exchange<'_> {
     /// Notes what the server will answer to a message, and says in which words the server gets it.
     fn translate(&mut self, tag: u8, message: &[u8]) -> Result<Words, Trouble> {
         let body = &message[HEADER..];
+        if self.flight.drops {
+            if tag == frontend::SYNC {
+                self.flight.end_drops();
+                self.answered = true;
+            }
+            return Ok(Words::Other(Vec::new()));
+        }
         if self.flight.skipping && tag != frontend::SYNC {
             return Ok(Words::Same);
         }
@@ -274,7 +295,6 @@ impl Exchange<'_> {
             frontend::DESCRIBE => return self.describe(message),
             frontend::CLOSE => return self.close(body),
             frontend::EXECUTE => return Ok(self.execute(message)),
-            frontend::SYNC if self.flight.copy_in => self.flight.sync_in_copy(),
             frontend::SYNC => self.owe(Asked::Sync),
             frontend::FUNCTION_CALL => return Ok(self.call(body)),
             frontend::COPY_DONE | frontend::COPY_FAIL => self.flight.end_copy_in(),
@@ -298,8 +318,7 @@ impl Exchange<'_> {
         if let Some(ledger) = &mut self.ledger {
             ledger.query(text);
         }
-        // Postgres 18 is confused by a simple query in the middle of a pipeline, and stays so for its next client.
-        self.server.confused |= self.flight.is_unsynced();
+        self.note_end_of_pipeline();
         let unnamed = self.front.unnamed.take();
         self.server.unnamed = None;
         self.stats.query_count.add(1);

@@ -278,6 +278,9 @@ impl Exchange<'_> {
         if owed.is_none() {
             return Err(Trouble::Unasked(backend::READY_FOR_QUERY));
         }
+        if self.flight.take_uncertain_syncs() {
+            self.count_syncs();
+        }
         self.settle_pending(status);
         self.settle_catalog_change(status);
         if let (Some(ledger), Some(Owed { to: For::Client, .. })) = (&mut self.ledger, &owed) {
@@ -561,7 +564,7 @@ impl Exchange<'_> {
             self.remember(undo.statements);
         }
         if is_copy_given_up(&fields) {
-            self.flight.copy_given_up();
+            self.flight.finish_copy();
         }
         let front = front_of(self.flight.front());
         let skipped = self.flight.fail();

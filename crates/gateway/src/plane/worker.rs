@@ -809,7 +809,7 @@ async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<
         Ok(()) => {
             let work = async {
                 wait_for_cancels(&worker, &pool, &lease).await;
-                clean::clean(&mut lease, cleaning.in_transaction, &resets).await
+                clean::clean(&mut lease, cleaning, &resets).await
             };
             within(&worker.reactor, CLEAN_LIMIT, work).await
         }

@@ -9,7 +9,7 @@ use tidegate_wire::{
     scan::{Step, Want},
 };
 
-use super::Server;
+use super::{Cleaning, Server};
 use crate::params::Settings;
 
 /// Why a server could not be cleaned; it is then closed.
@@ -36,21 +36,26 @@ pub enum CleanError {
 /// What takes everything back that a session has.
 pub const DISCARD_ALL: &str = "DISCARD ALL";
 
-/// Ends an open transaction and runs each of `resets`, after all cancel requests are through.
+/// Ends what `cleaning` says is open and runs each of `resets`, after all cancel requests are through.
 ///
 /// # Errors
 /// Any of [`CleanError`]: the server must not be used again.
 ///
 /// # Cancel safety
 /// Not safe: the server's state is unknown when the future is dropped.
-pub async fn clean(server: &mut Server, in_transaction: bool, resets: &[&str]) -> Result<(), CleanError> {
+pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> Result<(), CleanError> {
     server.cancels.opened().await;
     if server.cancels.has_lost() {
         return Err(CleanError::Cancelled);
     }
     let mut out = Vec::new();
     let mut owed = 1;
-    if in_transaction {
+    if cleaning.unsynced {
+        // After an error the server skips everything before it.
+        frontend::sync(&mut out);
+        owed += 1;
+    }
+    if cleaning.in_transaction {
         frontend::query(b"ROLLBACK", &mut out);
         owed += 1;
     }

@@ -62,6 +62,7 @@ impl Played {
 impl<'f> Stage<'f> {
     pub(crate) fn new(fixture: &'f Fixture, mode: &'static str) -> Self {
         let table = fixture.own_table("n int");
+        make_refusing_table(fixture, &table);
         let gateway = gateway(fixture, mode);
         Self { fixture, mode, direct: fixture.direct(), gateway, table, keeper: fixture.server.client() }
     }
@@ -154,6 +155,17 @@ impl<'f> Stage<'f> {
         }
         Ok(played)
     }
+}
+
+/// Another table beside `table`, whose trigger refuses every insert before any row is read.
+fn make_refusing_table(fixture: &Fixture, table: &str) {
+    let own = format!("{table}_refusing");
+    fixture.server.sql(&format!("create table {own} (n int)"));
+    let body = "begin raise exception 'refused'; end";
+    fixture.server.sql(&format!("create function {own}() returns trigger language plpgsql as $${body}$$"));
+    fixture
+        .server
+        .sql(&format!("create trigger refuse before insert on {own} for each statement execute function {own}()"));
 }
 
 /// A server each for the script, for the client that passes by, and for the other clients of the script.

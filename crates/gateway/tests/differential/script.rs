@@ -239,7 +239,7 @@ impl Script {
 }
 
 fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
-    match rng.u8(..18) {
+    match rng.u8(..21) {
         0..4 => ops.push(Op::Query(one_of(rng, SQL).to_owned())),
         4 => ops.push(Op::Query(one_of(rng, SEVERAL).to_owned())),
         5..8 => once(rng, ops),
@@ -261,7 +261,10 @@ fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
             let (function, arguments) = FUNCTIONS[rng.usize(..FUNCTIONS.len())];
             ops.push(Op::FunctionCall(function, arguments));
         }
-        _ => stray(rng, ops),
+        17 => stray(rng, ops),
+        18 => refused_copy_in(rng, ops),
+        19 => flush_then_query(rng, ops),
+        _ => set_config(rng, ops),
     }
 }
 
@@ -469,6 +472,85 @@ fn schema_phrase(rng: &mut Rng, first: usize, ops: &mut Vec<Op>) {
             ops.push(if rng.u8(..4) == 0 { Op::Flush } else { Op::Sync });
         }
     }
+}
+
+/// A COPY that fails before it reads data, by a trigger or by FREEZE, with Syncs and data at any place.
+fn refused_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let text = if rng.bool() { "copy TABLE_refusing from stdin" } else { "copy TABLE from stdin (freeze)" };
+    if rng.u8(..3) == 0 {
+        ops.push(Op::Query(text.to_owned()));
+    } else {
+        let name = one_of(rng, &STATEMENTS[..2]);
+        ops.extend([Op::CloseStatement(name), Op::Parse(name, text.to_owned()), Op::Bind("", name, Vec::new())]);
+        if rng.u8(..3) == 0 {
+            ops.push(Op::DescribePortal(""));
+        }
+        ops.push(Op::Execute("", 0));
+    }
+    for _ in 0..rng.usize(..3) {
+        ops.push(match rng.u8(..4) {
+            0 | 1 => Op::Sync,
+            2 => Op::Flush,
+            _ => Op::Read,
+        });
+    }
+    data(rng, ops);
+    ops.push(Op::Sync);
+}
+
+/// A simple query behind messages of the extended protocol that no Sync has ended, of which none is an Execute.
+fn flush_then_query(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let name = one_of(rng, &STATEMENTS);
+    let (text, values) = text_and_values(rng);
+    ops.extend([Op::CloseStatement(name), Op::Parse(name, text)]);
+    if rng.bool() {
+        ops.push(Op::DescribeStatement(name));
+    }
+    if rng.u8(..3) == 0 {
+        ops.push(Op::Bind(one_of(rng, &PORTALS), name, values.clone()));
+    }
+    if rng.u8(..4) > 0 {
+        ops.push(Op::Flush);
+    }
+    if rng.bool() {
+        ops.push(Op::Read);
+    }
+    ops.push(Op::Query(one_of(rng, SQL).to_owned()));
+    if rng.bool() {
+        ops.extend([Op::Bind("", name, values), Op::Execute("", 0), Op::Sync]);
+    }
+}
+
+/// Settings by `set_config` and in blocks, which go with their client.
+fn set_config(rng: &mut Rng, ops: &mut Vec<Op>) {
+    const SETS: &[&str] = &[
+        "select set_config('work_mem', '7MB', false)",
+        "select set_config('work_mem', 'much', false)",
+        "select current_setting('jit') as cur, set_config('jit', 'off', false) as new",
+        "select set_config('jit', 'on', true)",
+        "select set_config('work_mem', '6MB', false) from TABLE",
+        "select set_config('work_mem', '5MB', false), set_config('application_name', 'config', false)",
+    ];
+    const BLOCKS: &[&str] = &[
+        "begin; set work_mem = '9MB'; set jit = off; commit",
+        "begin; set work_mem = '8MB'; select 1 / 0; commit;",
+        "begin; set work_mem = '7MB'",
+        "set work_mem = '6MB'; reset jit; commit",
+        "begin; select set_config('work_mem', '5MB', false); reset work_mem; commit",
+    ];
+    match rng.u8(..4) {
+        0 => ops.push(Op::Query(one_of(rng, SETS).to_owned())),
+        1 => ops.push(Op::Query(one_of(rng, BLOCKS).to_owned())),
+        2 => {
+            ops.push(Op::Parse("", one_of(rng, SETS).to_owned()));
+            ops.extend([Op::Bind("", "", Vec::new()), Op::Execute("", rng.u32(..2)), Op::Sync]);
+        }
+        _ => {
+            ops.push(Op::Parse("", "select set_config('work_mem', $1, false)".to_owned()));
+            ops.extend([Op::Bind("", "", vec!["4321kB".to_owned()]), Op::Execute("", rng.u32(..2)), Op::Sync]);
+        }
+    }
+    ops.extend([Op::Read, Op::Query("show work_mem".to_owned()), Op::Query("show jit".to_owned())]);
 }
 
 fn stray(rng: &mut Rng, ops: &mut Vec<Op>) {

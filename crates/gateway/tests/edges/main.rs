@@ -34,6 +34,7 @@ fn gateway_before(server: &tidegate_testkit::FaultyServer, pool: &str) -> tidega
 mod admin;
 mod cancel;
 mod copy;
+mod copy_errors;
 mod failed_logins;
 mod life_cycle;
 mod limits;

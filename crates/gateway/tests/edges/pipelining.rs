@@ -317,6 +317,64 @@ on_each_postgres! {
         next.expect("1 2 D:3 C:SELECT_1 Z:I");
     }
 
+    /// asyncpg prepares by Parse, Describe and Flush, and begins a transaction by a Query.
+    fn a_query_behind_parse_and_flush_keeps_the_server_usable(fixture) {
+        for mode in ["transaction", "session"] {
+            let gateway = fixture.gateway(&format!("mode = \"{mode}\"\nsize = 1\n"));
+            let backends: Vec<_> = (0..5).map(|round| {
+                let mut client = gateway.client("postgres");
+                client.send(&Frames::new().parse("s", "select $1::int").describe_statement("s").flush());
+                client.expect("1 t T");
+                client.ok("begin");
+                client.send(&Frames::new().parse("", "select 1").bind("", &[]).describe_portal("").flush());
+                client.expect("1 2 T");
+                client.ok("commit");
+                client.send(&Frames::new().close_statement("unknown").bind("s", &[&round.to_string()]).flush());
+                client.expect("3 2");
+                client.backend()
+            }).collect();
+            assert!(backends.iter().all(|backend| *backend == backends[0]), "{mode}: {backends:?}");
+        }
+    }
+
+    fn a_query_behind_a_failed_parse_is_discarded(fixture) {
+        fixture.at_both_doors(|door| {
+            let mut client = door.client();
+            for flush in [true, false] {
+                let parse = Frames::new().parse("s", "selec");
+                client.send(&if flush { parse.flush() } else { parse });
+                if flush {
+                    client.expect("E:42601");
+                }
+                client.send(&Frames::new().query("select 'discarded'").sync().query("select 'behind'"));
+                if !flush {
+                    client.expect("E:42601");
+                }
+                client.expect("Z:I T D:behind C:SELECT_1 Z:I");
+            }
+        });
+    }
+
+    fn a_client_that_leaves_behind_parse_keeps_the_server(fixture) {
+        for mode in ["transaction", "session"] {
+            let gateway = fixture.gateway(&format!("mode = \"{mode}\"\nsize = 1\n"));
+            let backend = gateway.client("postgres").backend();
+            for (begins, text, answer) in
+                [(false, "select 1", "1 t T"), (true, "select 1", "1 t T"), (false, "selec", "E"), (true, "selec", "E")]
+            {
+                let mut leaving = gateway.client("postgres");
+                if begins {
+                    leaving.ok("begin");
+                }
+                leaving.send(&Frames::new().parse("", text).describe_statement("").flush());
+                leaving.expect(answer);
+                leaving.vanish(false);
+                let mut next = gateway.client("postgres");
+                assert_eq!(next.backend(), backend, "{mode}: {text} in a transaction: {begins}");
+            }
+        }
+    }
+
     fn edge_10_an_open_or_failed_transaction_keeps_the_server(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let mut owner = gateway.client("postgres");

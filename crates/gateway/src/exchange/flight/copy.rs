@@ -3,14 +3,90 @@
 //! While a copy reads its data, the server ignores Sync and Flush. Once it has ended or failed, the server ignores CopyData,
 //! CopyDone and CopyFail, and answers each Sync (`src/backend/commands/copyfromparse.c`, `src/backend/tcop/postgres.c`).
 
-use super::{Asked, Flight, For, Owed};
+use super::{Asked, Flight, For, Owed, Unsynced};
+
+/// What is known of the Syncs that came before a copy has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailedCopy {
+    /// There is no such copy, or all is known.
+    None,
+    /// How many of them are answered is not known.
+    Uncertain,
+    /// A Sync of the gateway is under way that tells whether the one before it is answered.
+    Probed,
+}
 
 impl Flight {
-    /// A Sync in the middle of a copy: ignored, unless data before it is refused.
-    pub(crate) fn sync_in_copy(&mut self) {
-        if self.owed.iter().any(|owed| matches!(owed.asked, Asked::CopyData)) {
-            self.push(Asked::Sync, For::Client);
+    /// Whether a message means one thing if an earlier copy has ignored its Syncs, and another if it has not: the message waits
+    /// until the copy has succeeded or failed. A copy whose end was not sent is not waited for, as it would wait as well.
+    pub(crate) fn is_copy_undecided(&self) -> bool {
+        const LOOKED_THROUGH_MAX: usize = 4096;
+        match self.failed_copy {
+            FailedCopy::None => {}
+            FailedCopy::Uncertain => return !self.skipping || self.may_probe(),
+            FailedCopy::Probed => return true,
         }
+        if self.sum.copied == 0 || self.owed.len() > LOOKED_THROUGH_MAX {
+            return false;
+        }
+        let is_sync = |owed: &Owed| matches!(owed.asked, Asked::Sync);
+        let mut behind_sync = self.owed.iter().skip_while(|owed| !is_sync(owed));
+        behind_sync.any(|owed| matches!(owed.asked, Asked::CopyEnd))
+    }
+
+    /// After the first ReadyForQuery behind a failed copy: whether only a reply of another kind tells which Syncs are answered.
+    pub(crate) fn take_uncertain_syncs(&mut self) -> bool {
+        let is_uncertain = self.failed_copy == FailedCopy::Uncertain;
+        if is_uncertain {
+            self.failed_copy = FailedCopy::None;
+        }
+        is_uncertain && !self.owed.is_empty()
+    }
+
+    /// Whether a Sync of the gateway tells if the server skips what the client sends next: one of two replies is missing then.
+    fn may_probe(&self) -> bool {
+        self.owed.iter().filter(|owed| matches!(owed.asked, Asked::Sync)).count() == 1
+    }
+
+    /// The server may be skipping messages or not, and the client goes on without a Sync: whether the gateway is to send one.
+    pub(crate) fn begin_probe(&mut self) -> bool {
+        let begins = self.failed_copy == FailedCopy::Uncertain && self.skipping && self.may_probe();
+        if begins {
+            self.failed_copy = FailedCopy::Probed;
+        }
+        begins
+    }
+
+    /// The reply behind the Syncs has come.
+    #[inline]
+    pub(super) fn end_probe(&mut self, completed: Option<&Owed>) {
+        if self.failed_copy == FailedCopy::Probed && completed.is_some_and(|owed| owed.to == For::Gateway) {
+            self.failed_copy = FailedCopy::None;
+        }
+    }
+
+    /// The query or the Execute at the front has failed. Returns whether the server may skip all messages that were sent so far.
+    ///
+    /// The copy has read its data up to some message, and ignored the Syncs before that. If it has failed before it read any
+    /// (a trigger, COPY FREEZE), all Syncs are answered. The error does not say which of the two has happened.
+    pub(super) fn fail_copy(&mut self) -> bool {
+        self.copy_in = false;
+        if !std::mem::take(&mut self.copied) {
+            return false;
+        }
+        let (mut has_sync, mut may_be_ignored, mut ends_in_sync, mut parts) = (false, false, false, 0);
+        for owed in self.owed.iter().skip(1).take_while(|owed| is_part_of_copy(owed)) {
+            ends_in_sync = matches!(owed.asked, Asked::Sync);
+            has_sync |= ends_in_sync;
+            may_be_ignored |= has_sync && !ends_in_sync;
+            parts += 1;
+        }
+        let is_all = self.owed.len() == parts + 1;
+        if !may_be_ignored || !is_all {
+            return false;
+        }
+        self.failed_copy = FailedCopy::Uncertain;
+        !ends_in_sync
     }
 
     /// Copy data from the client.
@@ -24,8 +100,19 @@ impl Flight {
     /// A reply that no Sync gives: a Sync that stands before whoever asked for it was ignored in a copy.
     pub(crate) fn pass_ignored_syncs(&mut self) {
         while self.owed.len() > 1 && matches!(self.owed.front(), Some(Owed { asked: Asked::Sync, .. })) {
+            if self.failed_copy == FailedCopy::Probed && self.owed[0].to == For::Gateway {
+                // One reply has come for two Syncs: the client's was ignored, and the server has skipped what was behind it.
+                self.drops = true;
+                self.unsynced = Unsynced::Prepared;
+            }
             self.take_out(0);
         }
+    }
+
+    /// The client's Sync to which the gateway has given the answer to its own.
+    pub(crate) fn end_drops(&mut self) {
+        self.drops = false;
+        self.unsynced = Unsynced::Nothing;
     }
 
     /// What was at the front is done. If it was a copy that went well, what was sent in its course was a part of it.
@@ -40,20 +127,21 @@ impl Flight {
     /// A copy may have ignored Syncs. If nothing behind it has a ReadyForQuery, the messages before still wait for a Sync.
     pub(super) fn note_ignored_syncs(&mut self) {
         let ends = |owed: &Owed| matches!(owed.asked, Asked::Query(..) | Asked::FunctionCall | Asked::Sync);
-        self.unsynced |= !self.owed.iter().any(ends);
+        if !self.owed.iter().any(ends) {
+            self.unsynced = Unsynced::Executed;
+        }
     }
 
     /// The copy before `from` was heard to its end: what was sent in its course up to there was a part of it.
     pub(super) fn pass_copy(&mut self, from: usize) {
-        let is_part = |owed: &&Owed| matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd);
-        let mut course = self.owed.iter().skip(from).take_while(is_part);
+        let mut course = self.owed.iter().skip(from).take_while(|owed| is_part_of_copy(owed));
         if let Some(end) = course.position(|owed| matches!(owed.asked, Asked::CopyEnd)) {
             (0..=end).for_each(|_| self.take_out(from));
         }
     }
 
-    /// The server refuses a copy because the client said so: it has heard all that was sent in its course.
-    pub(crate) fn copy_given_up(&mut self) {
+    /// The copy of the query or the Execute at the front has read its data to the end, or to a CopyFail.
+    pub(crate) fn finish_copy(&mut self) {
         if std::mem::take(&mut self.copied) {
             self.pass_copy(1);
         }
@@ -80,17 +168,11 @@ impl Flight {
         }
     }
 
-    /// CopyInResponse: the server ignores Sync until the copy ends, so those already sent are not answered.
+    /// CopyInResponse. The server ignores Sync from the moment it reads data, unless the copy fails before that.
     pub(crate) fn begin_copy_in(&mut self) {
         self.progress += 1;
-        if self.copied {
-            // The second one of the same query: the first was heard to its end.
-            self.pass_copy(1);
-        }
-        while matches!(self.owed.get(1).map(|owed| &owed.asked), Some(Asked::Sync)) {
-            self.take_out(1);
-            self.note_ignored_syncs();
-        }
+        // The first copy of the same query has succeeded.
+        self.finish_copy();
         self.copied = true;
         // The end of this copy may have been sent already.
         self.copy_in = !self.owed.iter().any(|owed| matches!(owed.asked, Asked::CopyEnd));
@@ -103,6 +185,10 @@ impl Flight {
             self.enqueue(Owed { asked: Asked::CopyEnd, to: For::Client });
         }
     }
+}
+
+fn is_part_of_copy(owed: &Owed) -> bool {
+    matches!(owed.asked, Asked::CopyData | Asked::Sync | Asked::CopyEnd)
 }
 
 #[cfg(test)]
@@ -162,10 +248,10 @@ mod tests {
         push(&mut flight, Asked::Query(None, None));
         flight.begin_copy_in();
         flight.note_copy_data();
-        flight.sync_in_copy();
+        push(&mut flight, Asked::Sync);
         flight.end_copy_in();
         push(&mut flight, Asked::Sync);
-        flight.copy_given_up();
+        flight.finish_copy();
         assert!(flight.fail().is_empty());
         flight.ready(TxStatus::Idle);
         assert!(!flight.is_over());
@@ -182,7 +268,7 @@ mod tests {
         push(&mut flight, Asked::Sync);
         push(&mut flight, Asked::Execute(None, None));
         flight.begin_copy_in();
-        flight.copy_given_up();
+        flight.finish_copy();
         assert_eq!(flight.fail().len(), 1);
         flight.ready(TxStatus::Idle);
         assert!(flight.complete(Completes::Execute).is_some());
@@ -197,7 +283,7 @@ mod tests {
             flight.begin_copy_in();
             assert!(flight.copy_in);
             flight.note_copy_data();
-            flight.sync_in_copy();
+            push(&mut flight, Asked::Sync);
             flight.end_copy_in();
         }
         assert!(flight.ready(TxStatus::Idle).is_some());
@@ -210,7 +296,7 @@ mod tests {
         push(&mut flight, Asked::Execute(None, None));
         flight.begin_copy_in();
         flight.note_copy_data();
-        flight.sync_in_copy();
+        push(&mut flight, Asked::Sync);
         flight.end_copy_in();
         assert!(flight.complete(Completes::Execute).is_some());
         assert!(flight.owes_nothing() && !flight.is_over());
