@@ -13,11 +13,13 @@ use aho_corasick::AhoCorasick;
 
 mod set;
 mod set_config;
+mod several;
 mod words;
 
 pub use set::is_temporary_path;
 use set::{TIME_ZONE, look_at_set};
-use set_config::pins_of_set_config;
+use set_config::{calls_that_are_followed, pins_of_set_config};
+use several::followed;
 use words::{Name, Statements, Words, is_blank, is_of_name};
 
 /// Why a client stays on its server. A set of these.
@@ -97,6 +99,13 @@ pub enum Change {
         /// another encoding otherwise.
         value: Option<String>,
     },
+    /// `set_config('name', value, false)` in a SELECT of its own, which does what SET does, but with a text.
+    SetConfig {
+        /// As it stands in the statement, unquoted.
+        name: String,
+        /// What it is set to.
+        value: ConfigValue,
+    },
     /// Several of these, in the statements of one query.
     Sets(Vec<Self>),
     /// `RESET name`, in lower case, or `SET name TO DEFAULT`.
@@ -119,6 +128,22 @@ pub enum Change {
     Savepoints,
 }
 
+/// The value that a `set_config` gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigValue {
+    /// This text.
+    Text(String),
+    /// A parameter of the statement, from 1.
+    Parameter {
+        /// Its number.
+        number: usize,
+        /// It is cast to a text, and may be of another type.
+        is_cast: bool,
+    },
+    /// It cannot be set again on another server.
+    Unknown,
+}
+
 impl Change {
     /// The server forgets all prepared statements with it.
     #[must_use]
@@ -129,14 +154,28 @@ impl Change {
     /// Settings go back to what they were at the login.
     #[must_use]
     pub fn is_reset(&self) -> bool {
-        matches!(self, Self::Reset(_) | Self::ResetAll | Self::DiscardAll)
+        match self {
+            Self::Reset(_) | Self::ResetAll | Self::DiscardAll => true,
+            Self::Sets(sets) => sets.iter().any(Self::is_reset),
+            _ => false,
+        }
+    }
+
+    /// Some of it is a call of `set_config` in a SELECT.
+    #[must_use]
+    pub fn is_of_config(&self) -> bool {
+        match self {
+            Self::SetConfig { .. } => true,
+            Self::Sets(sets) => sets.iter().any(Self::is_of_config),
+            _ => false,
+        }
     }
 
     /// The parameter that it is about, if it is one.
     #[must_use]
     pub fn parameter(&self) -> Option<&str> {
         match self {
-            Self::Set { name, .. } | Self::Reset(name) => Some(name),
+            Self::Set { name, .. } | Self::SetConfig { name, .. } | Self::Reset(name) => Some(name),
             _ => None,
         }
     }
@@ -174,50 +213,37 @@ pub fn classify(sql: &[u8]) -> Traits {
     for statement in statements {
         look_at_statement(statement, single, &mut traits);
     }
-    if !single
-        && traits.pins.has(Pins::SETTING)
-        && let Some(followed) = followed(sql)
+    if traits.pins.has(Pins::SETTING)
+        && let Some(followed) = if single { followed_calls(sql) } else { followed(sql) }
     {
         return followed;
     }
     traits
 }
 
-/// Several statements of which one takes settings back and no other changes any, as pools of drivers send them before another
-/// uses a connection, or of which some set what is known, as Sequelize does with a new one. They succeed together or not at
-/// all, so that the end of the query tells what has become of them.
-fn followed(sql: &[u8]) -> Option<Traits> {
-    const OF_TRANSACTIONS: [&str; 7] = ["begin", "start", "commit", "end", "rollback", "abort", "prepare"];
-    if memchr::memchr(b'\\', sql).is_some() {
-        // Which may be in a string.
-        return None;
-    }
-    let (mut pins, mut changes) = (function_pins(sql), Vec::new());
-    for statement in Statements::new(sql) {
-        let first = Words::new(statement).next();
-        let mut traits = Traits::default();
-        look_at_statement(statement, true, &mut traits);
-        pins.add(traits.pins);
-        if first.is_some_and(|first| OF_TRANSACTIONS.contains(&first.as_str())) || changes.len() > SETS_MAX {
-            return None;
-        }
-        changes.extend(traits.change.map(|change| *change));
-    }
-    let are_sets = changes.iter().all(|change| matches!(change, Change::Set { .. }));
-    let change = match changes.pop() {
-        Some(change @ (Change::Reset(_) | Change::ResetAll)) if changes.is_empty() => change,
-        // A role among them would be gone, or not, by their order.
-        Some(last) if are_sets && !pins.has(Pins::USER) => {
-            changes.push(last);
-            Change::Sets(changes)
-        }
-        _ => return None,
+/// A SELECT of nothing but calls of `set_config`, which changes settings as a SET does.
+fn followed_calls(sql: &[u8]) -> Option<Traits> {
+    let calls = calls_that_are_followed(Statements::new(sql).next()?)?;
+    let mut changes = calls.changes;
+    let change = match changes.len() {
+        0 => None,
+        1 => changes.pop(),
+        _ => Some(Change::Sets(changes)),
     };
-    (!pins.has(Pins::SETTING)).then(|| Traits { pins, change: Some(Box::new(change)) })
+    Some(Traits { pins: calls.pins, change: change.map(Box::new) })
 }
 
-/// More in one text are not followed.
-const SETS_MAX: usize = 64;
+/// What one of several statements does.
+fn traits_of_one(statement: &[u8]) -> Traits {
+    let mut traits = Traits { pins: function_pins(statement), change: None };
+    look_at_statement(statement, true, &mut traits);
+    if traits.pins.has(Pins::SETTING)
+        && let Some(followed) = followed_calls(statement)
+    {
+        return followed;
+    }
+    traits
+}
 
 /// What a function leaves behind that is called by its number, without a statement. Those of the built-in ones never change.
 #[must_use]
@@ -391,7 +417,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
     }
     match words.next().as_deref() {
         Some("set") => look_at_set(&mut words, single, traits),
-        Some("reset") => match words.next().as_deref() {
+        Some("reset") => match words.parameter().as_deref() {
             Some("all") => change(Change::ResetAll, single, traits),
             Some("session" | "session_authorization") => traits.pins.add(Pins::USER),
             Some("time") => change(Change::Reset(TIME_ZONE.to_owned()), single, traits),
@@ -550,8 +576,8 @@ mod tests {
         assert_eq!(pins("create table \"pg_temp\" . t ()"), "temp");
         assert_eq!(pins(&format!("select 1 into /*{}*/ temp t", " ".repeat(LOOK_BACK))), "temp");
         assert_eq!(pins("prepare p as select 1"), "prepare");
-        assert_eq!(pins("select set_config('search_path', '', false)"), "setting");
-        assert_eq!(pins("set a.b = 1; commit"), "setting");
+        assert_eq!(pins("select set_config('search_path', '', false) from t"), "setting");
+        assert_eq!(pins("set a.b = 1; commit and chain"), "setting");
         assert_eq!(pins("set session characteristics as transaction read only, deferrable"), "setting");
         assert_eq!(pins("listen a; create temp table t ()"), "listen,temp");
         assert_eq!(pins("update only pg_catalog.pg_settings set setting = 1 where name = 'a'"), "setting");
@@ -691,44 +717,22 @@ mod tests {
         assert_eq!(read(of_npgsql), ("user".into(), all()));
         assert_eq!(read("show a; set a to default"), (String::new(), Some(Change::Reset("a".into()))));
         for sql in [
-            "reset all; set a = 1",
-            "set a = 1; reset b",
             "set a = 1; begin; set b = 2",
             "set a = 1; set role to 'x\\'",
-            "reset a; reset b",
-            "reset all; select set_config('a', 'b', false)",
-            "begin; reset all; commit",
+            "set role a; set session authorization default",
+            "reset all; select set_config('a', 'b', false) from t",
+            "begin; reset all; commit; select 1",
+            "begin; reset all; commit prepared 'a'",
+            "begin; set a = 1; rollback",
+            "begin; set a = 1; savepoint b; commit",
             "reset all; rollback and chain",
             "select '\\'; reset all; --'",
             "select 1; discard all",
         ] {
-            assert_eq!(read(sql), ("setting".into(), None), "{sql}");
+            let (pins, change) = read(sql);
+            assert!(pins.contains("setting") && change.is_none_or(|change| change == Change::Savepoints), "{sql}");
         }
         assert_eq!(read("reset all; savepoint s"), ("setting".into(), Some(Change::Savepoints)));
-    }
-
-    #[test]
-    fn several_sets_of_one_query_are_read() {
-        let of_sequelize = "SET standard_conforming_strings=on;SET client_min_messages TO warning;\
-                            SET TIME ZONE INTERVAL '+00:00' HOUR TO MINUTE;";
-        let set =
-            |name: &str, value: Option<&str>| Change::Set { name: name.to_owned(), value: value.map(str::to_owned) };
-        for (sql, sets) in [
-            (
-                of_sequelize,
-                vec![
-                    set("standard_conforming_strings", Some("on")),
-                    set("client_min_messages", Some("warning")),
-                    set("timezone", None),
-                ],
-            ),
-            ("select 1; set a to 2", vec![set("a", Some("2"))]),
-        ] {
-            let traits = classify(sql.as_bytes());
-            assert_eq!(traits.change, Some(Box::new(Change::Sets(sets))), "{sql}");
-            assert!(traits.pins.is_empty(), "{sql}");
-        }
-        assert_eq!(pins(&"set a = 1;".repeat(2 * SETS_MAX)), "setting");
     }
 
     #[test]

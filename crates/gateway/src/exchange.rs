@@ -30,6 +30,7 @@ use crate::{
     stats::PoolStats,
 };
 
+mod config_values;
 mod copy;
 mod flight;
 mod forward;
@@ -118,6 +119,11 @@ impl PortalChanges {
             Some(change) => drop(self.0.insert(portal.into(), change)),
             None => self.close(portal),
         }
+    }
+
+    /// The change of a portal that was just bound.
+    fn of_bound(&mut self, portal: &[u8]) -> Option<&mut Change> {
+        self.0.get_mut(portal).map(|change| &mut **change)
     }
 
     fn close(&mut self, portal: &[u8]) {

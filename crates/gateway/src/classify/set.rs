@@ -10,9 +10,9 @@ pub(super) const TIME_ZONE: &str = "timezone";
 
 pub(super) fn look_at_set(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
     // One that is hard to read may be that of a parameter nevertheless.
-    let Some(mut name) = words.next() else { return traits.pins.add(Pins::SETTING) };
+    let Some(mut name) = words.parameter() else { return traits.pins.add(Pins::SETTING) };
     if name == "session" {
-        match words.next() {
+        match words.parameter() {
             Some(next) if next == "characteristics" => return look_at_characteristics(words, single, traits),
             Some(next) if next == "authorization" => {
                 return traits.pins.add(if words.is_rest("default") { Pins::USER } else { Pins::SETTING });

@@ -1,8 +1,10 @@
 //! Calls of `set_config`, as far as their text says what is left of them.
 
+use std::borrow::Cow;
+
 use super::{
-    Pins, is_temporary_path, trim_end, trim_start,
-    words::{is_of_name, skip_token},
+    Change, ConfigValue, Pins, is_temporary_path, trim_end, trim_start,
+    words::{is_blank, is_of_name, skip_token},
 };
 
 /// What every server says of itself when it changes (`GUC_REPORT` in all versions from 14 on), so that it need not be read here.
@@ -76,6 +78,242 @@ fn arguments(behind: &[u8]) -> Option<[&[u8]; 3]> {
     }
 }
 
+/// What the calls of a SELECT leave behind that consists of nothing else.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    pub(super) changes: Vec<Change>,
+    pub(super) pins: Pins,
+}
+
+/// Reads `SELECT set_config('name', value, false), ...` and the like, where each call is carried out once and as it is written:
+/// there is no FROM, no WHERE and no expression around a call. `None` if the statement is anything else.
+pub(super) fn calls_that_are_followed(statement: &[u8]) -> Option<Calls> {
+    // Where a string with a backslash ends depends on settings.
+    if memchr::memchr(b'\\', statement).is_some() {
+        return None;
+    }
+    let mut reader = Reader { tokens: Tokens { text: statement, at: 0 }, ahead: None, calls: Calls::default() };
+    reader.word("select").then_some(())?;
+    loop {
+        reader.item()?;
+        match reader.next() {
+            None => break,
+            Some(Token::Symbol(b',')) => {}
+            Some(_) => return None,
+        }
+    }
+    reader.parameters_stand_once(statement)?;
+    Some(reader.calls)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token<'a> {
+    /// A name or a keyword.
+    Word(&'a [u8]),
+    Quoted,
+    String(Cow<'a, [u8]>),
+    Number,
+    Parameter(usize),
+    Symbol(u8),
+}
+
+struct Tokens<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = Token<'a>;
+
+    fn next(&mut self) -> Option<Token<'a>> {
+        loop {
+            let rest = self.text.get(self.at..).filter(|rest| !rest.is_empty())?;
+            if is_blank(rest[0]) {
+                self.at += 1;
+            } else if rest.starts_with(b"--") || rest.starts_with(b"/*") {
+                self.at = skip_token(self.text, self.at);
+            } else {
+                break;
+            }
+        }
+        let start = self.at;
+        self.at = skip_token(self.text, start);
+        while self.text[start] == b'\'' && self.text.get(self.at) == Some(&b'\'') {
+            // Two quotes within a string are one.
+            self.at = skip_token(self.text, self.at);
+        }
+        let token = &self.text[start..self.at];
+        Some(match token[0] {
+            b'\'' => string(token).map_or(Token::Symbol(b'\''), Token::String),
+            b'"' => Token::Quoted,
+            b'$' if token.len() == 1 => self.parameter(),
+            first if first.is_ascii_digit() => {
+                self.at += self.text[self.at..].iter().take_while(|byte| is_of_name(**byte)).count();
+                Token::Number
+            }
+            first if is_of_name(first) && first != b'$' => Token::Word(token),
+            symbol => Token::Symbol(symbol),
+        })
+    }
+}
+
+impl<'a> Tokens<'a> {
+    fn parameter(&mut self) -> Token<'a> {
+        let digits = self.text[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = str::from_utf8(&self.text[self.at..self.at + digits]).ok().and_then(|digits| digits.parse().ok());
+        self.at += digits;
+        number.map_or(Token::Symbol(b'$'), Token::Parameter)
+    }
+}
+
+/// The text of a string token.
+fn string(token: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let inside = token.strip_prefix(b"'")?.strip_suffix(b"'")?;
+    if !inside.contains(&b'\'') {
+        return Some(Cow::Borrowed(inside));
+    }
+    let mut text = Vec::with_capacity(inside.len());
+    let mut bytes = inside.iter();
+    while let Some(byte) = bytes.next() {
+        text.push(*byte);
+        if *byte == b'\'' {
+            bytes.next();
+        }
+    }
+    Some(Cow::Owned(text))
+}
+
+struct Reader<'a> {
+    tokens: Tokens<'a>,
+    ahead: Option<Token<'a>>,
+    calls: Calls,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Option<Token<'a>> {
+        self.ahead.take().or_else(|| self.tokens.next())
+    }
+
+    fn peek(&mut self) -> Option<&Token<'a>> {
+        if self.ahead.is_none() {
+            self.ahead = self.tokens.next();
+        }
+        self.ahead.as_ref()
+    }
+
+    fn symbol(&mut self, symbol: u8) -> bool {
+        let is = self.peek() == Some(&Token::Symbol(symbol));
+        if is {
+            self.ahead = None;
+        }
+        is
+    }
+
+    fn word(&mut self, word: &str) -> bool {
+        let is = matches!(self.peek(), Some(Token::Word(next)) if next.eq_ignore_ascii_case(word.as_bytes()));
+        if is {
+            self.ahead = None;
+        }
+        is
+    }
+
+    /// A call or a constant, with a cast and a name for its column or without. A word that would begin a FROM or the like is
+    /// taken for such a name, but what follows it then is no comma.
+    fn item(&mut self) -> Option<()> {
+        if !matches!(self.peek(), Some(Token::String(_) | Token::Number | Token::Parameter(_))) {
+            self.call()?;
+        } else {
+            self.next();
+        }
+        self.cast()?;
+        if self.word("as") || matches!(self.peek(), Some(Token::Word(_) | Token::Quoted)) {
+            matches!(self.next()?, Token::Word(_) | Token::Quoted).then_some(())?;
+        }
+        Some(())
+    }
+
+    /// `::name`, if it is there; the name.
+    fn cast(&mut self) -> Option<Option<&'a [u8]>> {
+        if !self.symbol(b':') {
+            return Some(None);
+        }
+        self.symbol(b':').then_some(())?;
+        match self.next()? {
+            Token::Word(name) => Some(Some(name)),
+            _ => None,
+        }
+    }
+
+    fn call(&mut self) -> Option<()> {
+        if self.word("pg_catalog") {
+            self.symbol(b'.').then_some(())?;
+        }
+        if self.word("current_setting") {
+            self.symbol(b'(').then_some(())?;
+            matches!(self.next()?, Token::String(_)).then_some(())?;
+            if self.symbol(b',') {
+                (self.word("true") || self.word("false")).then_some(())?;
+            }
+            return self.symbol(b')').then_some(());
+        }
+        (self.word("set_config") && self.symbol(b'(')).then_some(())?;
+        let Token::String(name) = self.next()? else { return None };
+        self.symbol(b',').then_some(())?;
+        let value = self.value()?;
+        self.symbol(b',').then_some(())?;
+        let is_local = self.word("true");
+        (is_local || self.word("false")).then_some(())?;
+        self.symbol(b')').then_some(())?;
+        self.note(str::from_utf8(&name).ok()?, value, is_local)
+    }
+
+    fn value(&mut self) -> Option<ConfigValue> {
+        let token = self.next()?;
+        let cast = self.cast()?;
+        let is_text = |name: &[u8]| name.eq_ignore_ascii_case(b"text") || name.eq_ignore_ascii_case(b"varchar");
+        cast.is_none_or(is_text).then_some(())?;
+        match token {
+            Token::String(text) => Some(ConfigValue::Text(str::from_utf8(&text).ok()?.to_owned())),
+            Token::Parameter(number) => Some(ConfigValue::Parameter { number, is_cast: cast.is_some() }),
+            _ => None,
+        }
+    }
+
+    fn note(&mut self, name: &str, value: ConfigValue, is_local: bool) -> Option<()> {
+        // The first makes the session another user's; the others last for the transaction only, or for the next random number.
+        const OF_USER: &str = "session_authorization";
+        const OF_TRANSACTION: [&str; 4] =
+            ["transaction_isolation", "transaction_read_only", "transaction_deferrable", "seed"];
+        let is = |other: &&str| other.eq_ignore_ascii_case(name);
+        if is(&OF_USER) {
+            return None;
+        }
+        match &value {
+            ConfigValue::Text(path) if is(&"search_path") && is_temporary_path(path.as_bytes()) => {
+                self.calls.pins.add(Pins::TEMP);
+            }
+            _ if is_local || OF_TRANSACTION.iter().any(is) => {}
+            _ => self.calls.changes.push(Change::SetConfig { name: name.to_owned(), value }),
+        }
+        Some(())
+    }
+
+    /// A parameter that stands elsewhere as well may have another type there, by which its value is read.
+    fn parameters_stand_once(&self, statement: &[u8]) -> Option<()> {
+        let mut seen = Vec::new();
+        for token in (Tokens { text: statement, at: 0 }) {
+            if let Token::Parameter(number) = token {
+                (!seen.contains(&number)).then_some(())?;
+                seen.push(number);
+            }
+        }
+        (seen.len() <= CALLS_MAX && self.calls.changes.len() <= CALLS_MAX).then_some(())
+    }
+}
+
+/// More in one statement are not followed.
+const CALLS_MAX: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +372,67 @@ mod tests {
         }
         assert_eq!(pins("set_config('search_path', 'pg_temp, public', true)"), "temp");
         assert_eq!(pins("set_config($1, 'pg_temp', true)"), "temp");
+    }
+
+    fn followed(statement: &str) -> Option<String> {
+        let calls = calls_that_are_followed(statement.as_bytes())?;
+        let change = |change: &Change| match change {
+            Change::SetConfig { name, value: ConfigValue::Text(text) } => format!("{name}={text}"),
+            Change::SetConfig { name, value: ConfigValue::Parameter { number, is_cast } } => {
+                format!("{name}=${number}{}", if *is_cast { "::" } else { "" })
+            }
+            other => format!("{other:?}"),
+        };
+        let pins = Some(calls.pins.to_string()).filter(|pins| !pins.is_empty());
+        Some(calls.changes.iter().map(change).chain(pins).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn calls_in_a_select_of_their_own_are_followed() {
+        for (sql, expected) in [
+            ("SELECT set_config('jit', 'off', false)", "jit=off"),
+            ("\n SELECT\n current_setting('jit') AS cur,\n set_config('jit', 'off', false) AS new\n", "jit=off"),
+            ("select set_config('jit', $1, false)", "jit=$1"),
+            ("select pg_catalog.set_config('a.b', $2::text, FALSE)::text, $1 x", "a.b=$2::"),
+            ("/* app */ select set_config('a.b', 'it''s', false) -- here", "a.b=it's"),
+            (
+                "select set_config('a', '', false), set_config('b', 'c', true), set_config('d', 'e', false) \"x\"",
+                "a= d=e",
+            ),
+            ("select set_config('search_path', 'pg_temp', false)", "temp"),
+            ("select set_config('transaction_isolation', 'serializable', false)", ""),
+            ("select current_setting('a', true), 1, 'two'", ""),
+        ] {
+            assert_eq!(followed(sql).as_deref(), Some(expected), "{sql}");
+        }
+        for sql in [
+            "select set_config('a', 'b', false) from t",
+            "select set_config('a', 'b', false) where false",
+            "select set_config('a', 'b', false) limit 0",
+            "select set_config('a', 'b', false) into t",
+            "select set_config('a', 'b', false) union select ''",
+            "select case when true then set_config('a', 'b', false) end",
+            "select distinct set_config('a', 'b', false)",
+            "select set_config('a', 'b', false) || 'c'",
+            "select set_config('a', E'b', false)",
+            "select set_config('a', 'b'\n'c', false)",
+            "select set_config('a', 'b' || 'c', false)",
+            "select set_config('a', null, false)",
+            "select set_config($1, 'b', false)",
+            "select set_config('a', $1, $2)",
+            "select set_config('a', $1::int::text, false)",
+            "select set_config('a', $1, false), $1",
+            "select set_config('a', 'b', false), f()",
+            "select set_config('session_authorization', 'b', false)",
+            "select set_config('a', 'b', false),",
+            "select set_config('a', 'b', false",
+            "select other.set_config('a', 'b', false)",
+            "with a as (select 1) select set_config('a', 'b', false)",
+            "explain select set_config('a', 'b', false)",
+            "select set_config('a', 'b\\', false)",
+            "values (set_config('a', 'b', false))",
+        ] {
+            assert_eq!(followed(sql), None, "{sql}");
+        }
     }
 }

@@ -197,6 +197,17 @@ impl<'a> Words<'a> {
         is_one.then_some(Name::Word(name))
     }
 
+    /// The name of a parameter, whose parts may each be quoted. `None` if it is hard to read.
+    pub(super) fn parameter(&mut self) -> Option<String> {
+        let mut name = self.next()?;
+        while self.text.get(self.at) == Some(&b'.') && self.text.get(self.at + 1) == Some(&b'"') {
+            self.at += 1;
+            name.push('.');
+            name.push_str(&self.next().filter(|part| part.is_ascii())?);
+        }
+        Some(name)
+    }
+
     /// What follows, without the blanks and comments at its end.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         self.skip_blank();

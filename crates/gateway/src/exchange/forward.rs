@@ -567,6 +567,7 @@ impl Exchange<'_> {
         let statement = known.statement.clone();
         self.note_bind(message, &bind, Some(&statement));
         self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
+        self.read_config_values(&bind);
         self.owe(Asked::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
         Ok(Words::Other(out))
@@ -609,6 +610,7 @@ impl Exchange<'_> {
             self.note_bind(message, bind, None);
             let change = self.front.unnamed_change.clone();
             self.front.portal_changes.bind(bind.portal, change);
+            self.read_config_values(bind);
             let words = self.behind_no_unnamed(message);
             self.owe(Asked::Bind(None));
             return Ok(words);
@@ -633,6 +635,7 @@ impl Exchange<'_> {
             return self.bind_changed(message, Vec::new());
         }
         self.front.portal_changes.bind(bind.portal, traits.change);
+        self.read_config_values(bind);
         self.owe(Asked::Bind(None));
         Ok(match again {
             None => Words::Same,

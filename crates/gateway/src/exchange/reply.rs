@@ -20,7 +20,7 @@ use super::{
     splice::Splice,
 };
 use crate::{
-    classify::{Change, Pins},
+    classify::{Change, ConfigValue, Pins},
     config::Mode,
     error::Refusal,
     params::{ROLE, Settings, Value, is_settable},
@@ -242,6 +242,11 @@ impl Exchange<'_> {
                 self.take_second(*again);
                 Fate::Pass
             }
+            // With its one row a SELECT of `set_config` is suspended, and done.
+            Some(Owed { asked: Asked::Execute(Some(change), _), .. }) if change.is_of_config() => {
+                self.note_change(*change);
+                Fate::Pass
+            }
             Some(_) => Fate::Pass,
             None => return self.pass_unless_ours(tag),
         })
@@ -391,7 +396,8 @@ impl Exchange<'_> {
         } else if !self.pending.is_empty() && body == b"COMMIT\0" {
             self.settle_commit();
         }
-        if let Some(change) = change {
+        // A portal that has run before gives no more rows, and sets nothing.
+        if let Some(change) = change.filter(|change| !(change.is_of_config() && body == b"SELECT 0\0")) {
             self.note_change(*change);
         }
         Ok(Fate::Pass)
@@ -474,19 +480,11 @@ impl Exchange<'_> {
         }
         let (front, server) = (&mut *self.front, &mut *self.server);
         match change {
-            Change::Set { name, value } => {
-                if let Some(reported) = server.settings.reported.get(&name) {
-                    // It may have been reset before.
-                    front.settings = self.interned.with(&front.settings, &name, Some(reported.clone()));
-                    return;
-                }
-                let Some(value) = value.filter(|_| !front.settings.has_no_room_for(&name)) else {
-                    return self.pin_setting();
-                };
-                let value = Value::Sql(value.into());
-                server.settings.silent.set(&name, value.clone());
-                front.settings = self.interned.with(&front.settings, &name, Some(value));
+            Change::Set { name, value } => self.apply_set(&name, value.map(|value| Value::Sql(value.into()))),
+            Change::SetConfig { name, value: ConfigValue::Text(text) } => {
+                self.apply_set(&name, Some(Value::text(text.as_bytes())));
             }
+            Change::SetConfig { name, .. } => self.apply_set(&name, None),
             Change::Reset(name) => {
                 server.settings.silent.remove(&name);
                 let original = front.startup_settings.get(&name).cloned();
@@ -510,6 +508,21 @@ impl Exchange<'_> {
                 }
             }
         }
+    }
+
+    /// A parameter was set; without a value, to what only the server knows.
+    fn apply_set(&mut self, name: &str, value: Option<Value>) {
+        let (front, server) = (&mut *self.front, &mut *self.server);
+        if let Some(reported) = server.settings.reported.get(name) {
+            // It may have been reset before.
+            front.settings = self.interned.with(&front.settings, name, Some(reported.clone()));
+            return;
+        }
+        let Some(value) = value.filter(|_| !front.settings.has_no_room_for(name)) else {
+            return self.pin_setting();
+        };
+        server.settings.silent.set(name, value.clone());
+        front.settings = self.interned.with(&front.settings, name, Some(value));
     }
 
     /// The client has been told to what the server went back, which is not what it had set at its login.

@@ -407,6 +407,119 @@ on_each_postgres! {
         }
     }
 
+    fn a_literal_set_config_follows_its_client(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let of_asyncpg = "SELECT current_setting('jit') AS cur, set_config('jit', 'off', false) AS new";
+        let back = "select set_config('jit', $1, false)";
+        let binary = [&c_strings(&["", "s"])[..], &[0, 1, 0, 1, 0, 1, 0, 0, 0, 2], b"on", &[0, 0]].concat();
+        let ways: [(&str, Frames, &str); 8] = [
+            ("work_mem", Frames::new().query("select set_config('work_mem', '7MB', false)"), "7MB"),
+            ("work_mem", Frames::new().once("select pg_catalog.set_config('work_mem', '8MB', false)").sync(), "8MB"),
+            ("jit", Frames::new().once(of_asyncpg).sync(), "off"),
+            ("jit", Frames::new().parse("s", back).message(b'B', &binary).execute().sync(), "on"),
+            ("jit", Frames::new().bind("s", &["off"]).execute_portal("", 1).sync(), "off"),
+            ("a.b", Frames::new().parse("", "select set_config('a.b', $1::text, false)").bind("", &["it's \\"]).execute().sync(), "it's \\"),
+            ("search_path", Frames::new().query("select set_config('search_path', 'a, \"b c\"', false)"), "a, \"b c\""),
+            ("work_mem", Frames::new().query("begin; set work_mem = '9MB'; select set_config('a.b', 'x', false); commit"), "9MB"),
+        ];
+        for (name, frames, value) in ways {
+            let show = format!("select coalesce(current_setting('{name}', true), '')");
+            let default = other.value(&show);
+            mine.send(&frames);
+            let outcome = mine.until_ready();
+            assert!(outcome.error.is_none(), "{name} to {value}: {outcome:?}");
+            for _ in 0..2 {
+                assert_eq!(other.value(&show), default, "{name} to {value}");
+                assert_eq!(mine.value(&show), value, "{name} to {value}");
+            }
+        }
+        assert_eq!(mine.value("show a.b"), "x");
+        mine.ok("reset all");
+        assert_eq!(mine.value("show work_mem"), other.value("show work_mem"));
+    }
+
+    fn a_set_config_that_is_undone_changes_nothing(fixture) {
+        let gateway = fixture.gateway("size = 1\npin = false\n");
+        let (mut mine, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+        let before = mine.value("show work_mem");
+        let set = "select set_config('work_mem', '7MB', false)";
+        mine.ok("begin");
+        mine.ok(set);
+        mine.ok("rollback");
+        mine.ok("begin");
+        mine.ok("savepoint s");
+        mine.send(&Frames::new().once(set).sync());
+        mine.until_ready();
+        mine.ok("rollback to s");
+        mine.ok("commit");
+        for sql in [
+            "select set_config('no_such_parameter', '7MB', false)",
+            "select set_config('work_mem', 'much', false)",
+            &format!("begin; {set}; select 1 / 0; commit"),
+            &format!("{set}; select 1 / 0"),
+        ] {
+            let outcome = mine.query(sql);
+            assert!(outcome.error.is_some(), "{sql}");
+            if outcome.status != 'I' {
+                mine.ok("rollback");
+            }
+        }
+        for client in [&mut other, &mut mine] {
+            assert_eq!(client.value("show work_mem"), before);
+        }
+    }
+
+    /// NULL, what a query computes and what it may not carry out keep the client on its server, as before.
+    fn a_set_config_that_is_not_followed_keeps_its_server(fixture) {
+        let gateway = fixture.gateway("size = 3\n");
+        let null = [&c_strings(&["", ""])[..], &[0, 0, 0, 1, 255, 255, 255, 255, 0, 0]].concat();
+        for frames in [
+            Frames::new().parse("", "select set_config('work_mem', $1, false)").message(b'B', &null).execute().sync(),
+            Frames::new().query("select set_config('work_mem', '7MB', false) where 1 = 1"),
+            Frames::new().query("select set_config('work_mem', '7' || 'MB', false)"),
+        ] {
+            let mut mine = gateway.client("postgres");
+            mine.send(&frames);
+            assert!(mine.until_ready().error.is_none());
+            let backend = mine.backend();
+            let mut other = gateway.client("postgres");
+            assert_ne!(other.backend(), backend);
+            assert_eq!(mine.backend(), backend);
+        }
+    }
+
+    /// The outer gateway gives its connections the settings of its clients in a block, which the inner one follows.
+    fn a_gateway_behind_a_gateway_shares_its_servers(fixture) {
+        let inner = fixture.gateway("size = 1\n");
+        for mode in ["transaction", "session"] {
+            let keys = format!("mode = \"{mode}\"\nsize = 3\n");
+            let outer = Gateway::before(env!("CARGO_BIN_EXE_tidegate"), inner.address(), &keys);
+            let mut clients: Vec<_> = (0..3)
+                .map(|number| {
+                    let startup = outer.startup("postgres").parameter("application_name", &format!("client {number}"));
+                    let startup = startup.parameter("search_path", &format!("\"s {number}\", public"));
+                    let mut client = startup.parameter("my.var", &format!("it's {number}")).connect();
+                    if number == 1 {
+                        client.ok("set work_mem = '7MB'");
+                    }
+                    client
+                })
+                .collect();
+            let mut direct = inner.client("postgres");
+            for _ in 0..3 {
+                for (number, client) in clients.iter_mut().enumerate() {
+                    let show = "select current_setting('application_name') || ', ' || current_setting('search_path')
+                        || ', ' || current_setting('my.var') || ', ' || current_setting('work_mem')";
+                    let work_mem = if number == 1 { "7MB" } else { "4MB" };
+                    let expected = format!("client {number}, \"s {number}\", public, it's {number}, {work_mem}");
+                    assert_eq!(client.value(show), expected, "{mode}");
+                    assert_eq!(direct.value("show work_mem"), "4MB", "{mode}");
+                }
+            }
+        }
+    }
+
     fn edge_58_a_role_stays_with_its_client(fixture) {
         let role = fixture.own_role("x", "");
         let gateway = fixture.gateway("size = 1\n");
@@ -686,4 +799,8 @@ fn edge_58_a_client_that_sets_without_end_holds_nobody_up() {
     }
     client.ok("commit");
     client.ok("select 1");
+}
+
+fn c_strings(texts: &[&str]) -> Vec<u8> {
+    texts.iter().flat_map(|text| text.bytes().chain([0])).collect()
 }
