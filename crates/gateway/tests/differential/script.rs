@@ -207,6 +207,8 @@ impl Script {
             |text: &str| !text.ends_with("; commit") && OF_BLOCKS.iter().any(|words| text.starts_with(words));
         self.ops.retain(|op| match op {
             Op::Query(text) | Op::Parse(_, text) => !is_of_block(text),
+            // It is refused where one of its statements fails.
+            Op::Elsewhere(text) => !text.starts_with("begin"),
             _ => true,
         });
         self
