@@ -1,6 +1,7 @@
 //! The house rules as checks. Each finding names a place and what to do there.
 
 mod crates;
+mod named_tests;
 mod rooms;
 mod shared;
 mod source;
@@ -47,6 +48,7 @@ pub(crate) fn run() -> Result<()> {
     findings.extend(text::check_manifest()?);
     findings.extend(text::check_presence());
     findings.extend(shared::check()?);
+    findings.extend(named_tests::check(&files)?);
     for file in &files {
         findings.extend(text::check(file));
         findings.extend(source::check(file));

@@ -8,9 +8,9 @@ use super::{
 };
 
 impl Exchange<'_> {
-    /// A Query or a FunctionCall is sent. Behind an Execute without a Sync it runs in the implicit transaction block of the pipeline
-    /// (`start_xact_command` in `src/backend/tcop/postgres.c`), which nothing ends properly then: the requests that follow get
-    /// internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
+    /// A Query or a FunctionCall is sent. Behind an Execute without a Sync it runs in the implicit transaction block of the
+    /// pipeline (`start_xact_command` in `src/backend/tcop/postgres.c`), which nothing ends properly then: the requests that
+    /// follow get internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
     pub(super) fn note_end_of_pipeline(&mut self) {
         self.server.confused |= self.flight.unsynced() == Unsynced::Executed;
     }
@@ -29,8 +29,8 @@ impl Exchange<'_> {
         self.server.link().write(out);
     }
 
-    /// Asks for a reply that no Sync gives, so that it is known which Syncs before it a failed copy has ignored. To close a portal
-    /// that does not exist changes nothing, in a failed transaction as well.
+    /// Asks for a reply that no Sync gives, so that it is known which Syncs before it a failed copy has ignored. To close a
+    /// portal that does not exist changes nothing, in a failed transaction as well.
     pub(super) fn count_syncs(&mut self) {
         let mut out = Vec::new();
         frontend::close(Kind::Portal, PORTAL_UNKNOWN, &mut out);

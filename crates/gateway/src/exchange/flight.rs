@@ -139,8 +139,8 @@ pub(crate) struct Flight {
     query_failed: bool,
     /// A copy has failed that may have ignored Syncs.
     failed_copy: FailedCopy,
-    /// What the client sends up to its next Sync, and that Sync, is not for the server: it would have skipped it, and has answered a
-    /// Sync of the gateway in its place.
+    /// What the client sends up to its next Sync, and that Sync, is not for the server: it would have skipped it, and has
+    /// answered a Sync of the gateway in its place.
     pub(crate) drops: bool,
     /// The weight of all that is owed.
     sum: Weight,

@@ -151,6 +151,12 @@ impl Exchange<'_> {
             }
         };
         self.scanner = scanner;
+        self.send(splice, chunk, held_from);
+        Ok(stays)
+    }
+
+    /// Sends what has become of a chunk, but for what is held of it.
+    fn send(&mut self, splice: Splice, chunk: Chunk, held_from: Option<usize>) {
         let sent = match held_from {
             None => splice.finish(chunk),
             Some(at) => {
@@ -163,7 +169,6 @@ impl Exchange<'_> {
         if self.held.is_some() && self.flight.is_copy_undecided() {
             self.hurry_copy();
         }
-        Ok(stays)
     }
 
     /// A message that passes in pieces; `body` is what has arrived of it.

@@ -6,8 +6,8 @@
 //! error that Postgres gives for a plan whose columns have changed (`RevalidateCachedQuery` in
 //! `src/backend/utils/cache/plancache.c`), and its next use takes the statement as it is now.
 //!
-//! Postgres itself refuses a statement whose columns have changed since it was sent to it, so that a server's shape of a statement
-//! holds as long as the server has the statement.
+//! Postgres itself refuses a statement whose columns have changed since it was sent to it, so that a server's shape of a
+//! statement holds as long as the server has the statement.
 
 use std::rc::Rc;
 

@@ -108,7 +108,8 @@ on_each_postgres! {
 
     fn a_new_client_gets_todays_parameter_types(fixture) {
         for (at, (before, after, value)) in EVERYWHERE.into_iter().flat_map(|at| {
-            let types = [("int", "bigint", "3000000000"), ("text", "int", "7"), ("text", "uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")];
+            let uuid = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11";
+            let types = [("int", "bigint", "3000000000"), ("text", "int", "7"), ("text", "uuid", uuid)];
             types.map(|types| (at, types))
         }) {
             let table = fixture.own_table(&format!("id {before}"));

@@ -419,7 +419,11 @@ on_each_postgres! {
             ("jit", Frames::new().once(of_asyncpg).sync(), "off"),
             ("jit", Frames::new().parse("s", back).message(b'B', &binary).execute().sync(), "on"),
             ("jit", Frames::new().bind("s", &["off"]).execute_portal("", 1).sync(), "off"),
-            ("a.b", Frames::new().parse("", "select set_config('a.b', $1::text, false)").bind("", &["it's \\"]).execute().sync(), "it's \\"),
+            (
+                "a.b",
+                Frames::new().parse("", "select set_config('a.b', $1::text, false)").bind("", &["it's \\"]).execute().sync(),
+                "it's \\",
+            ),
             ("search_path", Frames::new().query("select set_config('search_path', 'a, \"b c\"', false)"), "a, \"b c\""),
             ("work_mem", Frames::new().query("begin; set work_mem = '9MB'; select set_config('a.b', 'x', false); commit"), "9MB"),
         ];
