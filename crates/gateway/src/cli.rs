@@ -21,6 +21,7 @@ pub use journal::{
 pub use stream::{Stream, Streams};
 
 use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
+use crate::escape::{escaped, escaped_json};
 use crate::pgbouncer;
 
 const EXAMPLES: &str = "\
@@ -359,13 +360,13 @@ impl Check {
         };
         if self.json {
             let report = serde_json::json!({ "ok": checked.is_ok(), "findings": findings });
-            writeln!(out, "{report}")?;
+            writeln!(out, "{}", escaped_json(&report.to_string()))?;
             return Ok(checked.is_ok());
         }
         for finding in findings {
             writeln!(out, "{finding}")?;
         }
-        writeln!(out, "{}: {}", self.file.display(), verdict(&checked, findings))?;
+        writeln!(out, "{}: {}", escaped(&self.file.display().to_string()), verdict(&checked, findings))?;
         Ok(checked.is_ok())
     }
 }

@@ -13,6 +13,7 @@ pub mod client;
 pub mod config;
 pub mod demo;
 pub mod error;
+pub mod escape;
 pub mod exchange;
 pub mod hba;
 pub mod hosts;

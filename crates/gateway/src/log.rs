@@ -18,6 +18,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Registry, reload};
 
 use crate::config::{Log, LogFormat, LogLevel};
+use crate::escape::{escaped, escaped_json, is_unsafe};
 
 mod output;
 mod panics;
@@ -115,7 +116,7 @@ where
     let lines = match style {
         Style::Json => {
             let json = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
-            json.with_target(false).boxed()
+            json.with_target(false).map_event_format(Json).boxed()
         }
         Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
         Style::Pgbouncer => lines.event_format(Pgbouncer).boxed(),
@@ -157,6 +158,22 @@ where
         let mut line = Line::default();
         event.record(&mut line);
         writeln!(to, "{}{}", line.message, line.fields)
+    }
+}
+
+/// The JSON form, in which other characters than those below 0x20 are escaped too: somebody may look at it on a terminal.
+struct Json<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for Json<F>
+where
+    S: Subscriber + for<'s> LookupSpan<'s>,
+    N: for<'w> FormatFields<'w> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut line = String::new();
+        self.0.format_event(context, Writer::new(&mut line), event)?;
+        to.write_str(&escaped_json(&line))
     }
 }
 
@@ -207,14 +224,13 @@ struct Line {
 impl Line {
     fn record(&mut self, field: &Field, text: &str) {
         if field.name() == "message" {
-            escape(&mut self.message, text);
+            self.message.push_str(&escaped(text));
             return;
         }
         let _ = write!(self.fields, " {}=", field.name());
-        if text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"=\\".contains(c)) {
-            self.fields.push('"');
-            escape(&mut self.fields, &text.replace('\\', "\\\\").replace('"', "\\\""));
-            self.fields.push('"');
+        if text.is_empty() || text.contains(|c: char| c.is_whitespace() || is_unsafe(c) || "\"=\\".contains(c)) {
+            let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
+            let _ = write!(self.fields, "\"{}\"", escaped(&quoted));
         } else {
             self.fields.push_str(text);
         }
@@ -228,17 +244,6 @@ impl Visit for Line {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record(field, &format!("{value:?}"));
-    }
-}
-
-/// Appends the text with its control characters spelled out, so that it stays on its line.
-fn escape(to: &mut String, text: &str) {
-    for c in text.chars() {
-        if c.is_control() {
-            to.extend(c.escape_default());
-        } else {
-            to.push(c);
-        }
     }
 }
 
@@ -305,6 +310,20 @@ mod tests {
         });
         assert_eq!(line.lines().count(), 1);
         assert!(line.ends_with("client x\\ny came in user=\"a\\nERROR b\\u{1b}[2J\\\"\"\n"), "{line}");
+    }
+
+    #[test]
+    fn no_form_lets_escape_sequences_through() {
+        let sent = "a\u{9b}31m\u{202e}b\u{7f}\u{1b}[2J";
+        for style in [Style::Plain, Style::Pgbouncer, Style::Json] {
+            let line = logged(style, LogLevel::Info, |_| {
+                tracing::info!(user = sent, database = %sent, "client {sent} came in");
+            });
+            assert!(!line.trim_end_matches('\n').contains(is_unsafe), "{line:?}");
+        }
+        let line = logged(Style::Json, LogLevel::Info, |_| tracing::info!(user = sent, "came in"));
+        let object: serde_json::Value = serde_json::from_str(&line).expect("an object");
+        assert_eq!(object["user"], sent);
     }
 
     #[test]

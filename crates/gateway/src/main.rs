@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use tidegate::cli::{Cli, Command};
+use tidegate::{
+    cli::{Cli, Command},
+    escape::escaped_lines,
+};
 
 /// Small short-lived objects, one per I/O operation: what this allocator is best at.
 #[global_allocator]
@@ -24,7 +27,7 @@ fn main() -> ExitCode {
         Command::Convert(convert) => match convert.run(&mut std::io::stdout()) {
             Ok(printed) => printed.or_else(read_enough),
             Err(errors) => {
-                eprintln!("{errors}");
+                eprintln!("{}", escaped_lines(&errors.to_string()));
                 return ExitCode::FAILURE;
             }
         },
@@ -44,7 +47,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate: {error:#}");
+            // It may quote what a server, a sink or a file has said.
+            eprintln!("tidegate: {}", escaped_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -11,6 +11,7 @@ const LEAVES: &[&str] = &[
     "cli",
     "config",
     "error",
+    "escape",
     "hba",
     "log",
     "params",

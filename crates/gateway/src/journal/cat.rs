@@ -54,8 +54,8 @@ fn copy(copy: &Copy<'_>) -> Result<()> {
     let sieve = Sieve::new(copy.sieve, &zone)?;
     let mut sources = Sources::open(&source::places(copy.places)?, sieve.since, AtEnd::Stop)?;
     let mut progress = Progress::beside_output(copy.output.is_some());
-    let mut printer = Printer::new(copy.form, copy.look, &zone);
     let mut out = Sink::new(copy.output)?;
+    let mut printer = Printer::new(copy.form, copy.look, &zone).to(&out);
     printer.head(&mut out)?;
     let mut left = copy.records_max.unwrap_or(u64::MAX);
     while left > 0

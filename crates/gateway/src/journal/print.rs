@@ -6,6 +6,7 @@ mod paint;
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write, stdout};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -19,7 +20,10 @@ pub(super) use csv::{COLUMNS, quoted};
 pub(super) use line::words_of_loss;
 pub(super) use paint::Paint;
 
-use crate::cli::Look;
+use crate::{
+    cli::Look,
+    escape::{escaped_json, escaped_lines},
+};
 
 /// The form of the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,8 +79,15 @@ impl Sink {
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
-        let file = File::create(&part).with_context(|| failed(&part))?;
+        // It holds what the journal holds, whose files are readable by their owner only.
+        let opened = File::options().write(true).create(true).truncate(true).mode(0o600).open(&part);
+        let file = opened.with_context(|| failed(&part))?;
         Ok(Self::File { file: BufWriter::new(file), part: Unfinished(Some(part)), path })
+    }
+
+    /// Whether somebody looks at what is written.
+    pub(super) fn is_terminal(&self) -> bool {
+        matches!(self, Self::Standard(_)) && stdout().is_terminal()
     }
 
     /// Everything was written.
@@ -130,25 +141,38 @@ pub(super) struct Printer {
     line: line::Line,
     zone: Zone,
     headed: bool,
+    /// The output is a terminal, so nothing in a cell may move its cursor.
+    escapes: bool,
 }
 
 impl Printer {
     pub(super) fn new(form: Form, look: &Look, zone: &Zone) -> Self {
         let cut = !look.full && stdout().is_terminal();
         let line = line::Line::new(Paint::new(look.color), zone.clone(), cut);
-        Self { form, line, zone: zone.clone(), headed: false }
+        Self { form, line, zone: zone.clone(), headed: false, escapes: false }
+    }
+
+    /// The same for this output.
+    pub(super) fn to(mut self, out: &Sink) -> Self {
+        self.escapes = out.is_terminal();
+        self
     }
 
     pub(super) fn print(&mut self, item: &Item, out: &mut impl Write) -> io::Result<()> {
         match self.form {
             Form::Text => self.line.write(item, out),
             Form::Long => self.long(item, out),
-            Form::Json => writeln!(out, "{}", json_of(item)),
+            Form::Json => writeln!(out, "{}", escaped_json(&json_of(item))),
             Form::Csv => {
                 if !std::mem::replace(&mut self.headed, true) {
                     csv::heading(out)?;
                 }
-                csv::row(item, out)
+                if !self.escapes {
+                    return csv::row(item, out);
+                }
+                let mut row = Vec::new();
+                csv::row(item, &mut row)?;
+                writeln!(out, "{}", escaped_lines(String::from_utf8_lossy(&row).trim_end_matches("\r\n")))
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
     source::{self, Place, Sources},
     zone::Zone,
 };
-use crate::{cli, record::entry::Moment};
+use crate::{cli, escape::escaped, record::entry::Moment};
 
 /// How often it is looked whether there is more.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub(super) fn run(tail: &cli::Tail) -> Result<()> {
         if tail.follow { source::places_to_come(&tail.places)? } else { (source::places(&tail.places)?, Vec::new()) };
     let mut awaited = Awaited::new(missing);
     let mut out = Sink::new(None)?;
-    let mut printer = Printer::new(Form::of(&tail.look, tail.long), &tail.look, &zone);
+    let mut printer = Printer::new(Form::of(&tail.look, tail.long), &tail.look, &zone).to(&out);
     printer.head(&mut out)?;
     let (mut sources, last) = last(&places, &sieve, tail)?;
     for item in &last {
@@ -103,7 +103,7 @@ impl Awaited {
 /// For whoever looks on, beside the records.
 fn say(what: &str) {
     // Without a standard error, nobody does.
-    let _ = writeln!(std::io::stderr(), "tidegate: {what}");
+    let _ = writeln!(std::io::stderr(), "tidegate: {}", escaped(what));
 }
 
 /// Until it is worth another look. `true`: nobody reads any more, which a pipe says before anything is written to it.

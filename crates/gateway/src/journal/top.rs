@@ -1,7 +1,7 @@
 //! `top`: where the time went, by fingerprint.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use serde_json::json;
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     cli::{self, By},
+    escape::{escaped, escaped_json},
     record::{
         entry::{Entry, Kind, Moment},
         shape,
@@ -154,7 +155,7 @@ impl Groups {
 
     fn print_json(&self, groups: &[&Group], found: usize, out: &mut impl Write) -> Result<()> {
         for group in groups {
-            writeln!(out, "{}", group.json(self.total_us))?;
+            writeln!(out, "{}", escaped_json(&group.json(self.total_us).to_string()))?;
         }
         let times = self.times.map(|(first, last)| [first.to_string(), last.to_string()]);
         let all = json!({
@@ -166,6 +167,7 @@ impl Groups {
     }
 
     fn print_csv(&self, groups: &[&Group], out: &mut impl Write) -> Result<()> {
+        let is_looked_at = std::io::stdout().is_terminal();
         write!(
             out,
             "fingerprint,calls,share,total_us,mean_us,p50_us,p99_us,max_us,wait_us,rows,errors,users,statement\r\n"
@@ -175,16 +177,18 @@ impl Groups {
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
             let (share, mean) = (share(took.total, self.total_us), took.mean());
             let (p50, p99) = (took.percentile(50), took.percentile(99));
-            let (users, statement) = (users.join(" "), quoted(statement));
+            // Nothing in a cell may move the cursor of somebody who looks on.
+            let shown = |text: &str| if is_looked_at { escaped(text).into_owned() } else { text.to_owned() };
+            let (users, statement) = (quoted(&shown(&users.join(" "))).into_owned(), shown(statement));
             let Durations { count, total, max, .. } = took;
             write!(
                 out,
-                "{fingerprint},{count},{share:.4},{total},{mean},{p50},{p99},{max},{wait_us},{rows},{errors},{},{statement}\r\n",
-                quoted(&users)
+                "{fingerprint},{count},{share:.4},{total},{mean},{p50},{p99},{max},{wait_us},{rows},{errors},{users},{}\r\n",
+                quoted(&statement)
             )?;
         }
         for hole in self.holes.lines(&Zone::new(true)) {
-            eprintln!("tidegate: not counted: {hole}");
+            eprintln!("tidegate: not counted: {}", one_line(&hole.to_string()));
         }
         Ok(())
     }

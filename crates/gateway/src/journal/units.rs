@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::escape::is_unsafe;
+
 /// `123 µs`, `1.23 ms`, `45.6 s`, `3 h 05 min`.
 pub(super) fn duration(micros: u64) -> String {
     let seconds = micros / 1_000_000;
@@ -61,7 +63,7 @@ pub(super) fn percent(part: u64, of: u64) -> String {
 
 /// A text on one line, in which nothing moves the cursor: a client may write what it likes into its statements.
 pub(super) fn one_line(text: &str) -> Cow<'_, str> {
-    let is_plain = |text: &str| !text.contains(|c: char| c.is_control() || is_hidden(c)) && !text.contains("  ");
+    let is_plain = |text: &str| !text.contains(is_unsafe) && !text.contains("  ");
     if is_plain(text) {
         return Cow::Borrowed(text);
     }
@@ -75,14 +77,9 @@ pub(super) fn one_line(text: &str) -> Cow<'_, str> {
         if std::mem::take(&mut blank) {
             out.push(' ');
         }
-        if c.is_control() || is_hidden(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
+        if is_unsafe(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
     }
     Cow::Owned(out)
-}
-
-/// Characters that change the direction of what follows.
-fn is_hidden(c: char) -> bool {
-    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// At most so many characters, the last of them `…` if there were more.

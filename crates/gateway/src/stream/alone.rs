@@ -13,6 +13,7 @@ use super::error::StreamError;
 use super::fleet::{Fleet, Restart};
 use super::progress::{EVERY, Progress};
 use crate::cli;
+use crate::escape::escaped;
 use crate::log;
 
 /// It came to its end, but not every record was done.
@@ -116,15 +117,27 @@ fn verdict(endings: Option<Endings>, board: &Board) -> ExitCode {
         code = ExitCode::from(INCOMPLETE);
     }
     for (name, error) in endings.into_iter().filter_map(|(name, ending)| Some((name, ending.err()?))) {
-        eprintln!("tidegate: stream {name}: {}", error.whole());
+        eprintln!("{}", last_line(&name, &error));
         code = ExitCode::FAILURE;
     }
     code
 }
 
+/// What is left to say of a stream that has failed. The sink may have sent any bytes with its refusal.
+fn last_line(name: &str, error: &StreamError) -> String {
+    format!("tidegate: stream {}: {}", escaped(name), escaped(&error.whole()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sink_cannot_send_escape_sequences_to_the_terminal() {
+        let error = StreamError::SinkGone("422: \u{1b}]0;owned\u{7}\u{9b}2J\nok".to_owned());
+        let line = last_line("orders", &error);
+        assert!(line.starts_with("tidegate: stream orders: 422: \\u{1b}]0;owned\\u{7}\\u{9b}2J\\nok"), "{line:?}");
+    }
 
     #[test]
     fn a_signal_that_comes_twice_is_one_and_a_later_one_is_another() {

@@ -4,6 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use super::board::{Board, Snapshot};
+use crate::escape::escaped;
 
 /// Says how the streams of a board do.
 pub(super) struct Progress {
@@ -78,7 +79,7 @@ fn drawn(line: &str) -> String {
 fn line(snapshots: &[Snapshot]) -> String {
     let sum = |of: fn(&Snapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
     let name = match snapshots {
-        [one] => format!("{} {}", one.name, one.state.name()),
+        [one] => format!("{} {}", escaped(&one.name), one.state.name()),
         several => format!("{} streams", several.len()),
     };
     let lags: Option<u64> = snapshots.iter().map(|snapshot| snapshot.lag).sum();

@@ -105,18 +105,64 @@ pub(super) fn cell<'a>(entry: &'a Entry, column: &str) -> Option<Cow<'a, str>> {
     }
 }
 
-/// A cell in quotes if it needs them.
+/// A cell in quotes if it needs them, and no formula: see [`without_formula`].
 pub(in crate::journal) fn quoted(cell: &str) -> Cow<'_, str> {
+    let cell = without_formula(cell);
     if cell.contains([',', '"', '\n', '\r']) {
         return Cow::Owned(format!("\"{}\"", cell.replace('"', "\"\"")));
+    }
+    cell
+}
+
+/// What a spreadsheet takes for the beginning of a formula, in quotes or not (OWASP, "CSV Injection"); the wide forms too.
+const BEGINS_FORMULA: [char; 10] = ['=', '+', '-', '@', '\t', '\r', '＝', '＋', '－', '＠'];
+
+/// The cell with an apostrophe before it if a spreadsheet would take it for a formula: clients choose what statements,
+/// user names and application names say. It can be undone: of a cell in which such a character stands behind apostrophes only,
+/// the first apostrophe is ours.
+fn without_formula(cell: &str) -> Cow<'_, str> {
+    if cell.trim_start_matches('\'').starts_with(BEGINS_FORMULA) {
+        return Cow::Owned(format!("'{cell}"));
     }
     Cow::Borrowed(cell)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::journal::entry::What;
+
+    #[test]
+    fn no_cell_is_a_formula() {
+        for (cell, expected) in [
+            ("=HYPERLINK(\"http://x\")", "\"'=HYPERLINK(\"\"http://x\"\")\""),
+            ("+1", "'+1"),
+            ("-1", "'-1"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\t=1", "'\t=1"),
+            ("\r=1", "\"'\r=1\""),
+            ("＝1", "'＝1"),
+            ("'=1", "''=1"),
+            ("'quoted'", "'quoted'"),
+            ("select 1", "select 1"),
+            ("", ""),
+        ] {
+            assert_eq!(quoted(cell), expected, "{cell:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_apostrophe_before_a_formula_can_be_undone(cell in "['=+@a-]{0,6}") {
+            let written = without_formula(&cell);
+            prop_assert!(!written.starts_with(BEGINS_FORMULA));
+            let is_ours = written.starts_with('\'') && written.trim_start_matches('\'').starts_with(BEGINS_FORMULA);
+            let read = if is_ours { &written[1..] } else { &*written };
+            prop_assert_eq!(read, &*cell);
+        }
+    }
 
     #[test]
     fn every_key_of_a_record_has_its_column() {
