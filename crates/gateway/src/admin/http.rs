@@ -17,7 +17,7 @@ use hyper::{
     server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -27,10 +27,20 @@ use tokio::{
 use super::metrics::{self, Format};
 use crate::{plane::Gateway, tree};
 
-/// Connections at a time; more wait to be accepted.
-const CONNECTIONS_MAX: usize = 16;
-/// How long one of them may stay, whatever it does: a scraper connects anew.
+mod connections;
+
+use connections::{Connections, Place, Stage};
+
+/// Connections of one socket at a time. Beyond that the oldest one makes room whose request is not complete.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a client may take to send the head of its request: a scraper sends it at once.
+const HEAD_LIMIT: Duration = Duration::from_secs(5);
+/// How long a connection lasts at most: a client may be slow to read a large page.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of a request's head that are read at most.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Pages that are put together at a time; further requests wait in line.
+const PAGES_MAX: usize = 4;
 /// How long accepting pauses when there is no descriptor left.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
@@ -79,11 +89,9 @@ struct Scrape {
 }
 
 async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Supervisor<Tokio, Scrape>) {
-    let mut number = 0;
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = Arc::new(Connections::new());
+    let pages = Arc::new(Semaphore::new(PAGES_MAX));
     loop {
-        // The semaphore is never closed.
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -92,46 +100,54 @@ async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Superv
                 continue;
             }
         };
-        let gateway = gateway.clone();
-        number += 1;
-        let scrape = Scrape { peer, number };
-        let asked = scrapes.spawn_as(scrape, move |ctx| async move {
+        let place = Connections::enter(&connections).await;
+        let (number, gateway, pages) = (place.number, gateway.clone(), pages.clone());
+        let asked = scrapes.spawn_as(Scrape { peer, number }, move |ctx| async move {
             tokio::select! {
                 () = ctx.cancelled() => {}
-                _ = tokio::time::timeout(CONNECTION_LIMIT, converse(stream, gateway)) => {}
+                () = place.displaced() => {}
+                _ = tokio::time::timeout(CONNECTION_LIMIT, converse(stream, gateway, &place, &pages)) => {}
             }
-            drop(permit);
         });
         // Its handle is not needed; when the process is ending, it is refused.
         drop(asked);
     }
 }
 
-async fn converse(stream: TcpStream, gateway: Arc<Gateway>) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let gateway = gateway.clone();
+async fn converse(stream: TcpStream, gateway: Arc<Gateway>, place: &Place, pages: &Semaphore) {
+    let service = service_fn(|request: Request<Incoming>| {
+        place.set(Stage::Page);
         // The body is dropped unread: only its head says anything.
         let (head, _) = request.into_parts();
-        async move { Ok::<_, Infallible>(answer(&head, &gateway).await) }
+        let gateway = gateway.clone();
+        async move {
+            let answer = answer(&head, &gateway, pages).await;
+            place.set(Stage::Reply);
+            Ok::<_, Infallible>(answer)
+        }
     });
+    let mut http = http1::Builder::new();
+    // One request per connection: pipelined ones would each put a page into memory, read or not.
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
     // A scraper that goes away in the middle is no news.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// The page of metrics. With thousands of databases it takes a while, in which probes and look-ups go on.
-async fn page(gateway: &Arc<Gateway>, format: Format) -> Option<Vec<u8>> {
+async fn page(gateway: &Arc<Gateway>, format: Format, pages: &Semaphore) -> Option<Vec<u8>> {
+    let _turn = pages.acquire().await.ok()?;
     let owner = gateway.clone();
     let page = move || async move { metrics::exposition(&owner, format).await };
     gateway.connector.resolver.offload_async("a page of metrics", page).await
 }
 
-async fn answer(head: &Parts, gateway: &Arc<Gateway>) -> Response<Full<Bytes>> {
+async fn answer(head: &Parts, gateway: &Arc<Gateway>, pages: &Semaphore) -> Response<Full<Bytes>> {
     let format = match head.uri.path() {
         "/metrics" => Format::asked_for(&head.headers),
         _ => Format::Text,
     };
     let (status, body) = match (&head.method, head.uri.path()) {
-        (&Method::GET | &Method::HEAD, "/metrics") => match page(gateway, format).await {
+        (&Method::GET | &Method::HEAD, "/metrics") => match page(gateway, format, pages).await {
             Some(page) => (StatusCode::OK, page),
             None => (StatusCode::SERVICE_UNAVAILABLE, b"the gateway is stopping\n".to_vec()),
         },

@@ -340,3 +340,44 @@ fn times_are_told_as_native_histograms() {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
     }
 }
+
+/// More of them than there may be connections, at every stage of a request.
+#[test]
+fn silent_connections_keep_no_scrape_out() {
+    let port = free_port_of(30_000..32_000);
+    let address = format!("127.0.0.1:{port}");
+    let options = ["--metrics", address.as_str()];
+    let bouncer = Bouncer::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
+    for said in ["", "GET /metrics HTTP/1.1\r\nhost: x\r\n", "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let silent: Vec<_> = (0..200)
+            .map(|_| {
+                let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it accepts");
+                stream.write_all(said.as_bytes()).expect("it can be sent");
+                stream
+            })
+            .collect();
+        let page = get(port, "/metrics");
+        assert!(page.starts_with("HTTP/1.1 200"), "{said:?}: {page}");
+        drop(silent);
+    }
+    drop(bouncer);
+}
+
+/// Without a request, and after one.
+#[test]
+fn a_connection_without_a_request_is_closed() {
+    let port = free_port_of(30_000..32_000);
+    let address = format!("127.0.0.1:{port}");
+    let options = ["--metrics", address.as_str()];
+    let bouncer = Bouncer::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
+    for said in ["", "GET /", "GET / HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream.write_all(said.as_bytes()).expect("it can be sent");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap_or_else(|error| panic!("{said:?}: it is not closed: {error}"));
+        let answer = String::from_utf8_lossy(&answer);
+        assert_eq!(answer.starts_with("HTTP/1.1 200"), said.ends_with("\r\n\r\n"), "{said:?}: {answer}");
+    }
+    drop(bouncer);
+}
