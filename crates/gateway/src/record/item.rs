@@ -350,7 +350,7 @@ impl Item {
         }
         // A call by FunctionCall has no text, and may have arguments; COPY has its data.
         let is_told = may_tell || self.said.as_ref().is_none_or(|said| said.has_parameters || said.copies());
-        let hides_literals = hides.literals || sets_password(self.text());
+        let hides_literals = hides.literals || sets_password(self.text(), self.is_cut());
         let mut wrong = Box::new(Wrong { sqlstate: error.sqlstate.to_vec(), ..Wrong::default() });
         let hides_something = hides_literals || (hides.parameters && is_told);
         if !hides_something {

@@ -10,7 +10,7 @@ use std::{ops::Range, rc::Rc};
 
 use rustc_hash::FxHashMap;
 
-use super::template::Template;
+use super::{secret::may_hide, template::Template};
 use crate::statements::Digest;
 
 /// The shape of a statement.
@@ -123,21 +123,8 @@ pub(super) fn first_word(text: &[u8]) -> &[u8] {
     Tokens::new(text).take(8).find_map(word).unwrap_or_default()
 }
 
-/// Whether there may be something to hide in statements of this shape: see [`passwords`].
-fn may_hide(shape: &[u8]) -> bool {
-    let names = |word: &[u8]| memchr::memmem::find(shape, word).is_some();
-    names(b"password") || names(b"connection") || may_set_password(shape)
-}
-
-/// Whether a text may set a password. By the first word, which is cheap to look at, unless there are several statements.
-pub(super) fn may_set_password(text: &[u8]) -> bool {
-    let first = first_word(text);
-    let is_one = memchr::memchr(b';', text).is_none_or(|at| text[at..].iter().all(|byte| b"; \n\r\t".contains(byte)));
-    !is_one || [&b"alter"[..], b"create", b"do"].iter().any(|word| first.eq_ignore_ascii_case(word))
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Token<'a> {
+pub(super) enum Token<'a> {
     /// A keyword or an identifier.
     Word(&'a [u8]),
     /// A quoted identifier, with its quotes.
@@ -528,53 +515,20 @@ fn is_operator(byte: u8) -> bool {
     SORTS[usize::from(byte)] & OPERATOR != 0
 }
 
-/// Where the literals of a text stand.
-pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+/// The tokens of a text, and where they stand.
+pub(super) fn tokens(text: &[u8]) -> impl Iterator<Item = (Range<usize>, Token<'_>)> {
     let mut tokens = Tokens::new(text);
     std::iter::from_fn(move || {
-        loop {
-            tokens.skip_blanks();
-            let from = tokens.at;
-            if matches!(tokens.next()?, Token::Literal) {
-                return Some(from..tokens.at.min(text.len()));
-            }
-        }
+        tokens.skip_blanks();
+        let from = tokens.at;
+        let token = tokens.next()?;
+        Some((from..tokens.at.min(text.len()), token))
     })
 }
 
-/// Where a text has a password, or a connection with one in it: the string behind that word, and a body of `DO` that has the
-/// word in it. Such a body may put its statement together from any of its literals, so none of it is to be told.
-pub(super) fn passwords(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    let (mut tokens, mut is_behind, mut is_first, mut is_do) = (Tokens::new(text), false, true, false);
-    std::iter::from_fn(move || {
-        loop {
-            tokens.skip_blanks();
-            let from = tokens.at;
-            let token = tokens.next()?;
-            let place = from..tokens.at.min(text.len());
-            let is_string = matches!(token, Token::Literal) && !text[from].is_ascii_digit();
-            if is_string && (is_behind || (is_do && names_password(&text[place.clone()]))) {
-                is_behind = false;
-                return Some(place);
-            }
-            if is_first {
-                is_do = matches!(token, Token::Word(word) if word.eq_ignore_ascii_case(b"do"));
-            }
-            is_first = token == Token::Mark(b';');
-            let is = |word: &[u8]| word.eq_ignore_ascii_case(b"password") || word.eq_ignore_ascii_case(b"connection");
-            is_behind = match token {
-                Token::Word(word) => is(word),
-                Token::Quoted(quoted) => quoted == b"\"password\"",
-                _ => false,
-            };
-        }
-    })
-}
-
-fn names_password(body: &[u8]) -> bool {
-    const WORD: &[u8] = b"password";
-    let is_here = |at: usize| body[at..].get(..WORD.len()).is_some_and(|word| word.eq_ignore_ascii_case(WORD));
-    memchr::memchr2_iter(b'w', b'W', body).any(|at| at >= 4 && is_here(at - 4))
+/// Where the literals of a text stand.
+pub(super) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    tokens(text).filter(|(_, token)| *token == Token::Literal).map(|(place, _)| place)
 }
 
 /// Shapes that were worked out before, so that a hot statement costs a look-up.

@@ -77,7 +77,8 @@ impl Sum {
             begun
         });
         let text = match settings.statement {
-            StatementForm::Text => without_passwords(item.text()),
+            StatementForm::Text if found.may_hide() => without_passwords(item.text()),
+            StatementForm::Text => Cow::Borrowed(item.text()),
             StatementForm::Normalised => Cow::Borrowed(begun.as_deref().unwrap_or_else(|| found.text())),
             _ => return,
         };

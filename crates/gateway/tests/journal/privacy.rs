@@ -205,6 +205,47 @@ on_each_postgres! {
         }
     }
 
+    /// Each is a syntax error or a statement that Postgres takes; its error may quote the password.
+    fn a_password_in_an_odd_form_stands_in_no_record(fixture) {
+        for per in ["query", "transaction"] {
+            let keys = format!("statement = \"text\"\nparameters = \"on\"\nper = \"{per}\"\nstatement_bytes = 256");
+            let kept = Kept::new(fixture, "size = 1\n", &keys);
+            let mut client = kept.gateway.client("postgres");
+            client.ok("create role odd_keeper");
+            for text in [
+                format!("alter role odd_keeper password '5'\n'{SECRET}'"),
+                format!("alter role odd_keeper password '5' -- x\n '{SECRET}'"),
+                format!("alter role odd_keeper password U&'{SECRET}'"),
+                format!("alter role odd_keeper password $x${SECRET}$x$"),
+                format!("alter user odd_keeper password \"{SECRET}\""),
+                format!("alter user odd_keeper password {SECRET}"),
+                format!("alter user odd_keeper password x{SECRET} valid until 'infinity'"),
+                format!("alter user odd_keeper password 'it's {SECRET}'"),
+                format!("altre user odd_keeper password {SECRET}"),
+                format!("create user odd_{{}} identified by '{SECRET}'"),
+                format!("alter role odd_keeper {} password {SECRET}", "login ".repeat(60)),
+                format!("create server s foreign data wrapper none options (sslpassword '{SECRET}')"),
+                format!("create user mapping for odd_keeper server none options (user 'x', pin '{SECRET}')"),
+                format!("create subscription s connection 'host=x password={SECRET}' publication p with (connect = false)"),
+                format!("select dblink_connect('host=x password={SECRET}')"),
+                format!("do $$ begin execute $q$alter role odd_keeper password '{SECRET}'$q$; end $$"),
+            ] {
+                client.query(&text);
+                client.send(&Frames::new().parse("", &text).sync());
+                client.until_ready();
+            }
+            client.query("drop subscription if exists s");
+            client.query("alter subscription s set (slot_name = none); drop subscription s");
+            client.ok("drop role odd_keeper");
+            client.ok("select 'as it is'");
+            kept.when("the last stands there", |_| holds(&kept.path(), "select 'as it is'"));
+            let leaks = holds(&kept.path(), SECRET);
+            let entries = kept.end();
+            let found = queries(&entries).into_iter().find(|entry| format!("{entry:?}").contains(SECRET)).cloned();
+            assert!(!leaks, "{found:?}");
+        }
+    }
+
     fn a_long_statement_is_cut(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "statement_bytes = 64");
         let mut client = kept.gateway.client("postgres");
