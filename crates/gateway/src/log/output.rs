@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -21,6 +22,10 @@ pub(super) struct Output {
     pub(super) system: SystemLog,
 }
 
+/// Permissions of a new log: those who collect logs may be in the group of the process. It names users, addresses and databases,
+/// which are nobody else's business.
+const FILE_MODE: u32 = 0o640;
+
 /// A file that lines are appended to, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct LogFile(Mutex<Option<File>>);
@@ -30,7 +35,7 @@ impl LogFile {
     pub(super) fn follow(&self, path: &Path) -> io::Result<()> {
         let opened = match path.as_os_str().is_empty() {
             true => None,
-            false => Some(OpenOptions::new().append(true).create(true).open(path)?),
+            false => Some(OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)?),
         };
         *self.lock() = opened;
         Ok(())
@@ -65,5 +70,21 @@ impl<'w> MakeWriter<'w> for Output {
 
     fn make_writer(&'w self) -> &'w Self {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_log_is_not_readable_by_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        LogFile::default().follow(&path).expect("it can be made");
+        let mode = path.metadata().expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o7037, 0, "{mode:o}");
     }
 }

@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -97,7 +97,8 @@ impl LetterFile {
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    // It holds whole records.
+    let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
     let folder = std::path::absolute(path)?.parent().map(File::open);
     // Its name is to be there after a loss of power, too. Who may not read the folder does without.
     if let Some(Ok(folder)) = folder {
