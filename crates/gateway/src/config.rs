@@ -22,6 +22,7 @@ pub(crate) mod check;
 pub(crate) mod finding;
 mod hosts;
 mod keys;
+mod path;
 pub(crate) mod raw;
 mod rule;
 mod secret;
@@ -35,7 +36,8 @@ mod tests;
 pub mod toml;
 pub(crate) mod url;
 
-pub use finding::{ConfigErrors, Finding, Severity};
+pub use change::ChangeError;
+pub use finding::{ConfigErrors, Finding, FindingKind, Severity};
 pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
 pub use keys::{
     Admin, Auth, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io,
@@ -43,10 +45,11 @@ pub use keys::{
     Overflow, ParameterForm, Parameters, PeerKeys, Per, PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm,
     SyslogFacility, Tcp, Timeouts, UserKeys,
 };
+pub use path::holds;
 pub use rule::{Action, Rule, Rules, Work, Works};
-pub use secret::{Secret, UserSecret};
+pub use secret::{Secret, UserSecret, loggable};
 pub use section::{Key, Reload, Scope};
-pub use setting::FileMode;
+pub use setting::{FileMode, Holds};
 pub use show::Row;
 pub use stream::Stream;
 pub use suite::{CipherSuite, KeyGroup};
@@ -121,11 +124,11 @@ pub struct Database {
     /// TLS to the server.
     pub tls: ServerTls,
     /// Parameters of server logins, in the order of the text.
-    pub startup_parameters: Vec<(String, String)>,
+    pub startup_parameters: Parameters,
     /// Whether all clients share one pool, if there is a user.
     pub shared_pool: bool,
     /// SQL that every new connection runs first; empty for none.
-    pub connect_query: String,
+    pub connect_query: Secret,
     /// Server connections of all its pools, if it has a limit of its own.
     pub max_servers: Option<u32>,
     /// Clients, if it has a limit of its own.
@@ -204,9 +207,9 @@ pub struct PoolPlan {
     /// TLS to the server.
     pub tls: ServerTls,
     /// Parameters of server logins.
-    pub startup_parameters: Vec<(String, String)>,
+    pub startup_parameters: Parameters,
     /// SQL that every new connection runs first; empty for none.
-    pub connect_query: String,
+    pub connect_query: Secret,
     /// Limits that it shares with other pools.
     pub shared: SharedLimits,
     /// When a server that says nothing is held for gone.

@@ -127,6 +127,15 @@ impl HbaError {
     pub fn reason(&self) -> &str {
         &self.reason
     }
+
+    /// Where it is, without anything that the file says.
+    #[must_use]
+    pub fn outline(&self) -> String {
+        match self.line {
+            Some(line) => format!("{}:{line}: invalid rule or map", self.file),
+            None => format!("{}: the file cannot be used", self.file),
+        }
+    }
 }
 
 /// Files larger than this are no rules.

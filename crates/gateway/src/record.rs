@@ -20,6 +20,7 @@ mod template;
 mod witness;
 
 pub use archive::{Archive, ArchiveError};
+pub use hide::error_without_values;
 pub use ledger::{Front, Ledger, Upstream, first_flight};
 pub use recorder::Recorder;
 pub use secret::without_passwords;

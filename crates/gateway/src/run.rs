@@ -387,7 +387,7 @@ impl Running {
                 }
                 None => tracing::error!("reload failed, the old configuration stays in force: {error:#}"),
             }
-            format!("{error:#}")
+            outline(&error, self.gateway.config_file().as_deref())
         });
         reloaded?;
         if !self.gateway.phase().goes_on() {
@@ -395,7 +395,7 @@ impl Running {
         }
         streams::adopt(&mut self.streams, &self.gateway).map_err(|error| {
             tracing::error!("{error:#}");
-            format!("{error:#}")
+            "the streams cannot be started; the rest is in force".to_owned()
         })
     }
 
@@ -494,6 +494,41 @@ fn say(findings: &[Finding]) {
     }
 }
 
+/// Why a reload failed, for the console: nothing of what the files say, as who may use the console may not be who may read
+/// them.
+fn outline(error: &anyhow::Error, file: Option<&Path>) -> String {
+    if let Some(errors) = error.downcast_ref::<ConfigErrors>() {
+        return errors.outline(file.unwrap_or(Path::new("--database")));
+    }
+    if let Some(error) = error.downcast_ref::<SetupError>() {
+        return error.outline();
+    }
+    match error.downcast_ref::<ReloadError>() {
+        Some(error) => error.outline().to_owned(),
+        None => "a file of the configuration cannot be used".to_owned(),
+    }
+}
+
+/// Why a configuration that is good by itself does not take the place of the one in force.
+#[derive(Debug, thiserror::Error)]
+enum ReloadError {
+    /// The file of users cannot be read.
+    #[error("{0}: those who are known would be locked out")]
+    Users(String),
+    /// A stream cannot run beside a gateway.
+    #[error("the stream `{0}` reads standard input: run it by itself, with `tidegate stream -c FILE {0}`")]
+    Stdin(String),
+}
+
+impl ReloadError {
+    fn outline(&self) -> &'static str {
+        match self {
+            Self::Users(_) => "auth_file: the file cannot be used, and those who are known would be locked out",
+            Self::Stdin(_) => "a stream reads standard input: run it by itself, with `tidegate stream`",
+        }
+    }
+}
+
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     let _alone = gateway.configure();
@@ -502,7 +537,7 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
     let old = gateway.setup();
     let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
     if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {
-        anyhow::bail!("{}: those who are known would be locked out", unread.reason);
+        return Err(ReloadError::Users(unread.reason.clone()).into());
     }
     streams::check(&config)?;
     for key in Config::diff_needs_restart(&old.config, &config) {

@@ -50,6 +50,12 @@ impl TlsError {
     pub fn path(&self) -> &str {
         &self.path
     }
+
+    /// Which file it is, without anything that the file says.
+    #[must_use]
+    pub fn outline(&self) -> String {
+        format!("{} {}: the file cannot be used", self.what, self.path)
+    }
 }
 
 fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {

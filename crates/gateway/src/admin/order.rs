@@ -8,7 +8,7 @@ use tidegate_wire::sqlstate;
 
 use super::fault::Fault;
 use crate::{
-    config::{Admin, Dialect},
+    config::{self, Admin, ChangeError, Dialect, Holds},
     pgbouncer::{CONFIG_FILE, alias},
     plane::{Card, Gateway, Phase, Setup, SharedPool, Signal, Worker},
 };
@@ -36,11 +36,11 @@ pub(super) enum Order {
     Shutdown(Phase),
 }
 
-/// As an operator would write it.
+/// As an operator would write it, without secrets.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Set(key, value) => write!(f, "SET {key} = '{value}'"),
+            Self::Set(key, value) => write!(f, "SET {key} = '{}'", config::loggable(holds(key), value)),
             Self::KillClient(id) => write!(f, "KILL_CLIENT {id}"),
             Self::Stream(order) => order.fmt(f),
             Self::Shutdown(Phase::WaitingForClients) => f.write_str("SHUTDOWN WAIT_FOR_CLIENTS"),
@@ -155,16 +155,15 @@ impl Order {
     }
 }
 
+/// What the values of a setting are, by our name or by PgBouncer's.
+fn holds(key: &str) -> Option<Holds> {
+    alias::holds(key).or_else(|| config::holds(key))
+}
+
 /// Changes one setting, by our name or by PgBouncer's, until the file is read again.
 async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
-    let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
     if key.eq_ignore_ascii_case(CONFIG_FILE) {
-        if gateway.config_file().is_none() {
-            return Err(wrong("the configuration did not come from a file".to_owned()));
-        }
-        let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
-        gateway.set_config_file(Some(file));
-        return Ok(());
+        return set_config_file(gateway, value);
     }
     if alias::without_effect(key).is_some() {
         return Ok(());
@@ -173,7 +172,7 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     // Certificates are read again, on a thread that may wait.
     let changed =
         gateway.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
-    changed.ok_or_else(|| not_now("the gateway is stopping"))?.map_err(wrong)?;
+    changed.ok_or_else(|| not_now("the gateway is stopping"))??;
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
@@ -183,14 +182,40 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     Ok(())
 }
 
+/// Names the file that the next reload reads.
+fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), Fault> {
+    let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
+    if !gateway.setup().config.admin.set_files {
+        return Err(refused(&ChangeError::NamesFile(CONFIG_FILE.to_owned())));
+    }
+    if gateway.config_file().is_none() {
+        return Err(wrong("the configuration did not come from a file".to_owned()));
+    }
+    let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
+    gateway.set_config_file(Some(file));
+    Ok(())
+}
+
 /// Puts the configuration in force with one setting changed.
-fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), String> {
+fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
     let _alone = gateway.configure();
     let setup = gateway.setup();
     let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
-    let setup = Setup::new(changed?).map_err(|error| error.to_string())?;
+    let setup = Setup::new(changed.map_err(|error| refused(&error))?).map_err(|error| {
+        tracing::warn!(%error, setting = key, "SET changed nothing: a file of the configuration cannot be used");
+        Fault::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline()).hint("The log of the gateway says more.")
+    })?;
     gateway.replace_setup(setup);
     Ok(())
+}
+
+/// Why `SET` does not change a setting, for the client that asked for it.
+fn refused(error: &ChangeError) -> Fault {
+    match error {
+        ChangeError::NamesFile(_) => Fault::new(sqlstate::INSUFFICIENT_PRIVILEGE, error.to_string())
+            .hint("Change it in the file and RELOAD, or set set_files = true in [admin] and restart."),
+        _ => Fault::new(sqlstate::INVALID_PARAMETER_VALUE, error.to_string()),
+    }
 }
 
 /// Holds everybody where they are, be it in the middle of a transaction: what they and their servers have said is sent on, and
@@ -347,9 +372,10 @@ async fn send_away(gateway: &Gateway, is_meant: impl Fn(&Card) -> bool + Clone +
     told.await.iter().sum()
 }
 
-fn bad_configuration(reason: &str) -> Fault {
-    Fault::new(sqlstate::CONFIG_FILE_ERROR, format!("the configuration was not reloaded: {}", reason.trim()))
-        .hint("The old one stays in force.")
+/// `outline` repeats nothing of the files: who may use the console may not be who may read them.
+fn bad_configuration(outline: &str) -> Fault {
+    Fault::new(sqlstate::CONFIG_FILE_ERROR, format!("the configuration was not reloaded: {}", outline.trim()))
+        .hint("The old one stays in force. The log and `tidegate check` say more.")
 }
 
 fn shut_down(gateway: &Gateway, wanted: Phase) -> Result<(), Fault> {

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 
 use tidegate_link::is_abstract;
 
-use super::finding::{ConfigErrors, Finding, Severity};
+use super::finding::{ConfigErrors, Finding, FindingKind, Severity};
 use super::hosts::RouteSettings;
 use super::keys::{
     Admin, Auth, AuthMethod, DatabaseKeys, Dialect, Dns, Journal, Listen, Log, Metrics, PeerKeys, PoolSettings,
     Runtime, Tcp, Timeouts, UserKeys,
 };
+use super::path;
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
 use super::setting::{Wrong, nearest};
@@ -321,7 +322,15 @@ impl Checker<'_> {
 
     /// An error about a key itself.
     fn unknown(&mut self, entry: &Entry, key: &str, reason: String, help: String) {
-        self.error(Place { key: key.to_owned(), at: entry.key_at.clone() }, reason, help);
+        let finding = Finding::new(self.source, &entry.key_at, Severity::Error, key).kind(FindingKind::Unknown);
+        let similar = path::similar(key);
+        self.findings.push(finding.about(similar.as_deref()).because(reason).help(help));
+    }
+
+    /// An error about a file that a key names.
+    fn unusable(&mut self, place: &Place, reason: String, help: &str) {
+        let finding = Finding::new(self.source, &place.at, Severity::Error, &place.key).kind(FindingKind::File);
+        self.findings.push(finding.because(reason).help(help));
     }
 
     fn error(&mut self, place: Place, reason: impl Into<String>, help: impl Into<String>) {

@@ -1,8 +1,11 @@
 //! What is wrong with a configuration, said the way a compiler says it: where, why, and what to write instead.
 
 use std::fmt;
+use std::path::Path;
 
+use super::path;
 use super::raw::{Source, Span};
+use crate::escape::{escaped, is_unsafe};
 
 /// Whether a finding keeps the configuration from being used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -15,12 +18,29 @@ pub enum Severity {
     Warning,
 }
 
+/// What kind of thing is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// The text cannot be read.
+    Syntax,
+    /// There is no such key, section or parameter.
+    Unknown,
+    /// A file that the configuration names, or the configuration itself, cannot be used.
+    File,
+    /// A value does not fit, by itself or beside others.
+    Setting,
+}
+
 /// One finding. Its `Display` is several lines: message, place, the line itself, and help.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// Error or warning.
     pub severity: Severity,
+    /// What kind of thing is wrong.
+    pub kind: FindingKind,
     /// The file, or `--database` for a URL on the command line.
     pub file: String,
     /// The line, from 1.
@@ -37,6 +57,9 @@ pub struct Finding {
     pub excerpt: String,
     /// How many characters of the line the finding is about.
     pub width: usize,
+    /// The key if it is known, or, if it is not, a known one that is like it; with `NAME` in place of names.
+    #[serde(skip)]
+    known_key: Option<String>,
 }
 
 impl Finding {
@@ -49,6 +72,7 @@ impl Finding {
         let (file, number) = source.place(start);
         let finding = Self {
             severity,
+            kind: FindingKind::Setting,
             file: file.to_owned(),
             line: number,
             column: line[..from].chars().count() + 1,
@@ -57,6 +81,7 @@ impl Finding {
             help: String::new(),
             excerpt: String::new(),
             width: line[from..to].chars().count().max(1),
+            known_key: path::find(key).map(path::Found::pattern),
         };
         if span.is_empty() { finding } else { finding.show(line, visible(line, from, to)) }
     }
@@ -64,7 +89,7 @@ impl Finding {
     /// A finding about text that could not be read, so that nobody knows what of it is a secret: shows no more than
     /// the key.
     pub(crate) fn of_syntax(source: &Source, span: &Span) -> Self {
-        let finding = Self::new(source, span, Severity::Error, "");
+        let finding = Self::new(source, span, Severity::Error, "").kind(FindingKind::Syntax);
         let line = line_at(source, floor_boundary(&source.text, span.start)).1;
         let end = match line.find('=') {
             Some(at) => at + 1,
@@ -78,6 +103,7 @@ impl Finding {
     pub(crate) fn in_file(file: &str, line: usize, key: &str, reason: String) -> Self {
         Self {
             severity: Severity::Error,
+            kind: FindingKind::File,
             file: file.to_owned(),
             line,
             column: 1,
@@ -86,6 +112,7 @@ impl Finding {
             help: String::new(),
             excerpt: String::new(),
             width: 1,
+            known_key: path::find(key).map(path::Found::pattern),
         }
     }
 
@@ -97,6 +124,33 @@ impl Finding {
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = help.into();
         self
+    }
+
+    pub(crate) fn kind(mut self, kind: FindingKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Names the key that it is about, or, of an unknown one, a known one that is like it.
+    pub(crate) fn about(mut self, known_key: Option<&str>) -> Self {
+        self.known_key = known_key.map(str::to_owned).or(self.known_key);
+        self
+    }
+
+    /// Place, key and kind, without anything that the file says: for somebody who may not be allowed to read it. `main` is the
+    /// configuration file; names of others stand in it.
+    fn outline(&self, main: &Path) -> String {
+        let file = if Path::new(&self.file) == main { &self.file } else { "another file" };
+        let what = match (self.kind, &self.known_key) {
+            (FindingKind::Unknown, Some(known)) => format!("unknown key, similar to {known}"),
+            (FindingKind::Unknown, None) => "unknown key or section".to_owned(),
+            (FindingKind::Syntax, _) => "syntax error".to_owned(),
+            (FindingKind::File, Some(known)) => format!("{known}: the file cannot be used"),
+            (FindingKind::File, None) => "the file cannot be used".to_owned(),
+            (FindingKind::Setting, Some(known)) => format!("{known}: invalid setting"),
+            (FindingKind::Setting, None) => "invalid setting".to_owned(),
+        };
+        format!("{file}:{}: {what}", self.line)
     }
 
     /// Shows the line up to that byte, and `***` for the rest of it.
@@ -143,7 +197,7 @@ fn printable(line: &str) -> String {
         .map(|c| {
             if c == '\t' {
                 ' '
-            } else if c.is_control() {
+            } else if is_unsafe(c) {
                 '\u{fffd}'
             } else {
                 c
@@ -171,19 +225,22 @@ impl fmt::Display for Finding {
         };
         let number = self.line.to_string();
         let gutter = " ".repeat(number.len());
-        writeln!(f, "{severity}: {}", self.reason)?;
-        writeln!(f, "{gutter}--> {}:{}:{}", self.file, self.line, self.column)?;
+        writeln!(f, "{severity}: {}", escaped(&self.reason))?;
+        writeln!(f, "{gutter}--> {}:{}:{}", escaped(&self.file), self.line, self.column)?;
         if !self.excerpt.is_empty() {
             writeln!(f, "{gutter} |\n{number} | {}", self.excerpt)?;
             let (start, width) = self.mark();
             writeln!(f, "{gutter} | {}{}", " ".repeat(start), "^".repeat(width))?;
         }
         if !self.help.is_empty() {
-            writeln!(f, "{gutter} = help: {}", self.help)?;
+            writeln!(f, "{gutter} = help: {}", escaped(&self.help))?;
         }
         Ok(())
     }
 }
+
+/// An outline has as many errors at most.
+const OUTLINED_MAX: usize = 10;
 
 /// Every finding about a configuration that cannot be used: the errors, and the warnings beside them, in the order of
 /// the text.
@@ -201,6 +258,17 @@ impl ConfigErrors {
 
     pub(crate) fn into_findings(self) -> Vec<Finding> {
         self.findings
+    }
+
+    /// The errors by place, key and kind, without anything that the files say; `main` is the configuration file.
+    #[must_use]
+    pub fn outline(&self, main: &Path) -> String {
+        let errors: Vec<_> = self.findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+        let mut lines: Vec<_> = errors.iter().take(OUTLINED_MAX).map(|finding| finding.outline(main)).collect();
+        if let Some(more) = errors.len().checked_sub(OUTLINED_MAX).filter(|more| *more > 0) {
+            lines.push(format!("{more} more"));
+        }
+        lines.join("; ")
     }
 
     /// All findings, errors and warnings, in the order of the text.

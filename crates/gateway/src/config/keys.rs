@@ -9,9 +9,9 @@ use std::time::Duration;
 use super::hosts::{HostList, RawRoute, RouteSettings, SessionAttrs};
 use super::raw::{Entry, Value};
 use super::rule::Rules;
-use super::secret::Secret;
+use super::secret::{MASK, Secret};
 use super::section::{Key, Keys, Scope, section};
-use super::setting::{FileMode, Setting, Wrong, list, text, words};
+use super::setting::{FileMode, Holds, Setting, Wrong, list, text, words};
 use super::suite::{CipherSuite, KeyGroup};
 use super::url::{Host, PgUrl};
 
@@ -465,7 +465,7 @@ section! {
         /// Whether all clients share one pool, if there is a `user`; otherwise each of their users has one.
         shared_pool: bool = false => Live Process;
         /// SQL that every new connection runs before its first client gets it.
-        connect_query: String = String::new() => Live Process;
+        connect_query: Secret = Secret::default() => Live Process;
         /// `pool.max_per_database` for this one.
         max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
         /// `pool.max_clients_per_database` for this one.
@@ -527,6 +527,9 @@ section! {
         users: Vec<String> = vec!["postgres".to_owned()] => Live Process;
         /// Users that may use `SHOW` only.
         stats_users: Vec<String> = Vec::new() => Live Process;
+        /// Whether `SET` in the console may change keys that name files (`log.file`, `auth.hba_file`, `listen.tls_key`) and, by
+        /// `conffile`, which file `RELOAD` reads. It is true with a `pgbouncer.ini`.
+        set_files: bool = false => Restart Process;
     }
 }
 
@@ -700,13 +703,21 @@ impl Setting for NameServers {
 }
 
 /// Parameters of a server login, by name, in the order of the text.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Parameters(pub Vec<(String, String)>);
+
+impl std::fmt::Debug for Parameters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
 
 /// What the login itself says; a parameter of that name would contradict it.
 const NO_PARAMETERS: &[&str] = &["user", "database", "replication"];
 
 impl Setting for Parameters {
+    const HOLDS: Holds = Holds::Secret;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         let Value::Table(table) = value else {
             return Err(Wrong::new(
@@ -717,8 +728,9 @@ impl Setting for Parameters {
         table.entries.iter().map(parameter).collect::<Result<_, _>>().map(Self)
     }
 
+    /// The names alone: a value may be a secret (`options = "-c app.token=..."`).
     fn show(&self) -> String {
-        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ")
+        self.0.iter().map(|(name, _)| format!("{name}={MASK}")).collect::<Vec<_>>().join(", ")
     }
 }
 

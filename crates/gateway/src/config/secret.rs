@@ -1,6 +1,12 @@
-//! A password that cannot slip into a log.
+//! Secrets, and values of keys that may be secrets, kept out of logs and tables.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use super::setting::Holds;
+
+/// What is shown in place of a secret.
+pub(crate) const MASK: &str = "***";
 
 /// A password, a hash, or a verifier. `Debug` prints `***`, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
@@ -25,8 +31,40 @@ impl Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+        f.write_str(MASK)
     }
+}
+
+/// A value of a key as a log may show it. Nobody knows what the value of an unknown key is, so it is masked as well.
+#[must_use]
+pub fn loggable(holds: Option<Holds>, value: &str) -> Cow<'_, str> {
+    match holds {
+        Some(Holds::Plain | Holds::File) => without_logins(value),
+        Some(Holds::Secret) | None => Cow::Borrowed(MASK),
+    }
+}
+
+/// A text in which the login of each URL (`scheme://user:password@host`) is masked.
+#[must_use]
+fn without_logins(text: &str) -> Cow<'_, str> {
+    let mut masked = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, authority) = rest.split_at(at + "://".len());
+        // A password may hold characters that a URL would have to encode.
+        let end = authority.find(char::is_whitespace).unwrap_or(authority.len());
+        masked.push_str(before);
+        rest = authority;
+        if let Some(login) = authority[..end].rfind('@') {
+            masked.push_str(MASK);
+            rest = &authority[login..];
+        }
+    }
+    if masked.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    masked.push_str(rest);
+    Cow::Owned(masked)
 }
 
 /// How a user's password is kept in the configuration.
@@ -108,6 +146,18 @@ mod tests {
     fn a_secret_never_shows_in_debug() {
         let secret = UserSecret::parse("hunter2").expect("a password");
         assert_eq!(format!("{secret:?}"), "Plain(***)");
+    }
+
+    #[test]
+    fn a_log_shows_plain_values_without_logins() {
+        let shown = |holds, value| loggable(holds, value).into_owned();
+        assert_eq!(shown(Some(Holds::Plain), "5s"), "5s");
+        assert_eq!(shown(Some(Holds::File), "/var/log/tidegate"), "/var/log/tidegate");
+        assert_eq!(shown(Some(Holds::Plain), "see https://a:b@h/ and x://c@d"), "see https://***@h/ and x://***@d");
+        assert_eq!(shown(Some(Holds::Plain), "postgres://a:p/w@x@h/d"), "postgres://***@h/d");
+        for holds in [Some(Holds::Secret), None] {
+            assert_eq!(shown(holds, "hunter2"), "***");
+        }
     }
 
     #[test]

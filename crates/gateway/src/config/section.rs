@@ -5,7 +5,7 @@
 //! `SHOW CONFIG` is printed. So a key cannot exist without a default, a line of documentation and a reload class.
 
 use super::raw::Value;
-use super::setting::Wrong;
+use super::setting::{Holds, Wrong};
 
 /// What a reload (`SIGHUP`, `RELOAD`) does with a changed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Key {
     pub reload: Reload,
     /// Where it may be written.
     pub scope: Scope,
+    /// What its values are.
+    pub holds: Holds,
 }
 
 /// A raw section: keys that may be set one by one.
@@ -90,6 +92,7 @@ macro_rules! section {
                 doc: concat!($($key_doc, "\n"),+),
                 reload: $crate::config::Reload::$reload,
                 scope: $crate::config::Scope::$scope,
+                holds: <$kind as $crate::config::setting::Setting>::HOLDS,
             },)*];
 
             /// Takes back what a reload cannot change.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::raw::{Node, Span, Value};
-use super::secret::Secret;
+use super::secret::{MASK, Secret};
 
 /// Why a value does not fit, and what does.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,8 +28,22 @@ impl Wrong {
     }
 }
 
+/// What the value of a key is, as far as it decides who may see it and whether `SET` may change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// A value that everybody may see.
+    Plain,
+    /// The name of a file, a folder or a socket.
+    File,
+    /// A password, or a text that may have one in it. No log and no table shows it.
+    Secret,
+}
+
 /// A kind of value.
 pub(crate) trait Setting: Sized {
+    /// What values of this kind hold.
+    const HOLDS: Holds = Holds::Plain;
+
     /// Reads the value; must not repeat it in the reason if it may be a secret.
     fn read(value: &Value) -> Result<Self, Wrong>;
 
@@ -71,16 +85,20 @@ impl Setting for String {
 }
 
 impl Setting for Secret {
+    const HOLDS: Holds = Holds::Secret;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         text(value, "\"...\"").map(Self::new)
     }
 
     fn show(&self) -> String {
-        if self.is_empty() { String::new() } else { "***".to_owned() }
+        if self.is_empty() { String::new() } else { MASK.to_owned() }
     }
 }
 
 impl Setting for PathBuf {
+    const HOLDS: Holds = Holds::File;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         text(value, "\"/path/to/file\"").map(Self::from)
     }

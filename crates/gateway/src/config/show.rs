@@ -23,6 +23,8 @@ pub struct Row {
     pub default: String,
     /// Whether a reload changes it.
     pub reloadable: bool,
+    /// Whether `SET` changes it too.
+    pub settable: bool,
 }
 
 impl Config {
@@ -53,6 +55,7 @@ impl Config {
         for stream in &self.streams {
             rows.extend(stream.rows());
         }
+        rows.iter_mut().for_each(|row| row.settable = self.is_settable(&row.key));
         rows
     }
 
@@ -153,7 +156,6 @@ impl Stream {
 impl Database {
     fn rows(&self, path: &str, defaults: &Shown) -> Vec<Row> {
         let hosts = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let parameters = super::Parameters(self.startup_parameters.clone());
         [
             ("host", hosts),
             ("dbname", self.dbname.clone()),
@@ -166,9 +168,9 @@ impl Database {
             ("sslnegotiation", self.tls.negotiation.show()),
             ("sslciphers", self.tls.ciphers.show()),
             ("channel_binding", self.tls.binding.show()),
-            ("startup_parameters", parameters.show()),
+            ("startup_parameters", self.startup_parameters.show()),
             ("shared_pool", self.shared_pool.show()),
-            ("connect_query", self.connect_query.clone()),
+            ("connect_query", self.connect_query.show()),
             ("lookup_user", self.lookup.user.clone()),
             ("lookup_query", self.lookup.query.clone()),
             ("lookup_database", self.lookup.database.clone()),
@@ -185,13 +187,13 @@ fn limit(path: &str, key: &str, own: Option<u32>, general: u32) -> Option<Row> {
 }
 
 fn row(path: &str, key: &str, value: String, default: String) -> Row {
-    Row { key: format!("{path}.{key}"), value, default, reloadable: true }
+    Row { key: format!("{path}.{key}"), value, default, reloadable: true, settable: false }
 }
 
 fn section(rows: &mut Vec<Row>, name: &str, keys: &[Key], values: Vec<String>, defaults: Vec<String>) {
     debug_assert!(SECTIONS.iter().any(|(known, _)| *known == name), "every section is listed");
     for ((key, value), default) in keys.iter().zip(values).zip(defaults) {
         let reloadable = key.reload == Reload::Live;
-        rows.push(Row { key: format!("{name}.{}", key.name), value, default, reloadable });
+        rows.push(Row { key: format!("{name}.{}", key.name), value, default, reloadable, settable: false });
     }
 }

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::raw::{Node, Source, Span, Table, Value};
+use super::secret::MASK;
 use super::section::section;
-use super::setting::{Setting, Wrong, words};
+use super::setting::{Holds, Setting, Wrong, words};
 use super::{ServerTls, SessionAttrs};
 
 pub use endpoint::{GatewayTarget, HttpTarget, Letters, Origin, Target, Topics};
@@ -143,10 +144,18 @@ pub struct Stream {
 }
 
 /// Names and texts, in the order of the text.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Properties(pub Vec<(String, String)>);
 
+impl std::fmt::Debug for Properties {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
+
 impl Setting for Properties {
+    const HOLDS: Holds = Holds::Secret;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         let Value::Table(table) = value else {
             let help = "write names and texts in braces: { name = \"text\" }";
@@ -165,7 +174,7 @@ impl Setting for Properties {
 
     /// The names alone: a value may be a password.
     fn show(&self) -> String {
-        self.0.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(", ")
+        self.0.iter().map(|(name, _)| format!("{name}={MASK}")).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -205,7 +214,7 @@ impl Flag {
             Self::Number(number) => number.to_string(),
             Self::Yes => String::new(),
             Self::List(texts) => texts.join(" "),
-            Self::Table(pairs) => pairs.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(" "),
+            Self::Table(pairs) => pairs.iter().map(|(name, _)| format!("{name}={MASK}")).collect::<Vec<_>>().join(" "),
         }
     }
 

@@ -9,7 +9,7 @@ use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::Config;
 use super::check::{Disk, check};
-use super::finding::{ConfigErrors, Finding, Severity};
+use super::finding::{ConfigErrors, Finding, FindingKind, Severity};
 use super::raw::{Entry, Node, Source, Table, Value};
 
 /// Files larger than this are no configuration.
@@ -67,9 +67,8 @@ const NOT_UTF_8: &str = "save the file as UTF-8";
 
 fn unreadable(name: &str, reason: &str, help: &str) -> ConfigErrors {
     let source = Source::new(name, "");
-    let finding =
-        Finding::new(&source, &(0..0), Severity::Error, "").because(format!("cannot read {name}: {reason}")).help(help);
-    ConfigErrors::new(vec![finding])
+    let finding = Finding::new(&source, &(0..0), Severity::Error, "").kind(FindingKind::File);
+    ConfigErrors::new(vec![finding.because(format!("cannot read {name}: {reason}")).help(help)])
 }
 
 fn syntax(source: &Source, error: &toml::de::Error) -> Finding {

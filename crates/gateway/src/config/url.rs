@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::raw::{Node, Table, Value};
 use super::secret::Secret;
-use super::setting::{Setting, Wrong, nearest, text};
+use super::setting::{Holds, Setting, Wrong, nearest, text};
 
 /// The port of Postgres.
 pub(crate) const PORT: u16 = 5432;
@@ -336,6 +336,8 @@ pub(crate) fn document(url: &str) -> Table {
 }
 
 impl Setting for PgUrl {
+    const HOLDS: Holds = Holds::Secret;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         Self::parse(text(value, "\"postgres://user:password@host:5432/dbname\"")?)
     }

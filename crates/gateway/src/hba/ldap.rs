@@ -2,7 +2,7 @@
 
 use url::Url;
 
-use crate::config::{Secret, url::decode};
+use crate::config::{Secret, setting::nearest, url::decode};
 
 /// Where the directory is, and under which name a user is known to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,17 +104,19 @@ impl Ldap {
 
 impl Options {
     fn take(&mut self, word: &str) -> Result<(), String> {
-        let (name, value) = word.split_once('=').ok_or_else(|| format!("the option `{word}` has no value"))?;
+        // A word may be a part of a password that was not put in quotes, so only what is known to be a name is repeated.
+        let (name, value) =
+            word.split_once('=').ok_or("an option of ldap has no value; a value with blanks needs quotes")?;
         let text = || Some(value.to_owned());
         match name {
             "ldapurl" => self.url = text(),
             "ldapserver" => self.server = text(),
             "ldapport" => {
                 let port = value.parse::<u16>().ok().filter(|port| *port > 0);
-                self.port = Some(port.ok_or_else(|| format!("ldapport: `{value}` is not a port"))?);
+                self.port = Some(port.ok_or("ldapport is not a port")?);
             }
             "ldapscheme" if ["ldap", "ldaps"].contains(&value) => self.scheme = text(),
-            "ldapscheme" => return Err(format!("ldapscheme cannot be `{value}`; it can be ldap or ldaps")),
+            "ldapscheme" => return Err("ldapscheme can be ldap or ldaps".to_owned()),
             "ldaptls" => self.start_tls = value == "1",
             "ldapprefix" => self.prefix = text(),
             "ldapsuffix" => self.suffix = text(),
@@ -125,8 +127,10 @@ impl Options {
             "ldapsearchfilter" => self.filter = text(),
             _ => {
                 let known = "ldapurl, ldapserver, ldapport, ldapscheme, ldaptls, ldapprefix, ldapsuffix, ldapbasedn, \
-                             ldapbinddn, ldapbindpasswd, ldapsearchattribute and ldapsearchfilter";
-                return Err(format!("the option `{name}` is not known; {known} are"));
+                             ldapbinddn, ldapbindpasswd, ldapsearchattribute, ldapsearchfilter";
+                let like = nearest(name, known.split(", ")).map(|near| format!("; did you mean {near}?"));
+                let like = like.unwrap_or_default();
+                return Err(format!("an option of ldap is not known{like}; {known} are"));
             }
         }
         Ok(())
@@ -134,15 +138,15 @@ impl Options {
 
     /// `ldap://host:port/base?attribute?scope?filter`, of which everything may be left out.
     fn take_url(&mut self, text: &str) -> Result<(), String> {
-        let url = Url::parse(text).map_err(|error| format!("ldapurl: `{text}`: {error}"))?;
+        let url = Url::parse(text).map_err(|error| format!("ldapurl: {error}"))?;
         let scheme = url.scheme();
         if !["ldap", "ldaps"].contains(&scheme) {
-            return Err(format!("ldapurl: `{scheme}` is neither ldap nor ldaps"));
+            return Err("ldapurl begins with neither ldap:// nor ldaps://".to_owned());
         }
         self.scheme = Some(scheme.to_owned());
         self.server = url.host_str().map(str::to_owned).or_else(|| self.server.take());
         self.port = url.port().or(self.port);
-        let plain = |part: &str| decode(part).map_err(|wrong| format!("ldapurl: `{part}`: {}", wrong.reason));
+        let plain = |part: &str| decode(part).map_err(|wrong| format!("ldapurl: {}", wrong.reason));
         let base = plain(url.path().trim_start_matches('/'))?;
         if !base.is_empty() {
             self.base = Some(base);
@@ -158,7 +162,7 @@ impl Options {
                 "base" => Scope::Base,
                 "one" => Scope::One,
                 "sub" => Scope::Subtree,
-                other => return Err(format!("ldapurl: the scope cannot be `{other}`; it can be base, one or sub")),
+                _ => return Err("ldapurl: the scope can be base, one or sub".to_owned()),
             });
         }
         if let Some(filter) = next()? {
@@ -198,8 +202,8 @@ impl Options {
         let scheme = self.scheme.as_deref().unwrap_or("ldap");
         let port = self.port.unwrap_or(if scheme == "ldaps" { 636 } else { 389 });
         let servers: Vec<_> = servers.split_whitespace().map(|host| format!("{scheme}://{host}:{port}")).collect();
-        if let Some(wrong) = servers.iter().find(|server| Url::parse(server).is_err()) {
-            return Err(format!("ldapserver: `{wrong}` is no place of a directory"));
+        if servers.iter().any(|server| Url::parse(server).is_err()) {
+            return Err("ldapserver is no place of a directory".to_owned());
         }
         if servers.is_empty() {
             return Err("ldap needs ldapserver or ldapurl".to_owned());

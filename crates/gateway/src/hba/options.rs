@@ -107,7 +107,11 @@ fn read<'o>(words: impl Iterator<Item = &'o str>) -> Result<Options, String> {
             Some(("clientname", other)) => return Err(format!("clientname cannot be `{other}`; it can be CN or DN")),
             _ => {
                 let known = "map=NAME, clientcert=verify-ca, clientcert=verify-full, clientname=CN and clientname=DN";
-                return Err(format!("the option `{word}` is not known; {known} are"));
+                let what = match word.split_once('=') {
+                    Some((name, _)) => format!("the option `{name}` is not known"),
+                    None => "a word behind the method is no option".to_owned(),
+                };
+                return Err(format!("{what}; {known} are"));
             }
         }
     }

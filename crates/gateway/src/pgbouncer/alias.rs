@@ -7,7 +7,7 @@ use super::{
     keys::{self, Effect, GLOBAL, Key, Kind},
     map,
 };
-use crate::config::{CipherSuite, Config, Row};
+use crate::config::{self, ChangeError, CipherSuite, Config, Holds, Row};
 
 /// Keys whose value is one of ours, although they are put together from more.
 const ALSO: &[(&str, &str)] = &[
@@ -173,21 +173,34 @@ fn verbose(given: &[&str]) -> String {
 #[must_use]
 pub fn rows(rows: &[Row]) -> Vec<Row> {
     let alias = |key: &Key| {
-        let (value, reloadable) = in_force(rows, key)?;
+        let InForce { value, reloadable, settable } = in_force(rows, key)?;
         // A statement of nothing has a name there.
         let value = if key.name == "server_check_query" && value == ";" { "<empty>".to_owned() } else { value };
         let default = key.default.unwrap_or_default().to_owned();
-        Some(Row { key: key.name.to_owned(), value, default, reloadable })
+        Some(Row { key: key.name.to_owned(), value, default, reloadable, settable })
     };
     GLOBAL.iter().filter(|key| ![AUTH_FILE, CONFIG_FILE].contains(&key.name)).filter_map(alias).collect()
 }
 
-/// What holds of a key, and whether a reload changes it.
-fn in_force(rows: &[Row], key: &Key) -> Option<(String, bool)> {
+/// What holds of a key, and what changes it.
+struct InForce {
+    value: String,
+    reloadable: bool,
+    settable: bool,
+}
+
+impl InForce {
+    /// A value that is made of that of `row`.
+    fn like(row: &Row, value: String) -> Self {
+        Self { value, reloadable: row.reloadable, settable: row.settable }
+    }
+}
+
+fn in_force(rows: &[Row], key: &Key) -> Option<InForce> {
     let find = |path: &str| rows.iter().find(|row| row.key == path);
     if let Some((_, paths, put)) = DERIVED.iter().find(|(name, ..)| *name == key.name) {
         let given: Option<Vec<_>> = paths.iter().map(|path| Some(find(path)?.value.as_str())).collect();
-        return Some((put(&given?), find(paths[0])?.reloadable));
+        return Some(InForce::like(find(paths[0])?, put(&given?)));
     }
     if let Some((_, own, put)) = OF_DATABASES.iter().find(|(name, ..)| *name == key.name) {
         let value = match of_databases(rows, own)[..] {
@@ -195,13 +208,23 @@ fn in_force(rows: &[Row], key: &Key) -> Option<(String, bool)> {
             [one] => put(&[one]),
             _ => String::new(),
         };
-        return Some((value, true));
+        return Some(InForce { value, reloadable: true, settable: false });
     }
     if let Effect::Nothing(_) | Effect::Always(_) = key.effect {
-        return Some((default_of(key), false));
+        return Some(InForce { value: default_of(key), reloadable: false, settable: false });
     }
     let row = find(path_of(key)?)?;
-    Some((in_its_unit(key.kind, &row.value), row.reloadable))
+    Some(InForce::like(row, in_its_unit(key.kind, &row.value)))
+}
+
+/// What the values of a key of PgBouncer are; nothing if it has no such key.
+#[must_use]
+pub fn holds(name: &str) -> Option<Holds> {
+    let key = keys::find(GLOBAL, name)?;
+    match key.kind {
+        Kind::Path | Kind::SocketDir => Some(Holds::File),
+        _ => Some(path_of(key).and_then(config::holds).unwrap_or(Holds::Plain)),
+    }
 }
 
 fn default_of(key: &Key) -> String {
@@ -231,19 +254,19 @@ pub fn without_effect(name: &str) -> Option<&'static str> {
 ///
 /// # Errors
 /// Why it cannot be changed to that.
-pub fn changed(config: &Config, name: &str, text: &str) -> Option<Result<Config, String>> {
+pub fn changed(config: &Config, name: &str, text: &str) -> Option<Result<Config, ChangeError>> {
     let key = keys::find(GLOBAL, name)?;
     let is_derived = DERIVED.iter().any(|(name, ..)| *name == key.name) && !FIXED.contains(&key.name);
     if path_of(key).is_none() && !is_derived {
-        return Some(Err(format!("{name} cannot be changed here; {}", key.effect.told())));
+        return Some(Err(ChangeError::Fixed(format!("{name} cannot be changed here; {}", key.effect.told()))));
     }
     if key.kind != Kind::Text && text == "-1" {
-        return Some(Err(format!("{name}: -1 is no value")));
+        return Some(Err(ChangeError::Invalid(format!("{name}: -1 is no value"))));
     }
     let ours = config.render();
     let changes = match map::change(&rows(&ours), name, text) {
         Ok(changes) => changes,
-        Err((reason, help)) => return Some(Err(format!("{reason}; {help}"))),
+        Err((reason, help)) => return Some(Err(ChangeError::Invalid(format!("{reason}; {help}")))),
     };
     Some(changes.into_iter().try_fold(config.clone(), |config, (path, value)| match value {
         Some(value) => config.with_value(&path, &value),
@@ -303,5 +326,31 @@ mod tests {
         assert!(super::changed(&config, "listen_port", "1").expect("a key").is_err());
         assert!(without_effect("pkt_buf").is_some() && without_effect("pool_mode").is_none());
         assert!(super::changed(&config, "pool.size", "1").is_none());
+    }
+
+    #[test]
+    fn files_are_not_settable_by_another_name() {
+        let config = Config::from_url("postgres://db/shop").expect("a configuration");
+        let rows = rows(&config.render());
+        for (name, value) in [("logfile", "/etc/passwd"), ("syslog", "1")] {
+            let refused = changed(&config, name, value).expect("a key");
+            assert!(matches!(refused, Err(ChangeError::NamesFile(_))), "{name}");
+            assert!(rows.iter().any(|row| row.key == name && !row.settable), "{name}");
+        }
+        // What keeps its value is not changed: the key, the certificate and the authorities beside the mode.
+        changed(&config, "client_tls_sslmode", "disable").expect("a key").expect("it holds already");
+    }
+
+    #[test]
+    fn what_a_value_holds_is_known_by_both_names() {
+        for (name, expected) in [
+            ("auth_ldap_options", Some(Holds::Secret)),
+            ("logfile", Some(Holds::File)),
+            ("auth_file", Some(Holds::File)),
+            ("default_pool_size", Some(Holds::Plain)),
+            ("default_pool_siz", None),
+        ] {
+            assert_eq!(holds(name), expected, "{name}");
+        }
     }
 }

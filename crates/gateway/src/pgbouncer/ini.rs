@@ -12,7 +12,7 @@ use std::{
 
 use super::keys;
 use crate::config::{
-    Finding,
+    Finding, FindingKind,
     finding::Severity,
     raw::{Source, Span},
     toml::read_bytes,
@@ -48,7 +48,7 @@ pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Ini {
     match read_bytes(path) {
         Ok(bytes) => reader.file(&name, &bytes, 0),
         Err(reason) => {
-            let finding = Finding::new(&reader.source, &(0..0), Severity::Error, "");
+            let finding = Finding::new(&reader.source, &(0..0), Severity::Error, "").kind(FindingKind::File);
             let finding = finding.because(format!("cannot read {name}: {reason}"));
             reader.findings.push(finding.help("name the pgbouncer.ini that PgBouncer was started with"));
         }
@@ -101,7 +101,7 @@ impl Reader<'_> {
             Ok(bytes) => self.file(file, &bytes, depth + 1),
             Err(reason) => {
                 let help = "a relative path begins where the process is started";
-                self.error(&at, format!("cannot read {file}: {reason}"), help);
+                self.find(&at, FindingKind::File, format!("cannot read {file}: {reason}"), help);
             }
         }
     }
@@ -139,7 +139,7 @@ impl Reader<'_> {
         self.section = Some(known.map_or(Section::Unknown, |known| Section::Known(known)));
         if known.is_none() {
             let help = keys::nearest(name, keys::SECTIONS.iter().copied(), "the sections are");
-            self.error(&at, format!("unknown section [{name}]"), help);
+            self.find(&at, FindingKind::Unknown, format!("unknown section [{name}]"), help);
         }
         (&line[end + 1..], at.end)
     }
@@ -171,8 +171,13 @@ impl Reader<'_> {
         });
     }
 
+    /// An error in the lines themselves.
     fn error(&mut self, at: &Span, reason: impl Into<String>, help: impl Into<String>) {
-        let finding = Finding::new(&self.source, at, Severity::Error, "");
+        self.find(at, FindingKind::Syntax, reason, help);
+    }
+
+    fn find(&mut self, at: &Span, kind: FindingKind, reason: impl Into<String>, help: impl Into<String>) {
+        let finding = Finding::new(&self.source, at, Severity::Error, "").kind(kind);
         self.findings.push(finding.because(reason).help(help));
     }
 }

@@ -286,6 +286,12 @@ pub const PEER: &[Key] = &[
     key("port", Number, "6432", Is("port")),
 ];
 
+/// That name, if a key of some section has it.
+pub(super) fn known(name: &str) -> Option<&'static str> {
+    let all = [GLOBAL, DATABASE, USER, PEER].into_iter().flatten();
+    all.map(|key| key.name).find(|known| *known == name)
+}
+
 /// The key of that name.
 pub(super) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
     keys.iter().find(|key| key.name == name)

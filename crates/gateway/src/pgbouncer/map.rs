@@ -13,9 +13,10 @@ use super::{
     keys::{self, Effect, GLOBAL, Key, Kind},
 };
 use crate::config::{
-    CipherSuite, Finding, MESSAGE_MAX, Row,
+    CipherSuite, Finding, FindingKind, MESSAGE_MAX, Row,
     finding::Severity,
     raw::{Entry, Node, Source, Span, Table, Value},
+    setting,
 };
 
 mod global;
@@ -120,8 +121,17 @@ impl Mapper<'_> {
     }
 
     fn find(&mut self, at: &Span, severity: Severity, key: &str, reason: impl Into<String>, help: impl Into<String>) {
-        let finding = Finding::new(&self.ini.source, at, severity, key);
+        let finding = Finding::new(&self.ini.source, at, severity, key).about(keys::known(key));
         self.findings.push(finding.because(reason).help(help));
+    }
+
+    /// An error about a key that `known` does not have, in that section.
+    fn unknown(&mut self, at: &Span, key: &str, known: &'static [Key], section: &str) {
+        let names = known.iter().map(|key| key.name);
+        let help = keys::nearest(key, names.clone(), "the keys are");
+        let finding = Finding::new(&self.ini.source, at, Severity::Error, key).kind(FindingKind::Unknown);
+        let finding = finding.about(setting::nearest(key, names));
+        self.findings.push(finding.because(format!("unknown key `{key}` in [{section}]")).help(help));
     }
 
     fn error(&mut self, at: &Span, key: &str, reason: impl Into<String>, help: impl Into<String>) {

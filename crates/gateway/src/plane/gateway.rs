@@ -133,6 +133,16 @@ impl SetupError {
             Self::Ldap(reason) => Finding::in_file("auth.ldap_options", 1, "auth.ldap_options", reason.clone()),
         }
     }
+
+    /// Which file or key it is, without anything that it says.
+    #[must_use]
+    pub fn outline(&self) -> String {
+        match self {
+            Self::Tls(error) => error.outline(),
+            Self::Hba(error) => error.outline(),
+            Self::Ldap(_) => "auth.ldap_options: invalid setting".to_owned(),
+        }
+    }
 }
 
 impl Setup {

@@ -680,7 +680,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     let tls = setup.server_tls.get(&plan.entry);
     let attempt = async {
         let mut server = worker.gateway.connector.connect(&worker.reactor, &plan, tls).await?;
-        introduce(&mut server, &worker, &plan.connect_query).await?;
+        introduce(&mut server, &worker, plan.connect_query.reveal()).await?;
         Ok(server)
     };
     let in_time = Box::pin(within(&worker.reactor, limit, attempt));

@@ -2,6 +2,8 @@
 
 use tidegate_wire::backend::ErrorFields;
 
+use super::shape;
+
 /// An error, as far as it is written down.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure<'a> {
@@ -46,6 +48,15 @@ impl<'a> Failure<'a> {
             _ => out.extend_from_slice(self.message),
         }
     }
+}
+
+/// The message of an error, without the values of the statement that it is about; names that stand in the statement stay.
+#[must_use]
+pub fn error_without_values(fields: &ErrorFields<'_>, statement: &[u8]) -> String {
+    let (mut known, mut hidden) = (Vec::new(), Vec::new());
+    shape::reduce(statement, &mut known);
+    Failure::of(fields).hide_values(&known, &mut hidden);
+    String::from_utf8_lossy(&hidden).into_owned()
 }
 
 /// From the first quote to the last one, as what is quoted may have quotes in it; and numbers.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidegate_link::{Accepted, Address};
 
+use super::ReloadError;
 use crate::config::Config;
 use crate::config::stream::Origin;
 use crate::plane::Gateway;
@@ -17,10 +18,7 @@ use crate::stream::{Door, Doors, Fleet, Restart};
 /// Whether the streams of a configuration can run beside a gateway.
 pub(super) fn check(config: &Config) -> anyhow::Result<()> {
     if let Some(stream) = config.streams.iter().find(|stream| stream.keys.from == Origin::Stdin) {
-        let name = &stream.keys.name;
-        anyhow::bail!(
-            "the stream `{name}` reads standard input: run it by itself, with `tidegate stream -c FILE {name}`"
-        );
+        return Err(ReloadError::Stdin(stream.keys.name.clone()).into());
     }
     Ok(())
 }

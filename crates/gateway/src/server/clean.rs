@@ -3,14 +3,14 @@
 use std::io;
 
 use tidegate_wire::{
-    backend::{self, TxStatus},
+    backend::{self, ErrorFields, TxStatus},
     frame::HEADER,
     frontend,
     scan::{Step, Want},
 };
 
 use super::{Cleaning, Server};
-use crate::params::Settings;
+use crate::{params::Settings, record};
 
 /// Why a server could not be cleaned; it is then closed.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
     server.link().write(out);
     server.link().flush().await?;
     // A late cancel may hit the reset; whatever it was, the session is not what it should be.
-    hear(server, owed).await?;
+    hear(server, owed, message_of).await?;
     resets.iter().for_each(|reset| note_reset(server, reset));
     server.note_statements();
     server.unnamed = None;
@@ -104,7 +104,8 @@ fn has_statement(sql: &str, words: &str) -> bool {
 /// Runs statements on a fresh server, whose rows nobody wants.
 ///
 /// # Errors
-/// Any of [`CleanError`]: the server must not be used, unless it has but refused one.
+/// Any of [`CleanError`]: the server must not be used, unless it has but refused one. What it says of that comes without
+/// the values of `sql`: the reason goes to the log and to clients, who may not know them.
 ///
 /// # Cancel safety
 /// As [`clean`].
@@ -115,18 +116,23 @@ pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     server.unnamed = None;
     server.link().write(out);
     server.link().flush().await?;
-    hear(server, 1).await
+    let reason = |fields: &ErrorFields<'_>| record::error_without_values(fields, sql.as_bytes());
+    hear(server, 1, reason).await
 }
 
-/// Reads until the server is ready for the `owed`-th time.
-async fn hear(server: &mut Server, owed: usize) -> Result<(), CleanError> {
+fn message_of(fields: &ErrorFields<'_>) -> String {
+    fields.message().map(|text| text.into_owned()).unwrap_or_default()
+}
+
+/// Reads until the server is ready for the `owed`-th time. `reason` makes the reason of a refusal.
+async fn hear(server: &mut Server, owed: usize, reason: impl Fn(&ErrorFields<'_>) -> String) -> Result<(), CleanError> {
     let (mut ready, mut refused) = (0, None);
     while ready < owed {
         let chunk = server.link().read().await?;
         if chunk.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        ready += ready_count(server, &chunk, &mut refused)?;
+        ready += ready_count(server, &chunk, &mut refused, &reason)?;
     }
     match refused {
         Some(reason) => Err(CleanError::Refused(reason)),
@@ -136,7 +142,12 @@ async fn hear(server: &mut Server, owed: usize) -> Result<(), CleanError> {
 }
 
 /// How many times `chunk` says ReadyForQuery.
-fn ready_count(server: &mut Server, chunk: &[u8], refused: &mut Option<String>) -> Result<usize, CleanError> {
+fn ready_count(
+    server: &mut Server,
+    chunk: &[u8],
+    refused: &mut Option<String>,
+    reason: impl Fn(&ErrorFields<'_>) -> String,
+) -> Result<usize, CleanError> {
     let (mut at, mut count) = (0, 0);
     loop {
         let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
@@ -156,8 +167,7 @@ fn ready_count(server: &mut Server, chunk: &[u8], refused: &mut Option<String>) 
                 }
             }
             backend::ERROR_RESPONSE => {
-                let fields = backend::ErrorFields::decode(&body)?;
-                *refused = Some(fields.message().map(|text| text.into_owned()).unwrap_or_default());
+                *refused = Some(reason(&ErrorFields::decode(&body)?));
             }
             _ => {}
         }

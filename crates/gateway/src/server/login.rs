@@ -50,7 +50,7 @@ impl Dialogue<'_> {
         let plan = self.target.plan;
         let mut params: Vec<(&[u8], &[u8])> =
             vec![(b"user", plan.user.as_bytes()), (b"database", plan.dbname.as_bytes())];
-        params.extend(plan.startup_parameters.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+        params.extend(plan.startup_parameters.0.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
         params.extend(self.target.extra);
         let mut out = Vec::new();
         startup::startup(MINOR, &params, &mut out);

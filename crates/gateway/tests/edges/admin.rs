@@ -303,7 +303,7 @@ on_each_postgres! {
 
     /// Reading a file may hang, as on a server that is away; nobody can take the thread away from that.
     fn edge_73_a_shutdown_names_the_task_that_hangs(fixture) {
-        let mut gateway = console_for_all(fixture);
+        let mut gateway = fixture.gateway("size = 2\n[admin]\nusers = [\"postgres\"]\nset_files = true\n");
         let pipe = gateway.config_file().with_file_name("hba.fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
         let mut console = gateway.console();

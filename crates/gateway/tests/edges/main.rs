@@ -42,6 +42,7 @@ mod pipelining;
 mod prepared;
 mod reload;
 mod schema_changes;
+mod secrets;
 mod session_state;
 mod settings;
 mod startup;

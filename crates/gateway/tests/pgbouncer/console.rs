@@ -374,3 +374,63 @@ fn a_table_of_very_many_rows_holds_up_no_other_client_of_its_thread() {
         assert!(asking.until_ready().rows.len() > 20_000);
     }
 }
+
+/// As with PgBouncer an administrator chooses files, but the console repeats nothing of what is in them.
+#[test]
+fn errors_about_files_repeat_nothing_of_them() {
+    const CANARY: &str = "c4naryKq7w";
+    let bouncer = Bouncer::start(SHOP);
+    let own = bouncer.file("pgbouncer.ini");
+    let text = std::fs::read_to_string(&own).expect("it is there");
+    let secret = bouncer.file("secret");
+    std::fs::write(&secret, format!("{CANARY}\n{CANARY} {CANARY}\n\"{CANARY}\"\n")).expect("it can be written");
+    let mut console = bouncer.console();
+    let reloaded = |console: &mut tidegate_testkit::RawClient| {
+        let error = console.query("RELOAD").error.expect("it is refused");
+        assert!(!format!("{error:?}").contains(CANARY), "{error:?}");
+        error.message
+    };
+    console.ok(&format!("SET conffile = '{}'", secret.display()));
+    assert!(reloaded(&mut console).contains("secret:1: syntax error"));
+    console.ok(&format!("SET conffile = '{}'", own.display()));
+    for (lines, told) in [
+        (format!("[{CANARY}]\nx = 1\n"), "unknown key or section"),
+        (format!("[pgbouncer]\n{CANARY} = 1\n"), "unknown key or section"),
+        (format!("[pgbouncer]\npool_mode = {CANARY}\n"), "pool_mode: invalid setting"),
+        (format!("[databases]\ny = host=a password=b {CANARY}\n"), "invalid setting"),
+        (format!("[databases]\ny = host=a password=b {CANARY}=x\n"), "unknown key"),
+        (format!("%include {CANARY}\n"), "the file cannot be used"),
+        (format!("[pgbouncer]\nauth_type = hba\nauth_hba_file = {}\n", secret.display()), "secret:1: invalid rule"),
+        (format!("[pgbouncer]\nauth_type = md5\nauth_file = {}\n", secret.display()), "auth_file: invalid setting"),
+        (
+            format!(
+                "[pgbouncer]\nclient_tls_sslmode = allow\nclient_tls_key_file = {0}\nclient_tls_cert_file = {0}\n",
+                secret.display()
+            ),
+            "certificate",
+        ),
+    ] {
+        std::fs::write(&own, format!("{text}{lines}")).expect("it can be written");
+        let message = reloaded(&mut console);
+        assert!(message.contains(told), "{lines}: {message}");
+    }
+}
+
+/// The reader of the log owns the files, but not every password in them.
+#[test]
+fn the_log_of_a_bad_file_has_no_passwords() {
+    const CANARY: &str = "c4naryKq7w";
+    let bouncer = Bouncer::start(SHOP);
+    for lines in [
+        format!("[databases]\ny = host=a password=b {CANARY}\n"),
+        format!("[databases]\ny = host=a password='b {CANARY}\n"),
+        format!("[databases]\ny = host=a user=b password={CANARY} pool_mode=x\n"),
+        format!("[pgbouncer]\nauth_ldap_options = ldapbindpasswd=a {CANARY}\nauth_type = ldap\n"),
+    ] {
+        bouncer.rewrite(&lines);
+        assert_eq!(bouncer.console().query("RELOAD").code(), "F0000", "{lines}");
+    }
+    let log = bouncer.log();
+    let line = log.lines().find(|line| line.contains(CANARY));
+    assert_eq!(line, None);
+}

@@ -63,8 +63,8 @@ fn the_systems_log_follows_a_reload_and_set() {
     let toml = |port: u16, more: &str| {
         let (host, pg) = (server().address().ip(), server().port());
         format!(
-            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[admin]\nusers = [\"postgres\"]\n[auth]\nmethod = \"trust\"\n\
-             [log]\n{more}\n[databases.shop]\nhost = \"{host}\"\nport = {pg}\ndbname = \"postgres\"\n"
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[admin]\nusers = [\"postgres\"]\nset_files = true\n\
+             [auth]\nmethod = \"trust\"\n[log]\n{more}\n[databases.shop]\nhost = \"{host}\"\nport = {pg}\ndbname = \"postgres\"\n"
         )
     };
     let bouncer = Bouncer::with_toml(|port| toml(port, ""));

@@ -14,12 +14,28 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     let mut settings = config.render();
     // Exporters ask for some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
-    let file = |key: &str, value: String| Row { key: key.to_owned(), value, default: String::new(), reloadable: true };
-    settings.extend(gateway.config_file().map(|path| file(CONFIG_FILE, path.display().to_string())));
-    settings.push(file(AUTH_FILE, config.user_file.clone()));
+    let file = |key: &str, value: String, reloadable, settable| Row {
+        key: key.to_owned(),
+        value,
+        default: String::new(),
+        reloadable,
+        settable,
+    };
+    let path = gateway.config_file();
+    settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
+    settings.push(file(AUTH_FILE, config.user_file.clone(), true, false));
     let row = |setting: Row| {
-        let changeable = if setting.reloadable { "yes" } else { "no" };
+        let changeable = changeable(&setting);
         row![setting.key, setting.value, setting.default, changeable]
     };
     settings.into_iter().map(row).collect()
+}
+
+/// What changes a setting while the gateway runs.
+fn changeable(setting: &Row) -> &'static str {
+    match setting {
+        Row { settable: true, .. } => "yes",
+        Row { reloadable: true, .. } => "reload",
+        _ => "no",
+    }
 }

@@ -66,7 +66,7 @@ impl Checker<'_> {
         let Err(reason) = test(path) else { return true };
         let help = "relative paths begin at the folder of the configuration file";
         let reason = format!("cannot use {}: {reason}", path.display());
-        self.error(section.place(&[key, "url"]), reason, help);
+        self.unusable(&section.place(&[key, "url"]), reason, help);
         false
     }
 
@@ -80,7 +80,7 @@ impl Checker<'_> {
             Ok(read) => read,
             Err(reason) => {
                 let reason = format!("cannot use {}: {reason}", path.display());
-                self.error(place, reason, "its first line is the password");
+                self.unusable(&place, reason, "its first line is the password");
                 return None;
             }
         };

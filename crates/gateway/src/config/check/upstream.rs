@@ -36,7 +36,7 @@ impl Checker<'_> {
             dbname: keys.dbname,
             user: keys.user,
             password,
-            startup_parameters: keys.startup_parameters.0,
+            startup_parameters: keys.startup_parameters,
             shared_pool: keys.shared_pool,
             connect_query: keys.connect_query,
             max_servers,

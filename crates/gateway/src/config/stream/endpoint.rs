@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::config::raw::Value;
 use crate::config::secret::Secret;
-use crate::config::setting::{Setting, Wrong, nearest, text};
+use crate::config::setting::{Holds, Setting, Wrong, nearest, text};
 use crate::config::url::PgUrl;
 
 /// Topics of a Kafka.
@@ -134,6 +134,8 @@ fn scheme(written: &str) -> Option<(&str, &str)> {
 }
 
 impl Setting for Origin {
+    const HOLDS: Holds = Holds::File;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         let written = text(value, "\"orders.ndjson\"")?;
         match scheme(written) {
@@ -162,6 +164,8 @@ const TARGETS: &str = "write - (standard output), command:PROGRAM ARGUMENTS, htt
                        gateway://USER@DATABASE or kafka://BROKER:9092/TOPIC";
 
 impl Setting for Target {
+    const HOLDS: Holds = Holds::Secret;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         let written = text(value, "\"http://localhost:8080/orders\"")?;
         if let Some(command) = written.strip_prefix("command:") {
@@ -215,6 +219,8 @@ fn gateway(rest: &str) -> Result<GatewayTarget, Wrong> {
 }
 
 impl Setting for Letters {
+    const HOLDS: Holds = Holds::File;
+
     fn read(value: &Value) -> Result<Self, Wrong> {
         let written = text(value, "\"dead.ndjson\"")?;
         match scheme(written) {

@@ -10,11 +10,7 @@ impl Mapper<'_> {
         for line in lines.iter().filter(|line| line.section == "pgbouncer") {
             match keys::find(GLOBAL, &line.key) {
                 Some(key) => self.without_effect(key, &line.key_at),
-                None => {
-                    let help = keys::nearest(&line.key, GLOBAL.iter().map(|key| key.name), "the keys are");
-                    let reason = format!("unknown key `{}` in [pgbouncer]", line.key);
-                    self.error(&line.key_at, &line.key, reason, help);
-                }
+                None => self.unknown(&line.key_at, &line.key, GLOBAL, "pgbouncer"),
             }
         }
         for key in GLOBAL {
@@ -30,6 +26,8 @@ impl Mapper<'_> {
         }
         self.put_text(&["listen"], "dialect", "pgbouncer", &(0..0));
         self.put_text(&["log"], "format", "pgbouncer", &(0..0));
+        // PgBouncer's administrators may set logfile, auth_hba_file and the like.
+        self.put(&["admin"], "set_files", Value::Boolean(true), &(0..0));
         self.put(&["pool"], "wait_for_server", Value::Boolean(true), &(0..0));
     }
 

@@ -28,10 +28,7 @@ impl Mapper<'_> {
                     self.without_effect(key, &key_at);
                     all.push((key, Given { text: value, at }));
                 }
-                None => {
-                    let help = keys::nearest(&key, known.iter().map(|key| key.name), "the keys are");
-                    self.error(&key_at, &key, format!("unknown key `{key}` in [{}]", line.section), help);
-                }
+                None => self.unknown(&key_at, &key, known, line.section),
             }
         }
         all

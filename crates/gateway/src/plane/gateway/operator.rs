@@ -15,7 +15,7 @@ pub(super) struct Orders {
     disabled: BTreeSet<String>,
 }
 
-/// Where the outcome of a reload goes: the reason, if it failed.
+/// Where the outcome of a reload goes: if it failed, the reason without anything that files say.
 pub type ReloadReply = oneshot::Sender<Result<(), String>>;
 
 /// Requests to read the configuration again that may wait at a time; further ones wait to be put in line.

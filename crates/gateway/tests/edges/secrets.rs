@@ -1,0 +1,164 @@
+//! What the console, its errors and the log keep to themselves: contents of files, and secrets.
+
+use std::fs;
+
+use tidegate_testkit::{Frames, Gateway};
+
+const CANARY: &str = "c4naryKq7w";
+
+/// Everything that a user of the console can read.
+fn tables_of(gateway: &Gateway, user: &str) -> String {
+    let mut console = gateway.startup("tidegate").user(user).connect();
+    let topics = ["CONFIG", "DATABASES", "USERS", "POOLS", "CLIENTS", "SERVERS", "STREAMS", "HOSTS", "PEERS", "TASKS"];
+    topics.iter().map(|topic| format!("{:?}", console.ok(&format!("SHOW {topic}")).rows)).collect()
+}
+
+/// The value of a column of SHOW CONFIG.
+fn config(gateway: &Gateway, key: &str, column: &str) -> String {
+    let rows = gateway.show("CONFIG");
+    rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key}"))[column].clone()
+}
+
+on_each_postgres! {
+    fn set_does_not_choose_files(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let target = gateway.folder().join("chosen");
+        fs::write(gateway.folder().join("key"), CANARY).expect("the folder can be written");
+        let mut console = gateway.console();
+        for key in ["log.file", "logfile", "log.syslog", "auth.hba_file", "listen.tls_key", "listen.tls_cert", "conffile"] {
+            for file in [&target, &gateway.folder().join("key"), &gateway.folder().join("none/at/all")] {
+                let refused = console.query(&format!("SET {key} = '{}'", file.display()));
+                assert_eq!(refused.code(), "42501", "{key}");
+                let error = refused.error.expect("an error");
+                assert!(error.message.contains("names a file") && !error.message.contains("chosen"), "{error:?}");
+            }
+        }
+        assert_eq!(console.query("SET admin.set_files = true").code(), "22023", "an administrator cannot allow it");
+        assert!(!target.exists());
+        for (key, expected) in [
+            ("log.file", "reload"),
+            ("auth.hba_file", "reload"),
+            ("logfile", "reload"),
+            ("conffile", "no"),
+            ("databases.postgres.host", "reload"),
+            ("pool.size", "yes"),
+            ("default_pool_size", "yes"),
+            ("admin.set_files", "no"),
+            ("listen.addresses", "no"),
+        ] {
+            assert_eq!(config(&gateway, key, "changeable"), expected, "{key}");
+        }
+    }
+
+    fn set_files_allows_files_but_shows_none(fixture) {
+        let gateway = fixture.gateway("size = 1\n[admin]\nset_files = true\n");
+        let (log, secret) = (gateway.folder().join("other.log"), gateway.folder().join("secret"));
+        fs::write(&secret, format!("{CANARY}\n{CANARY} {CANARY} {CANARY}\n")).expect("the folder can be written");
+        let mut console = gateway.console();
+        console.ok(&format!("SET log.file = '{}'", log.display()));
+        assert!(log.exists());
+        assert_eq!(config(&gateway, "log.file", "changeable"), "yes");
+        console.ok(&format!("SET auth.hba_file = '{}'", secret.display()));
+        let refused = console.query("SET auth.method = 'hba'");
+        let error = refused.error.expect("it is no file of rules");
+        assert!(error.message.contains("secret:1: invalid rule") && !error.message.contains(CANARY), "{error:?}");
+        console.ok(&format!("SET conffile = '{}'", secret.display()));
+        let error = console.query("RELOAD").error.expect("it is no configuration");
+        assert!(error.message.contains("secret:1: syntax error") && !error.message.contains(CANARY), "{error:?}");
+        let shown = format!("{error:?}");
+        assert!(!shown.contains(CANARY), "{shown}");
+    }
+
+    fn a_failed_reload_names_place_kind_and_key(fixture) {
+        let mut gateway = fixture.gateway("size = 1\n");
+        for (path, value, told) in [
+            ("pool.size", CANARY, "pool.size: invalid setting"),
+            ("pool.sise", CANARY, "unknown key, similar to pool.size"),
+            ("auth.hba_file", "/c4naryKq7w", "auth.hba_file: the file cannot be used"),
+            // The last, as its section stays there.
+            ("c4naryKq7w.x", "x", "unknown key or section"),
+        ] {
+            gateway.rewrite(path, value);
+            let error = gateway.console().query("RELOAD").error.expect("it is refused");
+            assert_eq!(error.code, "F0000");
+            assert!(error.message.contains(told) && error.message.contains("tidegate.toml:"), "{path}: {error:?}");
+            assert!(!format!("{error:?}").contains("c4nary"), "{path}: {error:?}");
+            gateway.remove(path);
+        }
+    }
+
+    /// Whatever the level of the log, in every table, and in each error.
+    fn secrets_are_in_no_log_table_or_error(fixture) {
+        let (host, port) = (fixture.server.address().ip(), fixture.server.port());
+        let canary = |number: u32| format!("{CANARY}{number}");
+        let mut gateway = fixture.start(&format!(
+            "[auth]\nmethod = \"trust\"\nldap_options = \"ldapserver=h ldapbindpasswd={}\"\n\
+             [admin]\nusers = [\"postgres\"]\nstats_users = [\"watcher\"]\n[log]\nlevel = \"trace\"\n\
+             [databases.postgres]\nhost = \"{host}\"\nport = {port}\nuser = \"postgres\"\npassword = \"{}\"\n\
+             connect_query = \"select set_config('app.key', '{}', false)\"\n\
+             startup_parameters = {{ \"app.token\" = \"{}\" }}\n\
+             [databases.fails]\nhost = \"{host}\"\nport = {port}\ndbname = \"postgres\"\n\
+             connect_query = \"select '{}'::int\"\n\
+             [databases.url]\nurl = \"postgres://u:{}@{host}:{port}/postgres?options=-capp.b%3D{}\"\n\
+             [users.app]\npassword = \"{}\"\n\
+             [[streams]]\nname = \"ship\"\nfrom = \"none\"\nto = \"http://u:{}@127.0.0.1:9/x?t={}\"\n\
+             headers = {{ Authorization = \"{}\" }}\n",
+            canary(0), canary(1), canary(2), canary(3), canary(4), canary(5), canary(6), canary(7), canary(8), canary(9),
+            canary(10),
+        ));
+        gateway.client("postgres").ok("select 1");
+        let refused = gateway.startup("fails").refused();
+        assert!(refused.message.contains("connect_query failed"), "{refused:?}");
+        assert!(!format!("{refused:?}").contains(CANARY), "{refused:?}");
+        let mut console = gateway.console();
+        for (key, value) in [
+            ("auth.ldap_options", "ldapserver=h ldapbindpasswd="),
+            ("users.app.password", ""),
+            ("users.app.pasword", ""),
+            ("databases.postgres.connect_query", "select "),
+            ("databases.postgres.startup_parameters", "a="),
+            ("databases.postgres.url", "postgres://u:"),
+            ("streams.ship.headers", "a="),
+            ("no_such_setting", ""),
+            ("auth_ldap_options", "x="),
+        ] {
+            console.query(&format!("SET {key} = '{value}{CANARY}'"));
+        }
+        console.ok(&format!("SET listen.login_notice = 'see https://u:{CANARY}@h/'"));
+        console.ok("SET listen.login_notice = ''");
+        // What a reload cannot read.
+        gateway.rewrite("databases.url.url", format!("postgres://u:{CANARY}@h:x/d"));
+        gateway.rewrite("auth.ldap_options", format!("ldapserver=h ldapbindpasswd=a {CANARY}=x {CANARY}"));
+        gateway.rewrite("auth.method", "ldap");
+        let error = console.query("RELOAD").error.expect("it is refused");
+        assert!(!format!("{error:?}").contains(CANARY), "{error:?}");
+        for user in ["postgres", "watcher"] {
+            let tables = tables_of(&gateway, user);
+            assert!(!tables.contains(CANARY), "{user}: {tables}");
+        }
+        let log = gateway.log();
+        assert!(log.contains("SET auth.ldap_options = '***'") && log.contains("SET users.app.password = '***'"), "{log}");
+        let line = log.lines().find(|line| line.contains(CANARY));
+        assert_eq!(line, None);
+        let check = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .arg("check")
+            .arg(gateway.config_file())
+            .output()
+            .expect("the binary can be started");
+        let told = String::from_utf8_lossy(&check.stdout);
+        assert!(!told.contains(CANARY), "{told}");
+    }
+
+    /// A table that a client fills itself: what it says is escaped where it reaches the log.
+    fn escape_sequences_of_a_client_reach_no_log(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let name = "a\u{1b}]0;owned\u{7}\u{9b}2J\u{202e}";
+        let _ = gateway.startup(name).try_connect();
+        let mut client = gateway.startup("postgres").parameter("application_name", name).connect();
+        client.send(&Frames::new().query("select 1"));
+        client.until_ready();
+        let log = gateway.log();
+        assert!(!log.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']), "{log:?}");
+        assert!(log.contains("owned"), "{log}");
+    }
+}
