@@ -210,13 +210,13 @@ impl Catalog {
         &self.changes
     }
 
-    /// From when on a server must have analysed the text that a client now parses. A server that has analysed it up to
-    /// `age_max` earlier may serve, if no change of the catalogue was seen since.
+    /// From when on servers must have analysed the text that a client now parses: the first one from now on. Others that have
+    /// analysed it up to `age_max` earlier serve if no change of the catalogue was seen since.
     #[must_use]
     pub fn demand(&self, statement: &Statement, dbname: &str, age_max: Duration) -> Demand {
         let parsed = self.changes.now();
         let age_max = if statement.reads_clock { Duration::ZERO } else { age_max };
-        Demand { parsed, oldest: parsed.before(age_max).max(self.changes.last(dbname)) }
+        Demand { tolerated: parsed.before(age_max).max(self.changes.last(dbname)), ..Demand::from(parsed) }
     }
 
     /// Finds or makes the statement of a Parse message that a client with these settings sent to this pool.
@@ -376,8 +376,18 @@ impl Description {
 pub struct Demand {
     /// When the client has parsed it, or has learned that it has changed.
     pub parsed: Moment,
-    /// An analysis from before this moment does not serve.
+    /// An analysis from before this moment does not serve: `parsed` until one server has made an analysis for the client.
     pub oldest: Moment,
+    /// What `oldest` is from then on.
+    pub tolerated: Moment,
+}
+
+impl Demand {
+    /// Nothing from before this moment serves.
+    #[must_use]
+    pub fn from(now: Moment) -> Self {
+        Self { parsed: now, oldest: now, tolerated: now }
+    }
 }
 
 /// A statement and one client's name for it.
@@ -438,7 +448,7 @@ impl ClientStatements {
     /// The client got an error because of an outdated analysis: its next use takes a fresh one, of whatever shape.
     pub fn renew(&mut self, name: &[u8], now: Moment) {
         if let Some(prepared) = self.by_name.get_mut(name) {
-            prepared.demand = Demand { parsed: now, oldest: now };
+            prepared.demand = Demand::from(now);
             prepared.description = None;
         }
     }
@@ -647,7 +657,7 @@ mod tests {
         assert_eq!(server.find(statement.digest(), before), Some(Analysis { since: now, shape: None }));
         changes.note("shop");
         let demand = catalog.demand(&statement, "shop", Duration::MAX);
-        assert_eq!(demand.oldest, Moment::default(), "this catalog has clocks of its own");
+        assert_eq!(demand.tolerated, Moment::default(), "this catalog has clocks of its own");
         assert_eq!(server.find(statement.digest(), changes.last("shop")), None);
         let shape = Description::decode(&[0, 0], None).unwrap().shape;
         server.set_shape(statement.digest(), before, shape);
@@ -662,12 +672,12 @@ mod tests {
         let catalog = Catalog::new(changes.clone());
         let [plain, clock] = ["select now()", "select 'today'::date"].map(|text| intern(&catalog, text, &[], None));
         let before = changes.now();
-        assert_eq!(catalog.demand(&plain, "shop", Duration::MAX).oldest, Moment::default());
-        assert!(catalog.demand(&plain, "shop", Duration::ZERO).oldest > before);
-        assert!(catalog.demand(&clock, "shop", Duration::MAX).oldest > before);
+        assert_eq!(catalog.demand(&plain, "shop", Duration::MAX).tolerated, Moment::default());
+        assert!(catalog.demand(&plain, "shop", Duration::ZERO).tolerated > before);
+        assert!(catalog.demand(&clock, "shop", Duration::MAX).tolerated > before);
         changes.note("shop");
         let demand = catalog.demand(&plain, "shop", Duration::MAX);
-        assert!(before < demand.oldest && demand.oldest <= demand.parsed);
+        assert!(before < demand.tolerated && demand.tolerated <= demand.parsed && demand.oldest == demand.parsed);
     }
 
     #[test]

@@ -102,6 +102,9 @@ impl Exchange<'_> {
         out: &mut Vec<u8>,
     ) -> Readiness {
         let analysis = self.teach_known(known, demand.oldest, out);
+        if demand.oldest > demand.tolerated {
+            self.change_prepared(&known.name, |prepared| prepared.demand.oldest = demand.tolerated);
+        }
         match (told, analysis.shape) {
             (Some(told), Some(shape)) if told.shape == shape => Readiness::Ready,
             (Some(told), Some(shape)) => self.renew_bind(known, (demand, told), (analysis.since, shape), out),

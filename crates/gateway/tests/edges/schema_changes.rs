@@ -177,6 +177,24 @@ on_each_postgres! {
         }
     }
 
+    /// Such a Parse is answered without a server if another client has the statement.
+    fn a_parse_alone_sees_a_recreated_object(fixture) {
+        let name = fixture.name("d");
+        fixture.server.sql(&format!("create domain {name} as int default 3; create table {name}_t (n {name})"));
+        let gateway = fixture.gateway("size = 1\n");
+        let sql = format!("insert into {name}_t default values returning n");
+        let mut keeper = gateway.client("postgres");
+        describe(&mut keeper, "kept", &sql);
+        for default in ["4", "5", "6"] {
+            assert_eq!(bind(&mut keeper, "kept", &[]).code(), "");
+            fixture.server.sql(&format!("alter domain {name} set default {default}"));
+            let mut client = gateway.client("postgres");
+            client.send(&Frames::new().parse("s", &sql).sync());
+            client.expect("1 Z:I");
+            assert_eq!(bind(&mut client, "s", &[]).value(), default);
+        }
+    }
+
     /// A plan may contain the result of an immutable function.
     fn a_role_without_a_privilege_gets_no_folded_value(fixture) {
         let (name, role) = (fixture.name("f"), fixture.own_role("x", ""));
