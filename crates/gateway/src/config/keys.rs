@@ -301,7 +301,8 @@ section! {
         /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
         scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;
         /// Secret from which the SCRAM salts of users without a verifier are derived, those that do not exist among them; the
-        /// same for all processes that clients take for one. Empty for one derived from this machine's `/etc/machine-id`.
+        /// same for all processes that clients take for one. Empty for one derived from this machine's `/etc/machine-id`, or
+        /// random at each start if it has none.
         salt_secret: Secret = Secret::default() => Restart Process;
         /// Delay of the answer to a failed login. After ten failures of an address or of a user it doubles with each further
         /// one; their count halves every minute. From such an address logins begin one after the other, so far apart. 0 is off.
