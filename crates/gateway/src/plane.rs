@@ -19,6 +19,6 @@ pub use gateway::{
     ServerEntry, Setup, SetupError, Share, SharedPool, Unused,
 };
 pub use greetings::{Greeting, Greetings};
-pub use roster::{Card, ClientState, Entry, NewCard, Replication, Roster, Signal, place_of};
+pub use roster::{Card, ClientState, Entry, NewCard, PROCESS_ID_MAX, Replication, Roster, Signal, place_of};
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

@@ -18,14 +18,17 @@ pub(super) async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
         return pass_on(worker, peer, pid, key).await;
     }
     let (asker, mut over) = mpsc::channel(1);
-    if own == 0 {
-        let (index, slot) = place_of(pid);
+    if own == 0
+        && let Some((index, slot)) = place_of(pid)
+    {
         let Some(mailbox) = gateway.workers().get(index) else { return };
         let key: Box<[u8]> = key.into();
         mailbox.visit(move |owner| cancel(owner, owner.roster.find(slot, &key), asker));
     } else {
+        // Servers of two hosts may have the same process id: the key tells whose client is meant.
         for mailbox in gateway.workers() {
-            let (key, asker) = (peer_key::with_hops(key, peer_key::HOPS_MAX), asker.clone());
+            let key = if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX) };
+            let asker = asker.clone();
             mailbox.visit(move |owner| cancel(owner, owner.roster.find_told(pid, &key), asker));
         }
         drop(asker);

@@ -139,9 +139,12 @@ async fn arrive(
     };
     // It may have to wait, and is seen meanwhile.
     let entry = arriving.enter(pool.shared.key.clone(), &request)?;
-    let welcome = async |arriving: &mut Arriving| arriving.welcome(&pool, request.route, &entry.card).await;
+    let welcome = async |arriving: &mut Arriving| {
+        let welcome = arriving.welcome(&pool, request.route, &entry.card).await?;
+        Ok((welcome, arriving.reserve_server(&pool, &entry.card).await?))
+    };
     match arriving.unless_stopped(ctx, welcome).await {
-        Ok(welcome) => Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, entry)))),
+        Ok((welcome, server)) => Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, server, entry)))),
         Err(error) => {
             worker.roster.leave(&entry);
             Err(Box::pin(arriving.refuse(error)).await)

@@ -48,6 +48,8 @@ pub(super) struct Session {
     pool: Rc<WorkerPool>,
     /// The server that was chosen for the transaction at hand, where there is a choice.
     placed: Option<Placed>,
+    /// In session mode, the server whose process id the client was told at its login, until it asks for something.
+    reserved: Option<Lease<Server>>,
     /// The route it asked for at its login.
     asked: Option<Route>,
     entry: Entry,
@@ -114,6 +116,7 @@ impl Session {
             home,
             pool,
             placed,
+            reserved: None,
             asked,
             entry,
             deadline,
@@ -124,6 +127,11 @@ impl Session {
         }
     }
 
+    /// Keeps a server for the client from its login on.
+    pub(super) fn reserve(&mut self, server: Option<Lease<Server>>) {
+        self.reserved = server;
+    }
+
     /// Serves the client until it leaves or is sent away.
     pub(super) async fn run(&mut self, ctx: &Ctx) {
         std::future::poll_fn(|cx| {
@@ -132,6 +140,7 @@ impl Session {
         })
         .await;
         let goodbye = self.serve(ctx).await;
+        self.give_up_reserved();
         self.entry.card.link(None);
         self.worker.roster.leave(&self.entry);
         let told = match &goodbye {
@@ -193,12 +202,37 @@ impl Session {
         self.home = self.worker.pool(&shared);
         self.pool = self.home.clone();
         self.placed = None;
+        self.give_up_reserved();
+    }
+
+    /// The server that was kept since the login goes to others, as the client has not used it.
+    fn give_up_reserved(&mut self) {
+        if let Some(server) = self.reserved.take() {
+            server.release(Fate::Reuse, self.worker.reactor.now());
+        }
+    }
+
+    /// The server that was kept since the login, unless it is to be replaced. If it has ended meanwhile, the client gets the error of
+    /// the server, as without a gateway.
+    #[cold]
+    fn take_reserved(&mut self, now: Instant) -> Option<Lease<Server>> {
+        let server = self.reserved.take()?;
+        if server.generation() == self.home.shared.pool.generation() {
+            return Some(server);
+        }
+        server.release(Fate::Close, now);
+        None
     }
 
     /// A server that is free on this thread.
     #[inline]
     fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
         let Some(fleet) = self.home.fleet() else {
+            if self.reserved.is_some()
+                && let Some(server) = self.take_reserved(now)
+            {
+                return Some(server);
+            }
             if !Rc::ptr_eq(&self.pool, &self.home) {
                 // A reload has left one server.
                 self.pool = self.home.clone();

@@ -15,17 +15,21 @@ const HOPS: u8 = 3;
 /// How often a client's own request may be passed on. Peers that know each other need it once; it is what ends a circle.
 pub const HOPS_MAX: u8 = 3;
 
+/// Added to the number of a peer, so that process ids are above those of Linux (2^22). It makes a circle: only those of the last 32
+/// peers are not.
+const PEER_OFFSET: u16 = 1 << (22 - RANDOM_BITS);
+
 /// The process id of a client of that peer.
 #[must_use]
 pub const fn pid(peer: u16, random: u32) -> u32 {
-    let peer = peer as u32 & ((1 << PEER_BITS) - 1);
+    let peer = peer.wrapping_add(PEER_OFFSET) as u32 & ((1 << PEER_BITS) - 1);
     (peer << RANDOM_BITS) | (random & ((1 << RANDOM_BITS) - 1))
 }
 
 /// The peer that a process id names.
 #[must_use]
 pub const fn peer_of(pid: u32) -> u16 {
-    (pid >> RANDOM_BITS) as u16 & ((1 << PEER_BITS) - 1)
+    ((pid >> RANDOM_BITS) as u16).wrapping_sub(PEER_OFFSET) & ((1 << PEER_BITS) - 1)
 }
 
 /// How often a request with that secret may still be passed on.
@@ -50,11 +54,12 @@ mod tests {
 
     #[test]
     fn a_process_id_names_its_peer_and_is_positive() {
-        for peer in [1, 2, 77, 16_383] {
-            for random in [0, 1, u32::MAX] {
+        for peer in [1, 2, 77, 16_351, 16_383] {
+            for random in [1, 2, u32::MAX] {
                 let pid = pid(peer, random);
                 assert_eq!(peer_of(pid), peer);
                 assert!(pid > 0 && i32::try_from(pid).is_ok());
+                assert!(pid > 1 << 22 || peer > 16_351);
             }
         }
     }

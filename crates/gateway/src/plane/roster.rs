@@ -14,7 +14,12 @@ use std::{
 use subtle::ConstantTimeEq;
 use tidegate_link::Address;
 
-use crate::{classify::Pins, params::Settings, plane::PoolKey, server::Linked};
+use crate::{
+    classify::Pins,
+    params::Settings,
+    plane::PoolKey,
+    server::{Identity, Linked},
+};
 
 /// What a client is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +94,7 @@ pub struct Card {
     /// When it was let in.
     pub connected_at: SystemTime,
     /// The process id that it was told, if that is not its place.
-    pid: Option<NonZeroU32>,
+    pid: Cell<Option<NonZeroU32>>,
     /// What it has to name to cancel.
     secret: Box<[u8]>,
     /// What it is doing.
@@ -234,6 +239,11 @@ impl Card {
         &self.secret
     }
 
+    /// The client is told the process id of this server, which it has for as long as it stays.
+    pub fn announce(&self, server: &Identity) {
+        self.pid.set(NonZeroU32::new(server.pid));
+    }
+
     /// The server that the client has.
     #[must_use]
     pub fn linked(&self) -> Option<Rc<Linked>> {
@@ -282,7 +292,7 @@ impl Roster {
             local: local.and_then(|local| self.note_local(local)),
             process,
             tls,
-            pid: pid.and_then(NonZeroU32::new),
+            pid: Cell::new(pid.and_then(NonZeroU32::new)),
             secret,
             connected_at: SystemTime::now(),
             state: Cell::new(ClientState::Idle),
@@ -357,8 +367,9 @@ impl Roster {
     #[must_use]
     pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
         let slots = self.slots.borrow();
-        let told =
-            |card: &&Rc<Card>| card.pid.map(NonZeroU32::get) == Some(pid) && bool::from(card.secret.ct_eq(secret));
+        let told = |card: &&Rc<Card>| {
+            card.pid.get().map(NonZeroU32::get) == Some(pid) && bool::from(card.secret.ct_eq(secret))
+        };
         slots.cards.iter().flatten().find(told).cloned()
     }
 
@@ -375,7 +386,7 @@ impl Entry {
     /// The process id that the client is told: the thread's number and the slot, or what was said otherwise.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
-        self.card.pid.map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
+        self.card.pid.get().map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
     }
 }
 
@@ -383,19 +394,24 @@ impl Entry {
 /// read a signed number.
 const SLOT_BITS: u32 = 22;
 
+/// No process of Linux has a higher number (`PID_MAX_LIMIT` in `include/linux/threads.h`), so those that the gateway makes up are
+/// above it: a client that ends a process by the number that it was told ends nobody else's.
+pub const PROCESS_ID_MAX: u32 = 1 << SLOT_BITS;
+
 /// The process id of a client: thread and slot. Beyond four million clients of one thread it no longer tells them
 /// apart, and cancelling fails for those.
 #[must_use]
 fn pid_of(worker: usize, slot: u32) -> u32 {
-    let worker = u32::try_from(worker).unwrap_or(u32::MAX) & 0x1ff;
+    let worker = u32::try_from(worker + 1).unwrap_or(u32::MAX) & 0x1ff;
     ((worker << SLOT_BITS) | (slot & ((1 << SLOT_BITS) - 1))) + 1
 }
 
-/// The thread and the slot that a process id names.
+/// The thread and the slot that a process id names; `None` for that of a server.
 #[must_use]
-pub fn place_of(pid: u32) -> (usize, u32) {
-    let pid = pid.wrapping_sub(1);
-    ((pid >> SLOT_BITS) as usize, pid & ((1 << SLOT_BITS) - 1))
+pub fn place_of(pid: u32) -> Option<(usize, u32)> {
+    let pid = pid.checked_sub(1)?;
+    let worker = (pid >> SLOT_BITS).checked_sub(1)?;
+    Some((worker as usize, pid & ((1 << SLOT_BITS) - 1)))
 }
 
 #[cfg(test)]
@@ -425,10 +441,13 @@ mod tests {
 
     #[test]
     fn a_process_id_names_its_place_and_is_positive() {
-        for (worker, slot) in [(0, 0), (0, 1), (7, 123_456), (511, (1 << SLOT_BITS) - 2)] {
+        for (worker, slot) in [(0, 0), (0, 1), (7, 123_456), (510, (1 << SLOT_BITS) - 2)] {
             let pid = pid_of(worker, slot);
-            assert_eq!(place_of(pid), (worker, slot));
-            assert!(pid > 0 && i32::try_from(pid).is_ok());
+            assert_eq!(place_of(pid), Some((worker, slot)));
+            assert!(pid > PROCESS_ID_MAX && i32::try_from(pid).is_ok());
+        }
+        for pid in [0, 1, 77, PROCESS_ID_MAX] {
+            assert_eq!(place_of(pid), None, "of a process");
         }
     }
 }

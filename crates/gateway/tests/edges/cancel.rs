@@ -160,6 +160,75 @@ on_each_postgres! {
         }
     }
 
+    fn session_mode_announces_the_process_id_of_the_server(fixture) {
+        let mark = fixture.name("announced");
+        let gateway = fixture.gateway("mode = \"session\"\nsize = 2\n");
+        let mut clients: Vec<_> = (0..2).map(|_| gateway.client("postgres")).collect();
+        for (number, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.backend(), client.key.process.to_string());
+            let channel = format!("{mark}_{number}");
+            client.send(&Frames::new().query(&format!("listen {channel}; notify {channel}")));
+            let heard = client.expect(&format!("C:LISTEN C:NOTIFY A:{channel} Z:I"));
+            assert_eq!(heard[2].notification().0, client.key.process);
+            sleep_forever(fixture, client, &mark);
+            let wrong = CancelKey { process: client.key.process, secret: vec![1, 2, 3, 4] };
+            client.startup().cancel(&wrong);
+            assert!(!client.anything_arrived());
+            client.cancel();
+            client.expect("T* E:57014 Z:I");
+        }
+        // All servers are in use.
+        let mut waiting = gateway.client("postgres");
+        assert!(waiting.key.process > 4_194_304, "{}", waiting.key.process);
+        fixture.server.sql(&format!("select pg_terminate_backend({})", clients[0].key.process));
+        clients.remove(0).expect_fatal("57P01");
+        assert_eq!(waiting.value("select 'served'"), "served");
+        sleep_forever(fixture, &mut waiting, &mark);
+        waiting.cancel();
+        waiting.expect("T* E:57014 Z:I");
+    }
+
+    fn a_session_that_is_ended_before_its_first_query_gets_the_error(fixture) {
+        let script = |mut client: RawClient| {
+            fixture.server.kill_backend(&client.key.process.to_string());
+            // A failed write may be seen first.
+            let _ = client.try_send(Frames::new().query("select 1").bytes());
+            client.expect_fatal("57P01");
+        };
+        script(fixture.server.client());
+        let gateway = fixture.gateway("mode = \"session\"\nsize = 1\n");
+        for _ in 0..3 {
+            script(gateway.client("postgres"));
+        }
+    }
+
+    fn a_session_gets_another_server_after_reconnect(fixture) {
+        let gateway = fixture.gateway("mode = \"session\"\nsize = 1\n");
+        let mut client = gateway.client("postgres");
+        gateway.console().ok("RECONNECT postgres");
+        assert_ne!(client.backend(), client.key.process.to_string());
+    }
+
+    fn a_session_that_asks_for_nothing_gives_its_server_back(fixture) {
+        let gateway = fixture.gateway("mode = \"session\"\nsize = 1\n");
+        let mut silent = gateway.client("postgres");
+        let announced = silent.key.process;
+        silent.send(&Frames::new().terminate());
+        silent.expect_eof();
+        assert_eq!(gateway.client("postgres").backend(), announced.to_string());
+    }
+
+    fn other_modes_announce_no_process_id_of_the_system(fixture) {
+        for mode in ["transaction", "statement"] {
+            let gateway = fixture.gateway(&format!("mode = \"{mode}\"\nsize = 2\n"));
+            for _ in 0..3 {
+                let client = gateway.client("postgres");
+                assert!(client.key.process > 4_194_304 && i32::try_from(client.key.process).is_ok());
+            }
+            assert!(gateway.console().key.process > 4_194_304);
+        }
+    }
+
     /// The reset belongs to the gateway; a cancel that comes late must not interrupt it.
     fn edge_38_cancel_does_not_hit_the_reset_of_a_server(fixture) {
         let reset = "server_reset = \"select pg_sleep(0.2)\"\n";

@@ -67,7 +67,7 @@ fn edge_36_a_request_for_nobody_ends() {
     sleep_forever(&mut client, "nobody");
     // Another secret; a peer that is not there; one whose address leads in a circle.
     let wrong = CancelKey { secret: client.key.secret.iter().map(|byte| byte ^ 0xf0).collect(), ..client.key.clone() };
-    let key = |peer: u32| CancelKey { process: (peer << 17) + 1, secret: vec![1, 2, 3, 3] };
+    let key = |peer: u32| CancelKey { process: ((peer + 32) << 17) + 1, secret: vec![1, 2, 3, 3] };
     for key in [wrong, key(77), key(3), key(0)] {
         other.startup("shop").cancel(&key);
         own.startup("shop").cancel(&key);

@@ -1,9 +1,10 @@
 //! A place for a client that is let in: its limits, its card, its greeting, its session.
 
-use std::{net::SocketAddr, pin::pin, rc::Rc, sync::Arc, task::Poll};
+use std::{net::SocketAddr, pin::pin, rc::Rc, sync::Arc, task::Poll, time::Duration};
 
 use socket2::SockRef;
 use tidegate_link::{Address, Link};
+use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
     sqlstate,
@@ -21,11 +22,14 @@ use crate::{
         route::{self, find_server},
         session::{self, Session},
     },
-    config::{Admin, Dialect, Route},
+    config::{Admin, Dialect, Mode, Route},
     error::{Cause, Refusal},
     exchange::Frontend,
     params::{ServerSettings, Value, is_settable},
-    plane::{Card, ClientState, Entry, Greeting, NewCard, Phase, PoolKey, WorkerPool, peer_key, within},
+    plane::{
+        Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key, within,
+    },
+    server::Server,
     tls,
 };
 
@@ -183,6 +187,7 @@ impl Arriving {
         pool: Rc<WorkerPool>,
         request: &Request,
         welcome: &Arc<ServerSettings>,
+        server: Option<Lease<Server>>,
         entry: Entry,
     ) -> Session {
         let make = || self.compose(welcome, request);
@@ -194,7 +199,56 @@ impl Arriving {
         let settings = greeting.settings;
         entry.card.note_settings(&settings);
         let front = Frontend::new(self.link, entry.card.id, settings);
-        Session::new(self.worker, front, pool, request.route, entry, self.quota)
+        let mut session = Session::new(self.worker, front, pool, request.route, entry, self.quota);
+        session.reserve(server);
+        session
+    }
+
+    /// In session mode, the server that the client will have, unless all are in use: clients compare the process id that they are
+    /// told with that of their session, and end sessions by it. PgBouncer gives servers at the first query, and so does its
+    /// dialect. With peers the process id says whose client it is.
+    pub(super) async fn reserve_server(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        card: &Card,
+    ) -> Result<Option<Lease<Server>>, LoginError> {
+        let is_kept = pool.plan().pool.mode == Mode::Session && pool.fleet().is_none();
+        if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peer_id() != 0 {
+            return Ok(None);
+        }
+        let now = self.worker.reactor.now();
+        let server = match pool.local.try_checkout(now) {
+            Some(server) => Some(server),
+            None if pool.local.is_exhausted() => None,
+            None => Box::pin(self.wait_to_reserve(pool, card)).await?,
+        };
+        let Some(mut server) = server else { return Ok(None) };
+        if server.settle(&self.worker.reactor).is_err() || server.identity.pid > PROCESS_ID_MAX {
+            server.release(Fate::Reuse, self.worker.reactor.now());
+            return Ok(None);
+        }
+        card.announce(&server.identity);
+        Ok(Some(server))
+    }
+
+    /// One that is idle on another thread, or is opened. If that fails, the client hears of it when it asks for something.
+    async fn wait_to_reserve(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        card: &Card,
+    ) -> Result<Option<Lease<Server>>, LoginError> {
+        let worker = self.worker.clone();
+        card.state.set(ClientState::Waiting(worker.reactor.now()));
+        let checkout = unless_killed(card, pool.local.checkout(worker.reactor.now()));
+        let checkout = while_there(&mut self.link, &mut self.bytes, checkout);
+        let outcome = within(&worker.reactor, RESERVE_LIMIT, checkout).await;
+        card.state.set(ClientState::Idle);
+        match outcome {
+            None => Ok(None),
+            Some(None) => Err(LoginError::Gone),
+            Some(Some(None)) => Err(self.cause(Cause::Killed)),
+            Some(Some(Some(server))) => Ok(server.ok()),
+        }
     }
 
     /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
@@ -235,13 +289,16 @@ impl Arriving {
         card.state.set(ClientState::Idle);
         match found {
             Ok((_, lease)) => {
-                lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
+                lease.release(Fate::Reuse, worker.reactor.now());
                 pool.shared.welcome().ok_or(LoginError::Gone)
             }
             Err(unserved) => Err(LoginError::Server(unserved.words())),
         }
     }
 }
+
+/// A login does not wait longer for a server that its client may not need.
+const RESERVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What `work` comes to; `None` if the client leaves meanwhile. What it says before it is asked is kept.
 pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
