@@ -34,6 +34,12 @@ impl<E> Backoff<E> {
         self.until = Some(now + pause.max(Duration::from_nanos(1)));
     }
 
+    /// A connect failed, and the next may be tried at the next moment.
+    pub(crate) fn failed_for_now(&mut self, now: Instant, error: Option<Arc<E>>) {
+        self.error = error;
+        self.until = Some(now + Duration::from_nanos(1));
+    }
+
     /// A connect succeeded, or an operator wants it tried at once.
     pub(crate) fn clear(&mut self) {
         (self.failures, self.until, self.error) = (0, None, None);

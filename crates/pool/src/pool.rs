@@ -254,8 +254,13 @@ impl<C: Connection> Pool<C> {
         backoff.share()
     }
 
-    pub(crate) fn connect_failed(&self, error: Option<C::Error>, now: Instant, limits: &Limits) {
-        self.backoff().failed(now, error.map(Arc::new), limits.retry_start, limits.retry_max);
+    pub(crate) fn connect_failed(&self, error: Option<C::Error>, pauses: bool, now: Instant, limits: &Limits) {
+        let (error, mut backoff) = (error.map(Arc::new), self.backoff());
+        if pauses {
+            backoff.failed(now, error, limits.retry_start, limits.retry_max);
+        } else {
+            backoff.failed_for_now(now, error);
+        }
     }
 
     fn change(&self, apply: impl FnOnce(&mut Control<C::Error>)) {

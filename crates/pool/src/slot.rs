@@ -39,13 +39,21 @@ impl<C: Connection> Slot<C> {
 
     /// The connect failed. If no connection is open and none is being opened, every waiting client gets the error.
     pub fn fail(mut self, error: C::Error, now: Instant) {
-        self.end(Some(error), now);
+        self.end(Some(error), true, now);
+    }
+
+    /// The connect failed for a reason that may be gone at any time, as somebody sets something right, and that costs the other side
+    /// little to find out: as [`fail`](Self::fail), but who asks next has it tried again without a pause. With other connections
+    /// open or being opened, or some to be kept open ([`Limits::min`](crate::Limits::min)), there is a pause.
+    pub fn refuse(mut self, error: C::Error, now: Instant) {
+        let is_only = self.local.pool.permits.open() <= 1 && self.local.limits().min == 0;
+        self.end(Some(error), !is_only, now);
     }
 
     /// The connect failed, and clients keep waiting for one that does not. It is tried again as after
     /// [`fail`](Self::fail): after a pause, at a [`sweep`](crate::Local::sweep).
     pub fn retry(mut self, now: Instant) {
-        self.end(None, now);
+        self.end(None, true, now);
     }
 
     /// Nothing was tried, and need not be now: the order is given anew when somebody waits.
@@ -72,14 +80,14 @@ impl<C: Connection> Slot<C> {
         self.local.core
     }
 
-    fn end(&mut self, error: Option<C::Error>, now: Instant) {
+    fn end(&mut self, error: Option<C::Error>, pauses: bool, now: Instant) {
         let Some(permit) = self.permit.take() else {
             return;
         };
         lower(&self.local.line().connecting);
         // One that began before all were to be replaced says nothing of those that begin now.
         if self.generation == self.local.pool.generation() {
-            self.local.pool.connect_failed(error, now, &self.local.limits());
+            self.local.pool.connect_failed(error, pauses, now, &self.local.limits());
         }
         drop(permit);
         self.local.serve(now);
@@ -89,7 +97,7 @@ impl<C: Connection> Slot<C> {
 impl<C: Connection> Drop for Slot<C> {
     fn drop(&mut self) {
         let now = self.local.now();
-        self.end(None, now);
+        self.end(None, true, now);
     }
 }
 

@@ -40,6 +40,9 @@ pub(super) enum LoginError {
     /// It sent what is no message.
     #[error("{0}")]
     Decode(#[from] DecodeError),
+    /// Its first packet has a length that no packet has.
+    #[error("{0}")]
+    Length(DecodeError),
     /// It was refused.
     #[error("{0}")]
     Refused(Refusal),

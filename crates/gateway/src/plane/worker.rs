@@ -709,6 +709,8 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             let alone = pool.shared.key.host.is_none();
             if plan.pool.wait_for_server && alone && error.may_pass() {
                 slot.retry(now);
+            } else if error.is_of_login() && setup.config.listen.dialect == Dialect::Postgres {
+                slot.refuse(error, now);
             } else {
                 slot.fail(error, now);
             }

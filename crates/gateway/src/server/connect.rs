@@ -99,6 +99,12 @@ impl ConnectError {
         }
     }
 
+    /// Whether a server has looked at the login and refused it: who it is, or which database it wants.
+    #[must_use]
+    pub fn is_of_login(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Secret(_)) && !self.may_pass() && !self.is_lack_of_room()
+    }
+
     /// Whether it may pass by itself, as when Postgres is started again: not a login or a certificate that is wrong.
     #[must_use]
     pub fn may_pass(&self) -> bool {

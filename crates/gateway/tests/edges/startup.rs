@@ -177,6 +177,39 @@ on_each_postgres! {
         gateway.client("postgres").ok("select 1");
     }
 
+    /// node-postgres sends Terminate in place of the packet where `end()` follows `connect()`.
+    fn a_first_packet_of_impossible_length_is_met_with_silence(fixture) {
+        fixture.at_both_doors(|door| {
+            let packet = |length: i32| [&length.to_be_bytes()[..], &[0, 3, 0, 0]].concat();
+            let lengths = [0, 3, 4, 7, -1, i32::MIN, 100_000, i32::MAX].map(packet);
+            for bytes in lengths.into_iter().chain([b"X\0\0\0\x04".to_vec(), b"HELO there\r\n".to_vec()]) {
+                let mut client = door.startup().open();
+                client.send_bytes(&bytes);
+                client.expect_eof();
+            }
+            door.client().ok("select 1");
+        });
+    }
+
+    fn a_refused_login_is_tried_again_at_once(fixture) {
+        for mode in ["transaction", "session"] {
+            let late = fixture.name("late");
+            let keys = format!("mode = \"{mode}\"\nsize = 2\n[timeouts]\nconnect_retry = \"60s\"\n");
+            let gateway = fixture.gateway_to(&[("late", &late)], &keys);
+            for _ in 0..3 {
+                assert_eq!(gateway.startup("late").refused().code, "3D000");
+            }
+            fixture.server.sql(&format!("create database {late}"));
+            gateway.client("late").ok("select 1");
+            let role = fixture.name("role");
+            for _ in 0..3 {
+                assert_eq!(gateway.startup("late").user(&role).refused().code, "28000");
+            }
+            fixture.server.sql(&format!("create role {role} login"));
+            assert_eq!(gateway.startup("late").user(&role).connect().value("select current_user"), role);
+        }
+    }
+
     fn edge_44_a_startup_packet_without_an_end_or_a_user_is_refused(fixture) {
         let gateway = fixture.gateway("size = 1\n");
         let broken: [&[u8]; 4] = [b"", b"user", b"user\0postgres\0database", b"database\0postgres\0\0"];

@@ -328,6 +328,30 @@ fn the_pause_after_failures_grows_up_to_its_maximum() {
 }
 
 #[test]
+fn a_refused_connect_is_tried_again_without_a_pause() {
+    let bench = Bench::new(1, limits(2));
+    for number in 0..3 {
+        let mut waiters = [bench.waiter(0), bench.waiter(0)];
+        assert_eq!(bench.slots(0), 2);
+        for _ in &waiters {
+            bench.slot(0).refuse(Failure(number), bench.now());
+        }
+        assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_some_and(|outcome| outcome.is_err())));
+        assert_eq!(bench.slots(0), 0, "those who waited are told, and nothing is tried for nobody");
+        bench.advance_ms(1);
+    }
+    let mut waiter = bench.waiter(0);
+    bench.connected(0);
+    let _lease = waiter.lease();
+    // With one open, the waiting client may get that, and is no reason to ask again and again.
+    let _waiter = bench.waiter(0);
+    bench.slot(0).refuse(Failure(4), bench.now());
+    bench.advance_ms(1);
+    bench.sweep(0);
+    assert_eq!(bench.slots(0), 0);
+}
+
+#[test]
 fn reconnect_ends_the_pause_after_a_failure() {
     let bench = Bench::new(1, limits(1));
     let _waiter = bench.waiter(0);

@@ -29,7 +29,9 @@ impl Arriving {
         }
         loop {
             self.fill(4).await?;
-            let Some(len) = startup::peek_len(&self.bytes)? else { return Err(LoginError::Gone) };
+            let Some(len) = startup::peek_len(&self.bytes).map_err(LoginError::Length)? else {
+                return Err(LoginError::Gone);
+            };
             self.fill(len).await?;
             let packet: Vec<u8> = self.bytes.drain(..len).collect();
             match decode_first(&packet)? {

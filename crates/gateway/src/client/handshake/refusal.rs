@@ -24,9 +24,12 @@ impl Arriving {
             LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
-            LoginError::Decode(fault) if !self.looks_like_http() => {
+            // Postgres closes without a word (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`). node-postgres, for one,
+            // sends Terminate in place of the packet where `end()` follows `connect()`, and expects no message.
+            LoginError::Length(fault) if self.dialect() == Dialect::Pgbouncer && !self.looks_like_http() => {
                 Refusal::protocol(format!("invalid start-up packet: {fault}")).fatal()
             }
+            LoginError::Decode(fault) => Refusal::protocol(format!("invalid start-up packet: {fault}")).fatal(),
             _ => {
                 self.link.shutdown();
                 return error;
