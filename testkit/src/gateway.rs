@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -79,7 +81,7 @@ impl Gateway {
         // Two threads whatever the machine: what passes between threads is to be seen by every test.
         table(&mut config, "runtime").entry("workers").or_insert_with(|| 2.into());
         let file = folder.path().join("tidegate.toml");
-        fs::write(&file, config.to_string()).expect("the folder can be written");
+        write_private(&file, &config.to_string());
         let mut command = Command::new(binary);
         command.args(["run", "-c"]).arg(&file);
         if let Ok(io) = std::env::var("TIDEGATE_IO") {
@@ -152,13 +154,20 @@ impl Gateway {
     }
 
     fn write(&self) {
-        fs::write(self.config_file(), self.config.to_string()).expect("the folder can be written");
+        write_private(&self.config_file(), &self.config.to_string());
     }
 
     /// The configuration file it runs with.
     pub fn config_file(&self) -> PathBuf {
         self.folder().join("tidegate.toml")
     }
+}
+
+/// Writes a file that others may not read: it may hold passwords, which the gateway would warn of.
+pub fn write_private(path: &Path, text: &str) {
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).expect("the folder can be written");
 }
 
 fn listen_address(config: &mut Table) -> SocketAddr {

@@ -25,7 +25,7 @@ pub use client::{CancelKey, Lost, Outcome, RawClient, Startup};
 pub use fault::{FaultyConnection, FaultyServer, reply};
 pub use fixture::{Door, Fixture, eventually};
 pub use frames::Frames;
-pub use gateway::Gateway;
+pub use gateway::{Gateway, write_private};
 pub use message::{ErrorFields, Message};
 pub use names::{NameServer, Outage};
 pub use process::{Process, Signal, free_address};

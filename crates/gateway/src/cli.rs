@@ -20,15 +20,17 @@ pub use journal::{
 
 pub use stream::{Stream, Streams};
 
-use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity};
+use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity, pgpass};
 use crate::escape::{escaped, escaped_json};
 use crate::pgbouncer;
 
 const EXAMPLES: &str = "\
-One minute:
-  tidegate run --database postgres://app:secret@127.0.0.1:5432/shop
-  psql postgres://app:secret@127.0.0.1:6432/shop     the same login, through the gateway
-  psql postgres://app:secret@127.0.0.1:6432/tidegate the admin console: SHOW HELP, SHOW POOLS
+One minute (a password on a command line is visible to everybody on the machine; the environment is not):
+  export PGPASSWORD=secret                           or a line in ~/.pgpass
+  tidegate run --database postgres://app@127.0.0.1:5432/shop
+  psql postgres://app@127.0.0.1:6432/shop            the same login, through the gateway
+  psql postgres://app@127.0.0.1:6432/tidegate        the admin console: SHOW HELP, SHOW POOLS
+  TIDEGATE_DATABASE=postgres://app:secret@127.0.0.1:5432/shop tidegate run
 
 With a file:
   tidegate check tidegate.toml                       everything that is wrong with it, by line
@@ -95,8 +97,9 @@ pub struct Run {
     #[arg(short, long, value_name = "FILE", conflicts_with = "database")]
     pub config: Option<PathBuf>,
 
-    /// Run without a file, for this Postgres. Clients log in with the URL's user and password; without a password,
-    /// whoever reaches the address is let in.
+    /// Run without a file, for this Postgres [env: TIDEGATE_DATABASE]. Clients log in with the URL's user and password. The
+    /// password of a user may be left to PGPASSWORD or to ~/.pgpass (PGPASSFILE), which other users of the machine cannot see.
+    /// Without a password, whoever reaches the address is let in.
     #[arg(short, long, value_name = "URL")]
     pub database: Option<String>,
 
@@ -222,8 +225,17 @@ where
 impl Cli {
     /// Reads a command line. `tidegate [OPTIONS] FILE.ini` and `tidegate run FILE.ini` are PgBouncer's.
     pub fn read(arguments: impl Iterator<Item = OsString>) -> Self {
-        Self::parse_from(with_command(arguments.collect()))
+        let mut cli = Self::parse_from(with_command(arguments.collect()));
+        if let Command::Run(run) = &mut cli.command {
+            run.take_environment(&environment);
+        }
+        cli
     }
+}
+
+/// A variable of the environment.
+pub(crate) fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// The arguments, with the command that PgBouncer's command line leaves out.
@@ -291,6 +303,13 @@ impl Convert {
 }
 
 impl Run {
+    /// Takes the URL from `TIDEGATE_DATABASE` if the command line names neither a URL nor a file.
+    fn take_environment(&mut self, env: &dyn Fn(&str) -> Option<String>) {
+        if self.database.is_none() && self.config.is_none() && self.bouncer.is_none() {
+            self.database = env("TIDEGATE_DATABASE").filter(|url| !url.is_empty());
+        }
+    }
+
     /// The file that is read, or `None` when a URL stands for it. A reload reads it again.
     pub fn file(&self) -> Option<&Path> {
         if let Some(bouncer) = &self.bouncer {
@@ -324,7 +343,7 @@ impl Run {
     pub fn config(&self) -> Result<Config, ConfigErrors> {
         let mut config = match (&self.bouncer, &self.database, self.file()) {
             (Some(bouncer), ..) => bouncer.config()?,
-            (None, Some(url), _) => Config::from_url(url)?,
+            (None, Some(url), _) => Config::from_url(&pgpass::with_password(url, &environment))?,
             (None, None, file) => load(file.unwrap_or(Path::new("tidegate.toml")))?,
         };
         if !self.listen.is_empty() {
@@ -335,6 +354,8 @@ impl Run {
         runtime.io = self.io.unwrap_or(runtime.io);
         log.format = self.log_format.unwrap_or(log.format);
         log.level = self.log_level.unwrap_or(log.level);
+        let exposure = config.exposure(self.file());
+        config.warnings.extend(exposure);
         Ok(config)
     }
 }
@@ -349,6 +370,8 @@ impl Check {
         let checked = load(&self.file).and_then(|mut config| {
             let refusals = refusals(&config);
             if refusals.is_empty() {
+                let exposure = config.exposure(Some(&self.file));
+                config.warnings.extend(exposure);
                 return Ok(config);
             }
             let warnings = std::mem::take(&mut config.warnings);
@@ -394,7 +417,23 @@ fn counted(number: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[test]
+    fn the_url_may_come_from_the_environment() {
+        let env = |name: &str| (name == "TIDEGATE_DATABASE").then(|| "postgres://env/shop".to_owned());
+        for (arguments, database) in [
+            (&[][..], Some("postgres://env/shop")),
+            (&["-d", "postgres://own/shop"], Some("postgres://own/shop")),
+            (&["-c", "tidegate.toml"], None),
+        ] {
+            let mut run = run(arguments);
+            run.take_environment(&env);
+            assert_eq!(run.database.as_deref(), database, "{arguments:?}");
+        }
+    }
 
     fn run(arguments: &[&str]) -> Run {
         let all = ["tidegate", "run"].iter().chain(arguments);
@@ -421,7 +460,7 @@ mod tests {
 
     #[test]
     fn the_command_line_goes_before_the_configuration() {
-        let url = "postgres://app:secret@db/shop";
+        let url = "postgres://app:secret@db/shop?sslmode=verify-full";
         let run = run(&[
             "-d",
             url,
@@ -445,7 +484,8 @@ mod tests {
 
     #[test]
     fn a_url_without_a_password_on_an_open_address_is_warned_of() {
-        let config = run(&["-d", "postgres://db/shop", "-l", "*:7000"]).config().expect("a configuration");
+        let url = "postgres://db/shop?sslmode=verify-full";
+        let config = run(&["-d", url, "-l", "*:7000"]).config().expect("a configuration");
         assert_eq!(config.warnings.len(), 1);
         assert!(config.warnings[0].reason.contains("trust"), "{:?}", config.warnings);
     }
@@ -485,6 +525,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("tidegate.toml");
         std::fs::write(&file, text).expect("a file");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("one's own file");
         let mut out = Vec::new();
         let good = Check { file, json }.run(&mut out, |_| Vec::new()).expect("memory can be written");
         (good, String::from_utf8(out).expect("text"))
@@ -492,8 +533,10 @@ mod tests {
 
     #[test]
     fn check_tells_good_from_bad() {
-        let (good, text) = checked("[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n", false);
+        let (good, text) = checked("[databases.shop]\nhost = \"localhost\"\n[users.app]\npassword = \"x\"\n", false);
         assert!(good && text.ends_with("good: 1 database, 1 user, 0 warnings\n"), "{text}");
+        let (good, text) = checked("[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n", false);
+        assert!(good && text.contains("sslmode prefer") && text.contains("1 warning"), "{text}");
         let (good, text) = checked("[databases.shop]\nhos = \"db\"\n", false);
         assert!(!good && text.contains("tidegate.toml:2:1") && text.contains("did you mean `host`?"), "{text}");
     }

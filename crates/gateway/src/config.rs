@@ -19,10 +19,12 @@ use std::time::Instant;
 
 mod change;
 pub(crate) mod check;
+mod exposure;
 pub(crate) mod finding;
 mod hosts;
 mod keys;
 mod path;
+pub(crate) mod pgpass;
 pub(crate) mod raw;
 mod rule;
 mod secret;
@@ -106,6 +108,8 @@ pub struct Config {
     pub streams: Vec<Stream>,
     /// The file beside the configuration that users were read from, as it names it; empty if they stand in the configuration.
     pub user_file: String,
+    /// The files whose text has secrets in it.
+    pub secret_files: std::collections::BTreeSet<PathBuf>,
     /// What looked odd but works; for the log and for `tidegate check`.
     pub warnings: Vec<Finding>,
 }

@@ -25,6 +25,8 @@ pub struct Rules {
     maps: HashMap<String, Vec<Mapping>>,
     /// The line of the first rule that asks for a certificate.
     certificates_at: Option<usize>,
+    /// The line of the first rule by which a password may cross a network in clear text.
+    clear_text_at: Option<usize>,
 }
 
 /// A line of the rules.
@@ -163,6 +165,9 @@ impl Rules {
             if matches!(rule.verdict, Verdict::Certified(..)) {
                 rules.certificates_at.get_or_insert(number);
             }
+            if rule.takes_clear_text() {
+                rules.clear_text_at.get_or_insert(number);
+            }
             rules.rules.push(rule);
         }
         Ok(rules)
@@ -177,6 +182,12 @@ impl Rules {
         let reason = "certificates are checked with authorities only: name them in tls_client_ca of [listen] \
                       (client_tls_ca_file), with TLS on";
         Err(in_file(file, (line, reason.to_owned())))
+    }
+
+    /// The line of the first rule by which a password may cross a network in clear text, without TLS.
+    #[must_use]
+    pub fn clear_text_at(&self) -> Option<usize> {
+        self.clear_text_at
     }
 
     /// What the first rule that fits says; nothing if none does.
@@ -302,6 +313,21 @@ fn bits_of(mask: IpAddr) -> u8 {
 }
 
 impl Rule {
+    /// Whether a client on another machine may send its password in clear text.
+    fn takes_clear_text(&self) -> bool {
+        let is_remote = match self.network {
+            Network::All => true,
+            Network::Cidr(ip, _) => !ip.is_loopback(),
+        };
+        let is_clear = |method: AuthMethod| matches!(method, AuthMethod::Password | AuthMethod::Pam);
+        let sends_password = match &self.verdict {
+            Verdict::Method(method) | Verdict::Certified(method, _) => is_clear(*method),
+            Verdict::Ldap(_) => true,
+            Verdict::Peer(_) | Verdict::Reject => false,
+        };
+        matches!(self.transport, Transport::Tcp | Transport::WithoutTls) && is_remote && sends_password
+    }
+
     fn fits(&self, caller: &Caller<'_>) -> bool {
         let transport = match (self.transport, caller.ip) {
             (Transport::Unix, ip) => ip.is_none(),

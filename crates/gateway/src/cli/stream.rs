@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::words;
 use crate::config::stream::{Flag, Keyless, OnExhausted, RecordForm, Start};
-use crate::config::{self, Config, ConfigErrors, Log, LogFormat, LogLevel};
+use crate::config::{self, Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass};
 
 const EXAMPLES: &str = "\
 Without any server:
@@ -18,9 +18,9 @@ To a web service, at most 200 requests at a time, in order per customer:
   tidegate stream --name ship --from kafka://localhost:9092/orders --key /customer \\
       --to https://example.org/orders --concurrency 200 --dead-letter dead.ndjson
 
-To Postgres:
+To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command line everybody could see it):
   tidegate stream --name store --from kafka://localhost:9092/orders \\
-      --to postgres://app:pw@localhost/shop \\
+      --to postgres://app@localhost/shop \\
       --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
       --param /id --param value
 
@@ -276,7 +276,7 @@ impl Stream {
         let word = |word: Option<&'static str>| word.map(str::to_owned);
         let texts = [
             ("from", self.from.clone()),
-            ("to", self.to.clone()),
+            ("to", self.to.as_deref().map(|to| pgpass::with_password(to, &super::environment))),
             ("key", self.key.clone()),
             ("keyless", word(self.keyless.map(Keyless::as_str))),
             ("group", self.group.clone()),

@@ -1,7 +1,8 @@
 //! From what was written to what holds: every key known and in range, every combination possible, or a finding each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use tidegate_link::is_abstract;
 
@@ -14,7 +15,7 @@ use super::keys::{
 use super::path;
 use super::raw::{Entry, Source, Span, Table, Value};
 use super::section::{Key, Keys, Settings};
-use super::setting::{Wrong, nearest};
+use super::setting::{Holds, Wrong, nearest};
 use super::stream::StreamKeys;
 use super::{Config, Database, NO_LDAP, NO_LDAP_HELP, NO_PAM, NO_PAM_HELP, User};
 use crate::hba::Ldap;
@@ -31,14 +32,14 @@ pub(crate) use disk::Disk;
 
 /// Checks a raw configuration; shared by every format.
 pub(crate) fn check(source: &Source, root: &Table, disk: Disk<'_>) -> Result<Config, ConfigErrors> {
-    let mut checker = Checker { source, disk, findings: Vec::new() };
+    let mut checker = Checker::new(source, disk);
     let config = checker.config(root);
     let refused = checker.findings.iter().any(|finding| finding.severity == Severity::Error);
     let findings = ConfigErrors::new(checker.findings);
     if refused {
         return Err(findings);
     }
-    Ok(Config { warnings: findings.into_findings(), ..config })
+    Ok(Config { warnings: findings.into_findings(), secret_files: checker.secret_files, ..config })
 }
 
 /// The sections and their keys; whoever meets an unknown one looks here for where it belongs.
@@ -120,6 +121,14 @@ struct Checker<'s> {
     source: &'s Source,
     disk: Disk<'s>,
     findings: Vec<Finding>,
+    /// The files whose text has secrets in it.
+    secret_files: BTreeSet<PathBuf>,
+}
+
+impl<'s> Checker<'s> {
+    fn new(source: &'s Source, disk: Disk<'s>) -> Self {
+        Self { source, disk, findings: Vec::new(), secret_files: BTreeSet::new() }
+    }
 }
 
 impl Checker<'_> {
@@ -150,6 +159,7 @@ impl Checker<'_> {
             auth,
             pool,
             user_file: String::new(),
+            secret_files: BTreeSet::new(),
             warnings: Vec::new(),
         };
         self.probes(&Section::of(root, "route"), &config.route);
@@ -189,6 +199,7 @@ impl Checker<'_> {
     fn fill(&mut self, section: &Section<'_>, targets: &mut [&mut dyn Keys]) {
         for entry in &section.table.entries {
             let (name, value) = (entry.key.as_str(), &entry.node.value);
+            self.note_secret(section, entry);
             match targets.iter_mut().find_map(|target| target.set(name, value)) {
                 Some(Ok(())) => {}
                 Some(Err(wrong)) => self.wrong(section.place(&[name]), wrong),
@@ -198,6 +209,25 @@ impl Checker<'_> {
                     let reason = format!("unknown key `{name}` in {}", bracketed(&section.path));
                     self.unknown(entry, &section.key(name), reason, help);
                 }
+            }
+        }
+    }
+
+    /// Remembers which file has a secret in its text.
+    fn note_secret(&mut self, section: &Section<'_>, entry: &Entry) {
+        let is_secret = match &entry.node.value {
+            Value::Text(text) if text.contains("://") => text.split('@').next().is_some_and(|login| {
+                login.len() < text.len() && login.split("://").nth(1).is_some_and(|login| login.contains(':'))
+            }),
+            // Parameters of logins are seldom secrets.
+            Value::Text(text) => !text.is_empty() && path::holds(&section.key(&entry.key)) == Some(Holds::Secret),
+            Value::Table(_) => matches!(entry.key.as_str(), "headers" | "kafka_properties"),
+            _ => false,
+        };
+        if is_secret && matches!(self.disk, Disk::Folder(_)) {
+            let file = Path::new(self.source.file(entry.node.at.start));
+            if !self.secret_files.contains(file) {
+                self.secret_files.insert(file.to_owned());
             }
         }
     }

@@ -58,9 +58,18 @@ impl Source {
         self.parts.push(Part { name: name.to_owned(), start: self.text.len(), line });
     }
 
+    fn part(&self, at: usize) -> &Part {
+        &self.parts[self.parts.partition_point(|part| part.start <= at).saturating_sub(1)]
+    }
+
+    /// The file of a byte.
+    pub(crate) fn file(&self, at: usize) -> &str {
+        &self.part(at).name
+    }
+
     /// The file and the line of a byte.
     pub(crate) fn place(&self, at: usize) -> (&str, usize) {
-        let part = &self.parts[self.parts.partition_point(|part| part.start <= at).saturating_sub(1)];
+        let part = self.part(at);
         let mut lines = self.lines.borrow_mut();
         let (start, here) = (lines.before(part.start, &self.text), lines.before(at, &self.text));
         (&part.name, part.line + here - start)

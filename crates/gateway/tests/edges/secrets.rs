@@ -1,8 +1,8 @@
 //! What the console, its errors and the log keep to themselves: contents of files, and secrets.
 
-use std::fs;
+use std::{fs, process::Command};
 
-use tidegate_testkit::{Frames, Gateway};
+use tidegate_testkit::{Frames, Gateway, Process, Startup, free_address};
 
 const CANARY: &str = "c4naryKq7w";
 
@@ -140,7 +140,7 @@ on_each_postgres! {
         assert!(log.contains("SET auth.ldap_options = '***'") && log.contains("SET users.app.password = '***'"), "{log}");
         let line = log.lines().find(|line| line.contains(CANARY));
         assert_eq!(line, None);
-        let check = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        let check = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .arg("check")
             .arg(gateway.config_file())
             .output()
@@ -160,5 +160,46 @@ on_each_postgres! {
         let log = gateway.log();
         assert!(!log.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']), "{log:?}");
         assert!(log.contains("owned"), "{log}");
+    }
+
+    /// Everybody on a machine can read the command line of a process.
+    fn a_password_need_not_stand_on_the_command_line(fixture) {
+        let role = fixture.own_role(CANARY, "");
+        let server = fixture.server.address();
+        for (url, password) in [
+            (format!("postgres://{role}:{CANARY}@{server}/postgres"), None),
+            (format!("postgres://{role}@{server}/postgres"), Some(CANARY)),
+        ] {
+            let address = free_address(10_000..20_000);
+            let mut command = Command::new(Gateway::binary(env!("CARGO_BIN_EXE_tidegate")));
+            command.args(["run", "--workers", "1", "-l", &address.to_string()]).env("TIDEGATE_DATABASE", &url);
+            if let Some(password) = password {
+                command.env("PGPASSWORD", password);
+            }
+            let mut gateway = Process::spawn(command, address, tempfile::tempdir().expect("a folder"));
+            assert!(gateway.accepts());
+            let login = |password: &str| Startup::tcp(address, &role, "postgres").password(password);
+            login(CANARY).connect().ok("select 1");
+            assert_eq!(login("wrong").refused().code, "28P01");
+            let line = fs::read_to_string(format!("/proc/{}/cmdline", gateway.id())).expect("it runs");
+            assert!(!line.contains(CANARY) && !gateway.log().contains(CANARY), "{line}");
+        }
+    }
+
+    /// By the start and by `check`.
+    fn exposed_files_are_warned_of(fixture) {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let mut gateway = fixture.gateway("size = 1\n[users.app]\npassword = \"x\"\n");
+        assert_eq!(gateway.complaints(), Vec::<String>::new());
+        let file = gateway.config_file();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o606)).expect("one's own file");
+        gateway.rewrite("pool.size", 3);
+        gateway.console().ok("RELOAD");
+        let told = format!("everybody on this machine can change {}", file.display());
+        assert!(gateway.complaints().iter().any(|line| line.contains(&told)), "{}", gateway.log());
+        let check = Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("check").arg(&file).output().expect("it starts");
+        let said = String::from_utf8_lossy(&check.stdout);
+        assert!(said.contains(&told) && said.contains("help: chmod 6"), "{said}");
     }
 }

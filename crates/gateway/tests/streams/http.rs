@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 
 use tidegate_testkit::Authority;
 
@@ -90,6 +91,8 @@ fn a_refused_record_goes_to_the_dead_letter_at_once_with_the_servers_words() {
     first(&folder, 10, 2);
     let dead = folder.path("dead");
     run(&folder, &web.url("/"), &["--dead-letter", &dead]).expect(3);
+    let mode = std::fs::metadata(&dead).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it holds whole records");
     let letter: serde_json::Value = serde_json::from_str(folder.read("dead").trim()).unwrap();
     assert_eq!(letter["attempts"], 1);
     assert!(letter["error"].as_str().unwrap().contains("422 Unprocessable Entity: no threes"), "{letter}");

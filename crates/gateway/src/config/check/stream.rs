@@ -18,7 +18,7 @@ const HAS_SSL: bool = cfg!(feature = "kafka-ssl");
 
 /// Checks the one stream that a command line describes.
 pub(crate) fn one(source: &Source, table: &Table, disk: Disk<'_>) -> Result<Stream, ConfigErrors> {
-    let mut checker = Checker { source, disk, findings: Vec::new() };
+    let mut checker = Checker::new(source, disk);
     let stream = checker.stream(&Section { path: "streams".to_owned(), table, at: 0..0 });
     let refused = checker.findings.iter().any(|finding| finding.severity == Severity::Error);
     if refused { Err(ConfigErrors::new(checker.findings)) } else { Ok(stream) }

@@ -1,0 +1,242 @@
+//! What a configuration exposes: files that others may read or change, and secrets and data that cross a network in clear text.
+//!
+//! These are warnings. They are looked for when the whole configuration is known, the command line included.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::finding::{Finding, Severity};
+use super::raw::Source;
+use super::stream::Target;
+use super::{AuthMethod, ClientTls, Config, Host, SslMode};
+use crate::hba;
+
+/// What others may do with a file that they should not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guards {
+    /// It holds a secret: others may neither read nor change it.
+    Secret,
+    /// It decides who is let in: others may not change it.
+    Rules,
+}
+
+/// Permission bits of the group and of others.
+const GROUP_READS: u32 = 0o040;
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_READ: u32 = 0o004;
+const OTHERS_WRITE: u32 = 0o002;
+
+impl Config {
+    /// Warnings about what the configuration exposes; `file` is the file that it came from.
+    #[must_use]
+    pub fn exposure(&self, file: Option<&Path>) -> Vec<Finding> {
+        let name = file.map_or("--database".to_owned(), |file| file.display().to_string());
+        let mut findings = Findings { source: Source::new(name, ""), found: Vec::new() };
+        self.exposed_files(file, &mut findings);
+        self.clear_text_logins(&mut findings);
+        self.open_metrics(&mut findings);
+        self.clear_text_servers(&mut findings);
+        findings.found
+    }
+
+    fn exposed_files(&self, file: Option<&Path>, findings: &mut Findings) {
+        let secrets = self.secret_files.iter().map(|file| (file.as_path(), "", Guards::Secret));
+        let mut files: Vec<(&Path, &str, Guards)> = secrets.collect();
+        files.extend(file.filter(|file| !self.secret_files.contains(*file)).map(|file| (file, "", Guards::Rules)));
+        files.push((&self.listen.tls_key, "listen.tls_key", Guards::Secret));
+        files.push((&self.auth.hba_file, "auth.hba_file", Guards::Rules));
+        files.push((&self.auth.ident_file, "auth.ident_file", Guards::Rules));
+        files.push((&self.journal.folder, "journal.folder", Guards::Secret));
+        let keys: BTreeSet<_> = self.databases.values().map(|database| database.tls.key.as_path()).collect();
+        files.extend(keys.into_iter().map(|key| (key, "databases.NAME.sslkey", Guards::Secret)));
+        for (path, key, guards) in files.into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
+            if let Some((reason, help)) = too_open(path, guards) {
+                findings.warn(key, reason, help);
+            }
+        }
+    }
+
+    fn clear_text_logins(&self, findings: &mut Findings) {
+        let Some(address) = self.listen.addresses.iter().find(|address| is_remote(address)) else { return };
+        if self.listen.tls == ClientTls::Require {
+            return;
+        }
+        let help = match self.listen.dialect {
+            super::Dialect::Pgbouncer => "write client_tls_sslmode = require, or another auth_type",
+            super::Dialect::Postgres => "write tls = \"require\" in [listen], or method = \"scram-sha-256\" in [auth]",
+        };
+        let method = self.auth.method;
+        if matches!(method, AuthMethod::Password | AuthMethod::Pam | AuthMethod::Ldap) {
+            let reason = format!("method {method} on {address} without TLS: passwords cross the network in clear text");
+            findings.warn("auth.method", reason, help.to_owned());
+        }
+        let rules = || hba::Rules::load(&self.auth.hba_file, &self.auth.ident_file).ok();
+        if method == AuthMethod::Hba
+            && let Some(line) = rules().and_then(|rules| rules.clear_text_at())
+        {
+            let file = self.auth.hba_file.display();
+            let reason = format!("the rule at {file}:{line} lets passwords cross the network in clear text");
+            findings.warn("auth.hba_file", reason, "write hostssl in place of host, or scram-sha-256".to_owned());
+        }
+    }
+
+    fn open_metrics(&self, findings: &mut Findings) {
+        if let Some(address) = self.metrics.addresses.iter().find(|address| is_remote(address)) {
+            let reason = format!("the metrics at {address} are open to everybody who reaches that address");
+            let help = format!("listen on 127.0.0.1:{} or on an address that a firewall protects", address.port());
+            findings.warn("metrics.addresses", reason, help);
+        }
+    }
+
+    fn clear_text_servers(&self, findings: &mut Findings) {
+        let is_weak = |mode: SslMode| matches!(mode, SslMode::Disable | SslMode::Allow | SslMode::Prefer);
+        let servers =
+            self.databases.iter().filter(|(_, database)| is_weak(database.tls.mode)).flat_map(|(name, database)| {
+                let hosts = database.hosts.iter().map(|spec| &spec.host);
+                hosts.map(move |host| (format!("databases.{name}"), host, database.tls.mode))
+            });
+        let streams = self.streams.iter().filter(|stream| is_weak(stream.tls.mode)).flat_map(|stream| {
+            let hosts = if let Target::Postgres(url) = &stream.keys.to { &url.hosts[..] } else { &[] };
+            hosts.iter().map(move |host| (format!("streams.{}", stream.keys.name), host, stream.tls.mode))
+        });
+        let mut remote = servers.chain(streams).filter(|(_, host, _)| is_remote_host(host));
+        let Some((owner, host, mode)) = remote.next() else { return };
+        let others = remote.count();
+        let others = if others > 0 { format!(" (and {others} more)") } else { String::new() };
+        let reason = format!(
+            "{owner}: with sslmode {mode} whoever is between here and {host} can read and change what is sent{others}"
+        );
+        let (key, help) = match self.listen.dialect {
+            super::Dialect::Pgbouncer => ("server_tls_sslmode", "write server_tls_sslmode = verify-full"),
+            super::Dialect::Postgres => ("databases.NAME.sslmode", "write sslmode = \"verify-full\""),
+        };
+        findings.warn(key, reason, format!("{help}, or at least require"));
+    }
+}
+
+struct Findings {
+    source: Source,
+    found: Vec<Finding>,
+}
+
+impl Findings {
+    fn warn(&mut self, key: &str, reason: String, help: String) {
+        let finding = Finding::new(&self.source, &(0..0), Severity::Warning, key);
+        self.found.push(finding.because(reason).help(help));
+    }
+}
+
+/// Who may do what with the file, and what to do about it. As Postgres has it for keys, the group may read a file of root.
+fn too_open(path: &Path, guards: Guards) -> Option<(String, String)> {
+    let metadata = path.metadata().ok().filter(|metadata| metadata.is_file() || metadata.is_dir())?;
+    let (mode, is_of_root) = (metadata.mode(), metadata.uid() == 0);
+    let reading = if is_of_root { OTHERS_READ } else { OTHERS_READ | GROUP_READS };
+    let reads = mode & reading != 0 && guards == Guards::Secret;
+    let writes = mode & (OTHERS_WRITE | GROUP_WRITES) != 0;
+    let what = match (reads, writes) {
+        (false, false) => return None,
+        (true, false) => "read",
+        (_, true) => "change",
+    };
+    let harmful = if guards == Guards::Secret { OTHERS_READ | OTHERS_WRITE } else { OTHERS_WRITE };
+    let whom = if mode & harmful != 0 { "everybody" } else { "its group" };
+    let wanted = match (guards, metadata.is_dir(), is_of_root) {
+        (Guards::Secret, true, _) => "700",
+        (Guards::Secret, false, true) => "640",
+        (Guards::Secret, false, false) => "600",
+        (Guards::Rules, ..) => "go-w",
+    };
+    let path = path.display();
+    Some((format!("{whom} on this machine can {what} {path}"), format!("chmod {wanted} {path}")))
+}
+
+fn is_remote(address: &SocketAddr) -> bool {
+    !address.ip().is_loopback()
+}
+
+fn is_remote_host(host: &Host) -> bool {
+    match host {
+        Host::Unix { .. } => false,
+        Host::Tcp { name, .. } => match name.parse::<IpAddr>() {
+            Ok(ip) => !ip.is_loopback(),
+            Err(_) => name != "localhost" && !name.ends_with(".localhost"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::toml;
+    use super::*;
+
+    fn reasons(config: &Config, file: Option<&Path>) -> Vec<String> {
+        let found = config.exposure(file);
+        found.into_iter().map(|finding| format!("{}; {}", finding.reason, finding.help)).collect()
+    }
+
+    fn reasons_of(text: &str) -> Vec<String> {
+        reasons(&toml::parse(text, "tidegate.toml").expect("a configuration"), None)
+    }
+
+    #[test]
+    fn what_stays_on_this_machine_is_not_warned_of() {
+        for text in [
+            "[databases.a]\nhost = \"127.0.0.1\"\n",
+            "[databases.a]\nhost = \"localhost\"\n[metrics]\naddresses = [\"[::1]:1\"]\n",
+            "[databases.a]\nhost = \"/run/pg\"\n[auth]\nmethod = \"password\"\n",
+            "[databases.a]\nhost = \"db\"\nsslmode = \"verify-full\"\n[listen]\naddresses = [\"*:1\"]\n",
+        ] {
+            assert_eq!(reasons_of(text), [] as [String; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn clear_text_on_a_network_is_warned_of() {
+        let local = "[databases.a]\nhost = \"127.0.0.1\"\n";
+        for (text, reason) in [
+            (
+                "[auth]\nmethod = \"password\"\n[listen]\naddresses = [\"0.0.0.0:6432\"]\n",
+                "method password on 0.0.0.0:6432",
+            ),
+            ("[metrics]\naddresses = [\"0.0.0.0:9127\"]\n", "metrics at 0.0.0.0:9127"),
+            ("[databases.b]\nhost = \"10.0.0.7\"\n", "databases.b: with sslmode prefer"),
+            (
+                "[databases.b]\nhost = \"db\"\nsslmode = \"disable\"\n[databases.c]\nhost = \"db\"\n",
+                "db:5432 can read and change what is sent (and 1 more)",
+            ),
+        ] {
+            let reasons = reasons_of(&format!("{local}{text}"));
+            assert!(reasons.len() == 1 && reasons[0].contains(reason), "{text}: {reasons:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_others_are_warned_of() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("tidegate.toml");
+        let secret = "[databases.a]\nhost = \"127.0.0.1\"\n[users.app]\npassword = \"x\"\n";
+        let plain = "[databases.a]\nhost = \"127.0.0.1\"\n[auth]\nmethod = \"trust\"\n";
+        for (text, mode, told) in [
+            (secret, 0o600, None),
+            (secret, 0o604, Some("everybody on this machine can read")),
+            (secret, 0o660, Some("its group on this machine can change")),
+            (plain, 0o644, None),
+            (plain, 0o646, Some("everybody on this machine can change")),
+        ] {
+            std::fs::write(&file, text).expect("a file");
+            set_permissions(&file, Permissions::from_mode(mode)).expect("one's own file");
+            let reasons = reasons(&toml::load(&file).expect("a configuration"), Some(&file));
+            match told {
+                None => assert_eq!(reasons, [] as [String; 0], "{mode:o}"),
+                Some(told) => {
+                    assert!(reasons[0].contains(told) && reasons[0].contains("chmod"), "{mode:o}: {reasons:?}");
+                }
+            }
+        }
+    }
+}
