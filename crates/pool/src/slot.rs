@@ -42,9 +42,9 @@ impl<C: Connection> Slot<C> {
         self.end(Some(error), true, now);
     }
 
-    /// The connect failed for a reason that may be gone at any time, as somebody sets something right, and that costs the other side
-    /// little to find out: as [`fail`](Self::fail), but who asks next has it tried again without a pause. With other connections
-    /// open or being opened, or some to be kept open ([`Limits::min`](crate::Limits::min)), there is a pause.
+    /// The connect failed for a reason that may be gone at any time, and that costs the other side little to find out. As
+    /// [`fail`](Self::fail), but the next client has it tried again without a pause. With other connections open or being
+    /// opened, or some to be kept open ([`Limits::min`](crate::Limits::min)), there is a pause.
     pub fn refuse(mut self, error: C::Error, now: Instant) {
         let is_only = self.local.pool.permits.open() <= 1 && self.local.limits().min == 0;
         self.end(Some(error), !is_only, now);

@@ -212,8 +212,8 @@ impl Session {
         }
     }
 
-    /// The server that was kept since the login, unless it is to be replaced. If it has ended meanwhile, the client gets the error of
-    /// the server, as without a gateway.
+    /// The server that was kept since the login, unless it is to be replaced. If it has ended meanwhile, the client gets the
+    /// error of the server, as without a gateway.
     #[cold]
     fn take_reserved(&mut self, now: Instant) -> Option<Lease<Server>> {
         let server = self.reserved.take()?;

@@ -398,7 +398,8 @@ section! {
         checkout_notice: Duration = Duration::ZERO => Live Pool;
         /// Connecting and logging in to a server.
         connect: Duration = Duration::from_secs(15) => Live Pool;
-        /// Pause after a failed connect; doubles up to `connect_retry_max`, with jitter. 0 tries again at once, as is done after a refused login.
+        /// Pause after a failed connect; doubles up to `connect_retry_max`, with jitter. 0 tries again at once, as is done
+        /// after a refused login.
         connect_retry: Duration = Duration::from_secs(1) => Live Pool;
         /// The longest pause between connects, however often they fail; `connect_retry` if that is longer.
         connect_retry_max: Duration = Duration::from_secs(15) => Live Pool;

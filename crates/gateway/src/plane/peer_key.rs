@@ -15,8 +15,8 @@ const HOPS: u8 = 3;
 /// How often a client's own request may be passed on. Peers that know each other need it once; it is what ends a circle.
 pub const HOPS_MAX: u8 = 3;
 
-/// Added to the number of a peer, so that process ids are above those of Linux (2^22). It makes a circle: only those of the last 32
-/// peers are not.
+/// Added to the number of a peer, so that process ids are above those of Linux (2^22). It makes a circle: only those of the
+/// last 32 peers are not.
 const PEER_OFFSET: u16 = 1 << (22 - RANDOM_BITS);
 
 /// The process id of a client of that peer.

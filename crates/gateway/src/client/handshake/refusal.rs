@@ -24,7 +24,7 @@ impl Arriving {
             LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
-            // Postgres closes without a word (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`). node-postgres, for one,
+            // Postgres closes without a word (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`). node-postgres
             // sends Terminate in place of the packet where `end()` follows `connect()`, and expects no message.
             LoginError::Length(fault) if self.dialect() == Dialect::Pgbouncer && !self.looks_like_http() => {
                 Refusal::protocol(format!("invalid start-up packet: {fault}")).fatal()
