@@ -9,7 +9,7 @@
 
 use std::{fmt, sync::LazyLock};
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, MatchKind};
 
 mod set;
 mod set_config;
@@ -41,8 +41,10 @@ impl Pins {
     pub const SETTING: Self = Self(32);
     /// The session user goes back to that of the login, and takes a role with it.
     pub const USER: Self = Self(64);
+    /// A replication origin, which no reset takes back.
+    pub const ORIGIN: Self = Self(128);
 
-    const NAMES: [(Self, &'static str); 7] = [
+    const NAMES: [(Self, &'static str); 8] = [
         (Self::LISTEN, "listen"),
         (Self::HOLD, "hold"),
         (Self::ADVISORY, "advisory"),
@@ -50,6 +52,7 @@ impl Pins {
         (Self::PREPARE, "prepare"),
         (Self::SETTING, "setting"),
         (Self::USER, "user"),
+        (Self::ORIGIN, "origin"),
     ];
 
     /// No reason at all.
@@ -59,7 +62,8 @@ impl Pins {
     }
 
     /// These are among them.
-    const fn has(self, reasons: Self) -> bool {
+    #[must_use]
+    pub const fn has(self, reasons: Self) -> bool {
         self.0 & reasons.0 != 0
     }
 
@@ -194,20 +198,22 @@ pub struct Traits {
     pub pins: Pins,
     /// What it changes in the settings, if it is a single statement that does so, or several whose end tells.
     pub change: Option<Box<Change>>,
+    /// It runs code that may set something, and its text does not tell what: a procedure, or a block.
+    pub runs_code: bool,
 }
 
 impl Traits {
     /// It leaves nothing behind.
     #[must_use]
     pub const fn is_plain(&self) -> bool {
-        self.pins.is_empty() && self.change.is_none()
+        self.pins.is_empty() && self.change.is_none() && !self.runs_code
     }
 }
 
 /// Looks at the text of a simple query or of a statement to be prepared.
 #[must_use]
 pub fn classify(sql: &[u8]) -> Traits {
-    let mut traits = Traits { pins: function_pins(sql), change: None };
+    let mut traits = Traits { pins: function_pins(sql), ..Traits::default() };
     let statements = Statements::new(sql);
     let single = statements.is_single();
     for statement in statements {
@@ -230,12 +236,22 @@ fn followed_calls(sql: &[u8]) -> Option<Traits> {
         1 => changes.pop(),
         _ => Some(Change::Sets(changes)),
     };
-    Some(Traits { pins: calls.pins, change: change.map(Box::new) })
+    Some(Traits { pins: calls.pins, change: change.map(Box::new), runs_code: false })
+}
+
+/// What the SETs of a text of the configuration set, each by its right-hand side.
+#[must_use]
+pub fn sets_of(sql: &[u8]) -> Vec<(String, String)> {
+    let set = |statement| match *classify(statement).change? {
+        Change::Set { name, value } => Some((name, value?)),
+        _ => None,
+    };
+    Statements::new(sql).filter_map(set).collect()
 }
 
 /// What one of several statements does.
 fn traits_of_one(statement: &[u8]) -> Traits {
-    let mut traits = Traits { pins: function_pins(statement), change: None };
+    let mut traits = Traits { pins: function_pins(statement), ..Traits::default() };
     look_at_statement(statement, true, &mut traits);
     if traits.pins.has(Pins::SETTING)
         && let Some(followed) = followed_calls(statement)
@@ -253,13 +269,16 @@ pub const fn pins_of_call(function: u32) -> Pins {
         2078 => Pins::SETTING,
         // pg_advisory_lock and pg_try_advisory_lock, shared or not, of one number and of two.
         2880..=2883 | 2886..=2889 => Pins::ADVISORY,
+        // pg_replication_origin_session_setup
+        6006 => Pins::ORIGIN,
         _ => Pins(0),
     }
 }
 
 /// Calls that leave something behind, wherever they stand.
 fn function_pins(sql: &[u8]) -> Pins {
-    const PATTERNS: [&str; 5] = ["advisory_lock", "set_config", "temp", "pg_settings", "u&\""];
+    const PATTERNS: [&str; 6] =
+        ["advisory_lock", "set_config", "temp", "pg_settings", "replication_origin_session_setup", "u&\""];
     static SEARCH: LazyLock<AhoCorasick> = LazyLock::new(|| {
         AhoCorasick::builder()
             .ascii_case_insensitive(true)
@@ -279,6 +298,7 @@ fn function_pins(sql: &[u8]) -> Pins {
             2 => Pins::default(),
             // An UPDATE of the view is a SET by another name.
             3 if *first_update.get_or_insert_with(|| position(sql, b"update")) > found.start() => Pins::default(),
+            4 => Pins::ORIGIN,
             1 if !pins.has(Pins::SETTING) && calls_left > 0 => {
                 calls_left -= 1;
                 pins_of_set_config(&sql[found.end()..])
@@ -431,6 +451,7 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
         Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
         Some("listen") => traits.pins.add(Pins::LISTEN),
         Some("do") => look_at_block(statement, traits),
+        Some("call") => traits.runs_code = true,
         Some("load") => traits.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
         Some("prepare") if words.next().as_deref() != Some("transaction") => traits.pins.add(Pins::PREPARE),
@@ -448,13 +469,20 @@ fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
 /// The text of a block is in quotes, and in whatever language: it may do what it has a word for.
 fn look_at_block(block: &[u8], traits: &mut Traits) {
     static WORDS: LazyLock<AhoCorasick> = LazyLock::new(|| {
-        let builder = AhoCorasick::builder().ascii_case_insensitive(true).build(["listen", "hold"]);
-        builder.expect("two words make an automaton")
+        // Behind `language` there may be any, in which nothing is read.
+        let words = ["listen", "hold", "set", "set_config", "execute", "call", "language"];
+        let builder =
+            AhoCorasick::builder().ascii_case_insensitive(true).match_kind(MatchKind::LeftmostLongest).build(words);
+        builder.expect("a few words make an automaton")
     });
     for found in WORDS.find_iter(block) {
         let is_part = |byte: Option<&u8>| byte.is_some_and(|byte| is_of_name(*byte) && *byte != b'$');
         if !is_part(block[..found.start()].last()) && !is_part(block.get(found.end())) {
-            traits.pins.add(if found.pattern().as_usize() == 0 { Pins::LISTEN } else { Pins::HOLD });
+            match found.pattern().as_usize() {
+                0 => traits.pins.add(Pins::LISTEN),
+                1 => traits.pins.add(Pins::HOLD),
+                _ => traits.runs_code = true,
+            }
         }
     }
 }
@@ -705,7 +733,7 @@ mod tests {
     #[test]
     fn a_reset_among_statements_that_set_nothing_is_read() {
         let read = |sql: &str| {
-            let Traits { pins, change } = classify(sql.as_bytes());
+            let Traits { pins, change, .. } = classify(sql.as_bytes());
             (pins.to_string(), change.map(|change| *change))
         };
         let all = || Some(Change::ResetAll);

@@ -23,7 +23,7 @@ use tidegate_wire::{
 use crate::{
     classify::{Change, Pins, is_temporary_path},
     config::PoolPlan,
-    params::{Interned, RoleTurn, Settings},
+    params::{Interned, RoleTurn, Settings, Value},
     record::Ledger,
     server::Server,
     statements::{Catalog, ClientStatements, Digest},
@@ -36,6 +36,7 @@ mod flight;
 mod forward;
 mod pending;
 mod reply;
+mod settings;
 mod shapes;
 mod splice;
 mod usual;
@@ -43,6 +44,7 @@ mod usual;
 use flight::{Flight, Unsynced};
 pub use forward::Unnamed;
 use pending::Pending;
+use settings::{Reports, Unexplained};
 use shapes::ShapeChecks;
 
 /// A client as an exchange sees it: its link and what it has set up in its session.
@@ -53,6 +55,8 @@ pub struct Frontend {
     pub id: u64,
     /// What the client has set.
     pub settings: Rc<Settings>,
+    /// What it was last told of each parameter that servers report.
+    pub told: Rc<Settings>,
     /// What it had set when it logged in, to which RESET goes back.
     pub startup_settings: Rc<Settings>,
     /// Its named statements; none as long as it has none.
@@ -65,18 +69,21 @@ pub struct Frontend {
     pub pins: Pins,
     /// When servers are given its role.
     pub role_turn: RoleTurn,
+    /// What its named statements change in the settings, in session mode likewise.
+    pub statement_changes: NamedChanges,
     /// What its portals will change in the settings.
-    pub portal_changes: PortalChanges,
+    pub portal_changes: NamedChanges,
     stamps: u64,
 }
 
 impl Frontend {
     /// A client that has just logged in.
     #[must_use]
-    pub fn new(link: Link, id: u64, settings: Rc<Settings>) -> Self {
+    pub fn new(link: Link, id: u64, settings: Rc<Settings>, told: Rc<Settings>) -> Self {
         Self {
             link,
             id,
+            told,
             pins: pins_of(&settings),
             startup_settings: settings.clone(),
             settings,
@@ -84,9 +91,15 @@ impl Frontend {
             unnamed: None,
             unnamed_change: None,
             role_turn: RoleTurn::default(),
-            portal_changes: PortalChanges::default(),
+            statement_changes: NamedChanges::default(),
+            portal_changes: NamedChanges::default(),
             stamps: 0,
         }
+    }
+
+    /// A value that no other client shares, nor this one with what it sets later.
+    fn own(&mut self, value: Value) -> Value {
+        Value::Owned(Box::new(value), (self.id, self.next_stamp()))
     }
 
     fn next_stamp(&mut self) -> u64 {
@@ -108,16 +121,17 @@ fn pins_of(settings: &Settings) -> Pins {
     pins
 }
 
-/// What the portals of a client will change in its settings once they are executed; those that change nothing are not kept.
+/// What the portals of a client, or its statements, will change in its settings once they are executed, by name; those that
+/// change nothing are not kept.
 #[derive(Debug, Default)]
-pub struct PortalChanges(BTreeMap<Box<[u8]>, Box<Change>>);
+pub struct NamedChanges(BTreeMap<Box<[u8]>, Box<Change>>);
 
-impl PortalChanges {
-    /// A portal is bound, and takes the place of another of its name.
-    fn bind(&mut self, portal: &[u8], change: Option<Box<Change>>) {
+impl NamedChanges {
+    /// A portal is bound, or a statement prepared, and takes the place of another of its name.
+    fn bind(&mut self, name: &[u8], change: Option<Box<Change>>) {
         match change {
-            Some(change) => drop(self.0.insert(portal.into(), change)),
-            None => self.close(portal),
+            Some(change) => drop(self.0.insert(name.into(), change)),
+            None => self.close(name),
         }
     }
 
@@ -126,11 +140,11 @@ impl PortalChanges {
         self.0.get_mut(portal).map(|change| &mut **change)
     }
 
-    fn close(&mut self, portal: &[u8]) {
-        self.0.remove(portal);
+    fn close(&mut self, name: &[u8]) {
+        self.0.remove(name);
     }
 
-    /// All portals are gone.
+    /// All of them are gone.
     fn clear(&mut self) {
         self.0.clear();
     }
@@ -144,6 +158,9 @@ impl PortalChanges {
         self.0.get(execute.portal).map(|change| &**change)
     }
 }
+
+/// More statements of a client are not followed.
+const STATEMENT_CHANGES_MAX: usize = 4096;
 
 /// What goes wrong between a client and a server.
 #[derive(Debug)]
@@ -220,6 +237,8 @@ pub struct Surroundings<'a> {
     pub plan: &'a PoolPlan,
     /// The pool's counters on this thread.
     pub stats: &'a PoolStats,
+    /// The server is one of several that the client has a choice of.
+    pub is_routed: bool,
 }
 
 /// One exchange. See the [module](self).
@@ -230,6 +249,7 @@ pub struct Exchange<'a> {
     interned: &'a Interned,
     plan: &'a PoolPlan,
     stats: &'a PoolStats,
+    is_routed: bool,
     /// Of the client's messages.
     scanner: Scanner,
     /// Messages of the client that wait for the server's answers to those before them.
@@ -257,6 +277,10 @@ pub struct Exchange<'a> {
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
     pending: Pending,
+    /// Parameters that the server has reported meanwhile.
+    reports: Reports,
+    /// Those of which the server is being asked whose value it is.
+    unexplained: Unexplained,
     /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
     pins_behind: Option<Pins>,
     /// Statements that were taught behind others which are not answered yet: by what they are read may have changed.
@@ -323,6 +347,7 @@ impl<'a> Exchange<'a> {
             interned: around.interned,
             plan: around.plan,
             stats: around.stats,
+            is_routed: around.is_routed,
             scanner: Scanner::new(around.plan.pool.message_max as usize),
             held: None,
             held_at: None,
@@ -337,6 +362,8 @@ impl<'a> Exchange<'a> {
             tells_settings: false,
             adoption_error: None,
             pending: Pending::default(),
+            reports: Reports::default(),
+            unexplained: Unexplained::new(),
             pins_behind: None,
             doubtful: Vec::new(),
             shapes: ShapeChecks::default(),
@@ -409,10 +436,14 @@ impl<'a> Exchange<'a> {
             ledger.turn(now);
         }
         let is_own = self.adopting > 0 || self.shapes.holds;
+        let was_asking = !self.unexplained.is_empty();
         self.reply(chunk)?;
         // The client's own query has yet to begin.
         if !is_own {
             self.note_rest(now);
+        } else if was_asking && self.adopting == 0 {
+            // The client's own is counted already.
+            self.clock = Clock { transaction: None, query: None, quiet: now };
         }
         Ok(())
     }
@@ -514,7 +545,7 @@ impl<'a> Exchange<'a> {
         if turns {
             self.front.role_turn = RoleTurn::First;
         }
-        turns || !self.server.settings.silent.is_empty()
+        turns || self.server.settings.has_leftovers()
     }
 
     fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {
@@ -646,9 +677,9 @@ impl<'a> Exchange<'a> {
         self.front.pins
     }
 
-    /// What the server is left with.
-    #[must_use]
-    pub fn leftover(&self) -> Leftover {
+    /// What the server is left with, as the exchange ends.
+    pub fn leftover(&mut self) -> Leftover {
+        self.give_up_reports();
         if self.scanner.is_streaming() || !self.flight.owes_nothing() {
             Leftover::Busy
         } else if self.flight.unsynced() == Unsynced::Executed {

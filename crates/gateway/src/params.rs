@@ -1,10 +1,14 @@
 //! Session parameters: what each client set, what each server has, and the statement that makes the second the first.
 //!
-//! A server reports some parameters whenever they change (`GUC_REPORT`); the others are known only from what clients
-//! asked for, at start-up or by SET. Both kinds are kept in one immutable [`Settings`] per client, shared by all clients
-//! that agree, so that "nothing to do" is one comparison of pointers.
+//! A client's [`Settings`] hold what the client itself has set, by its startup packet or by SET, and nothing else: a value that
+//! a server has by its configuration may change at any reload, and is not the client's. What was set on a server is compared
+//! with what its client has set, parameter by parameter. Settings are immutable and shared by all clients that agree, so that
+//! "nothing to do" is one comparison of pointers.
+//!
+//! A server reports some parameters whenever they change (`GUC_REPORT`). [`ServerSettings`] keeps the value that it reported
+//! last, and the value that the server has when no client has set the parameter.
 
-use std::{borrow::Cow, cell::RefCell, collections::HashSet, rc::Rc};
+use std::{cell::RefCell, collections::HashSet, rc::Rc};
 
 /// A value, as it was given.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,7 +17,13 @@ pub enum Value {
     Text(Box<[u8]>),
     /// The right-hand side of a SET statement, as it stood there.
     Sql(Box<str>),
+    /// A value that may stand for something else later, as the name of a role that is dropped and created again: it is equal
+    /// only for the same client and the same SET, so that it is set anew whenever a server changes its client.
+    Owned(Box<Self>, Owner),
 }
+
+/// The number of a client, and the number of its SET.
+pub type Owner = (u64, u64);
 
 impl Value {
     /// The bytes of either kind.
@@ -22,6 +32,16 @@ impl Value {
         match self {
             Self::Text(text) => text,
             Self::Sql(sql) => sql.as_bytes(),
+            Self::Owned(value, _) => value.bytes(),
+        }
+    }
+
+    /// The value without its owner.
+    #[must_use]
+    pub fn plain(&self) -> &Self {
+        match self {
+            Self::Owned(value, _) => value,
+            value => value,
         }
     }
 
@@ -54,7 +74,7 @@ impl Settings {
     pub fn text(&self, name: &str) -> Option<&[u8]> {
         match self.get(name)? {
             Value::Text(text) => Some(text),
-            Value::Sql(_) => None,
+            _ => None,
         }
     }
 
@@ -131,20 +151,24 @@ impl Interned {
     }
 }
 
-/// Parameters that a server reports and nobody can set in a session.
-const FIXED: [&str; 6] = [
-    "in_hot_standby",
-    "integer_datetimes",
-    "is_superuser",
-    "server_encoding",
-    "server_version",
-    "session_authorization",
-];
+/// Parameters that a server reports and that no SET of their name changes.
+const FIXED: [&str; 6] =
+    [IN_HOT_STANDBY, "integer_datetimes", "is_superuser", "server_encoding", "server_version", "session_authorization"];
+
+/// Whether a server is a standby.
+pub const IN_HOT_STANDBY: &str = "in_hot_standby";
+
+/// Those of them that change with SET ROLE and SET SESSION AUTHORIZATION.
+const OF_USER: [&str; 2] = ["is_superuser", "session_authorization"];
+
+fn is_among(name: &str, names: &[&str]) -> bool {
+    names.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
 
 /// Whether a reported parameter belongs to the session rather than to the server.
 #[must_use]
 pub fn is_settable(name: &str) -> bool {
-    !FIXED.iter().any(|fixed| fixed.eq_ignore_ascii_case(name))
+    !is_among(name, &FIXED)
 }
 
 const ENCODING: &str = "client_encoding";
@@ -152,34 +176,109 @@ const ENCODING: &str = "client_encoding";
 /// What one server has.
 #[derive(Clone, Debug, Default)]
 pub struct ServerSettings {
-    /// What the server has reported, all of it.
-    pub reported: Settings,
-    /// What we or the client at hand set that the server does not report.
-    pub silent: Settings,
+    /// What the server has reported last, all of it.
+    reported: Settings,
+    /// Reported values that hold where no client has set the parameter, as far as they are known.
+    own: Settings,
+    /// What was set for the client at hand, or for the one before it.
+    set: Settings,
+    /// What `connect_query` has set, which holds for all clients that set nothing else.
+    base: Settings,
+    /// What has changed in `own` since this was asked last.
+    news: Settings,
 }
 
 impl ServerSettings {
-    /// Takes a ParameterStatus in. Whether there was room for it.
-    pub fn report(&mut self, name: &str, value: &[u8]) -> bool {
-        let has_room = !self.reported.has_no_room_for(name);
-        if has_room {
-            self.reported.set(name, Value::text(value));
+    /// Takes in a ParameterStatus that no client has caused: the server's own value. Whether there was room for it.
+    pub fn report_own(&mut self, name: &str, value: &[u8]) -> bool {
+        let has_room = self.report(name, value);
+        if has_room && self.set.get(name).is_none() {
+            self.learn(name);
+        } else if has_room && self.set.get(name).is_some_and(|set| *set != Value::text(value)) {
+            // No server does that: whatever it is, it is set or reset before the next client.
+            self.set.set(name, unknown());
         }
         has_room
     }
 
-    /// The settings of a client that asked for nothing, on a server that was just started.
-    #[must_use]
-    pub fn defaults(&self) -> Settings {
-        let entries = self.reported.entries.iter().filter(|(name, _)| is_settable(name)).cloned().collect();
-        Settings { entries }
+    /// Takes in a ParameterStatus of which the cause has yet to be found. Whether there was room for it.
+    pub fn report(&mut self, name: &str, value: &[u8]) -> bool {
+        let has_room = !self.reported.has_no_room_for(name);
+        if has_room {
+            self.reported.set(name, Value::text(value));
+            if !is_settable(name) && !is_among(name, &OF_USER) {
+                self.learn(name);
+            }
+        }
+        has_room
     }
 
-    fn has(&self, name: &str, value: &Value) -> bool {
-        match self.reported.get(name) {
-            Some(reported) => reported == value,
-            None => self.silent.get(name) == Some(value),
+    /// What the server has reported last.
+    #[must_use]
+    pub fn reported(&self) -> &Settings {
+        &self.reported
+    }
+
+    /// What the server would report to a client that has set nothing.
+    #[must_use]
+    pub fn own(&self) -> &Settings {
+        &self.own
+    }
+
+    /// What has changed in the server's own values since this was asked last.
+    pub fn take_news(&mut self) -> Settings {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Whether [`Self::take_news`] has anything to tell.
+    #[inline]
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    /// Takes over values of its own that another server of the pool has told. Whether they are others than before.
+    pub fn renew(&mut self, news: &Settings) -> bool {
+        let mut is_new = false;
+        for (name, value) in news.iter() {
+            if self.own.has_no_room_for(name) {
+                continue;
+            }
+            is_new |= self.own.get(name) != Some(value);
+            self.own.set(name, value.clone());
         }
+        is_new
+    }
+
+    /// What is reported of `name` is the server's own value.
+    fn learn(&mut self, name: &str) {
+        let Ok(at) = self.reported.position(name) else { return };
+        // A client may spell the name in another case.
+        let (name, value) = &self.reported.entries[at];
+        if self.base.get(name).is_none() && self.own.get(name) != Some(value) {
+            self.own.set(name, value.clone());
+            self.news.set(name, value.clone());
+        }
+    }
+
+    fn learn_all(&mut self) {
+        let is_learned = |name: &str| self.set.get(name).is_none() && !is_among(name, &OF_USER);
+        let names: Vec<Box<str>> =
+            self.reported.iter().filter(|(name, _)| is_learned(name)).map(|(name, _)| name.into()).collect();
+        names.iter().for_each(|name| self.learn(name));
+    }
+
+    /// `connect_query` was run: what it has set is to hold for all clients, although a RESET or a DISCARD ALL undoes it.
+    pub fn note_connect_query(&mut self, before: &Self, sets: Vec<(String, String)>) {
+        let is_changed = |name: &str, value: &Value| is_settable(name) && before.reported.get(name) != Some(value);
+        let reported = self.reported.iter().filter(|(name, value)| is_changed(name, value));
+        let mut base = Settings { entries: reported.map(|(name, value)| (name.into(), value.clone())).collect() };
+        for (name, value) in sets.into_iter().filter(|(name, _)| self.reported.get(name).is_none()) {
+            base.set(&name, Value::Sql(value.into()));
+        }
+        self.set = base.clone();
+        self.base = base;
+        self.own = self.reported.clone();
     }
 
     /// The queries that give this server the settings of a client; none if it has them. What the client sent has to wait
@@ -193,16 +292,19 @@ impl ServerSettings {
     #[must_use]
     pub fn adoption(&self, wanted: &Settings, turn: RoleTurn) -> Vec<Vec<u8>> {
         let mut sql = Vec::new();
-        for (name, value) in wanted.iter().filter(|(name, value)| !is_role(name) && !self.has(name, value)) {
-            write_set(name, value, &mut sql);
-        }
-        let leftovers = self.silent.iter().filter(|(name, _)| !is_role(name) && wanted.get(name).is_none());
+        let is_set = |name: &str, value: &Value| self.set.get(name) == Some(value);
+        let of_base = self.base.iter().filter(|(name, _)| wanted.get(name).is_none());
+        let missing = wanted.iter().chain(of_base).filter(|(name, value)| !is_role(name) && !is_set(name, value));
+        missing.for_each(|(name, value)| write_set(name, value, &mut sql));
+        let is_wanted = |name: &str| wanted.get(name).is_some() || self.base.get(name).is_some();
+        let leftovers = self.set.iter().filter(|(name, _)| !is_role(name) && !is_wanted(name));
         leftovers.for_each(|(name, _)| write_reset(name, &mut sql));
-        let (has, wants) = (self.silent.get(ROLE), wanted.get(ROLE));
+        let role_of = |settings: &Settings| settings.get(ROLE).cloned();
+        let (has, wants) = (role_of(&self.set), role_of(wanted).or_else(|| role_of(&self.base)));
         if sql.is_empty() && has == wants {
             return Vec::new();
         }
-        if let Some(role) = wants {
+        if let Some(role) = &wants {
             let at = if turn == RoleTurn::First { 0 } else { sql.len() };
             let mut set = Vec::new();
             write_set(ROLE, role, &mut set);
@@ -214,7 +316,7 @@ impl ServerSettings {
             sql.splice(0..0, reset);
         }
         let mut queries = Vec::new();
-        if let Some(encoding) = wanted.get(ENCODING).filter(|value| !sql.is_ascii() && !self.has(ENCODING, value)) {
+        if let Some(encoding) = wanted.get(ENCODING).filter(|value| !sql.is_ascii() && !is_set(ENCODING, value)) {
             let mut first = Vec::new();
             write_set(ENCODING, encoding, &mut first);
             queries.push(first);
@@ -226,41 +328,127 @@ impl ServerSettings {
         queries
     }
 
-    /// RESET ALL was done, which leaves the role as it is.
-    pub fn reset_all(&mut self) {
-        self.silent.entries.retain(|(name, _)| is_role(name));
-    }
-
-    /// Nobody knows any more what the server has of that which it does not report.
-    pub fn doubt_all(&mut self) {
-        // No client has such a value, so that each is set or reset before the next one.
-        self.silent.entries.iter_mut().for_each(|(_, value)| *value = Value::Sql("".into()));
-    }
-
-    /// The adoption has succeeded: what is not reported is now as the client wanted it.
-    pub fn adopted(&mut self, wanted: &Settings) {
-        let entries = wanted.entries.iter().filter(|(name, _)| self.reported.get(name).is_none()).cloned().collect();
-        self.silent = Settings { entries };
-    }
-
-    /// The client's settings once adopted. A value may have been spelled otherwise than the server reports it (`utf8`
-    /// for `UTF8`): from here on the server's spelling holds, or the same SET would be sent for ever.
+    /// The adoption has succeeded. What the server has of the client's settings is as it spells them (`UTF8` for `utf8`), and
+    /// what it reports of all others is its own.
+    ///
+    /// Returns the client's settings in that spelling: with another one the same SET would be sent for ever.
     #[must_use]
-    pub fn as_reported(&self, wanted: &Settings) -> Settings {
+    pub fn adopted(&mut self, wanted: &Settings) -> Settings {
         let mut settled = wanted.clone();
         for (name, value) in &mut settled.entries {
             if let Some(reported) = self.reported.get(name) {
                 value.clone_from(reported);
             }
         }
+        self.set = self.base.clone();
+        settled.iter().for_each(|(name, value)| self.set.set(name, value.clone()));
+        self.learn_all();
         settled
     }
+
+    /// Some client has left something on this server, or `connect_query` has.
+    #[must_use]
+    pub fn has_leftovers(&self) -> bool {
+        !self.set.is_empty()
+    }
+
+    /// The client at hand has set `name`.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.set.set(name, value);
+    }
+
+    /// The client at hand has reset `name`: what the server reports of it from here on is its own value.
+    pub fn reset(&mut self, name: &str) {
+        self.set.remove(name);
+        if is_settable(name) && self.base.get(name).is_none() {
+            self.own.remove(name);
+        }
+    }
+
+    /// The server was reset by RESET ALL, and has reported what it has now.
+    pub fn note_reset_all(&mut self) {
+        self.reset_all();
+        self.learn_all();
+    }
+
+    /// The client at hand has done a RESET ALL, which leaves the role as it is. Returns what was reset.
+    pub fn reset_all(&mut self) -> Vec<Box<str>> {
+        let names: Vec<Box<str>> =
+            self.set.iter().filter(|(name, _)| !is_role(name)).map(|(name, _)| name.into()).collect();
+        names.iter().for_each(|name| self.reset(name));
+        names
+    }
+
+    /// The role that was set.
+    #[must_use]
+    pub fn role(&self) -> Option<&Value> {
+        self.set.get(ROLE)
+    }
+
+    /// What was set for the client is gone, its role too, and the server has reported what it has now.
+    pub fn note_discard(&mut self) {
+        self.set = Settings::default();
+        self.learn_all();
+        // Of the user too, as it is that of the login again.
+        OF_USER.iter().for_each(|name| self.learn(name));
+    }
+
+    /// Nobody knows any more what the server has of what was set, or of what it has reported since.
+    pub fn doubt_all(&mut self) {
+        self.doubt_reports();
+        self.set.entries.iter_mut().for_each(|(_, value)| *value = unknown());
+    }
+
+    /// Whatever is reported otherwise than it should be was set by somebody: it is reset before the next client.
+    pub fn doubt_reports(&mut self) {
+        let is_strange = |name: &str| !self.is_as_known(name);
+        let names = self.reported.iter().map(|(name, _)| name).filter(|name| is_strange(name));
+        let strange: Vec<Box<str>> = names.map(Into::into).collect();
+        strange.iter().for_each(|name| self.set.set(name, unknown()));
+    }
+
+    /// Whether what the server reports of a parameter is what was set, or its own value where nothing was set.
+    #[must_use]
+    pub fn is_as_known(&self, name: &str) -> bool {
+        let Some(reported) = self.reported.get(name).filter(|_| is_settable(name)) else { return true };
+        let has_yet_to_be_set = self.set.get(name).is_none() && self.base.get(name).is_some();
+        let known = self.set.get(name).or_else(|| self.own.get(name));
+        has_yet_to_be_set || known == Some(reported)
+    }
+
+    /// A parameter that nothing was set of is reported with the server's own value.
+    pub fn learn_unless_set(&mut self, name: &str) {
+        if self.set.get(name).is_none() {
+            self.learn(name);
+        }
+    }
+
+    /// Whether the server's own value of a parameter has yet to be reported, behind a RESET.
+    #[must_use]
+    pub fn awaits_own(&self, name: &str) -> bool {
+        self.set.get(name).is_none() && self.own.get(name).is_none()
+    }
+}
+
+/// A value that no client has, so that its parameter is set or reset before the next one.
+fn unknown() -> Value {
+    Value::Sql("".into())
+}
+
+/// RESET of each of these.
+#[must_use]
+pub fn resets(names: &[Box<str>]) -> Vec<u8> {
+    let mut sql = Vec::new();
+    names.iter().for_each(|name| write_reset(name, &mut sql));
+    sql
 }
 
 /// The one parameter that decides which others may be set.
 pub const ROLE: &str = "role";
 
-fn is_role(name: &str) -> bool {
+/// Whether a parameter is the role.
+#[must_use]
+pub fn is_role(name: &str) -> bool {
     ROLE.eq_ignore_ascii_case(name)
 }
 
@@ -282,6 +470,7 @@ fn write_reset(name: &str, sql: &mut Vec<u8>) {
 
 fn write_set(name: &str, value: &Value, sql: &mut Vec<u8>) {
     match value {
+        Value::Owned(value, _) => write_set(name, value, sql),
         // set_config reads a list as a list; SET would read the quoted text as its only element.
         Value::Text(text) if is_list(name) => {
             sql.extend_from_slice(b"SELECT pg_catalog.set_config(");
@@ -344,42 +533,40 @@ fn write_literal(text: &[u8], sql: &mut Vec<u8>) {
     sql.push(b'\'');
 }
 
-/// A client's spelling of an encoding, as the server would report it.
-#[must_use]
-pub fn canonical_encoding(value: &[u8]) -> Cow<'_, [u8]> {
-    let plain: Vec<u8> = value.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_uppercase).collect();
-    match plain.as_slice() {
-        b"UTF8" | b"UNICODE" => Cow::Borrowed(b"UTF8"),
-        b"LATIN1" | b"ISO88591" => Cow::Borrowed(b"LATIN1"),
-        b"SQLASCII" => Cow::Borrowed(b"SQL_ASCII"),
-        b"WIN1252" | b"WINDOWS1252" => Cow::Borrowed(b"WIN1252"),
-        _ => Cow::Borrowed(value),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A server that has just been connected.
     fn server(reported: &[(&str, &str)]) -> ServerSettings {
         let mut server = ServerSettings::default();
         for (name, value) in reported {
-            server.report(name, value.as_bytes());
+            server.report_own(name, value.as_bytes());
         }
+        server.take_news();
         server
     }
 
-    fn adoption(server: &ServerSettings, wanted: &Settings) -> Option<String> {
-        let queries = server.adoption(wanted, RoleTurn::Last);
+    fn settings(entries: &[(&str, &str)]) -> Settings {
+        let mut settings = Settings::default();
+        entries.iter().for_each(|(name, value)| settings.set(name, Value::text(value.as_bytes())));
+        settings
+    }
+
+    fn sql(server: &ServerSettings, wanted: &Settings, turn: RoleTurn) -> Option<String> {
+        let queries = server.adoption(wanted, turn);
         assert!(queries.len() <= 1);
         queries.into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
+    }
+
+    fn adoption(server: &ServerSettings, wanted: &Settings) -> Option<String> {
+        sql(server, wanted, RoleTurn::Last)
     }
 
     #[test]
     fn text_is_read_in_the_clients_encoding() {
         let server = server(&[("client_encoding", "UTF8"), ("application_name", "")]);
-        let mut wanted = server.defaults();
-        wanted.set("client_encoding", Value::text(b"LATIN1"));
+        let mut wanted = settings(&[("client_encoding", "LATIN1")]);
         wanted.set("application_name", Value::text(b"caf\xe9"));
         let queries = server.adoption(&wanted, RoleTurn::Last);
         assert_eq!(queries[0], b"SET \"client_encoding\" TO 'LATIN1';");
@@ -387,41 +574,49 @@ mod tests {
     }
 
     #[test]
-    fn equal_settings_need_nothing() {
-        let server = server(&[("TimeZone", "UTC"), ("server_version", "18.0")]);
-        let wanted = server.defaults();
-        assert_eq!(adoption(&server, &wanted), None);
-        assert!(wanted.get("server_version").is_none(), "what nobody can set is not wanted");
+    fn client_without_settings_leaves_the_servers_own() {
+        let mut server = server(&[("TimeZone", "UTC"), ("server_version", "18.0")]);
+        assert_eq!(adoption(&server, &Settings::default()), None);
+        server.report_own("TimeZone", b"Asia/Tokyo");
+        assert_eq!(adoption(&server, &Settings::default()), None);
+        assert_eq!(server.take_news(), settings(&[("TimeZone", "Asia/Tokyo")]));
+        assert!(!server.has_news());
+    }
+
+    #[test]
+    fn value_equal_to_the_servers_own_is_set_too() {
+        let mut server = server(&[("TimeZone", "UTC")]);
+        let wanted = settings(&[("TimeZone", "UTC")]);
+        assert!(adoption(&server, &wanted).is_some(), "the server's own may change at any reload");
+        let settled = server.adopted(&wanted);
+        assert_eq!(adoption(&server, &settled), None);
+        assert_eq!(adoption(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
     }
 
     #[test]
     fn a_difference_is_set_and_a_leftover_is_reset() {
         let mut server = server(&[("TimeZone", "UTC"), ("search_path", "public")]);
-        server.silent.set("work_mem", Value::Sql("'4MB'".into()));
-        let mut wanted = server.defaults();
-        wanted.set("timezone", Value::text(b"Europe/Paris"));
-        wanted.set("search_path", Value::text(b"a, \"b'c\""));
+        server.set("work_mem", Value::Sql("'4MB'".into()));
+        let mut wanted = settings(&[("timezone", "Europe/Paris"), ("search_path", "a, \"b'c\"")]);
         wanted.set("my.var", Value::Sql("1, 2".into()));
         assert_eq!(
             adoption(&server, &wanted).unwrap(),
             "BEGIN;SET \"my\".\"var\" TO 1, 2;SELECT pg_catalog.set_config('search_path','a, \"b''c\"',false);\
-             SET \"TimeZone\" TO 'Europe/Paris';RESET \"work_mem\";COMMIT"
+             SET \"timezone\" TO 'Europe/Paris';RESET \"work_mem\";COMMIT"
         );
         server.report("TimeZone", b"Europe/Paris");
         server.report("search_path", b"a, \"b'c\"");
-        server.adopted(&wanted);
-        assert_eq!(adoption(&server, &wanted), None);
+        let settled = server.adopted(&wanted);
+        assert_eq!(adoption(&server, &settled), None);
+        assert!(!server.has_news(), "what a client has set is no news of the server");
     }
 
     #[test]
     fn a_role_is_given_up_first_and_taken_last_or_first() {
         let mut server = server(&[]);
-        server.silent.set("log_duration", Value::text(b"on"));
-        server.silent.set("role", Value::text(b"a"));
-        let mut wanted = server.defaults();
-        let sql = |server: &ServerSettings, wanted: &Settings, turn| {
-            server.adoption(wanted, turn).into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
-        };
+        server.set("log_duration", Value::text(b"on"));
+        server.set("role", Value::text(b"a"));
+        let mut wanted = Settings::default();
         let none = "BEGIN;RESET \"role\";RESET \"log_duration\";COMMIT";
         assert_eq!(sql(&server, &wanted, RoleTurn::Last).unwrap(), none);
         wanted.set("log_statement", Value::text(b"all"));
@@ -431,19 +626,68 @@ mod tests {
         let first = format!("BEGIN;RESET \"role\";{role}{set}COMMIT");
         assert_eq!(sql(&server, &wanted, RoleTurn::Last), Some(last));
         assert_eq!(sql(&server, &wanted, RoleTurn::First), Some(first));
-        server.adopted(&wanted);
-        assert_eq!(sql(&server, &wanted, RoleTurn::Last), None, "a role alone is no reason");
+        let settled = server.adopted(&wanted);
+        assert_eq!(sql(&server, &settled, RoleTurn::Last), None, "a role alone is no reason");
+    }
+
+    #[test]
+    fn role_of_another_client_is_set_anew() {
+        let owned = |client: u64, number: u64| {
+            let mut wanted = Settings::default();
+            wanted.set("role", Value::Owned(Box::new(Value::text(b"a")), (client, number)));
+            wanted
+        };
+        let mut server = server(&[]);
+        let settled = server.adopted(&owned(1, 1));
+        assert_eq!(adoption(&server, &settled), None);
+        for other in [owned(2, 1), owned(1, 2)] {
+            assert_eq!(adoption(&server, &other).unwrap(), "BEGIN;RESET \"role\";SET \"role\" TO 'a';COMMIT");
+        }
     }
 
     #[test]
     fn another_spelling_is_set_once() {
         let mut server = server(&[("client_encoding", "UTF8")]);
-        let mut wanted = server.defaults();
-        wanted.set("client_encoding", Value::text(b"utf8"));
-        assert!(adoption(&server, &wanted).is_some());
-        server.adopted(&wanted);
-        let settled = server.as_reported(&wanted);
+        let wanted = settings(&[("client_encoding", "utf8")]);
+        let settled = server.adopted(&wanted);
+        assert_eq!(settled, settings(&[("client_encoding", "UTF8")]));
         assert_eq!(adoption(&server, &settled), None);
+    }
+
+    #[test]
+    fn strange_report_is_reset_before_the_next_client() {
+        let mut server = server(&[("TimeZone", "UTC")]);
+        server.report("TimeZone", b"Asia/Tokyo");
+        assert!(!server.is_as_known("TimeZone"));
+        server.doubt_reports();
+        assert_eq!(adoption(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
+        server.report("TimeZone", b"UTC");
+        let _ = server.adopted(&Settings::default());
+        assert!(server.is_as_known("TimeZone") && !server.has_news());
+    }
+
+    #[test]
+    fn own_value_is_learned_behind_a_reset() {
+        let mut server = server(&[("TimeZone", "UTC")]);
+        server.report("TimeZone", b"Asia/Tokyo");
+        server.set("TimeZone", Value::text(b"Asia/Tokyo"));
+        server.reset("timezone");
+        assert!(server.awaits_own("TimeZone"));
+        server.report("TimeZone", b"Europe/Paris");
+        server.learn_unless_set("timezone");
+        assert_eq!(server.take_news(), settings(&[("TimeZone", "Europe/Paris")]));
+    }
+
+    #[test]
+    fn connect_query_holds_for_those_who_set_nothing() {
+        let before = server(&[("TimeZone", "UTC")]);
+        let mut server = before.clone();
+        server.report_own("TimeZone", b"Asia/Tokyo");
+        server.note_connect_query(&before, vec![("work_mem".to_owned(), "'7MB'".to_owned())]);
+        assert_eq!(adoption(&server, &Settings::default()), None);
+        server.note_discard();
+        let again = "BEGIN;SET \"TimeZone\" TO 'Asia/Tokyo';SET \"work_mem\" TO '7MB';COMMIT";
+        assert_eq!(adoption(&server, &Settings::default()).unwrap(), again);
     }
 
     #[test]

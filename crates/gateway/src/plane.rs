@@ -7,6 +7,7 @@ mod fleet;
 mod gateway;
 mod greetings;
 pub mod peer_key;
+mod refresh;
 mod roster;
 mod within;
 mod worker;
@@ -18,7 +19,8 @@ pub use gateway::{
     Network, Offender, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, Replicating, Room,
     ServerEntry, Setup, SetupError, Share, SharedPool, Unused,
 };
-pub use greetings::{Greeting, Greetings};
+pub use greetings::{Announced, Greeting};
+pub use refresh::refresh;
 pub use roster::{Card, ClientState, Entry, NewCard, PROCESS_ID_MAX, Replication, Roster, Signal, place_of};
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

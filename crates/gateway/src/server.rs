@@ -21,7 +21,7 @@ use tidegate_wire::{
 
 use crate::{
     params::{ServerSettings, Settings},
-    statements::ServerStatements,
+    statements::{ServerStatements, affects_analysis},
 };
 
 pub mod cancel;
@@ -72,16 +72,16 @@ pub struct Server {
     pub scanner: Scanner,
     /// What the session has set.
     pub settings: ServerSettings,
-    /// The client settings that the server is known to have.
-    pub adopted: Option<Rc<Settings>>,
+    /// The client settings that the server is known to have, and what it reports with them.
+    pub adopted: Option<Adopted>,
     /// The statements it was taught.
     pub statements: ServerStatements,
     /// Whose unnamed statement it has: the client and its stamp.
     pub unnamed: Option<(u64, u64)>,
     /// The transaction at hand may have changed the catalogue.
     pub changes_catalog: bool,
-    /// The session may hold something that nobody has noted: it is cleaned before its next client.
-    pub tainted: bool,
+    /// What has to be reset before its next client, as the session may hold something that nobody has noted.
+    pub reset_need: ResetNeed,
     /// The server has said that it ends the connection.
     pub doomed: bool,
     /// Postgres may have lost track of its own state: it goes to nobody else.
@@ -104,6 +104,29 @@ pub struct Server {
     pub cleaning: Cleaning,
     /// Its place in the limits that pools share, and in the tree of tasks.
     pub quota: Option<Box<dyn Send>>,
+}
+
+/// Settings of a client that a server has.
+#[derive(Clone, Debug)]
+pub struct Adopted {
+    /// What the client has set.
+    pub settings: Rc<Settings>,
+    /// What the server reports under these settings.
+    pub reported: Rc<Settings>,
+}
+
+/// What has to be reset before the next client of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ResetNeed {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// What a DO block or a procedure may have left behind, which the text of its call does not tell. Prepared statements stay.
+    Code,
+    /// The whole session.
+    Session,
+    /// No reset takes it back: the connection is closed.
+    Connection,
 }
 
 enum Place {
@@ -148,7 +171,7 @@ impl Server {
             statements,
             unnamed: None,
             changes_catalog: false,
-            tainted: false,
+            reset_need: ResetNeed::Nothing,
             doomed: false,
             confused: false,
             suspect: false,
@@ -199,6 +222,22 @@ impl Server {
         }
     }
 
+    /// Notes what has to be reset before its next client.
+    #[inline]
+    pub fn needs_reset(&mut self, need: ResetNeed) {
+        self.reset_need = self.reset_need.max(need);
+    }
+
+    /// What has changed in the server's own settings, for the greeting of new clients. Statements that it has read under others
+    /// are prepared anew.
+    pub fn take_news(&mut self) -> Settings {
+        let news = self.settings.take_news();
+        if news.iter().any(|(name, _)| affects_analysis(name)) {
+            self.statements.mark_all_stale();
+        }
+        news
+    }
+
     /// Lets others see how many statements it was taught.
     pub fn note_statements(&self) {
         let count = u32::try_from(self.statements.len()).unwrap_or(u32::MAX);
@@ -237,12 +276,7 @@ impl Server {
 
 /// An idle server may report a parameter, a notice, or a notification that nobody waits for. Anything else means that
 /// it and the gateway disagree about whose turn it is.
-fn hear(
-    scanner: &mut Scanner,
-    settings: &mut ServerSettings,
-    adopted: &mut Option<Rc<Settings>>,
-    chunk: &[u8],
-) -> bool {
+fn hear(scanner: &mut Scanner, settings: &mut ServerSettings, adopted: &mut Option<Adopted>, chunk: &[u8]) -> bool {
     let mut at = 0;
     loop {
         let (tag, body, end) = match scanner.step(chunk, at, |_| Want::Whole) {
@@ -256,7 +290,7 @@ fn hear(
             backend::PARAMETER_STATUS => {
                 let Ok(status) = ParameterStatus::decode(&body) else { return false };
                 let Ok(name) = str::from_utf8(status.name) else { return false };
-                settings.report(name, status.value);
+                settings.report_own(name, status.value);
                 *adopted = None;
             }
             _ => return false,

@@ -294,7 +294,7 @@ pub fn affects_analysis(name: &str) -> bool {
 
 /// The settings that affect analysis, in order of name.
 fn analysis_settings(settings: &Settings) -> impl Iterator<Item = (&str, &Value)> {
-    settings.iter().filter(|(name, _)| affects_analysis(name))
+    settings.iter().filter(|(name, _)| affects_analysis(name)).map(|(name, value)| (name, value.plain()))
 }
 
 /// Identifies a statement: text and types, the settings that affect its analysis (the role among them), and the pool whose

@@ -16,7 +16,7 @@ pub(super) fn followed(sql: &[u8]) -> Option<Traits> {
         // Which may be in a string.
         return None;
     }
-    let (mut pins, mut changes, mut place) = (Pins::default(), Vec::new(), Place::First);
+    let (mut pins, mut changes, mut place, mut runs_code) = (Pins::default(), Vec::new(), Place::First, false);
     for statement in Statements::new(sql) {
         let mut words = Words::new(statement);
         let Some(first) = words.next() else {
@@ -35,6 +35,7 @@ pub(super) fn followed(sql: &[u8]) -> Option<Traits> {
             _ => {
                 let traits = traits_of_one(statement);
                 pins.add(traits.pins);
+                runs_code |= traits.runs_code;
                 match traits.change.map(|change| *change) {
                     Some(Change::Sets(sets)) => changes.extend(sets),
                     change => changes.extend(change),
@@ -62,7 +63,7 @@ pub(super) fn followed(sql: &[u8]) -> Option<Traits> {
         Change::Sets(sets) => sets.iter().all(is_followed),
         _ => true,
     };
-    (are_followed && !pins.has(Pins::SETTING)).then(|| Traits { pins, change: Some(Box::new(change)) })
+    (are_followed && !pins.has(Pins::SETTING)).then(|| Traits { pins, change: Some(Box::new(change)), runs_code })
 }
 
 /// Where a statement of several stands.

@@ -150,7 +150,19 @@ impl<'a> Words<'a> {
         }
         matches!(
             &[first, second, third],
-            b"set" | b"res" | b"dis" | b"lis" | b"loa" | b"pre" | b"dec" | b"dea" | b"cre" | b"sav" | b"rel" | b"rol"
+            b"set"
+                | b"res"
+                | b"dis"
+                | b"lis"
+                | b"loa"
+                | b"pre"
+                | b"dec"
+                | b"dea"
+                | b"cre"
+                | b"sav"
+                | b"rel"
+                | b"rol"
+                | b"cal"
         )
     }
 

@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod brake;
+mod greeting;
 mod opening;
 mod packet;
 mod proof;
@@ -142,12 +143,12 @@ async fn arrive(
     };
     // It may have to wait, and is seen meanwhile.
     let entry = arriving.enter(pool.shared.key.clone(), &request)?;
-    let welcome = async |arriving: &mut Arriving| {
-        let welcome = arriving.welcome(&pool, request.route, &entry.card).await?;
-        Ok((welcome, arriving.reserve_server(&pool, &entry.card).await?))
+    let greeting = async |arriving: &mut Arriving| {
+        let greeting = arriving.greeting(&pool, &request, &entry.card).await?;
+        Ok((greeting, arriving.reserve_server(&pool, &entry.card).await?))
     };
-    match arriving.unless_stopped(ctx, welcome).await {
-        Ok((welcome, server)) => Ok(Some(Box::new(arriving.begin_session(pool, &request, &welcome, server, entry)))),
+    match arriving.unless_stopped(ctx, greeting).await {
+        Ok((greeting, server)) => Ok(Some(Box::new(arriving.begin_session(pool, &request, greeting, server, entry)))),
         Err(error) => {
             worker.roster.leave(&entry);
             Err(Box::pin(arriving.refuse(error)).await)

@@ -37,7 +37,7 @@ pub(super) async fn replicate(
     card.link(Some(server.linked.clone()));
     let mut out = Vec::new();
     backend::authentication_ok(&mut out);
-    for (name, value) in server.settings.reported.iter() {
+    for (name, value) in server.settings.reported().iter() {
         if let Value::Text(text) = value {
             backend::parameter_status(name.as_bytes(), text, &mut out);
         }

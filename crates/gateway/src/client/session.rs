@@ -32,7 +32,7 @@ use crate::{
     params::Settings,
     plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
     record::{Ledger, Upstream, Witness},
-    server::{Cleaning, ConnectError, Server},
+    server::{Cleaning, ConnectError, ResetNeed, Server},
     statements::{Catalog, ClientStatements},
 };
 
@@ -391,6 +391,7 @@ impl Session {
             interned: &self.worker.interned,
             plan: &plan,
             stats: &self.pool.stats,
+            is_routed: self.pool.shared.key.host.is_some(),
         };
         let keep = plan.pool.mode == Mode::Session;
         let reactor = &self.worker.reactor;
@@ -432,6 +433,7 @@ impl Session {
         card.pins.set(self.front.pins);
         card.note_settings(&self.front.settings);
         card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
+        self.pool.publish_news(&mut lease);
         let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
         let outcome = self.part_from(lease, leftover, ended, &plan);
         if let Some((placed, (outcome, suspect))) = judgement {
@@ -477,12 +479,12 @@ impl Session {
             }
             Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
             Ended::Exchange(End::Again(request)) => {
-                lease.tainted = true;
+                lease.needs_reset(ResetNeed::Session);
                 self.front.link.unread_before(request);
                 Ok(())
             }
             Ended::Exchange(End::Cancelled(request, error)) => {
-                lease.tainted = true;
+                lease.needs_reset(ResetNeed::Session);
                 self.refuse_cancelled(request, &error)
             }
             Ended::Exchange(End::Trouble(trouble)) => {
@@ -511,8 +513,13 @@ impl Session {
         let now = self.worker.reactor.now();
         let fate = match leftover {
             _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
+            _ if lease.reset_need == ResetNeed::Connection => Fate::Close,
             Leftover::Unsynced => Fate::Close,
-            Leftover::Nothing if !cleaning.reset && !lease.tainted && lease.cancels.is_open() => Fate::Reuse,
+            Leftover::Nothing
+                if !cleaning.reset && lease.reset_need == ResetNeed::Nothing && lease.cancels.is_open() =>
+            {
+                Fate::Reuse
+            }
             Leftover::Nothing | Leftover::Transaction | Leftover::Prepared { .. } => {
                 lease.cleaning = cleaning;
                 Fate::Clean
@@ -691,7 +698,7 @@ fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, g
 }
 
 /// An error of the server's as the end of the session.
-fn as_fatal(body: &[u8]) -> Vec<u8> {
+pub(super) fn as_fatal(body: &[u8]) -> Vec<u8> {
     let mut out = vec![backend::ERROR_RESPONSE, 0, 0, 0, 0];
     for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
         match field[0] {

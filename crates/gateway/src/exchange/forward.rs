@@ -14,7 +14,7 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, QUEUE_BYTES_MAX, Trouble,
+    Exchange, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX, Trouble,
     copy::is_of_copy,
     flight::{Again, Asked, Described, For, Forgotten, Undo, Use},
     shapes::Readiness,
@@ -24,6 +24,7 @@ use crate::{
     classify::{Change, Pins, Traits, classify, pins_of_call},
     params::{ROLE, Settings},
     record::Ledger,
+    server::ResetNeed,
     statements::{Analysis, ClientStatements, Digest, Known, Moment, NAME_PREFIX, Shape, Statement},
 };
 
@@ -60,28 +61,6 @@ fn want(tag: u8) -> Want {
 }
 
 impl Exchange<'_> {
-    /// Gives the server the client's settings before its first message, if it has others.
-    pub(super) fn adopt_settings(&mut self) {
-        let wanted = &self.front.settings;
-        if self.server.adopted.as_ref().is_some_and(|adopted| Rc::ptr_eq(adopted, wanted)) {
-            return;
-        }
-        let queries = self.server.settings.adoption(wanted, self.front.role_turn);
-        if queries.is_empty() {
-            self.server.adopted = Some(wanted.clone());
-            return;
-        }
-        let mut messages = Vec::with_capacity(queries.iter().map(|sql| sql.len() + 6).sum());
-        for sql in queries {
-            frontend::query(&sql, &mut messages);
-            self.flight.push(Asked::Query(None, None), For::Gateway);
-            self.adopting += 1;
-        }
-        self.server.link().write(messages);
-        self.server.unnamed = None;
-        self.server.adopted = None;
-    }
-
     /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
     pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, Trouble> {
         if self.forward_usual(&chunk) {
@@ -190,7 +169,7 @@ impl Exchange<'_> {
 
     /// A call of a function by its number.
     fn call(&mut self, body: &[u8]) -> Words {
-        let traits = Traits { pins: pins_of_body(body), change: None };
+        let traits = Traits { pins: pins_of_body(body), ..Traits::default() };
         let Some(refusal) = self.pin(&traits) else {
             self.note_streamed(frontend::FUNCTION_CALL, body);
             return Words::Same;
@@ -388,6 +367,7 @@ impl Exchange<'_> {
 
     /// Keeps the client on this server for what a statement leaves behind, or gives the statement that refuses it.
     fn pin(&mut self, traits: &Traits) -> Option<String> {
+        self.note_reset_need(traits);
         if traits.pins.is_empty() || !self.keeps_state_apart() {
             return None;
         }
@@ -400,6 +380,17 @@ impl Exchange<'_> {
             return None;
         }
         Some(refusal(pins))
+    }
+
+    /// Notes what a statement may leave on the server that its client does not take along.
+    #[inline]
+    fn note_reset_need(&mut self, traits: &Traits) {
+        if traits.runs_code && self.keeps_state_apart() {
+            self.server.needs_reset(ResetNeed::Code);
+        }
+        if traits.pins.has(Pins::ORIGIN) {
+            self.server.needs_reset(ResetNeed::Connection);
+        }
     }
 
     /// The client is the user of its login and has no role, nor is about to have one: to go back there changes nothing. Npgsql
@@ -448,14 +439,18 @@ impl Exchange<'_> {
     fn parse_untracked(&mut self, parse: &Parse<'_>) -> Words {
         self.owe(Asked::Parse(None, None));
         self.stats.server_parse_count.add(1);
+        let traits = classify(parse.query);
+        self.note_reset_need(&traits);
         if !self.keeps_state_apart() {
+            let has_room = self.front.statement_changes.0.len() < STATEMENT_CHANGES_MAX;
+            self.front.statement_changes.bind(parse.name, traits.change.filter(|_| has_room));
             return Words::Same;
         }
-        let Traits { mut pins, change } = classify(parse.query);
+        let Traits { mut pins, change, .. } = traits;
         if change.is_some_and(|change| !matches!(*change, Change::Deallocate(_) | Change::DeallocateAll)) {
             pins.add(Pins::SETTING);
         }
-        let Some(refusal) = self.pin(&Traits { pins, change: None }) else { return Words::Same };
+        let Some(refusal) = self.pin(&Traits { pins, ..Traits::default() }) else { return Words::Same };
         let mut out = Vec::new();
         frontend::parse(parse.name, refusal.as_bytes(), &[], &mut out);
         Words::Other(out)
@@ -464,6 +459,7 @@ impl Exchange<'_> {
     fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Words {
         self.stats.server_parse_count.add(1);
         let traits = classify(parse.query);
+        self.note_reset_need(&traits);
         let previous = self.front.unnamed.take();
         self.owe(Asked::ParseUnnamed(previous));
         if self.keeps_state_apart() {
@@ -547,7 +543,9 @@ impl Exchange<'_> {
             found.map(|(known, prepared)| (known, prepared.demand, prepared.description.clone()))
         else {
             self.note_bind(message, &bind, None);
-            self.front.portal_changes.bind(bind.portal, None);
+            let change = self.front.statement_changes.0.get(bind.statement).cloned();
+            self.front.portal_changes.bind(bind.portal, change);
+            self.read_config_values(&bind);
             let words = self.behind_no_other(bind.statement, message);
             self.owe(Asked::Bind(None));
             return Ok(words);
@@ -738,6 +736,7 @@ impl Exchange<'_> {
             return Ok(Words::Same);
         }
         if target.kind != Kind::Statement || !self.tracks_statements() {
+            self.front.statement_changes.close(target.name);
             self.owe(Asked::Close(None));
             return Ok(Words::Same);
         }

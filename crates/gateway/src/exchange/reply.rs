@@ -1,10 +1,8 @@
 //! From the server to the client: replies pass as they are, but for those that the gateway asked for.
 
-use std::rc::Rc;
-
 use tidegate_link::Chunk;
 use tidegate_wire::{
-    backend::{self, CommandComplete, ErrorFields, ParameterStatus, TxStatus},
+    backend::{self, CommandComplete, ErrorFields, TxStatus},
     frame::HEADER,
     frontend,
     scan::{Step, Want},
@@ -15,17 +13,15 @@ use super::{
     Exchange, LARGE_BYTES_MIN, Trouble,
     flight::{Again, Asked, Completes, Described, For, Owed},
     forward::taken_back,
-    pending::Settled,
-    pins_of,
     splice::Splice,
 };
 use crate::{
-    classify::{Change, ConfigValue, Pins},
+    classify::Change,
     config::Mode,
     error::Refusal,
-    params::{ROLE, Settings, Value, is_settable},
     record::Front,
-    statements::{ClientStatements, NAME_PREFIX, affects_analysis},
+    server::ResetNeed,
+    statements::{ClientStatements, NAME_PREFIX},
 };
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
@@ -53,7 +49,7 @@ fn want_described(tag: u8) -> Want {
 }
 
 /// What becomes of a reply.
-enum Fate {
+pub(super) enum Fate {
     Pass,
     Swallow,
     Replace(Vec<u8>),
@@ -292,8 +288,9 @@ impl Exchange<'_> {
             ledger.ready(status, self.flight.queries());
         }
         if matches!(owed, Some(Owed { to: For::Gateway, .. })) {
-            self.gateway_query_done()?;
-            return Ok(Fate::Swallow);
+            let fate = self.gateway_query_done()?;
+            self.settle_reports(status);
+            return Ok(fate);
         }
         self.ended.queries += u32::from(matches!(owed, Some(Owed { asked: Asked::Query(..), .. })));
         self.ended.transactions += u32::from(status == TxStatus::Idle);
@@ -302,6 +299,7 @@ impl Exchange<'_> {
             self.doubtful.clear();
         }
         self.resetting &= !self.flight.owes_nothing();
+        self.settle_reports(status);
         if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
             return Ok(self.refuse_transaction());
         }
@@ -311,28 +309,6 @@ impl Exchange<'_> {
         let mut out = self.settings_to_tell();
         backend::ready_for_query(status, &mut out);
         Ok(Fate::Replace(out))
-    }
-
-    /// A query of the gateway's own is done: the adoption of settings, or the ROLLBACK after a failed one.
-    fn gateway_query_done(&mut self) -> Result<(), Trouble> {
-        let Some(left) = self.adopting.checked_sub(1) else { return Ok(()) };
-        self.adopting = left;
-        if left > 0 {
-            return Ok(());
-        }
-        if let Some(error) = self.adoption_error.take() {
-            return Err(Trouble::Settings(error));
-        }
-        let wanted = self.front.settings.clone();
-        self.server.settings.adopted(&wanted);
-        let settled = self.interned.intern(self.server.settings.as_reported(&wanted));
-        self.server.adopted = Some(settled.clone());
-        if Rc::ptr_eq(&self.front.startup_settings, &self.front.settings) {
-            // As a RESET would have the server report them.
-            self.front.startup_settings = settled.clone();
-        }
-        self.front.settings = settled;
-        Ok(())
     }
 
     fn roll_back(&mut self) {
@@ -409,6 +385,7 @@ impl Exchange<'_> {
             self.server.statements.mark_all_stale();
             self.front.statements = None;
         }
+        self.front.statement_changes.clear();
         self.server.unnamed = None;
     }
 
@@ -428,137 +405,6 @@ impl Exchange<'_> {
     fn settle_commit(&mut self) {
         let settled = self.pending.commit();
         self.settle(settled);
-    }
-
-    /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
-    /// have kept a part of what was set.
-    fn undo_pending(&mut self) {
-        let undone = self.pending.roll_back();
-        self.server.tainted |= undone && self.flight.status == TxStatus::Idle;
-    }
-
-    fn settle_pending(&mut self, status: TxStatus) {
-        if status != TxStatus::Idle {
-            return;
-        }
-        let kept = self.pending.take_kept();
-        if !kept.is_empty() {
-            self.settle(Settled::Kept(kept));
-        }
-        let settled = self.pending.settle();
-        self.settle(settled);
-    }
-
-    fn settle(&mut self, settled: Settled) {
-        if settled == Settled::Nothing {
-            return;
-        }
-        self.server.adopted = None;
-        match settled {
-            Settled::Nothing => {}
-            Settled::Kept(changes) => changes.into_iter().for_each(|change| self.apply_change(change)),
-            // A procedure may have kept a part of it: the server is cleaned before it goes to another client, and the client's
-            // settings stay as they were.
-            Settled::Undone => self.server.tainted = true,
-            Settled::Unclear => self.pin_setting(),
-        }
-    }
-
-    /// What the client has set cannot be set again elsewhere.
-    fn pin_setting(&mut self) {
-        if self.keeps_state_apart() {
-            self.front.pins.add(Pins::SETTING);
-        }
-    }
-
-    fn apply_change(&mut self, change: Change) {
-        if !self.doubtful.is_empty() {
-            self.give_up_doubtful();
-        }
-        if change.is_reset() {
-            (self.has_reset, self.tells_settings) = (true, true);
-        }
-        let (front, server) = (&mut *self.front, &mut *self.server);
-        match change {
-            Change::Set { name, value } => self.apply_set(&name, value.map(|value| Value::Sql(value.into()))),
-            Change::SetConfig { name, value: ConfigValue::Text(text) } => {
-                self.apply_set(&name, Some(Value::text(text.as_bytes())));
-            }
-            Change::SetConfig { name, .. } => self.apply_set(&name, None),
-            Change::Reset(name) => {
-                server.settings.silent.remove(&name);
-                let original = front.startup_settings.get(&name).cloned();
-                front.settings = self.interned.with(&front.settings, &name, original);
-            }
-            Change::DeallocateAll | Change::Deallocate(_) => {}
-            Change::Sets(sets) => sets.into_iter().for_each(|set| self.apply_change(set)),
-            Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
-            Change::ResetAll | Change::DiscardAll => {
-                front.settings = front.startup_settings.clone();
-                if change == Change::ResetAll {
-                    server.settings.reset_all();
-                    let role = server.settings.silent.get(ROLE).cloned();
-                    front.settings = self.interned.with(&front.settings, ROLE, role);
-                } else {
-                    server.settings.silent = Settings::default();
-                }
-                if change == Change::DiscardAll {
-                    front.pins = pins_of(&front.settings);
-                    front.pins.add(self.pins_behind.take().unwrap_or_default());
-                }
-            }
-        }
-    }
-
-    /// A parameter was set; without a value, to what only the server knows.
-    fn apply_set(&mut self, name: &str, value: Option<Value>) {
-        let (front, server) = (&mut *self.front, &mut *self.server);
-        if let Some(reported) = server.settings.reported.get(name) {
-            // It may have been reset before.
-            front.settings = self.interned.with(&front.settings, name, Some(reported.clone()));
-            return;
-        }
-        let Some(value) = value.filter(|_| !front.settings.has_no_room_for(name)) else {
-            return self.pin_setting();
-        };
-        server.settings.silent.set(name, value.clone());
-        front.settings = self.interned.with(&front.settings, name, Some(value));
-    }
-
-    /// The client has been told to what the server went back, which is not what it had set at its login.
-    fn settings_to_tell(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        for (name, value) in self.front.settings.iter() {
-            if let Value::Text(text) = value
-                && self.server.settings.reported.get(name).is_some_and(|reported| reported != value)
-            {
-                backend::parameter_status(name.as_bytes(), text, &mut out);
-            }
-        }
-        out
-    }
-
-    fn parameter(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
-        let status = ParameterStatus::decode(body).map_err(Trouble::BadServer)?;
-        let Ok(name) = str::from_utf8(status.name) else { return Ok(Fate::Pass) };
-        if !self.server.settings.report(name, status.value) {
-            return Ok(Fate::Pass);
-        }
-        let ours = matches!(self.flight.front(), Some(Owed { to: For::Gateway, .. }));
-        let value = Value::text(status.value);
-        if ours && self.front.settings.get(name) == Some(&value) {
-            return Ok(Fate::Swallow);
-        }
-        if is_settable(name) && !ours {
-            if !self.doubtful.is_empty() && affects_analysis(name) {
-                self.give_up_doubtful();
-            }
-            // Behind a RESET it has not all that the client has.
-            let has_all = self.server.adopted.as_ref().is_some_and(|all| Rc::ptr_eq(all, &self.front.settings));
-            self.front.settings = self.interned.with(&self.front.settings, name, Some(value));
-            self.server.adopted = has_all.then(|| self.front.settings.clone());
-        }
-        Ok(Fate::Pass)
     }
 
     fn error(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
@@ -628,7 +474,9 @@ impl Exchange<'_> {
                 }
                 Asked::Execute(change, Some(undo)) => {
                     // A name that was lent for a DEALLOCATE may still be there.
-                    self.server.tainted |= matches!(change.as_deref(), Some(Change::Deallocate(_)));
+                    if matches!(change.as_deref(), Some(Change::Deallocate(_))) {
+                        self.server.needs_reset(ResetNeed::Session);
+                    }
                     self.remember(undo.statements);
                 }
                 Asked::Close(Some(undo)) => {

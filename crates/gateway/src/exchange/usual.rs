@@ -183,7 +183,8 @@ impl Exchange<'_> {
 
     /// Notes the usual reply, if `chunk` is one and may be sent as it is.
     pub(super) fn reply_usual(&mut self, chunk: &Chunk) -> bool {
-        let may = self.adopting == 0 && self.pending.is_empty() && self.server.scanner.is_between_messages();
+        let is_settled = self.pending.is_empty() && self.reports.is_empty();
+        let may = self.adopting == 0 && is_settled && self.server.scanner.is_between_messages();
         let Some(usual) = self.flight.usual().filter(|_| may) else { return false };
         let Some(Reply { status, tag, commands }) = reply_to(usual, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {

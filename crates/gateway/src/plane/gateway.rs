@@ -23,7 +23,6 @@ use crate::{
     hba,
     hosts::{Cluster, Node},
     log,
-    params::ServerSettings,
     plane::Mailbox,
     record::Archive,
     resolve::Resolver,
@@ -45,6 +44,7 @@ mod operator;
 mod peers;
 mod quota;
 mod register;
+mod welcome;
 
 use cancels::Cancels;
 use decoys::{Decoys, salt_secret};
@@ -52,6 +52,7 @@ use operator::{Orders, RELOADS_MAX};
 use peers::PeerLines;
 use quota::Quotas;
 use register::Register;
+use welcome::Welcome;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use census::ConsoleCounts;
@@ -208,9 +209,8 @@ pub struct SharedPool {
     pub id: usize,
     /// The connections.
     pub pool: Arc<Pool<Server>>,
-    /// What a fresh server reported last: the settings of a client that asks for nothing. One for all servers of a
-    /// cluster.
-    welcome: Arc<Mutex<Option<Arc<ServerSettings>>>>,
+    /// What the servers report to a client that has set nothing. One for all servers of a cluster.
+    welcome: Arc<Mutex<Welcome>>,
     /// The servers that there is a choice of.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
@@ -274,23 +274,14 @@ impl SharedPool {
         self.fails.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the last connect has failed.
+    fn fails(&self) -> bool {
+        self.fails.load(Ordering::Relaxed)
+    }
+
     /// Whether the connect before this one has failed.
     pub fn take_failure(&self) -> bool {
         self.fails.swap(false, Ordering::Relaxed)
-    }
-
-    /// What a fresh server reported, if one was connected since the start.
-    #[must_use]
-    pub fn welcome(&self) -> Option<Arc<ServerSettings>> {
-        lock(&self.welcome).clone()
-    }
-
-    /// Notes what a fresh server reported.
-    pub fn set_welcome(&self, settings: &ServerSettings) {
-        let mut welcome = lock(&self.welcome);
-        if welcome.as_ref().is_none_or(|known| known.reported != settings.reported) {
-            *welcome = Some(Arc::new(settings.clone()));
-        }
     }
 
     /// Its settings.
@@ -666,7 +657,7 @@ impl Gateway {
         key: PoolKey,
         plan: PoolPlan,
         cluster: Option<Arc<Cluster>>,
-        welcome: Arc<Mutex<Option<Arc<ServerSettings>>>>,
+        welcome: Arc<Mutex<Welcome>>,
     ) -> Arc<SharedPool> {
         let mut pools = lock(&self.pools);
         if let Some(pool) = pools.get(&key) {

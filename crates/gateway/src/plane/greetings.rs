@@ -1,77 +1,75 @@
-//! What new clients are told of their settings: most clients of a pool ask for the same.
+//! What servers have made of the parameters with which clients logged in: most clients of a pool come with the same.
 
-use std::{cell::RefCell, collections::VecDeque, rc::Rc, sync::Arc};
+use std::{collections::VecDeque, rc::Rc};
 
-use crate::params::{ServerSettings, Settings};
+use crate::params::Settings;
 
-/// The greetings given last on one thread.
-#[derive(Default)]
-pub struct Greetings {
-    recent: RefCell<VecDeque<(Occasion, Greeting)>>,
+/// The answers of a pool's servers to the parameters of logins, newest first.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    recent: VecDeque<(Settings, Announced)>,
 }
 
-/// To whom a greeting is given.
-struct Occasion {
-    /// What a server of the pool says of itself.
-    welcome: Arc<ServerSettings>,
-    /// What the client asks for.
-    params: Vec<(String, Vec<u8>)>,
+/// What a server has made of the parameters of a login.
+#[derive(Clone, Debug)]
+pub struct Announced {
+    /// What is set by them, as the server spells it.
+    pub settings: Settings,
+    /// All that the server reports under them.
+    pub reported: Settings,
 }
 
 /// What a client has set when it has logged in, and the messages that tell it so.
-#[derive(Clone)]
 pub struct Greeting {
     /// What it has set.
     pub settings: Rc<Settings>,
+    /// What it is told of each parameter.
+    pub told: Rc<Settings>,
     /// From AuthenticationOk to the last ParameterStatus.
-    pub words: Rc<[u8]>,
+    pub words: Vec<u8>,
 }
 
-/// So many are kept.
-const KEPT: usize = 16;
+/// So many are kept of a pool.
+const KEPT: usize = 32;
 
-impl Greetings {
-    /// The greeting of a client that asks for `params`, made by `make` if it was not given lately.
-    pub fn get_or_make(
-        &self,
-        welcome: &Arc<ServerSettings>,
-        params: &[(String, Vec<u8>)],
-        make: impl FnOnce() -> Greeting,
-    ) -> Greeting {
-        let mut recent = self.recent.borrow_mut();
-        let known = recent.iter().find(|(to, _)| Arc::ptr_eq(&to.welcome, welcome) && to.params == params);
-        if let Some((_, greeting)) = known {
-            return greeting.clone();
-        }
-        let greeting = make();
-        recent.truncate(KEPT - 1);
-        recent.push_front((Occasion { welcome: welcome.clone(), params: params.to_vec() }, greeting.clone()));
-        greeting
+impl Answers {
+    /// What a server has answered to `asked`, if one was asked lately.
+    #[must_use]
+    pub(super) fn get(&self, asked: &Settings) -> Option<Announced> {
+        let known = self.recent.iter().find(|(known, _)| known == asked);
+        known.map(|(_, announced)| announced.clone())
+    }
+
+    /// Keeps what a server has answered.
+    pub(super) fn put(&mut self, asked: Settings, announced: Announced) {
+        self.recent.retain(|(known, _)| *known != asked);
+        self.recent.truncate(KEPT - 1);
+        self.recent.push_front((asked, announced));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::params::Value;
 
     #[test]
-    fn a_greeting_is_made_once_for_those_who_ask_for_the_same() {
-        let greetings = Greetings::default();
-        let welcome = Arc::new(ServerSettings::default());
-        let params = |name: &str| vec![("application_name".to_owned(), name.as_bytes().to_vec())];
-        let get = |welcome: &Arc<ServerSettings>, name: &str| {
-            let words = name.as_bytes().into();
-            greetings.get_or_make(welcome, &params(name), || Greeting { settings: Rc::default(), words })
+    fn newest_answers_are_kept() {
+        let mut answers = Answers::default();
+        let asked = |zone: &str| {
+            let mut settings = Settings::default();
+            settings.set("TimeZone", Value::text(zone.as_bytes()));
+            settings
         };
-        let first = get(&welcome, "a");
-        assert!(Rc::ptr_eq(&first.words, &get(&welcome, "a").words));
-        assert_eq!(&*get(&welcome, "b").words, b"b");
-        let other_server = Arc::new(ServerSettings::default());
-        assert!(!Rc::ptr_eq(&first.words, &get(&other_server, "a").words));
+        let announced = |zone: &str| Announced { settings: asked(zone), reported: Settings::default() };
+        answers.put(asked("utc"), announced("utc"));
+        answers.put(asked("utc"), announced("UTC"));
+        assert_eq!(answers.get(&asked("utc")).unwrap().settings, asked("UTC"));
+        assert!(answers.get(&asked("gmt")).is_none());
         for client in 0..KEPT {
-            get(&welcome, &client.to_string());
+            answers.put(asked(&client.to_string()), announced("UTC"));
         }
-        assert_eq!(greetings.recent.borrow().len(), KEPT);
-        assert!(!Rc::ptr_eq(&first.words, &get(&welcome, "a").words), "the oldest one has made room");
+        assert_eq!(answers.recent.len(), KEPT);
+        assert!(answers.get(&asked("utc")).is_none(), "the oldest one has made room");
     }
 }

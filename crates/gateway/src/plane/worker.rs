@@ -17,23 +17,27 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{Accepted, Reactor, Remote};
-use tidegate_pool::{Courier, Fate, Lease, Local, Retirement, Slot};
+use tidegate_pool::{Courier, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
 
 use crate::{
+    classify::sets_of,
     config::{Dialect, Host, PoolPlan},
     params::{Interned, Settings},
     plane::{
-        CancelStage, Card, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
-        lock, within,
+        CancelStage, Card, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal, lock, within,
     },
     record::{Recorder, Stranger, Witness},
     server::{ConnectError, Identity, Server, cancel, clean},
     statements::Catalog,
     stats::{PoolStats, PoolTotals, Spread},
 };
+
+mod reset;
+
+use reset::clean_lease;
 
 /// Who has asked for a cancel, and waits until nobody has this any more.
 pub type CancelAsker = tokio::sync::mpsc::Sender<std::convert::Infallible>;
@@ -119,6 +123,8 @@ pub struct WorkerPool {
     pub stats: Rc<PoolStats>,
     /// Woken when the pool has mail: operators may have changed something.
     changed: Notify,
+    /// When a server was last asked what has changed in its configuration.
+    refreshed_at: Cell<Option<Instant>>,
     plan: RefCell<Rc<PoolPlan>>,
     fleet: RefCell<Option<Rc<Fleet>>>,
 }
@@ -129,6 +135,24 @@ impl WorkerPool {
     #[must_use]
     pub fn fleet(&self) -> Option<Rc<Fleet>> {
         self.fleet.borrow().clone()
+    }
+
+    /// Lets new clients know what has changed in the configuration of a server.
+    #[inline]
+    pub fn publish_news(&self, server: &mut Server) {
+        if server.settings.has_news() {
+            self.shared.renew_welcome(&server.take_news());
+        }
+    }
+
+    /// Whether a server is to be asked what has changed in its configuration, which then is said to be done.
+    #[must_use]
+    pub fn is_refresh_due(&self, now: Instant, after: Duration) -> bool {
+        let is_due = self.refreshed_at.get().is_none_or(|at| now - at >= after);
+        if is_due {
+            self.refreshed_at.set(Some(now));
+        }
+        is_due
     }
 
     /// Takes over what all threads choose from now.
@@ -208,8 +232,6 @@ pub struct Worker {
     pub catalog: Catalog,
     /// The settings its clients have.
     pub interned: Interned,
-    /// What it tells those who log in.
-    pub greetings: Greetings,
     /// Its clients.
     pub roster: Roster,
     /// Tasks of clients.
@@ -253,7 +275,6 @@ impl Worker {
             catalog: Catalog::new(gateway.catalog_changes.clone()),
             gateway,
             interned: Interned::default(),
-            greetings: Greetings::default(),
             roster: Roster::default(),
             client_scope,
             chores,
@@ -451,6 +472,7 @@ impl Worker {
             ),
             stats,
             changed: Notify::new(),
+            refreshed_at: Cell::default(),
             plan: RefCell::new(Rc::new((*shared.plan()).clone())),
             fleet: RefCell::default(),
         });
@@ -654,6 +676,10 @@ impl tidegate_pool::Host<Server> for PoolHost {
 
     fn retire(&self, server: &Server, why: Retirement) {
         if let Some((worker, pool)) = self.upgrade() {
+            if why == Retirement::Unusable || server.doomed {
+                // The server may have been restarted with another configuration.
+                pool.shared.outdate_welcome();
+            }
             log_closed(&worker.gateway.setup(), &pool.shared, server, why);
         }
     }
@@ -681,6 +707,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     let attempt = async {
         let mut server = worker.gateway.connector.connect(&worker.reactor, &plan, tls).await?;
         introduce(&mut server, &worker, plan.connect_query.reveal()).await?;
+        server.take_news();
         Ok(server)
     };
     let in_time = Box::pin(within(&worker.reactor, limit, attempt));
@@ -696,7 +723,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
             let Ok(held) = worker.gateway.server_scope.hold(server.identity.id) else { return };
             server.quota = Some(Box::new((quota, held)));
-            pool.shared.set_welcome(&server.settings);
+            pool.shared.set_welcome(&server.settings, server.identity.connected_at);
             let identity = server.identity.clone();
             worker.gateway.note_server(&pool.shared.key, &identity);
             log_opened(&setup, &pool.shared, &identity);
@@ -785,59 +812,16 @@ async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<()
     let goes_on = worker.gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
     let failed = |error: &dyn std::fmt::Display| ConnectError::Query(error.to_string());
     server.settle(&worker.reactor).map_err(|error| failed(&error))?;
+    let before = server.settings.clone();
     match clean::run(server, sql).await {
         // PgBouncer goes on without.
         Err(clean::CleanError::Refused(reason)) if server.status == TxStatus::Idle && goes_on => {
             tracing::warn!(server = %server.identity.address.host, reason, "connect_query failed");
-            Ok(())
         }
-        outcome => outcome.map_err(|error| failed(&error)),
+        outcome => outcome.map_err(|error| failed(&error))?,
     }
-}
-
-/// A server that is cleaned for longer than this is closed.
-const CLEAN_LIMIT: Duration = Duration::from_secs(15);
-
-async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<Server>) {
-    let plan = pool.plan();
-    let cleaning = std::mem::take(&mut lease.cleaning);
-    let discards = cleaning.discard || lease.tainted;
-    let discard = discards.then_some(clean::DISCARD_ALL);
-    let reset = Some(plan.pool.server_reset.as_str()).filter(|reset| cleaning.reset && !reset.is_empty());
-    let reset = reset.filter(|reset| !discards || *reset != clean::DISCARD_ALL);
-    let resets: Vec<&str> = discard.into_iter().chain(reset).collect();
-    worker.cleaning.borrow_mut().insert(lease.identity.id, false);
-    let cleaned = match lease.settle(&worker.reactor) {
-        Ok(()) => {
-            let work = async {
-                wait_for_cancels(&worker, &pool, &lease).await;
-                clean::clean(&mut lease, cleaning, &resets).await
-            };
-            within(&worker.reactor, CLEAN_LIMIT, work).await
-        }
-        Err(error) => Some(Err(error.into())),
-    };
-    worker.cleaning.borrow_mut().remove(&lease.identity.id);
-    let fate = match cleaned {
-        Some(Ok(())) => Fate::Reuse,
-        Some(Err(error)) => {
-            tracing::info!(server = %lease.identity.address.host, pid = lease.identity.pid, %error, "server closed");
-            Fate::Close
-        }
-        None => Fate::Close,
-    };
-    lease.release(fate, worker.reactor.now());
-}
-
-/// Waits until all requests to cancel what a server did are through.
-async fn wait_for_cancels(worker: &Worker, pool: &WorkerPool, lease: &Lease<Server>) {
-    if lease.cancels.is_open() {
-        return;
-    }
-    let _held_up = pool.shared.count_cancel(CancelStage::HeldUp);
-    worker.cleaning.borrow_mut().insert(lease.identity.id, true);
-    lease.cancels.opened().await;
-    worker.cleaning.borrow_mut().insert(lease.identity.id, false);
+    server.settings.note_connect_query(&before, sets_of(sql.as_bytes()));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,8 +9,11 @@ use tidegate_wire::{
     scan::{Step, Want},
 };
 
-use super::{Cleaning, Server};
-use crate::{params::Settings, record};
+use super::{Cleaning, ResetNeed, Server};
+use crate::{
+    params::{RoleTurn, Settings},
+    record,
+};
 
 /// Why a server could not be cleaned; it is then closed.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,9 @@ pub enum CleanError {
     /// It refused a statement: why.
     #[error("the server says: {0}")]
     Refused(String),
+    /// It refused the settings of a client, with this ErrorResponse.
+    #[error("the server refused the settings of a client")]
+    Settings(Box<[u8]>),
     /// It may be hit by a cancel request of its last client.
     #[error("nobody knows what became of a cancel request")]
     Cancelled,
@@ -35,6 +41,11 @@ pub enum CleanError {
 
 /// What takes everything back that a session has.
 pub const DISCARD_ALL: &str = "DISCARD ALL";
+
+/// What a DO block or a procedure may have left behind: DISCARD ALL without DEALLOCATE ALL and DISCARD PLANS, which would cost
+/// every client of the server its prepared statements.
+pub const RESET_CODE: &str = "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;\
+                              SELECT pg_catalog.pg_advisory_unlock_all();DISCARD TEMP;DISCARD SEQUENCES";
 
 /// Ends what `cleaning` says is open and runs each of `resets`, after all cancel requests are through.
 ///
@@ -73,7 +84,7 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
     server.note_statements();
     server.unnamed = None;
     server.adopted = None;
-    server.tainted = false;
+    server.reset_need = ResetNeed::Nothing;
     Ok(())
 }
 
@@ -81,12 +92,16 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
 fn note_reset(server: &mut Server, reset: &str) {
     if has_statement(reset, DISCARD_ALL) {
         server.statements.clear();
-        server.settings.silent = Settings::default();
+        server.settings.note_discard();
+        return;
+    }
+    if reset == RESET_CODE {
+        server.settings.note_discard();
         return;
     }
     server.statements.mark_all_stale();
     if has_statement(reset, "RESET ALL") {
-        server.settings.reset_all();
+        server.settings.note_reset_all();
     } else {
         server.settings.doubt_all();
     }
@@ -120,33 +135,80 @@ pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     hear(server, 1, reason).await
 }
 
+/// Lets a server at rest report what has changed in its configuration, which it does before its next ReadyForQuery.
+///
+/// # Errors
+/// Any of [`CleanError`]: the server must not be used again.
+///
+/// # Cancel safety
+/// As [`clean`].
+pub async fn refresh(server: &mut Server) -> Result<(), CleanError> {
+    let mut out = Vec::new();
+    frontend::sync(&mut out);
+    server.link().write(out);
+    server.link().flush().await?;
+    hear(server, 1, message_of).await?;
+    server.adopted = None;
+    Ok(())
+}
+
+/// Gives a server the settings of a client that logs in. Returns them as the server spells them.
+///
+/// # Errors
+/// [`CleanError::Settings`] if the server does not take them; a transaction is then open. Otherwise the server must not be
+/// used again.
+///
+/// # Cancel safety
+/// As [`clean`].
+pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleTurn) -> Result<Settings, CleanError> {
+    let queries = server.settings.adoption(wanted, turn);
+    if !queries.is_empty() {
+        let mut out = Vec::new();
+        queries.iter().for_each(|sql| frontend::query(sql, &mut out));
+        server.unnamed = None;
+        server.adopted = None;
+        server.link().write(out);
+        server.link().flush().await?;
+        if let Some(error) = hear_answers(server, queries.len(), false).await? {
+            return Err(CleanError::Settings(error));
+        }
+    }
+    Ok(server.settings.adopted(wanted))
+}
+
 fn message_of(fields: &ErrorFields<'_>) -> String {
     fields.message().map(|text| text.into_owned()).unwrap_or_default()
 }
 
 /// Reads until the server is ready for the `owed`-th time. `reason` makes the reason of a refusal.
 async fn hear(server: &mut Server, owed: usize, reason: impl Fn(&ErrorFields<'_>) -> String) -> Result<(), CleanError> {
+    match hear_answers(server, owed, true).await? {
+        Some(error) => Err(CleanError::Refused(reason(&ErrorFields::decode(&error)?))),
+        None if server.status != TxStatus::Idle => Err(CleanError::Busy),
+        None => Ok(()),
+    }
+}
+
+/// The same; the error of a statement that was refused. `is_own` says whether what the server reports is its own, or that of a
+/// client.
+async fn hear_answers(server: &mut Server, owed: usize, is_own: bool) -> Result<Option<Box<[u8]>>, CleanError> {
     let (mut ready, mut refused) = (0, None);
     while ready < owed {
         let chunk = server.link().read().await?;
         if chunk.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        ready += ready_count(server, &chunk, &mut refused, &reason)?;
+        ready += ready_count(server, &chunk, is_own, &mut refused)?;
     }
-    match refused {
-        Some(reason) => Err(CleanError::Refused(reason)),
-        None if server.status != TxStatus::Idle => Err(CleanError::Busy),
-        None => Ok(()),
-    }
+    Ok(refused)
 }
 
 /// How many times `chunk` says ReadyForQuery.
 fn ready_count(
     server: &mut Server,
     chunk: &[u8],
-    refused: &mut Option<String>,
-    reason: impl Fn(&ErrorFields<'_>) -> String,
+    is_own: bool,
+    refused: &mut Option<Box<[u8]>>,
 ) -> Result<usize, CleanError> {
     let (mut at, mut count) = (0, 0);
     loop {
@@ -163,11 +225,15 @@ fn ready_count(
             backend::PARAMETER_STATUS => {
                 let status = backend::ParameterStatus::decode(&body)?;
                 if let Ok(name) = str::from_utf8(status.name) {
-                    server.settings.report(name, status.value);
+                    match is_own {
+                        true => server.settings.report_own(name, status.value),
+                        false => server.settings.report(name, status.value),
+                    };
                 }
             }
             backend::ERROR_RESPONSE => {
-                *refused = Some(reason(&ErrorFields::decode(&body)?));
+                ErrorFields::decode(&body)?;
+                refused.get_or_insert(body.into());
             }
             _ => {}
         }

@@ -275,7 +275,7 @@ impl Dialogue<'_> {
                 backend::PARAMETER_STATUS => {
                     let status = ParameterStatus::decode(&body).map_err(|error| self.invalid(error))?;
                     let name = str::from_utf8(status.name).map_err(|error| self.invalid(error))?;
-                    login.settings.report(name, status.value);
+                    login.settings.report_own(name, status.value);
                 }
                 backend::BACKEND_KEY_DATA => {
                     let key = BackendKeyData::decode(&body).map_err(|error| self.invalid(error))?;

@@ -10,6 +10,7 @@
 
 mod play;
 mod script;
+mod settings;
 mod shrink;
 
 use tidegate_testkit::Fixture;
@@ -35,6 +36,36 @@ fn differential(major: u32, mode: &'static str) {
         let (script, difference) = shrink::smallest(&mut stage, script, difference);
         panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
     }
+}
+
+fn settings(major: u32, mode: &'static str) {
+    let mut stage = settings::Stage::new(env!("CARGO_BIN_EXE_tidegate"), major, mode);
+    let seed = number("TIDEGATE_SEED", 1);
+    println!("TIDEGATE_SEED={seed}");
+    for case in seed..seed + number("TIDEGATE_CASES", CASES) {
+        println!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}");
+        stage.play(case);
+    }
+}
+
+#[test]
+fn settings_in_transaction_mode_on_14() {
+    settings(14, "transaction");
+}
+
+#[test]
+fn settings_in_transaction_mode_on_18() {
+    settings(18, "transaction");
+}
+
+#[test]
+fn settings_in_session_mode_on_14() {
+    settings(14, "session");
+}
+
+#[test]
+fn settings_in_session_mode_on_18() {
+    settings(18, "session");
 }
 
 #[test]

@@ -307,7 +307,7 @@ fn edge_38_a_cancel_that_hits_the_parameter_sync_ends_the_query_and_not_the_clie
         connection.log_in()?;
         loop {
             let message = connection.read()?;
-            if message.text().contains("work_mem") && connection.number() == 0 {
+            if message.text().contains("TO '1MB'") && connection.number() == 0 {
                 setting.send(()).map_err(io::Error::other)?;
                 may_go_on.lock().map_err(|_| io::ErrorKind::Other)?.recv().map_err(io::Error::other)?;
                 let words = "canceling statement due to user request";
@@ -319,7 +319,9 @@ fn edge_38_a_cancel_that_hits_the_parameter_sync_ends_the_query_and_not_the_clie
         }
     });
     let gateway = gateway_before(&server, "size = 1\n");
-    let mut client = gateway.startup("postgres").parameter("work_mem", "1MB").connect();
+    let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+    client.ok("set work_mem = '1MB'");
+    other.ok("select 1");
     client.send(&Frames::new().once("insert 1").sync().query("select 'behind it'"));
     is_setting.recv().expect("the settings reach the server");
     client.cancel();

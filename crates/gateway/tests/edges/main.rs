@@ -43,6 +43,7 @@ mod prepared;
 mod reload;
 mod schema_changes;
 mod secrets;
+mod server_settings;
 mod session_state;
 mod settings;
 mod startup;

@@ -548,7 +548,14 @@ on_each_postgres! {
         let gateway = fixture.gateway("size = 1\n");
         let mut other = gateway.client("postgres");
         other.ok("set work_mem = '7MB'");
-        let refused = || gateway.startup("postgres").parameter("statement_timeout", "abc").connect();
+        let role = fixture.name("gone");
+        let refused = || {
+            let mut client = gateway.client("postgres");
+            fixture.server.sql(&format!("create role {role}"));
+            client.ok(&format!("set role {role}"));
+            fixture.server.sql(&format!("drop role {role}"));
+            client
+        };
         let asked = "select current_setting('work_mem')";
         for frames in [
             Frames::new().query(&format!("commit; {asked}")),
@@ -557,11 +564,11 @@ on_each_postgres! {
             Frames::new().once("commit").sync().once(asked).sync(),
             Frames::new().query(asked),
         ] {
-            assert_eq!(other.value("show work_mem"), "7MB");
             let mut client = refused();
+            assert_eq!(other.value("show work_mem"), "7MB");
             client.send(&frames);
             let error = client.expect_fatal("22023");
-            assert!(error.message.contains("statement_timeout"), "{}", error.message);
+            assert!(error.message.contains(&role), "{}", error.message);
         }
         assert_eq!(other.value("show work_mem"), "7MB");
     }

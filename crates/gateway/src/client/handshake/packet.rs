@@ -6,7 +6,6 @@ use super::{Arriving, LoginError};
 use crate::{
     config::{Dialect, Route},
     error::{Cause, Refusal},
-    params::{ServerSettings, Settings, Value, canonical_encoding},
     plane::Replication,
 };
 
@@ -91,18 +90,4 @@ pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String], dialect: D
 
 fn wants_replication(value: &[u8]) -> bool {
     !["false", "off", "no", "0", ""].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
-}
-
-/// The settings of a client that asks for `request` of a server like this.
-pub(super) fn wanted_settings(server: &ServerSettings, request: &Request) -> Settings {
-    let mut wanted = server.defaults();
-    for (name, value) in &request.params {
-        let value = if name.eq_ignore_ascii_case("client_encoding") {
-            canonical_encoding(value)
-        } else {
-            value.as_slice().into()
-        };
-        wanted.set(name, Value::text(&value));
-    }
-    wanted
 }

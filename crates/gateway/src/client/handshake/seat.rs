@@ -1,6 +1,6 @@
 //! A place for a client that is let in: its limits, its card, its greeting, its session.
 
-use std::{net::SocketAddr, pin::pin, rc::Rc, sync::Arc, task::Poll, time::Duration};
+use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
 
 use socket2::SockRef;
 use tidegate_link::{Address, Link};
@@ -10,24 +10,20 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{
-    Admitted, Arriving, LoginError,
-    packet::{Request, wanted_settings},
-    random,
-};
+use super::{Admitted, Arriving, LoginError, packet::Request, random};
 use crate::{
     client::{
         log,
         passthrough::unless_killed,
-        route::{self, find_server},
         session::{self, Session},
     },
-    config::{Admin, Dialect, Mode, Route},
+    config::{Admin, Dialect, Mode},
     error::{Cause, Refusal},
     exchange::Frontend,
-    params::{ServerSettings, Value, is_settable},
+    params::{Settings, Value, is_settable},
     plane::{
-        Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key, within,
+        Announced, Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key,
+        within,
     },
     server::Server,
     tls,
@@ -126,7 +122,7 @@ impl Arriving {
     }
 
     pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
-        let mut settings = ServerSettings::default();
+        let mut settings = Settings::default();
         let version = concat!(env!("CARGO_PKG_VERSION"), "/tidegate");
         for (name, value) in [
             ("server_version", version),
@@ -138,25 +134,19 @@ impl Arriving {
             ("integer_datetimes", "on"),
             ("is_superuser", "on"),
         ] {
-            settings.report(name, value.as_bytes());
+            settings.set(name, Value::text(value.as_bytes()));
         }
-        let greeting = self.compose(&settings, request);
+        let mut own = Settings::default();
+        for (name, value) in &request.params {
+            own.set(name, Value::text(value));
+            if is_settable(name) && settings.get(name).is_some() {
+                settings.set(name, Value::text(value));
+            }
+        }
+        let greeting = self.compose(Announced { settings: own, reported: settings }, None, None);
         self.greet(&greeting, entry);
         entry.card.note_settings(&greeting.settings);
         self.link.unread(std::mem::take(&mut self.bytes).into());
-    }
-
-    fn compose(&self, server: &ServerSettings, request: &Request) -> Greeting {
-        let wanted = wanted_settings(server, request);
-        let mut words = Vec::with_capacity(512);
-        backend::authentication_ok(&mut words);
-        for (name, value) in server.reported.iter() {
-            let own = if is_settable(name) { wanted.get(name) } else { None };
-            if let Value::Text(text) = own.unwrap_or(value) {
-                backend::parameter_status(name.as_bytes(), text, &mut words);
-            }
-        }
-        Greeting { settings: self.worker.interned.intern(wanted), words: words.into() }
     }
 
     fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
@@ -181,24 +171,20 @@ impl Arriving {
         })
     }
 
-    /// `welcome` is what a server of the pool says of itself.
     pub(super) fn begin_session(
         mut self,
         pool: Rc<WorkerPool>,
         request: &Request,
-        welcome: &Arc<ServerSettings>,
+        greeting: Greeting,
         server: Option<Lease<Server>>,
         entry: Entry,
     ) -> Session {
-        let make = || self.compose(welcome, request);
-        let greeting = self.worker.greetings.get_or_make(welcome, &request.params, make);
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
         log::arrived(&self.worker.gateway, &entry.card);
         self.unread_early();
-        let settings = greeting.settings;
-        entry.card.note_settings(&settings);
-        let front = Frontend::new(self.link, entry.card.id, settings);
+        entry.card.note_settings(&greeting.settings);
+        let front = Frontend::new(self.link, entry.card.id, greeting.settings, greeting.told);
         let mut session = Session::new(self.worker, front, pool, request.route, entry, self.quota);
         session.reserve(server);
         session
@@ -250,51 +236,6 @@ impl Arriving {
             Some(Some(Some(server))) => Ok(server.ok()),
         }
     }
-
-    /// What a server of the pool says of itself. The first client of a pool waits for a server to be connected.
-    pub(super) async fn welcome(
-        &mut self,
-        pool: &Rc<WorkerPool>,
-        asked: Option<Route>,
-        card: &Card,
-    ) -> Result<Arc<ServerSettings>, LoginError> {
-        let route = asked.unwrap_or(pool.plan().route.route);
-        match (pool.shared.welcome(), pool.fleet()) {
-            (Some(welcome), None) => Ok(welcome),
-            (Some(welcome), Some(_)) => Ok(as_routed(&welcome, route)),
-            (None, _) => Box::pin(self.first_welcome(pool, route, card)).await,
-        }
-    }
-
-    async fn first_welcome(
-        &mut self,
-        pool: &Rc<WorkerPool>,
-        route: Route,
-        card: &Card,
-    ) -> Result<Arc<ServerSettings>, LoginError> {
-        let worker = self.worker.clone();
-        card.state.set(ClientState::Waiting(worker.reactor.now()));
-        let found = async {
-            match pool.fleet() {
-                None => {
-                    let checkout = pool.local.checkout(worker.reactor.now());
-                    checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
-                }
-                Some(_) => find_server(&worker, pool, route, None).await,
-            }
-        };
-        let Some(found) = self.in_line(pool, unless_killed(card, found)).await? else {
-            return Err(self.cause(Cause::Killed));
-        };
-        card.state.set(ClientState::Idle);
-        match found {
-            Ok((_, lease)) => {
-                lease.release(Fate::Reuse, worker.reactor.now());
-                pool.shared.welcome().ok_or(LoginError::Gone)
-            }
-            Err(unserved) => Err(LoginError::Server(unserved.words())),
-        }
-    }
 }
 
 /// A login does not wait longer for a server that its client may not need.
@@ -318,24 +259,4 @@ pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: i
         link.poll_left(cx).map(|()| None)
     })
     .await
-}
-
-/// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a
-/// replica.
-fn as_routed(welcome: &Arc<ServerSettings>, route: Route) -> Arc<ServerSettings> {
-    const NAME: &str = "in_hot_standby";
-    let value: &[u8] = match route {
-        Route::Primary => b"off",
-        Route::Replica => b"on",
-        Route::PreferReplica | Route::Any => return welcome.clone(),
-    };
-    match welcome.reported.text(NAME) {
-        Some(known) if known != value => {
-            let mut welcome = ServerSettings::clone(welcome);
-            welcome.report(NAME, value);
-            Arc::new(welcome)
-        }
-        // It says so already, or is of before Postgres 14.
-        _ => welcome.clone(),
-    }
 }

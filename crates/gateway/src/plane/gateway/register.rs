@@ -97,10 +97,11 @@ impl super::SharedPool {
     pub fn reconnect(&self) {
         self.closed_by_pause.store(false, Ordering::Relaxed);
         *lock(&self.reconnected_at) = Some(SystemTime::now());
+        self.outdate_welcome();
         self.pool.reconnect();
     }
 
-    fn is_outdated(&self, connected_at: SystemTime) -> bool {
+    pub(super) fn is_outdated(&self, connected_at: SystemTime) -> bool {
         lock(&self.reconnected_at).is_some_and(|since| connected_at < since)
     }
 }

@@ -1,0 +1,60 @@
+//! Asking servers at rest what has changed in their configuration.
+//!
+//! A server that loads its configuration anew, or that is promoted, reports it with its next ReadyForQuery. Where nobody uses a
+//! pool, nobody would learn of it, and new clients would be greeted with what held before.
+
+use std::{convert::Infallible, rc::Rc, time::Duration};
+
+use tidegate_pool::Fate;
+
+use super::{Worker, WorkerPool, within};
+use crate::server::clean;
+
+/// A pool of which nothing was asked for so long may have servers with another configuration.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Lets servers of the pool that are at rest report what has changed, unless that was done lately.
+///
+/// # Cancel safety
+/// Dropped, a server that is being asked is closed.
+pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
+    if !pool.is_refresh_due(worker.reactor.now(), EVERY) || refresh_one(worker, pool).await {
+        return;
+    }
+    if pool.shared.pool.counts().idle == 0 {
+        // Whoever uses them learns of it.
+        return;
+    }
+    // They rest on other threads.
+    let (asked, mut answered) = tokio::sync::mpsc::channel::<Infallible>(1);
+    for mailbox in worker.gateway.workers() {
+        let (asked, shared) = (asked.clone(), pool.shared.clone());
+        mailbox.visit(move |worker| {
+            let (pool, other) = (worker.pool(&shared), worker.clone());
+            worker.spawn_chore(0, async move {
+                refresh_one(&other, &pool).await;
+                drop(asked);
+            });
+        });
+    }
+    drop(asked);
+    let limit = pool.plan().timeouts.connect;
+    // It ends when the last of them has answered.
+    let _ = within(&worker.reactor, limit, answered.recv()).await;
+}
+
+/// The same of one server on this thread. Whether there was one.
+async fn refresh_one(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) -> bool {
+    let reactor = &worker.reactor;
+    let Some(mut lease) = pool.local.try_checkout(reactor.now()) else { return false };
+    let limit = pool.plan().timeouts.connect;
+    let is_sound = lease.settle(reactor).is_ok()
+        && matches!(within(reactor, limit, clean::refresh(&mut lease)).await, Some(Ok(())));
+    if is_sound {
+        pool.publish_news(&mut lease);
+    } else {
+        pool.shared.outdate_welcome();
+    }
+    lease.release(if is_sound { Fate::Reuse } else { Fate::Close }, reactor.now());
+    true
+}
