@@ -430,10 +430,7 @@ impl Session {
         self.deadline.set(None);
         card.state.set(ClientState::Idle);
         card.link(None);
-        card.pins.set(self.front.pins);
-        card.note_settings(&self.front.settings);
-        card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
-        self.pool.publish_news(&mut lease);
+        self.show_state();
         let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
         let outcome = self.part_from(lease, leftover, ended, &plan);
         if let Some((placed, (outcome, suspect))) = judgement {
@@ -449,6 +446,14 @@ impl Session {
             Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Told(Vec::new(), reason)),
             outcome => outcome,
         }
+    }
+
+    /// Lets the console show what the client has set up.
+    fn show_state(&self) {
+        let card = &self.entry.card;
+        card.pins.set(self.front.pins);
+        card.note_settings(&self.front.settings);
+        card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
     }
 
     /// Tells the journal of what is done on that server.
@@ -468,6 +473,7 @@ impl Session {
         plan: &PoolPlan,
     ) -> Result<(), Goodbye> {
         let now = self.worker.reactor.now();
+        self.pool.publish_news(&mut lease);
         let stays = matches!(ended, Ended::Exchange(End::Over(_)));
         let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
         let is_pinned = !keep && !self.front.pins.is_empty();

@@ -52,7 +52,8 @@ on_each_postgres! {
         eventually("the server has loaded it", || insert(&mut clients[1]) == "25006");
         for client in &mut clients {
             assert_eq!(insert(client), "25006");
-            assert_eq!(client.value("select current_setting('TimeZone') || current_setting('DateStyle')"), "Asia/TokyoGerman, DMY");
+            let values = "select current_setting('TimeZone') || current_setting('DateStyle')";
+            assert_eq!(client.value(values), "Asia/TokyoGerman, DMY");
             assert_eq!(client.parameters["default_transaction_read_only"], "on");
             assert_eq!(client.parameters["TimeZone"], "Asia/Tokyo");
         }
@@ -111,7 +112,8 @@ on_each_postgres! {
             for (name, value) in [
                 ("default_transaction_read_only", "on"), ("TimeZone", "Asia/Tokyo"), ("search_path", "pg_catalog, public"),
             ] {
-                fixture.server.sql(&format!("alter database {database} set {name} = {value}").replace("Asia/Tokyo", "'Asia/Tokyo'"));
+                let alter = format!("alter database {database} set {name} = {value}");
+                fixture.server.sql(&alter.replace("Asia/Tokyo", "'Asia/Tokyo'"));
             }
             gateway.console().ok("RECONNECT");
             let mut first = gateway.client("postgres");
@@ -340,7 +342,8 @@ on_each_postgres! {
             let origin = fixture.name("origin");
             fixture.server.sql(&format!("select pg_replication_origin_create('{origin}')"));
             let setup = format!("select pg_replication_origin_session_setup('{origin}')");
-            for frames in [Frames::new().query(&setup), Frames::new().once(&setup).sync(), Frames::new().parse("s", &setup).run("s").sync()] {
+            let named = Frames::new().parse("s", &setup).run("s").sync();
+            for frames in [Frames::new().query(&setup), Frames::new().once(&setup).sync(), named] {
                 let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\n"));
                 let mut mine = gateway.client("postgres");
                 mine.send(&frames);
@@ -360,8 +363,8 @@ on_each_postgres! {
             let gateway = fixture.gateway(&format!("size = 1\nmode = \"{mode}\"\n"));
             let startup = gateway.startup("postgres").parameter("work_mem", "77kB").parameter("TimeZone", "asia/tokyo");
             let mut client = startup.connect();
-            let frames = Frames::new().parse("mem", "reset work_mem").parse("zone", "reset timezone").parse("all", "reset all").sync();
-            client.send(&frames);
+            let frames = Frames::new().parse("mem", "reset work_mem").parse("zone", "reset timezone");
+            client.send(&frames.parse("all", "reset all").sync());
             client.until_ready();
             for statements in [&["mem", "zone"][..], &["all"]] {
                 client.ok("set work_mem = '99kB'");
