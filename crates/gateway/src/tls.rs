@@ -19,6 +19,7 @@ use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen,
 
 mod certificate;
 mod key;
+mod p521;
 mod pem;
 mod pss;
 mod verifier;
@@ -63,12 +64,13 @@ fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> Tls
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    narrowed(&[], &[])
 }
 
 /// The provider with nothing but these; an empty list is all.
 fn narrowed(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
+    provider.signature_verification_algorithms = *p521::ALGORITHMS;
     if !suites.is_empty() {
         provider.cipher_suites = suites.iter().copied().map(of_rustls).collect();
     }

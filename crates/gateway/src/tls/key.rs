@@ -31,6 +31,7 @@ const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
+const P521: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.35");
 const ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
 
 /// Names of curves and of other kinds of keys.
@@ -70,7 +71,7 @@ impl KeyKind {
     pub(super) const SIGNING: &str = "RSA of 2048 to 4096 bits, ECDSA over P-256 or P-384, and Ed25519";
     /// The kinds that servers may have.
     pub(super) const VERIFIED: &str =
-        "RSA of 2048 to 8192 bits, also for RSASSA-PSS alone, ECDSA over P-256 or P-384, and Ed25519";
+        "RSA of 2048 to 8192 bits, also for RSASSA-PSS alone, ECDSA over P-256, P-384 or P-521, and Ed25519";
 
     /// Whether the gateway can have such a key.
     pub(super) fn can_sign(self) -> bool {
@@ -88,7 +89,8 @@ impl KeyKind {
         match self {
             Self::Rsa(bits) => (2048..=8192).contains(&bits),
             Self::RsaPss => true,
-            Self::Ec(_) | Self::Other(_) => self.can_sign(),
+            Self::Ec(curve) => [P256, P384, P521].contains(&curve),
+            Self::Other(_) => self.can_sign(),
         }
     }
 

@@ -156,7 +156,7 @@ impl ServerCertVerifier for Verifier {
         schemes.extend(pss::SCHEMES);
         // A server with such a key shows its certificate only if it is asked for one: then the reason is known. Last, as those
         // that are preferred come first.
-        schemes.extend([SignatureScheme::ECDSA_NISTP521_SHA512, SignatureScheme::ED448]);
+        schemes.push(SignatureScheme::ED448);
         schemes
     }
 }

@@ -271,43 +271,48 @@ macro_rules! pem {
 /// As in libpq, `prefer` falls back to clear text where TLS fails. The log says so, and names the reason.
 #[test]
 fn a_fallback_to_clear_text_is_logged_with_its_reason() {
-    for (cert, key, kind) in [
-        (pem!("p521.pem"), pem!("p521.key"), "ECDSA over P-521"),
-        (pem!("rsa-1024.pem"), pem!("rsa-1024.key"), "RSA of 1024 bits"),
-    ] {
-        let postgres = Postgres::builder().tls(cert, key).start().expect("it starts");
-        let ini = |mode: &str| {
-            format!(
-                "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
-                 server_tls_sslmode = {mode}\nquery_wait_timeout = 1\n",
-                postgres.port()
-            )
-        };
-        let bouncer = Bouncer::start(&ini("prefer"));
-        assert_eq!(bouncer.client("shop").value(ENCRYPTED), "f", "{kind}");
-        bouncer.unix("pgbouncer", "pgbouncer").connect().ok("RECONNECT");
-        bouncer.client("shop").ok("select 1");
-        let log = bouncer.log();
-        let told: Vec<_> = log.lines().filter(|line| line.contains("clear text") && line.contains(kind)).collect();
-        assert!(told.len() == 1 && told[0].contains("WARNING"), "{log}");
-        let refused = Bouncer::start(&ini("require")).startup("shop").refused();
-        assert!(refused.message.contains(kind), "{refused:?}");
-    }
+    let (cert, key, kind) = (pem!("rsa-1024.pem"), pem!("rsa-1024.key"), "RSA of 1024 bits");
+    let postgres = Postgres::builder().tls(cert, key).start().expect("it starts");
+    let ini = |mode: &str| {
+        format!(
+            "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             server_tls_sslmode = {mode}\nquery_wait_timeout = 1\n",
+            postgres.port()
+        )
+    };
+    let bouncer = Bouncer::start(&ini("prefer"));
+    assert_eq!(bouncer.client("shop").value(ENCRYPTED), "f", "{kind}");
+    bouncer.unix("pgbouncer", "pgbouncer").connect().ok("RECONNECT");
+    bouncer.client("shop").ok("select 1");
+    let log = bouncer.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("clear text") && line.contains(kind)).collect();
+    assert!(told.len() == 1 && told[0].contains("WARNING"), "{log}");
+    let refused = Bouncer::start(&ini("require")).startup("shop").refused();
+    assert!(refused.message.contains(kind), "{refused:?}");
 }
 
-/// A key that is for RSASSA-PSS alone has schemes of its own in TLS, and binds a login like any other.
+/// Keys that rustls does not verify by itself: for RSASSA-PSS alone, and over P-521, a server's own and an authority's.
 #[test]
-fn a_server_may_have_a_key_for_rsassa_pss_alone() {
-    let postgres =
-        Postgres::builder().tls(pem!("rsa-pss.pem"), pem!("rsa-pss.key")).start().expect("Postgres starts with it");
-    for mode in ["prefer", "require"] {
-        let bouncer = Bouncer::start(&format!(
-            "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
-             server_tls_sslmode = {mode}\n",
-            postgres.port()
-        ));
-        assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t", "{mode}");
-        assert!(!bouncer.log().contains("clear text"), "{}", bouncer.log());
+fn a_server_may_have_a_key_for_rsassa_pss_or_over_p521() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (cert, key, authority) in [
+        (pem!("rsa-pss.pem"), pem!("rsa-pss.key"), pem!("rsa-pss.pem")),
+        (pem!("p521.pem"), pem!("p521.key"), pem!("p521.pem")),
+        (pem!("by-p521.pem"), pem!("by-p521.key"), pem!("ca-p521.pem")),
+    ] {
+        let postgres = Postgres::builder().tls(cert, key).start().expect("Postgres starts with it");
+        let ca = folder.path().join("ca.pem");
+        std::fs::write(&ca, authority).expect("the folder can be written");
+        for mode in ["prefer", "require", "verify-full"] {
+            let bouncer = Bouncer::start(&format!(
+                "[databases]\nshop = host=localhost port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+                 server_tls_sslmode = {mode}\nserver_tls_ca_file = {}\n",
+                postgres.port(),
+                ca.display()
+            ));
+            assert_eq!(bouncer.client("shop").value(ENCRYPTED), "t", "{mode}");
+            assert!(!bouncer.log().contains("clear text"), "{}", bouncer.log());
+        }
     }
 }
 
