@@ -32,6 +32,7 @@ struct Pair {
 pub(crate) struct Stage {
     server: Server,
     gateway: Gateway,
+    is_session_mode: bool,
     /// Counts loaded configurations; a parameter that nothing else sets has the count as its value.
     loaded: u32,
     log: String,
@@ -48,9 +49,10 @@ impl Stage {
             server.sql(&format!("create role {role}"));
         }
         // In session mode a client keeps its server.
-        let size = if mode == "session" { CLIENTS } else { 2 };
+        let is_session_mode = mode == "session";
+        let size = if is_session_mode { CLIENTS } else { 2 };
         let gateway = Gateway::before(binary, server.address(), &format!("mode = \"{mode}\"\nsize = {size}\n"));
-        Self { server, gateway, loaded: 0, log: String::new() }
+        Self { server, gateway, is_session_mode, loaded: 0, log: String::new() }
     }
 
     /// Plays the script of this seed.
@@ -111,7 +113,12 @@ impl Stage {
         let connect = |startup: Startup| {
             chosen.iter().fold(startup, |startup, (name, value)| startup.parameter(name, value)).connect()
         };
-        let (direct, through) = (connect(self.server.startup()), connect(self.gateway.startup("postgres")));
+        let (direct, mut through) = (connect(self.server.startup()), connect(self.gateway.startup("postgres")));
+        if self.is_session_mode {
+            // Where sessions hold all servers, a login does not know of a configuration that was loaded meanwhile. The first
+            // reply tells.
+            through.ok("select 1");
+        }
         let pair = Pair { direct, through };
         self.check(pair.direct.parameters == pair.through.parameters, || told(&pair));
         pair
