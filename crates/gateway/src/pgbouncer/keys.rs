@@ -188,7 +188,12 @@ pub const GLOBAL: &[Key] = &[
         "3600",
         Does("`timeouts.server_lifetime`; 0 closes a connection after its first use"),
     ),
-    key("server_login_retry", Seconds, "15", Does("`timeouts.connect_retry`, which does not grow")),
+    key(
+        "server_login_retry",
+        Seconds,
+        "15",
+        Does("`timeouts.connect_retry`, which does not grow, and holds after a refused login too"),
+    ),
     key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
     key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
     key("server_round_robin", Flag, "0", Is("pool.oldest_first")),
