@@ -18,7 +18,7 @@ use super::shape::{self, Token};
 
 const HIDDEN: &[u8] = b"***";
 
-/// The text with `***` in place of what is hidden: see the [module](self).
+/// The text with `***` in place of each password, and of what may be a part of one.
 #[must_use]
 pub fn without_passwords(text: &[u8]) -> Cow<'_, [u8]> {
     let places = places(text);

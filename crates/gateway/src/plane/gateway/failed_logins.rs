@@ -178,7 +178,7 @@ pub struct Offender {
     pub delay: Duration,
 }
 
-/// See the [module](self).
+/// Failed logins by address and by user, and the delays that they cause.
 #[derive(Debug, Default)]
 pub struct FailedLogins {
     tables: Mutex<Tables>,
