@@ -250,6 +250,14 @@ impl ServerSettings {
         is_new
     }
 
+    /// Takes over the own values of `other` for parameters that are set here at the moment: a server does not report a new value
+    /// of its own for these, so that the one known here may be outdated.
+    pub fn renew_masked(&mut self, other: &Self) {
+        let is_masked = |(name, _): &&(Box<str>, Value)| self.set.get(name).is_some();
+        let masked = Settings { entries: other.own.entries.iter().filter(is_masked).cloned().collect() };
+        self.renew(&masked);
+    }
+
     /// What is reported of `name` is the server's own value.
     fn learn(&mut self, name: &str) {
         let Ok(at) = self.reported.position(name) else { return };
@@ -536,6 +544,21 @@ fn write_literal(text: &[u8], sql: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn own_values_behind_a_set_are_those_of_other_servers() {
+        let (mut server, mut other) = (ServerSettings::default(), ServerSettings::default());
+        for (name, value) in [("DateStyle", "ISO, MDY"), ("TimeZone", "UTC")] {
+            server.report_own(name, value.as_bytes());
+        }
+        server.set("DateStyle", Value::text(b"SQL, DMY"));
+        for (name, value) in [("DateStyle", "German, DMY"), ("TimeZone", "Europe/Paris")] {
+            other.report_own(name, value.as_bytes());
+        }
+        server.renew_masked(&other);
+        assert_eq!(server.own().text("DateStyle"), Some(&b"German, DMY"[..]));
+        assert_eq!(server.own().text("TimeZone"), Some(&b"UTC"[..]), "the server would have reported a change");
+    }
 
     /// A server that has just been connected.
     fn server(reported: &[(&str, &str)]) -> ServerSettings {

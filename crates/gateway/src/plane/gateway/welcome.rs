@@ -40,13 +40,17 @@ impl SharedPool {
     pub fn set_welcome(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
         let is_old = self.is_outdated(connected_at);
         let mut welcome = lock(&self.welcome);
+        let mut server = server.clone();
+        if let Some(known) = welcome.settings.as_ref().filter(|_| !welcome.is_outdated) {
+            server.renew_masked(known);
+        }
         match welcome.settings.clone() {
             Some(known) if is_old || known.own() == server.own() => {
                 welcome.is_outdated &= is_old;
                 known
             }
             _ => {
-                let new = Arc::new(server.clone());
+                let new = Arc::new(server);
                 *welcome = Welcome { settings: Some(new.clone()), ..Welcome::default() };
                 new
             }
