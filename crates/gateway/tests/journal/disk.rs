@@ -81,6 +81,8 @@ on_each_postgres! {
 
     fn a_folder_that_is_taken_is_an_error_that_says_what_to_do(fixture) {
         let kept = Kept::new(fixture, "size = 1\n", "");
+        // It has the folder once it serves clients.
+        kept.gateway.client("postgres").ok("select 1");
         let config = std::fs::read_to_string(kept.gateway.config_file()).expect("the file is there");
         let address = kept.gateway.address().to_string();
         let other = tempfile::tempdir().expect("a temporary folder can be made");
