@@ -203,7 +203,8 @@ impl Stage {
         self.gateway.console().ok("RECONNECT");
     }
 
-    /// A client takes a role, another role takes its name, and a second client, which takes that one, gets the server of the first.
+    /// A client takes a role, another role takes its name, and a second client, which takes that one, gets the server of the
+    /// first.
     fn change_role(&mut self, rng: &mut Rng, pairs: &mut [Pair]) {
         let role = ROLES[rng.usize(..ROLES.len())];
         self.loaded += 1;
