@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::repository::{cargo, run as run_command};
 
-/// What CI installs; a newer one that is installed already will do.
+/// The version that CI installs; a newer installed one serves as well.
 const VERSION: &str = "0.20.2";
 
 /// Checks bans, licences and sources. Advisories need a database from GitHub, and are a step of a release.

@@ -107,7 +107,7 @@ pub enum Change {
     SetConfig {
         /// As it stands in the statement, unquoted.
         name: String,
-        /// What it is set to.
+        /// The new value.
         value: ConfigValue,
     },
     /// Several of these, in the statements of one query.
@@ -249,7 +249,7 @@ pub fn sets_of(sql: &[u8]) -> Vec<(String, String)> {
     Statements::new(sql).filter_map(set).collect()
 }
 
-/// What one of several statements does.
+/// The effect of one of several statements.
 fn traits_of_one(statement: &[u8]) -> Traits {
     let mut traits = Traits { pins: function_pins(statement), ..Traits::default() };
     look_at_statement(statement, true, &mut traits);

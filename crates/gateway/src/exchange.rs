@@ -55,7 +55,7 @@ pub struct Frontend {
     pub id: u64,
     /// What the client has set.
     pub settings: Rc<Settings>,
-    /// What it was last told of each parameter that servers report.
+    /// The parameters that were last reported to it.
     pub told: Rc<Settings>,
     /// What it had set when it logged in, to which RESET goes back.
     pub startup_settings: Rc<Settings>,
@@ -677,7 +677,7 @@ impl<'a> Exchange<'a> {
         self.front.pins
     }
 
-    /// What the server is left with, as the exchange ends.
+    /// The state of the server when the exchange ends.
     pub fn leftover(&mut self) -> Leftover {
         self.give_up_reports();
         if self.scanner.is_streaming() || !self.flight.owes_nothing() {

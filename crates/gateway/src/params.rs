@@ -158,7 +158,7 @@ const FIXED: [&str; 6] =
 /// Whether a server is a standby.
 pub const IN_HOT_STANDBY: &str = "in_hot_standby";
 
-/// Those of them that change with SET ROLE and SET SESSION AUTHORIZATION.
+/// The ones that change with SET ROLE and SET SESSION AUTHORIZATION.
 const OF_USER: [&str; 2] = ["is_superuser", "session_authorization"];
 
 fn is_among(name: &str, names: &[&str]) -> bool {
@@ -176,15 +176,15 @@ const ENCODING: &str = "client_encoding";
 /// What one server has.
 #[derive(Clone, Debug, Default)]
 pub struct ServerSettings {
-    /// What the server has reported last, all of it.
+    /// All parameters that the server has reported last.
     reported: Settings,
     /// Reported values that hold where no client has set the parameter, as far as they are known.
     own: Settings,
-    /// What was set for the client at hand, or for the one before it.
+    /// Settings made for the client at hand, or for the one before it.
     set: Settings,
-    /// What `connect_query` has set, which holds for all clients that set nothing else.
+    /// Settings made by `connect_query`, which hold for all clients that set nothing else.
     base: Settings,
-    /// What has changed in `own` since this was asked last.
+    /// Changes of `own` since the last `take_news`.
     news: Settings,
 }
 
@@ -213,24 +213,24 @@ impl ServerSettings {
         has_room
     }
 
-    /// What the server has reported last.
+    /// The parameters that the server has reported last.
     #[must_use]
     pub fn reported(&self) -> &Settings {
         &self.reported
     }
 
-    /// What the server would report to a client that has set nothing.
+    /// The parameters that the server would report to a client that has set nothing.
     #[must_use]
     pub fn own(&self) -> &Settings {
         &self.own
     }
 
-    /// What has changed in the server's own values since this was asked last.
+    /// Changes of the server's own values since the last call.
     pub fn take_news(&mut self) -> Settings {
         std::mem::take(&mut self.news)
     }
 
-    /// Whether [`Self::take_news`] has anything to tell.
+    /// Whether [`Self::take_news`] would return any change.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
@@ -258,7 +258,7 @@ impl ServerSettings {
         self.renew(&masked);
     }
 
-    /// What is reported of `name` is the server's own value.
+    /// The reported value of `name` is the server's own.
     fn learn(&mut self, name: &str) {
         let Ok(at) = self.reported.position(name) else { return };
         // A client may spell the name in another case.

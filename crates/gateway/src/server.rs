@@ -109,13 +109,13 @@ pub struct Server {
 /// Settings of a client that a server has.
 #[derive(Clone, Debug)]
 pub struct Adopted {
-    /// What the client has set.
+    /// The settings of the client.
     pub settings: Rc<Settings>,
-    /// What the server reports under these settings.
+    /// The parameters that the server reports under these settings.
     pub reported: Rc<Settings>,
 }
 
-/// What has to be reset before the next client of a server.
+/// The reset that a server needs before its next client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ResetNeed {
     /// Nothing.

@@ -337,7 +337,7 @@ fn reads_clock(text: &[u8]) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape(Digest);
 
-/// What a server has said of a statement in answer to a Describe.
+/// The answer of a server to the Describe of a statement.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Description {
     /// All of it.
@@ -348,7 +348,7 @@ pub struct Description {
 
 impl Description {
     /// Reads the bodies of ParameterDescription and RowDescription; `None` stands for NoData. The format codes of the columns do
-    /// not count: a client chooses them anew with each Bind.
+    /// not count: a client chooses them with each Bind.
     ///
     /// # Errors
     /// When one of them is malformed.
@@ -378,12 +378,12 @@ pub struct Demand {
     pub parsed: Moment,
     /// An analysis from before this moment does not serve: `parsed` until one server has made an analysis for the client.
     pub oldest: Moment,
-    /// What `oldest` is from then on.
+    /// The value of `oldest` from then on.
     pub tolerated: Moment,
 }
 
 impl Demand {
-    /// Nothing from before this moment serves.
+    /// No analysis from before this moment serves.
     #[must_use]
     pub fn from(now: Moment) -> Self {
         Self { parsed: now, oldest: now, tolerated: now }
@@ -406,7 +406,7 @@ pub struct Prepared {
     pub statement: Rc<Statement>,
     /// How fresh the analysis has to be.
     pub demand: Demand,
-    /// What the client may have been told of its parameters and columns.
+    /// The description of parameters and columns that the client may know.
     pub description: Option<Rc<Description>>,
 }
 

@@ -52,7 +52,7 @@ impl TlsError {
         &self.path
     }
 
-    /// Which file it is, without anything that the file says.
+    /// The file, without its content.
     #[must_use]
     pub fn outline(&self) -> String {
         format!("{} {}: the file cannot be used", self.what, self.path)

@@ -155,7 +155,7 @@ impl Order {
     }
 }
 
-/// What the values of a setting are, by our name or by PgBouncer's.
+/// The kind of values of a setting, by our name or by PgBouncer's.
 fn holds(key: &str) -> Option<Holds> {
     alias::holds(key).or_else(|| config::holds(key))
 }

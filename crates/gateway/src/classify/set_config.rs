@@ -78,7 +78,7 @@ fn arguments(behind: &[u8]) -> Option<[&[u8]; 3]> {
     }
 }
 
-/// What the calls of a SELECT leave behind that consists of nothing else.
+/// The effect of a SELECT that consists of such calls alone.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     pub(super) changes: Vec<Change>,

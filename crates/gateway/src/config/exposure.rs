@@ -13,7 +13,7 @@ use super::stream::Target;
 use super::{AuthMethod, ClientTls, Config, Host, SslMode};
 use crate::hba;
 
-/// What others may do with a file that they should not.
+/// An access to a file that other users should not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guards {
     /// It holds a secret: others may neither read nor change it.

@@ -18,7 +18,7 @@ pub enum Severity {
     Warning,
 }
 
-/// What kind of thing is wrong.
+/// The kind of the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub enum FindingKind {
 pub struct Finding {
     /// Error or warning.
     pub severity: Severity,
-    /// What kind of thing is wrong.
+    /// The kind of the error.
     pub kind: FindingKind,
     /// The file, or `--database` for a URL on the command line.
     pub file: String,

@@ -349,7 +349,7 @@ section! {
         prepared_statements_per_server: u32 = 500, in 0..=1_000_000 => Live Pool;
         /// How long before a client's Parse a server may have parsed the same text for another client to serve this one. A
         /// change of the schema that was made through the gateway is seen at once, one made elsewhere within this time. The
-        /// server that the Parse reaches always parses anew. 0 has each server parse anew for each client.
+        /// server that the Parse reaches always parses again. 0 has each server parse again for each client.
         prepared_statement_max_age: Duration = Duration::from_secs(1) => Live Pool;
         /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE keep the
         /// client on its server; false refuses them with SQLSTATE 0A000 and a hint.

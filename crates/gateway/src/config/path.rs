@@ -52,7 +52,7 @@ fn keys_of(section: &'static str) -> impl Iterator<Item = &'static Key> {
     own.chain(all.filter(move |key| may_override && key.scope == Scope::Pool))
 }
 
-/// What the values of that key are; nothing if there is no such key.
+/// The kind of values of that key; `None` if there is no such key.
 #[must_use]
 pub fn holds(path: &str) -> Option<Holds> {
     find(path).map(|found| found.key.holds)

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::setting::Holds;
 
-/// What is shown in place of a secret.
+/// The text that replaces a secret.
 pub(crate) const MASK: &str = "***";
 
 /// A password, a hash, or a verifier. `Debug` prints `***`, and there is no `Display`.
@@ -35,7 +35,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A value of a key as a log may show it. Nobody knows what the value of an unknown key is, so it is masked as well.
+/// A value of a key as a log may show it. The value of an unknown key may be a secret, so it is masked as well.
 #[must_use]
 pub fn loggable(holds: Option<Holds>, value: &str) -> Cow<'_, str> {
     match holds {

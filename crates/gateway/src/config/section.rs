@@ -36,7 +36,7 @@ pub struct Key {
     pub reload: Reload,
     /// Where it may be written.
     pub scope: Scope,
-    /// What its values are.
+    /// The kind of its values.
     pub holds: Holds,
 }
 

@@ -41,7 +41,7 @@ pub enum Holds {
 
 /// A kind of value.
 pub(crate) trait Setting: Sized {
-    /// What values of this kind hold.
+    /// The content of values of this kind.
     const HOLDS: Holds = Holds::Plain;
 
     /// Reads the value; must not repeat it in the reason if it may be a secret.

@@ -41,7 +41,7 @@ impl Exchange<'_> {
     }
 }
 
-/// What a server accepts in the middle of a copy.
+/// Messages that a server accepts in the middle of a copy.
 pub(super) fn is_of_copy(tag: u8) -> bool {
     matches!(tag, frontend::COPY_DATA | frontend::COPY_DONE | frontend::COPY_FAIL | frontend::SYNC | frontend::FLUSH)
 }

@@ -52,7 +52,7 @@ pub(crate) enum Asked {
     Bind(Option<Known>),
     /// A Bind that the server is made to refuse: the statement gives other columns than the client knows of.
     BindChanged,
-    /// What is described, if the reply tells the shape of a statement that may be prepared again.
+    /// The statement described, if the reply tells the shape of a statement that may be prepared again.
     Describe(Option<Box<Described>>),
     Execute(Option<Box<Change>>, Undo),
     /// The client's statement that the Close is for, which is put back if the Close is skipped.
@@ -152,7 +152,7 @@ pub(crate) struct Flight {
     synced_behind_unnamed: bool,
 }
 
-/// What was sent since the last Sync or Query.
+/// Messages sent since the last Sync or Query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unsynced {
     /// No message of the extended protocol.
@@ -397,7 +397,7 @@ impl Flight {
         self.owed.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
     }
 
-    /// What was sent since the last Sync or Query.
+    /// Messages sent since the last Sync or Query.
     pub(crate) fn unsynced(&self) -> Unsynced {
         self.unsynced
     }

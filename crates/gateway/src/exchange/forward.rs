@@ -36,7 +36,7 @@ pub struct Unnamed {
     pub(super) traits: Traits,
     /// Tells this statement from the client's earlier ones.
     pub(super) stamp: u64,
-    /// What the client was given by a Describe of it.
+    /// The shape that a Describe of it returned to the client.
     pub(super) shape: Option<Shape>,
 }
 

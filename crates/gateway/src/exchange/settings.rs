@@ -26,7 +26,7 @@ use crate::{
     statements::affects_analysis,
 };
 
-/// What the server has reported since the client's settings were last settled.
+/// Reports of the server since the client's settings were last settled.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     /// Parameters that were reported, or that are about to be.
@@ -153,7 +153,7 @@ impl Exchange<'_> {
             return Ok(Fate::Pass);
         }
         if self.adopting > 0 {
-            // The client is told at the end, should it know another value.
+            // The client gets a ParameterStatus at the end, should it know another value.
             return Ok(Fate::Swallow);
         }
         self.server.adopted = None;
@@ -203,7 +203,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// What the client has set cannot be set again elsewhere.
+    /// The client's setting cannot be repeated on another server.
     fn pin_setting(&mut self) {
         if self.keeps_state_apart() {
             self.front.pins.add(Pins::SETTING);

@@ -62,7 +62,7 @@ pub(super) enum Readiness {
 }
 
 impl Exchange<'_> {
-    /// What a client that parses the statement now may be served by.
+    /// How fresh an analysis has to be for a client that parses the statement now.
     pub(super) fn demand(&self, statement: &Statement) -> Demand {
         self.catalog.demand(statement, &self.plan.dbname, self.plan.pool.prepared_statement_max_age)
     }
@@ -148,7 +148,7 @@ impl Exchange<'_> {
     fn describe_bind(&mut self, known: &Known, since: Moment, waits: bool, out: &mut Vec<u8>) -> Readiness {
         let asked = self.shapes.asked.get(&known.statement.digest()).filter(|asked| asked.0 == since);
         if let Some((_, name)) = asked {
-            // The answer tells the client's description too if it is for the same name.
+            // The answer is the client's description too if it is for the same name.
             if !waits && *name == known.name {
                 return Readiness::Ready;
             }

@@ -85,7 +85,7 @@ impl Sink {
         Ok(Self::File { file: BufWriter::new(file), part: Unfinished(Some(part)), path })
     }
 
-    /// Whether somebody looks at what is written.
+    /// Whether the output is a terminal.
     pub(super) fn is_terminal(&self) -> bool {
         matches!(self, Self::Standard(_)) && stdout().is_terminal()
     }

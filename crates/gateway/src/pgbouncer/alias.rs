@@ -182,7 +182,7 @@ pub fn rows(rows: &[Row]) -> Vec<Row> {
     GLOBAL.iter().filter(|key| ![AUTH_FILE, CONFIG_FILE].contains(&key.name)).filter_map(alias).collect()
 }
 
-/// What holds of a key, and what changes it.
+/// The value of a key, and the way to change it.
 struct InForce {
     value: String,
     reloadable: bool,

@@ -103,7 +103,7 @@ pub struct Setup {
     pub hba: Option<hba::Rules>,
     /// Who judges passwords, for method `ldap`.
     pub ldap: Option<Arc<hba::Ldap>>,
-    /// What users that do not exist look like.
+    /// The apparent secrets of users that do not exist.
     decoys: Decoys,
 }
 
@@ -135,7 +135,7 @@ impl SetupError {
         }
     }
 
-    /// Which file or key it is, without anything that it says.
+    /// The file or key, without its content.
     #[must_use]
     pub fn outline(&self) -> String {
         match self {

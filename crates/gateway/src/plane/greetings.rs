@@ -10,10 +10,10 @@ pub(super) struct Answers {
     recent: VecDeque<(Settings, Announced)>,
 }
 
-/// What a server has made of the parameters of a login.
+/// The answer of a server to the parameters of a login.
 #[derive(Clone, Debug)]
 pub struct Announced {
-    /// What is set by them, as the server spells it.
+    /// The resulting settings, as the server spells them.
     pub settings: Settings,
     /// All that the server reports under them.
     pub reported: Settings,
@@ -23,17 +23,17 @@ pub struct Announced {
 pub struct Greeting {
     /// What it has set.
     pub settings: Rc<Settings>,
-    /// What it is told of each parameter.
+    /// The parameters that the login reports.
     pub told: Rc<Settings>,
     /// From AuthenticationOk to the last ParameterStatus.
     pub words: Vec<u8>,
 }
 
-/// So many are kept of a pool.
+/// Answers kept for a pool.
 const KEPT: usize = 32;
 
 impl Answers {
-    /// What a server has answered to `asked`, if one was asked lately.
+    /// The answer of a server to `asked`, if it is known.
     #[must_use]
     pub(super) fn get(&self, asked: &Settings) -> Option<Announced> {
         let known = self.recent.iter().find(|(known, _)| known == asked);

@@ -22,7 +22,7 @@ pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
         return;
     }
     if pool.shared.pool.counts().idle == 0 {
-        // Whoever uses them learns of it.
+        // The sessions that use them publish it.
         return;
     }
     // They rest on other threads.

@@ -189,7 +189,7 @@ impl Card {
         });
     }
 
-    /// Which pool the client uses; the console's for the console.
+    /// The pool that the client uses; the console's for the console.
     #[must_use]
     pub fn key(&self) -> PoolKey {
         let user = self.pool_user.with(Arc::clone);

@@ -1,6 +1,6 @@
 //! Passwords in statements, which no record has, however much of a statement is written down.
 //!
-//! What is hidden:
+//! Hidden are:
 //! - what stands behind `PASSWORD`, `CONNECTION` or `IDENTIFIED BY`: strings of every form, also one that goes on in the next
 //!   line. In a statement about roles, servers, subscriptions or settings, or with an unknown command, also anything that
 //!   should have been a string; nobody knows where that ends, so the rest of the text is hidden with it,

@@ -1,4 +1,4 @@
-//! What kind a key is: rustls says only that it cannot use one.
+//! The kind of a key: rustls says only that it cannot use one.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(super) enum KeyKind {
     RsaPss,
     /// ECDSA over this curve.
     Ec(ObjectIdentifier),
-    /// Something else, by its identifier.
+    /// Another kind, by its identifier.
     Other(ObjectIdentifier),
 }
 

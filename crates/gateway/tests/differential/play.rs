@@ -28,7 +28,7 @@ pub(crate) struct Stage<'f> {
 #[derive(Default)]
 struct Played {
     reads: Vec<Vec<Message>>,
-    /// What other clients of the script were answered.
+    /// The answers to other clients of the script.
     others: Vec<Vec<Message>>,
     ended: bool,
     /// The play has ended where Postgres refused a statement because its columns have changed.
@@ -174,7 +174,7 @@ fn gateway(fixture: &Fixture, mode: &str) -> Door {
     Door::through(fixture.gateway(&format!("mode = \"{mode}\"\nsize = {size}\n")))
 }
 
-/// What another client of the script is answered.
+/// The answers to another client of the script.
 fn play_other(door: &Door, op: &Op, table: &str) -> Result<Vec<Message>, Lost> {
     let mut client = door.startup().try_connect()?;
     client.set_patience(PATIENCE);
@@ -297,7 +297,7 @@ fn equal(left: &Message, right: &Message) -> bool {
     }
 }
 
-/// What a client decodes rows by. The table may have been created again between the plays.
+/// The part of a description by which a client decodes rows. The table may have been created again between the plays.
 fn columns(message: &Message) -> Vec<(String, u32, i32, i16)> {
     let described = RowDescription::decode(&message.body).expect("a RowDescription");
     let column =

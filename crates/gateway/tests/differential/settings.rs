@@ -267,7 +267,7 @@ fn own_value(rng: &mut Rng) -> (&'static str, &'static [&'static str]) {
     OWN[rng.usize(..OWN.len())]
 }
 
-/// What a client sends, one after the other.
+/// Statements of a client, one after the other.
 fn statements(rng: &mut Rng) -> Vec<String> {
     let (name, values) = own_value(rng);
     let value = values[rng.usize(..values.len())];

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_testkit::{Fixture, Frames, Gateway, Startup, eventually};
 
-/// What a client is asked for: the method, and for SCRAM the salt and the iterations.
+/// The request for a password: the method, and for SCRAM the salt and the iterations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Asked {
     Cleartext,

@@ -1,7 +1,7 @@
 //! Prepared statements whose tables, types, functions or roles change, through the gateway or elsewhere.
 //!
 //! A server's analysis of a text is shared by clients, so that a change may reach a client later than it would over a direct
-//! connection. Rows in another form than a client was told, and analyses from before a client's own Parse, must not occur.
+//! connection. Rows in another form than described to a client, and analyses from before a client's own Parse, must not occur.
 
 use tidegate_testkit::{Fixture, Frames, Gateway, Outcome, RawClient};
 

@@ -90,7 +90,7 @@ on_each_postgres! {
         assert_eq!(gateway.client("postgres").parameters["TimeZone"], "Asia/Tokyo");
     }
 
-    /// Nobody has used the pool since.
+    /// The pool was idle since.
     fn newcomer_of_an_idle_pool_is_told_reloaded_defaults(fixture) {
         let server = Server::start(fixture.server.major());
         let gateway = gateway_of(&server, "size = 1\n");

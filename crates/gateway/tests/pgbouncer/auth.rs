@@ -359,7 +359,7 @@ fn a_database_line_may_hold_a_hash_or_a_verifier() {
     let bouncer = Bouncer::with(&Setup { ini: &ini, files: &[("userlist.txt", &users)], ..Setup::default() });
     let app = |database: &str| bouncer.startup(database).user("app").password("pw");
     assert_eq!(app("md5").connect().value("select current_user"), hashed);
-    // Nobody has shown the keys of the verifier yet.
+    // No client has logged in with the verifier yet.
     let refused = app("scram").refused();
     assert!(refused.message.contains("verifier") && !refused.message.contains("SCRAM-SHA-256$"), "{refused:?}");
     let own = bouncer.startup("scram").user(&verified).password("secret");

@@ -31,7 +31,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     settings.into_iter().map(row).collect()
 }
 
-/// What changes a setting while the gateway runs.
+/// The way to change a setting while the gateway runs.
 fn changeable(setting: &Row) -> &'static str {
     match setting {
         Row { settable: true, .. } => "yes",

@@ -1,4 +1,4 @@
-//! What a client is told at its login: each parameter as a server reports it under the client's settings.
+//! The parameters that a login reports: each parameter as a server reports it under the client's settings.
 //!
 //! Postgres spells values in its own way (`UTF8` for `utf-8`), refuses what it does not know, and has values of its own for
 //! all that a client does not set. So a server is asked: once for each set of parameters, as long as the servers of the pool
@@ -33,7 +33,7 @@ const APPLICATION_NAME: &str = "application_name";
 struct Parameters {
     /// All of them.
     all: Settings,
-    /// Those that a server has to be asked about.
+    /// The parameters that a server has to be asked about.
     asked: Settings,
     /// The name of the client, if every server takes it as it is.
     application: Option<Value>,
@@ -79,7 +79,7 @@ impl Parameters {
     }
 }
 
-/// So many connections may turn out to be lost before a client is refused.
+/// Connections that may be lost before a client is refused.
 const ATTEMPTS_MAX: usize = 3;
 
 impl Arriving {
@@ -145,7 +145,7 @@ impl Arriving {
         announced.unwrap_or_else(|| Err(self.cause(Cause::Killed)))
     }
 
-    /// What a client is told to which a server has answered so.
+    /// The greeting of a client, given the answer of a server.
     pub(super) fn compose(&self, announced: Announced, application: Option<Value>, route: Option<Route>) -> Greeting {
         let Announced { mut settings, mut reported } = announced;
         if let Some(name) = application {
@@ -175,7 +175,7 @@ fn self_lost() -> LoginError {
     LoginError::Refused(refusal)
 }
 
-/// What became of the question.
+/// The outcome of asking a server.
 enum Asked {
     Answered(Announced),
     /// The server refuses a parameter, with this ErrorResponse.

@@ -5,7 +5,7 @@
 
 use super::{Asked, Flight, For, Owed, Unsynced};
 
-/// What is known of the Syncs that came before a copy has failed.
+/// The state of the Syncs that came before a copy has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailedCopy {
     /// There is no such copy, or all is known.

@@ -1,4 +1,4 @@
-//! What users that do not exist look like: a login as one of them must not differ from one that fails.
+//! Mock secrets of users that do not exist: a login as one of them must not differ from one that fails.
 
 use std::{fs, io};
 

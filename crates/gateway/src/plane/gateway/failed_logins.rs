@@ -33,10 +33,10 @@ const RECORDS_MAX: usize = 4096;
 /// So much of a user's name is kept: Postgres has no longer ones.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Of how many records one is forgotten.
+/// Number of records among which the oldest is evicted.
 const SAMPLE: usize = 16;
 
-/// What the configuration says of it.
+/// The configured rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// The shortest delay; zero is off.
@@ -46,7 +46,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Those of a configuration.
+    /// The rules of a configuration.
     #[must_use]
     pub fn of(auth: &Auth) -> Self {
         Self { delay: auth.failed_login_delay, delay_max: auth.failed_login_delay_max.max(auth.failed_login_delay) }
@@ -156,7 +156,7 @@ struct Tables {
     users: Records<Arc<str>>,
 }
 
-/// What is counted of failed logins.
+/// Counters of failed logins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedLoginCounts {
     /// Logins that failed.
@@ -237,7 +237,7 @@ impl FailedLogins {
         self.any.store(!tables.addresses.0.is_empty() || !tables.users.0.is_empty(), Ordering::Relaxed);
     }
 
-    /// What was counted since the start.
+    /// The counters since the start.
     #[must_use]
     pub fn counts(&self) -> FailedLoginCounts {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);

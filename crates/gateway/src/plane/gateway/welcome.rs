@@ -1,4 +1,4 @@
-//! What new clients of a pool are told of its servers, as long as that is known to hold.
+//! The parameters of a pool's servers that logins report, as long as they are known to hold.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -8,11 +8,11 @@ use crate::{
     plane::{Announced, greetings::Answers},
 };
 
-/// What servers of a pool have reported of themselves.
+/// The parameters that servers of a pool have reported.
 #[derive(Debug, Default)]
 pub(super) struct Welcome {
     settings: Option<Arc<ServerSettings>>,
-    /// What they have made of the parameters of logins.
+    /// Their answers to the parameters of logins.
     answers: Answers,
     /// Connections were lost or replaced since: other ones may report other values.
     is_outdated: bool,
@@ -36,7 +36,7 @@ impl SharedPool {
         welcome.settings.clone().filter(|_| holds)
     }
 
-    /// Notes what a server has reported that was connected at that moment. Returns what new clients are told.
+    /// Notes what a server has reported that was connected at that moment. Returns the parameters for new clients.
     pub fn set_welcome(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
         let is_old = self.is_outdated(connected_at);
         let mut welcome = lock(&self.welcome);
