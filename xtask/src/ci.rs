@@ -8,12 +8,12 @@ use rustix::process::nice;
 use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
 use crate::tests::{Io, features_to_check, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
-use crate::{deny, drivers, models, tidy};
+use crate::{deny, docs, drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, docs, postgres, tests-io_uring, tests-epoll, pam, kafka-tls, models,
-    /// drivers, deny
+    /// Only this step (repeatable): format, tidy, clippy, rustdoc, postgres, tests-io_uring, tests-epoll, pam, kafka-tls,
+    /// models, drivers, deny, docs
     #[arg(long)]
     only: Vec<String>,
 }
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("format", format);
     steps.run("tidy", tidy::run);
     steps.run("clippy", clippy);
-    steps.run("docs", docs);
+    steps.run("rustdoc", rustdoc);
     steps.run("postgres", fetch_postgres);
     let ahead = build_ahead(&steps);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
@@ -37,13 +37,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("models", models::run);
     steps.run("drivers", drivers::run_for_ci);
     steps.run("deny", deny::run);
+    steps.run("docs", docs::run_for_ci);
     steps.finish()
 }
 
 /// Builds what later steps need beside the tests, which leave half of the processors idle; at the lowest priority, so that they
 /// hardly notice. What fails here is told by its step.
 fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
-    let (models, drivers, deny) = (steps.wants("models"), steps.wants("drivers"), steps.wants("deny"));
+    let (models, drivers) = (steps.wants("models"), steps.wants("drivers"));
+    let (deny, docs) = (steps.wants("deny"), steps.wants("docs"));
     let work = move || {
         // That of this thread, and of whatever it starts.
         if nice(19).is_err() {
@@ -58,8 +60,11 @@ fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
         if deny {
             drop(deny::prepare());
         }
+        if docs {
+            drop(docs::prepare());
+        }
     };
-    (steps.wants("tests-io_uring") && (models || drivers || deny)).then(|| thread::spawn(work))
+    (steps.wants("tests-io_uring") && (models || drivers || deny || docs)).then(|| thread::spawn(work))
 }
 
 /// The workspace, and the package that is none of its members.
@@ -76,7 +81,7 @@ fn clippy() -> Result<()> {
     run_command(command.args(["--", "-D", "warnings"]))
 }
 
-fn docs() -> Result<()> {
+fn rustdoc() -> Result<()> {
     let mut command = cargo();
     command.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]).args(features_to_check());
     run_command(command.env("RUSTDOCFLAGS", "-D warnings"))

@@ -5,6 +5,7 @@ mod bench;
 mod ci;
 mod deny;
 mod differ;
+mod docs;
 mod drivers;
 mod flamegraph;
 mod fuzz;
@@ -38,6 +39,8 @@ enum Command {
     Test(tests::Arguments),
     /// Check the house rules: edges between crates and rooms, names, lengths, docs
     Tidy,
+    /// Check the links of all Markdown files, and build the book in docs/ (mdBook)
+    Docs(docs::Arguments),
     /// Try every interleaving of what threads share without a lock (loom)
     Models,
     /// Measure one area side by side with its peers
@@ -69,6 +72,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Ci(arguments) => ci::run(&arguments),
         Command::Test(arguments) => tests::run(&arguments),
         Command::Tidy => tidy::run(),
+        Command::Docs(arguments) => docs::run(&arguments),
         Command::Models => models::run(),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),

@@ -5,7 +5,7 @@
 //! refused. The text is looked at once: per simple query, or when a statement is prepared. A query without such words
 //! costs one pass of a string search.
 //!
-//! A function that takes an advisory lock behind the scenes cannot be seen; `docs/limits.md` says so.
+//! A function that takes an advisory lock behind the scenes cannot be seen; `docs/src/reference/limits.md` says so.
 
 use std::{fmt, sync::LazyLock};
 

@@ -58,7 +58,7 @@ Signals:
   QUIT   stop now
   USR1   PAUSE, and USR2 RESUME, as in the admin console
 
-Every key is described in docs/configuration.md; tidegate.example.toml is a file to begin with.";
+Every key is described in docs/src/reference/configuration.md; tidegate.example.toml is a file to begin with.";
 
 /// A Postgres gateway: many clients on few server connections, and nothing to change in the application.
 #[derive(Debug, Parser)]
@@ -452,7 +452,7 @@ mod tests {
     fn help_teaches() {
         let help = Cli::command().render_help().to_string();
         for word in
-            ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "docs/configuration.md", "--version"]
+            ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "configuration.md", "--version"]
         {
             assert!(help.contains(word), "{word} is not in\n{help}");
         }

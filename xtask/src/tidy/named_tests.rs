@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -18,15 +18,13 @@ pub(super) fn check(files: &[SourceFile]) -> Result<Vec<Finding>> {
         }
     }
     let mut findings = Vec::new();
-    for entry in fs::read_dir(repository::root().join("docs"))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            let text = fs::read_to_string(&path)?;
-            let shown = Path::new("docs").join(path.file_name().unwrap_or_default());
-            findings.extend(missing(&text, &tests).collect::<Vec<_>>().into_iter().map(|(line, name)| {
-                Finding::new(&shown, line, format!("there is no test `{name}`: name the one that holds this"))
-            }));
-        }
+    let is_page =
+        |path: &PathBuf| path.starts_with("docs") && path.extension().is_some_and(|extension| extension == "md");
+    for path in repository::files()?.into_iter().filter(is_page) {
+        let text = fs::read_to_string(repository::root().join(&path))?;
+        findings.extend(missing(&text, &tests).collect::<Vec<_>>().into_iter().map(|(line, name)| {
+            Finding::new(&path, line, format!("there is no test `{name}`: name the one that holds this"))
+        }));
     }
     Ok(findings)
 }

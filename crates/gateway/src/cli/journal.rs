@@ -21,7 +21,7 @@ With folders or single files:
   tidegate journal verify /mnt/a/journal                    whether every record is whole and there
 
 Records that were lost are shown in every view. Reading needs no leave of the gateway, and does not hold it up.
-docs/journal.md says what stands in a record.";
+docs/src/guide/query-log.md says what stands in a record.";
 
 const TAIL_EXAMPLES: &str = "\
 Examples:

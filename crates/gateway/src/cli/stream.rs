@@ -36,7 +36,7 @@ Exit status: 0 all was done, or it was stopped in order,
              2 the command line is wrong,
              3 as 0, but some records went to the dead-letter or were skipped.
 
-docs/streams.md tells more; docs/configuration.md describes every key of [[streams]], after
+docs/src/guide/streams.md tells more; docs/src/reference/configuration.md describes every key of [[streams]], after
 which the flags are named.";
 
 /// `tidegate stream`.

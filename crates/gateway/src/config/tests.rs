@@ -456,11 +456,11 @@ fn files_that_are_not_there_are_found_when_loading() {
     assert!(missing.to_string().contains("tidegate.example.toml"), "{missing}");
 }
 
-/// The keys that the tables of docs/configuration.md describe, with their defaults.
+/// The keys that the tables of docs/src/reference/configuration.md describe, with their defaults.
 fn documented() -> Vec<(String, String, String)> {
     let mut section = String::new();
     let mut rows = Vec::new();
-    for line in include_str!("../../../../docs/configuration.md").lines() {
+    for line in include_str!("../../../../docs/src/reference/configuration.md").lines() {
         if let Some(heading) = line.strip_prefix("## `[").and_then(|rest| rest.split_once("]`")) {
             section = heading.0.trim_matches(['[', ']']).to_owned();
         }

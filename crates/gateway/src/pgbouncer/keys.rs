@@ -1,4 +1,4 @@
-//! Every key of PgBouncer 1.26, and what becomes of it here. `docs/pgbouncer.md` is tested against these tables.
+//! Every key of PgBouncer 1.26, and what becomes of it here. `docs/src/migration/pgbouncer.md` is tested against these tables.
 
 use crate::config::setting;
 
@@ -340,13 +340,13 @@ impl Effect {
 mod tests {
     use super::*;
 
-    const DOCS: &str = include_str!("../../../../docs/pgbouncer.md");
+    const DOCS: &str = include_str!("../../../../docs/src/migration/pgbouncer.md");
 
     #[test]
     fn the_documentation_has_every_key_and_what_becomes_of_it() {
         for keys in [GLOBAL, DATABASE, USER, PEER] {
             let table = markdown(keys);
-            assert!(DOCS.contains(&table), "docs/pgbouncer.md wants this table:\n{table}");
+            assert!(DOCS.contains(&table), "docs/src/migration/pgbouncer.md wants this table:\n{table}");
         }
         let rows = DOCS.lines().filter(|line| line.starts_with("| `") && line.matches(" | ").count() == 2).count();
         assert_eq!(rows, GLOBAL.len() + DATABASE.len() + USER.len() + PEER.len(), "no other keys are described");

@@ -2,7 +2,7 @@
 //!
 //! The program is the one that `TIDEGATE_PGBOUNCER` names, as `cargo xtask differ` does, or the one that is installed; where
 //! there is none that is new enough, there is nothing to compare. Every difference has to be among those that
-//! docs/pgbouncer.md tells of.
+//! docs/src/migration/pgbouncer.md tells of.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ const PLACES: &[&str] = &["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/loc
 /// Older ones do not know the keys that are compared.
 const OLDEST: (u32, u32) = (1, 24);
 
-/// What differs and is told in docs/pgbouncer.md, by the name of the case; besides the [`COMMANDS`].
+/// What differs and is told in docs/src/migration/pgbouncer.md, by the name of the case; besides the [`COMMANDS`].
 const TOLD: &[&str] = &[
     // Types and columns of tables.
     "SHOW FDS",
@@ -352,7 +352,7 @@ fn nothing_differs_from_pgbouncer_but_what_is_told() {
     }
     let gone: Vec<_> = told().filter(|told| findings.0.iter().all(|(case, ..)| case != **told)).collect();
     println!("{} differences, {} of them not told; told but not seen: {gone:?}", findings.0.len(), untold.len());
-    assert!(untold.is_empty(), "differences that docs/pgbouncer.md does not tell of");
+    assert!(untold.is_empty(), "differences that docs/src/migration/pgbouncer.md does not tell of");
 }
 
 fn tables(program: &str, findings: &mut Findings) {

@@ -232,7 +232,7 @@ fn compaction_delivers_the_newest_of_each_key() {
     }
 }
 
-/// What docs/streams.md shows first.
+/// What docs/src/guide/streams.md shows first.
 #[test]
 fn the_example_runs_without_any_server() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -245,6 +245,6 @@ fn the_example_runs_without_any_server() {
     assert!(ended.errors.contains("dead_lettered=1"), "{}", ended.errors);
     let letter: serde_json::Value = serde_json::from_str(folder.read("dead.ndjson").trim()).unwrap();
     assert_eq!(letter["error"], "an order needs an amount");
-    let docs = std::fs::read_to_string(root.join("docs/streams.md")).unwrap();
+    let docs = std::fs::read_to_string(root.join("docs/src/guide/streams.md")).unwrap();
     assert!(docs.contains(sink), "the documentation shows this example");
 }

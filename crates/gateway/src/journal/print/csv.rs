@@ -166,9 +166,9 @@ mod tests {
 
     #[test]
     fn every_key_of_a_record_has_its_column() {
-        let documented = include_str!("../../../../../docs/journal.md");
+        let documented = include_str!("../../../../../docs/src/guide/query-log.md");
         for column in COLUMNS {
-            assert!(documented.contains(&format!("`{column}`")), "{column} is not in docs/journal.md");
+            assert!(documented.contains(&format!("`{column}`")), "{column} is not in docs/src/guide/query-log.md");
         }
         let what = What::of_payload(
             br#"{"time":"2026-03-01T12:00:00Z","kind":"query","statement":"select \"a\",\n1","parameters":["1",null],"rows":2}"#,
