@@ -37,7 +37,7 @@ enum Command {
     Ci(ci::Arguments),
     /// Bring what the tests need (Postgres 14 and 18) and run all of them
     Test(tests::Arguments),
-    /// Check the house rules: edges between crates and rooms, names, lengths, docs
+    /// Check the rules of the repository: language, names, lengths, import cycles, sizes of crates
     Tidy,
     /// Check the links of all Markdown files, and build the book in docs/ (mdBook)
     Docs(docs::Arguments),

@@ -1,11 +1,13 @@
-//! The house rules as checks. Each finding names a place and what to do there.
+//! The rules of the repository as checks. Each finding names a file, a line and what to do there.
 
 mod crates;
-mod named_tests;
-mod rooms;
+mod cycles;
+mod documented_tests;
+mod language;
 mod shared;
 mod source;
 mod text;
+mod type_names;
 
 use std::fmt;
 use std::fs;
@@ -15,7 +17,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::repository;
 
-/// A rule that does not hold, where, and what to do about it.
+/// A rule that does not hold, its place, and the change to make.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     file: PathBuf,
@@ -43,32 +45,36 @@ struct SourceFile {
 }
 
 pub(crate) fn run() -> Result<()> {
-    let files = rust_files()?;
-    let mut findings = crates::check(&repository::metadata()?)?;
+    let rust = read_files("rs")?;
+    let pages = read_files("md")?;
+    let mut findings = crates::check(&rust);
+    findings.extend(cycles::check(&rust));
+    findings.extend(type_names::check(&rust));
+    findings.extend(documented_tests::check(&rust, &pages));
     findings.extend(text::check_manifest()?);
     findings.extend(text::check_presence());
     findings.extend(shared::check()?);
-    findings.extend(named_tests::check(&files)?);
-    for file in &files {
+    for file in &rust {
         findings.extend(text::check(file));
         findings.extend(source::check(file));
     }
+    findings.extend(rust.iter().chain(&pages).flat_map(language::check));
     findings.sort();
     findings.dedup();
     findings.iter().for_each(|finding| println!("{finding}"));
     if !findings.is_empty() {
-        bail!("{} places to tidy", findings.len());
+        bail!("{} findings", findings.len());
     }
-    println!("tidy: {} files hold to the house rules", files.len());
+    println!("tidy: no findings in {} files", rust.len() + pages.len());
     Ok(())
 }
 
-fn rust_files() -> Result<Vec<SourceFile>> {
+fn read_files(extension: &str) -> Result<Vec<SourceFile>> {
     let root = repository::root();
-    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    let has_extension = |path: &PathBuf| path.extension().is_some_and(|it| it == extension);
     let read = |path: PathBuf| {
         let text = fs::read_to_string(root.join(&path)).with_context(|| format!("read {}", path.display()))?;
         Ok(SourceFile { path, text })
     };
-    repository::files()?.into_iter().filter(is_rust).map(read).collect()
+    repository::files()?.into_iter().filter(has_extension).map(read).collect()
 }

@@ -1,92 +1,52 @@
-//! Who may know whom among the crates: the libraries know nothing of each other, only the gateway knows all.
+//! The size of a crate. Which crate may use which needs no rule here: the manifests declare it, and cargo refuses circles.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use super::{Finding, SourceFile};
 
-use super::Finding;
-use crate::repository;
+/// Lines under `src` of one crate.
+const CRATE_LINES_MAX: usize = 15_000;
 
-/// What a crate of ours may name in `[dependencies]`; what is not listed may name none of ours.
-const MAY_USE: &[(&str, &[&str])] = &[
-    (
-        "tidegate-gateway",
-        &[
-            "tidegate-balance",
-            "tidegate-journal",
-            "tidegate-lanes",
-            "tidegate-link",
-            "tidegate-pool",
-            "tidegate-sandbox",
-            "tidegate-supervise",
-            "tidegate-wire",
-        ],
-    ),
-    ("tidegate-fuzz", &["tidegate-gateway", "tidegate-journal", "tidegate-wire"]),
-    ("tidegate-testkit", &["tidegate-sandbox", "tidegate-wire"]),
-    ("xtask", &["tidegate-figures", "tidegate-sandbox"]),
-];
+/// Crates over the limit, with the limit that holds for them. The list only gets shorter.
+const EXCEPTIONS: &[(&str, usize)] = &[("crates/gateway", 56_000)];
 
-/// What any crate may name in `[dev-dependencies]`, which are also those of benches.
-const TESTS_MAY_USE: &[&str] = &["tidegate-figures", "tidegate-sandbox", "tidegate-testkit"];
-
-pub(super) fn check(metadata: &Value) -> Result<Vec<Finding>> {
-    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
-    let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
-    Ok(packages.iter().flat_map(|package| check_package(package, &ours)).collect())
-}
-
-fn check_package(package: &Value, ours: &[&str]) -> Vec<Finding> {
-    let name = package["name"].as_str().unwrap_or_default();
-    let manifest = package["manifest_path"].as_str().unwrap_or_default();
-    let dependencies = package["dependencies"].as_array().into_iter().flatten();
-    dependencies
-        .filter(|dependency| dependency["name"].as_str().is_some_and(|used| ours.contains(&used)))
-        .filter_map(|dependency| check_edge(name, Path::new(manifest), dependency))
-        .collect()
-}
-
-fn check_edge(name: &str, manifest: &Path, dependency: &Value) -> Option<Finding> {
-    let used = dependency["name"].as_str()?;
-    let for_tests = dependency["kind"].as_str() == Some("dev");
-    if may_use(name, used) || (for_tests && TESTS_MAY_USE.contains(&used)) {
-        return None;
+pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
+    let mut sizes: BTreeMap<&Path, usize> = BTreeMap::new();
+    for file in files {
+        if let Some(package) = package_of(&file.path) {
+            *sizes.entry(package).or_default() += file.text.lines().count();
+        }
     }
-    let text = std::fs::read_to_string(manifest).unwrap_or_default();
-    let line = text.lines().position(|line| line.starts_with(used)).map_or(1, |index| index + 1);
-    let path = manifest.strip_prefix(repository::root()).unwrap_or(manifest);
-    let advice = format!("{name} may not know {used}; pass what it needs as a value or a trait from the gateway");
-    Some(Finding::new(path, line, advice))
+    sizes.into_iter().filter_map(|(package, lines)| check_size(package, lines)).collect()
 }
 
-fn may_use(name: &str, used: &str) -> bool {
-    MAY_USE.iter().any(|(user, may)| *user == name && may.contains(&used))
+/// The folder above `src`, for a source file of a crate.
+pub(super) fn package_of(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|above| above.ends_with("src"))?.parent()
+}
+
+fn check_size(package: &Path, lines: usize) -> Option<Finding> {
+    let exception = EXCEPTIONS.iter().find(|(name, _)| package == Path::new(name));
+    let limit = exception.map_or(CRATE_LINES_MAX, |(_, limit)| *limit);
+    (lines > limit).then(|| {
+        let advice =
+            format!("the crate has {lines} lines under src ({limit} at most): move one idea to a crate of its own");
+        Finding::new(&package.join("Cargo.toml"), 1, advice)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
-    fn findings(user: &str, used: &str, kind: Option<&str>) -> usize {
-        let packages = json!({ "packages": [
-            { "name": user, "manifest_path": "/x/Cargo.toml", "dependencies": [{ "name": used, "kind": kind }] },
-            { "name": used, "manifest_path": "/y/Cargo.toml", "dependencies": [] },
-        ]});
-        check(&packages).unwrap().len()
-    }
-
     #[test]
-    fn a_library_may_not_know_another() {
-        assert_eq!(findings("tidegate-pool", "tidegate-wire", None), 1);
-        assert_eq!(findings("tidegate-gateway", "tidegate-wire", None), 0);
-    }
-
-    #[test]
-    fn only_tests_may_use_the_testkit() {
-        assert_eq!(findings("tidegate-gateway", "tidegate-testkit", Some("dev")), 0);
-        assert_eq!(findings("tidegate-gateway", "tidegate-testkit", None), 1);
+    fn a_crate_over_the_limit_is_found() {
+        let file = |path: &str, lines: usize| SourceFile { path: path.into(), text: "x\n".repeat(lines) };
+        let mut files = vec![file("crates/a/src/lib.rs", 1), file("crates/a/src/b/c.rs", CRATE_LINES_MAX - 1)];
+        files.push(file("crates/a/tests/a.rs", CRATE_LINES_MAX));
+        assert!(check(&files).is_empty());
+        files.push(file("crates/a/src/d.rs", 1));
+        assert_eq!(check(&files).len(), 1);
     }
 }

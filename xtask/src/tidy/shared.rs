@@ -1,5 +1,4 @@
-//! What both this program and the tests need is built once: with the same features. Nothing but time is lost where it is
-//! not, so nobody would notice.
+//! Dependencies that xtask and the tests share have the same features, so that cargo builds them once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,11 +16,11 @@ pub(super) fn check() -> Result<Vec<Finding>> {
     let differ = ours.iter().filter_map(|(name, ours)| {
         let theirs = theirs.get(name)?;
         let lacks = ours.iter().find(|features| !theirs.contains(*features))?;
-        let wanted: Vec<&str> = theirs.iter().copied().collect();
+        let needed: Vec<&str> = theirs.iter().copied().collect();
         let advice = format!(
             "{name} is built with the features [{lacks}], and for the tests with [{}]: ask for the same here, or it and what \
              needs it is built twice",
-            wanted.join("] or [")
+            needed.join("] or [")
         );
         Some(Finding::new(Path::new("xtask/Cargo.toml"), 1, advice))
     });
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_are_told_apart_by_version_and_features() {
+    fn crates_differ_by_version_and_features() {
         let crates = by_crate("ours v1 (/somewhere)\tdefault\nlog v1\tstd\nlog v1\tstd (*)\nlog v1\t\nlog v2\t\n");
         assert_eq!(crates.len(), 2);
         assert_eq!(crates["log v1"], BTreeSet::from(["", "std"]));

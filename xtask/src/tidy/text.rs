@@ -1,4 +1,4 @@
-//! Rules that need no syntax: names of files, words, lengths, and files that must be there.
+//! Rules that need no syntax: file names, unfinished work, line and file lengths, required files, reasons of dependencies.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use super::{Finding, SourceFile};
 use crate::repository;
 
-const LINE_CHARS: usize = 130;
-const FILE_LINES: usize = 900;
+const LINE_CHARS_MAX: usize = 130;
+const FILE_LINES_MAX: usize = 900;
 
-/// Names that say nothing of what is inside.
+/// Names that do not describe the contents.
 const EMPTY_NAMES: &[&str] = &["util", "utils", "common", "manager", "misc", "helper", "helpers"];
 
-/// Words of unfinished work, split so that this file does not find itself.
+/// Marks of unfinished work, split so that this file has none.
 const UNFINISHED: &[&str] = &[concat!("FIX", "ME"), concat!("XX", "X"), concat!("todo", "!("), concat!("#[", "ignore")];
 
 const REQUIRED: &[&str] = &["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md", "ARCHITECTURE.md"];
@@ -21,8 +21,8 @@ const REQUIRED: &[&str] = &["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "RE
 pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
     let mut findings = check_name(&file.path);
     let lines = file.text.lines().count();
-    if lines > FILE_LINES {
-        let advice = format!("{lines} lines; a file is one noun, split it ({FILE_LINES} at most)");
+    if lines > FILE_LINES_MAX {
+        let advice = format!("{lines} lines; a file is one noun: split it ({FILE_LINES_MAX} at most)");
         findings.push(Finding::new(&file.path, 1, advice));
     }
     for (index, line) in file.text.lines().enumerate() {
@@ -34,36 +34,40 @@ pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
 fn check_name(path: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     if path.ends_with("mod.rs") {
-        findings.push(Finding::new(path, 1, "no mod.rs: name the file after its folder, beside it"));
+        findings.push(Finding::new(path, 1, "no mod.rs: name the file after its folder and put it beside the folder"));
     }
     let parts = path.iter().filter_map(|part| part.to_str());
     let names = parts.map(|part| part.strip_suffix(".rs").unwrap_or(part));
     for name in names.filter(|name| EMPTY_NAMES.contains(name)) {
-        findings.push(Finding::new(path, 1, format!("`{name}` names nothing: call it after the noun it holds")));
+        findings.push(Finding::new(
+            path,
+            1,
+            format!("`{name}` does not describe the contents: use the noun that it holds"),
+        ));
     }
     findings
 }
 
 fn check_line(line: &str) -> Option<String> {
     let chars = line.chars().count();
-    // A raw capture or a link is not broken for the sake of a rule.
-    if chars > LINE_CHARS && line.contains(' ') && !line.contains("://") {
-        return Some(format!("{chars} characters; break the line ({LINE_CHARS} at most)"));
+    // A raw capture or a link cannot be broken.
+    if chars > LINE_CHARS_MAX && line.contains(' ') && !line.contains("://") {
+        return Some(format!("{chars} characters; break the line ({LINE_CHARS_MAX} at most)"));
     }
     let word = UNFINISHED.iter().find(|word| line.contains(**word))?;
-    Some(format!("`{word}`: finish it, or say in an issue what is missing"))
+    Some(format!("`{word}`: finish it, or open an issue"))
 }
 
-/// Every dependency of the workspace has its reason above it.
+/// Every dependency of the workspace has a comment with its reason.
 pub(super) fn check_manifest() -> Result<Vec<Finding>> {
     let path = Path::new("Cargo.toml");
     let text = std::fs::read_to_string(repository::root().join(path)).context("read Cargo.toml")?;
     let unexplained = dependencies_without_reason(&text);
-    let advice = |name| format!("say above `{name}` what it is for, and why not less");
+    let advice = |name| format!("state above `{name}` what it is for, and why nothing smaller will do");
     Ok(unexplained.into_iter().map(|(line, name)| Finding::new(path, line, advice(name))).collect())
 }
 
-/// A comment explains the lines below it, until an empty line.
+/// Dependencies without a comment above. A comment counts for the lines below it, up to an empty line.
 fn dependencies_without_reason(manifest: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let (mut inside, mut explained) = (false, false);
