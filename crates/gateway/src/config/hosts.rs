@@ -67,30 +67,30 @@ impl SessionAttrs {
 section! {
     /// `[route]`: which of several servers a transaction goes to.
     pub struct RouteSettings, raw RawRoute {
-        /// `primary`, `replica`, `prefer-replica` or `any`: where transactions go.
+        /// `primary`, `replica`, `prefer-replica` or `any`: which servers transactions go to.
         route: Route = Route::Primary => Live Pool;
-        /// Whether a transaction that begins with BEGIN READ ONLY goes to a replica if there is one.
+        /// Whether a transaction that starts with BEGIN READ ONLY goes to a replica if there is one.
         read_only_to_replica: bool = false => Live Pool;
-        /// `round_robin`, `least_request`, `peak_ewma` or `pick_first`: which of those that fit.
+        /// `round_robin`, `least_request`, `peak_ewma` or `pick_first`: how one of the eligible servers is chosen.
         policy: Policy = Policy::RoundRobin => Live Pool;
-        /// Bytes of WAL that a replica may lie behind the primary; one that lies further back is not used. 0 is off.
+        /// Maximum lag of a replica in bytes of WAL; a replica beyond it is not used. 0 is no limit.
         lag_bytes_max: u64 = 0, in 0..=9_223_372_036_854_775_807 => Live Pool;
-        /// Time that a replica may lie behind the primary; one that lies further back is not used.
+        /// Maximum lag of a replica in time; a replica beyond it is not used. 0 is no limit.
         lag_max: Duration = Duration::ZERO => Live Pool;
-        /// Zone of this gateway: servers of the same `zone` go before all others.
+        /// Zone of this gateway: servers of the same `zone` are preferred.
         zone: String = String::new() => Live Pool;
-        /// How often each server is asked what it is and how far behind.
+        /// Interval of the probes of each server for its role and lag.
         probe_interval: Duration = Duration::from_secs(1) => Live Pool;
-        /// A server that does not answer for so long, twice, is not used while another one fits.
+        /// Timeout of a probe. A server that misses two in a row is not used while another one is eligible.
         probe_timeout: Duration = Duration::from_secs(2) => Live Pool;
-        /// How long a transaction waits for a server that fits, as while a primary is replaced; 0 fails at once.
+        /// How long a transaction waits for an eligible server, such as a new primary; 0 fails immediately.
         failover_wait: Duration = Duration::from_secs(30) => Live Pool;
-        /// After so many broken connections in a row a server is left alone for `eject_time`; 0 never. If that leaves
-        /// nobody, all are used.
+        /// Broken connections in a row after which a server is ejected for `eject_time`; 0 never. If all servers are ejected,
+        /// all are used.
         eject_after: u32 = 3, in 0..=1_000_000 => Live Pool;
-        /// How long the first such pause lasts; further ones are longer.
+        /// Duration of the first ejection; later ones are longer.
         eject_time: Duration = Duration::from_secs(10) => Live Pool;
-        /// For so long a server that comes back gets less than its share.
+        /// Time in which a server that returns grows to its full share of transactions.
         slow_start: Duration = Duration::ZERO => Live Pool;
     }
 }

@@ -245,47 +245,49 @@ section! {
     pub struct Listen, raw RawListen {
         /// TCP addresses, `IP:port` each; `*:6432` is every interface, `[]` none.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 6432))] => Restart Process;
-        /// Folder of the unix socket, whose file is `.s.PGSQL.<port>`; empty for none. `@name` is for a socket without a file
-        /// (abstract), which everybody on this machine can reach.
+        /// Directory of the Unix socket `.s.PGSQL.<port>`; empty for none. `@name` is an abstract socket, which every local
+        /// user can reach.
         unix_socket_dir: PathBuf = PathBuf::new() => Restart Process;
-        /// Port in the name of the socket's file; 0 for the port of the first address (6432 without one).
+        /// Port in the name of the socket file; 0 for the port of the first address (6432 without one).
         unix_socket_port: u16 = 0 => Restart Process;
-        /// Permissions of the socket's file, in octal.
+        /// Permissions of the socket file, in octal.
         unix_socket_mode: FileMode = FileMode(0o777) => Restart Process;
-        /// Group of the socket's file, by name or number; empty for that of the process.
+        /// Group of the socket file, by name or number; empty for the group of the process.
         unix_socket_group: String = String::new() => Restart Process;
-        /// Connections the kernel holds until they are accepted; more are refused or must try again.
+        /// Connections that the kernel queues before they are accepted.
         backlog: u32 = 4096, in 1..=1_000_000 => Restart Process;
-        /// TLS for clients: `off`, `allow`, `require`; needs `tls_cert` and `tls_key` unless off.
+        /// TLS for clients: `off`, `allow` or `require`; all but `off` need `tls_cert` and `tls_key`.
         tls: ClientTls = ClientTls::Off => Live Process;
         /// PEM file with the certificate and its chain.
         tls_cert: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with the certificate's key.
+        /// PEM file with the private key of the certificate.
         tls_key: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with authorities; with it, clients are asked for a certificate of one of them.
+        /// PEM file with certificate authorities; if set, clients are asked for a certificate that one of them has signed.
         tls_client_ca: PathBuf = PathBuf::new() => Live Process;
-        /// `require` or `allow`: whether a client may come without a certificate, if there is `tls_client_ca`.
+        /// `require` or `allow`: whether a client may connect without a certificate when `tls_client_ca` is set.
         tls_client_cert: ClientCertificate = ClientCertificate::Require => Live Process;
-        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        /// Cipher suites of TLS 1.2 and 1.3 by their OpenSSL names; a version without a suite is disabled. `[]` for all.
         tls_ciphers: Vec<CipherSuite> = Vec::new() => Live Process;
-        /// Groups for the key exchange: `X25519`, `prime256v1`, `secp384r1`; `[]` for all.
+        /// Key exchange groups: `X25519`, `prime256v1`, `secp384r1`; `[]` for all.
         tls_groups: Vec<KeyGroup> = Vec::new() => Live Process;
-        /// Clients at a time, of all addresses; more are refused with SQLSTATE 53300. Each costs a file descriptor.
+        /// Maximum number of client connections; further ones are refused with SQLSTATE 53300. Each takes a file descriptor.
         max_clients: u32 = 10_000, in 1..=10_000_000 => Live Process;
-        /// Clients at a time from one IP address, or from one IPv6 network of 64 bits; more are refused with SQLSTATE 53300. 0 is
-        /// without limit. Clients of the admin console and of the unix socket do not count, and as many more may be logging in.
+        /// Maximum number of client connections from one IPv4 address or one IPv6 /64 network; further ones are refused with
+        /// SQLSTATE 53300. 0 is no limit. The limit ignores console and Unix socket clients, and allows as many more that are
+        /// logging in.
         max_clients_per_address: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// Whether other processes may listen on the same addresses; the kernel then spreads clients over them.
+        /// Whether other processes may listen on the same addresses (`SO_REUSEPORT`); the kernel distributes clients among
+        /// them.
         reuse_port: bool = false => Restart Process;
-        /// Number of this gateway among those behind the same address, which `[peers.ID]` names; 0 for none.
+        /// Number of this gateway among those behind the same address, as in `[peers.ID]`; 0 for none.
         peer_id: u16 = 0, in 0..=PEER_MAX => Restart Process;
-        /// `postgres` or `pgbouncer`: whose words the gateway's own errors and log lines use.
+        /// `postgres` or `pgbouncer`: the wording of the gateway's own errors and log lines.
         dialect: Dialect = Dialect::Postgres => Live Process;
-        /// Parameters of a client's login that are dropped; `options` stands for all that come in `options`.
+        /// Startup parameters of clients that are dropped; `options` stands for every parameter inside `options`.
         ignore_startup_parameters: Vec<String> = Vec::new() => Live Process;
-        /// Whether the client's address is appended to the application name that it logs in with.
+        /// Whether the client address is appended to the application name at login.
         application_name_add_host: bool = false => Live Process;
-        /// What clients are told by a notice when they have logged in; empty for nothing.
+        /// Notice that clients receive after login; empty for none.
         login_notice: String = String::new() => Live Process;
     }
 }
@@ -293,37 +295,39 @@ section! {
 section! {
     /// `[auth]`: how clients prove who they are.
     pub struct Auth, raw RawAuth {
-        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam`, `ldap` or `hba`; holds for logins from
-        /// the reload on.
+        /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam`, `ldap` or `hba`.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
-        /// Whether `trust`, `cert` and `peer` let in users that `[users]` does not have.
+        /// Whether `trust`, `cert` and `peer` admit users that `[users]` does not declare.
         strangers: bool = true => Live Process;
-        /// Iterations of verifiers that are made of clear-text passwords: more cost attackers, and a user's first login.
+        /// Iterations of verifiers that are derived from clear-text passwords. More iterations slow down attackers and the
+        /// first login of each user.
         scram_iterations: u32 = 4096, in 1..=1_000_000 => Live Process;
-        /// Secret from which the SCRAM salts of users without a verifier are derived, those that do not exist among them; the
-        /// same for all processes that clients take for one. Empty for one derived from this machine's `/etc/machine-id`, or
-        /// random at each start if it has none.
+        /// Secret from which the SCRAM salts of users without a verifier, unknown users included, are derived. Processes
+        /// behind one address need the same value. If empty, `/etc/machine-id` is used, or a random value per start.
         salt_secret: Secret = Secret::default() => Restart Process;
-        /// Delay of the answer to a failed login. After ten failures of an address or of a user it doubles with each further
-        /// one; their count halves every minute. From such an address logins begin one after the other, so far apart. 0 is off.
+        /// Delay of the reply to a failed login. After ten failures of an address or a user it doubles with each further
+        /// failure; the count halves every minute. Logins from such an address start one at a time, one per delay. 0
+        /// disables.
         failed_login_delay: Duration = Duration::from_millis(100) => Live Process;
-        /// The longest such delay. A login that would have to wait for longer before it begins is refused.
+        /// Maximum delay. A login that would have to wait longer before it starts is refused.
         failed_login_delay_max: Duration = Duration::from_secs(5) => Live Process;
-        /// Whether clients over TLS are offered SCRAM-SHA-256-PLUS, which fails if a proxy before the gateway ends their TLS.
+        /// Whether SCRAM-SHA-256-PLUS is offered to clients over TLS. It fails if a proxy in front of the gateway terminates
+        /// TLS.
         channel_binding: bool = true => Live Process;
-        /// File of rules as in `pg_hba.conf`, for method `hba`; read again by a reload.
+        /// Rules in the form of `pg_hba.conf`, for method `hba`; a reload reads the file again.
         hba_file: PathBuf = PathBuf::new() => Live Process;
-        /// File of user name maps as in `pg_ident.conf`, for `map=` in the rules.
+        /// User name maps in the form of `pg_ident.conf`, for `map=` in the rules.
         ident_file: PathBuf = PathBuf::new() => Live Process;
-        /// Service by which PAM knows the gateway, for method `pam`: its rules are those of `/etc/pam.d/SERVICE`.
+        /// PAM service name for method `pam`; its rules are in `/etc/pam.d/SERVICE`.
         pam_service: String = "tidegate".to_owned() => Live Process;
-        /// The directory, for method `ldap`: options as PostgreSQL has them in `pg_hba.conf`, `ldapurl="ldap://..."` for one.
+        /// Options of method `ldap`, as in `pg_hba.conf`, such as `ldapurl="ldap://..."`.
         ldap_options: Secret = Secret::default() => Live Process;
-        /// User that looks up on the server who `[users]` does not have, or has without a password; empty for no look-up.
+        /// User that looks up passwords on the server for users that `[users]` does not declare or declares without a
+        /// password; empty for no look-up.
         lookup_user: String = String::new() => Live Process;
-        /// The look-up: `$1` is the user's name, the row has name and password.
+        /// Query of the look-up: `$1` is the user name, the row holds name and password.
         lookup_query: String = DEFAULT_QUERY.to_owned() => Live Process;
-        /// Database of the look-up; empty for the one that the client asks for.
+        /// Database of the look-up; empty for the database that the client asks for.
         lookup_database: String = String::new() => Live Process;
     }
 }
@@ -331,60 +335,61 @@ section! {
 section! {
     /// `[pool]`: how many server connections there are, and who gets one for how long.
     pub struct PoolSettings, raw RawPool {
-        /// `session`, `transaction` or `statement`: how long a client keeps its server.
+        /// `session`, `transaction` or `statement`: how long a client keeps its server connection.
         mode: Mode = Mode::Transaction => Live Pool;
-        /// Server connections per database and user. Each costs Postgres a process.
+        /// Maximum number of server connections per database and user. Each is a Postgres process.
         size: u32 = 20, in 1..=100_000 => Live Pool;
-        /// Server connections that are kept open although nobody uses them; before a client comes, too, if all share a pool
-        /// (`shared_pool`).
+        /// Server connections that stay open without use. With `shared_pool` they are opened before the first client
+        /// connects.
         min_size: u32 = 0, in 0..=100_000 => Live Pool;
-        /// Further server connections once a client has waited for `reserve_after`.
+        /// Additional server connections once a client has waited for `reserve_after`.
         reserve_size: u32 = 0, in 0..=100_000 => Live Pool;
-        /// Wait of a client that opens the reserve; 0 opens it at once.
+        /// Wait of a client after which the reserve is opened; 0 opens it immediately.
         reserve_after: Duration = Duration::from_secs(5) => Live Pool;
-        /// Logins to the server under way at a time.
+        /// Maximum number of concurrent logins to the server.
         connects_in_flight: u32 = 4, in 1..=1000 => Live Pool;
-        /// Prepared statements kept on each server, the least used leaving first; each costs memory in Postgres.
-        /// 0 does not track them: named statements then work in session mode only.
+        /// Maximum number of prepared statements on each server connection, evicted least recently used; each takes memory in
+        /// Postgres. With 0 they are not tracked, and named statements work in session mode only.
         prepared_statements_per_server: u32 = 500, in 0..=1_000_000 => Live Pool;
-        /// How long before a client's Parse a server may have parsed the same text for another client to serve this one. A
-        /// change of the schema that was made through the gateway is seen at once, one made elsewhere within this time. The
-        /// server that the Parse reaches always parses again. 0 has each server parse again for each client.
+        /// Maximum age, at a client's Parse, of another client's analysis that may be shared. A schema change through the
+        /// gateway takes effect immediately, any other within this time. The server that receives the Parse always analyses
+        /// again. With 0 every server analyses again for every client.
         prepared_statement_max_age: Duration = Duration::from_secs(1) => Live Pool;
-        /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE keep the
-        /// client on its server; false refuses them with SQLSTATE 0A000 and a hint.
+        /// Whether LISTEN, WITH HOLD cursors, session advisory locks, temporary tables and SQL PREPARE pin the client to its
+        /// server; false refuses them with SQLSTATE 0A000 and a hint.
         pin: bool = true => Live Pool;
-        /// Whether clients wait for a server that cannot be reached, as long as `timeouts.checkout` says; else they are told
-        /// at once. A login that the server refuses is told in any case, and where there are several servers
-        /// `failover_wait` holds.
+        /// Whether clients wait up to `timeouts.checkout` for a server that is unreachable; otherwise they get an error
+        /// immediately. A login that the server refuses is always an error. With several servers `failover_wait` applies.
         wait_for_server: bool = false => Live Pool;
-        /// Whether clients may use the simple protocol, in which a text can hold several statements.
+        /// Whether clients may use the simple query protocol, in which one message can hold several statements.
         simple_query: bool = true => Live Pool;
-        /// The longest message in bytes that a client may send, CopyData and FunctionCall aside; a longer one ends its
+        /// Maximum length in bytes of a client message other than CopyData and FunctionCall; a longer one ends the
         /// connection.
         message_max: u32 = MESSAGE_MAX, in 64..=MESSAGE_MAX => Live Pool;
-        /// SQL that a server runs when a client of session mode leaves, or a pinned one, behind `DISCARD ALL`; empty for none.
+        /// SQL that resets a server connection when a client of session mode leaves, or, after `DISCARD ALL`, when a pinned
+        /// client leaves; empty for none.
         server_reset: String = "DISCARD ALL".to_owned() => Live Pool;
-        /// Whether it runs after every transaction and statement too.
+        /// Whether `server_reset` also runs after every transaction and statement.
         server_reset_always: bool = false => Live Pool;
-        /// SQL that a server runs before a client gets it, if it was free for `server_check_after`; empty for none. One that
-        /// fails is closed, and the client gets another.
+        /// SQL that checks a server connection before its next client if it was idle for `server_check_after`; empty for
+        /// none. A connection that fails is closed, and the client gets another.
         server_check: String = String::new() => Live Pool;
-        /// See `server_check`; 0 checks whatever was used before.
+        /// Idle time after which `server_check` runs; 0 checks before every use but the first.
         server_check_after: Duration = Duration::from_secs(30) => Live Pool;
-        /// Whether the server that was free for longest is used first, so that all are used in turn; else the one that was
-        /// used last is.
+        /// Whether the server connection that was idle longest is used first; otherwise the most recently used one is.
         oldest_first: bool = false => Live Pool;
-        /// Whether a client of session mode is disconnected, outside of a transaction, as soon as its server is to be replaced;
-        /// else it keeps the server until it leaves.
+        /// Whether a client of session mode is disconnected, outside of a transaction, when its server connection is to be
+        /// replaced; otherwise it keeps the connection until it leaves.
         fast_close: bool = false => Live Pool;
-        /// Server connections of all pools of a database together; 0 is without limit. Idle ones make room for others.
+        /// Maximum number of server connections of all pools of a database; 0 is no limit. Idle connections are closed to
+        /// make room.
         max_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// Server connections of all pools of a user together; 0 is without limit. Idle ones make room for others.
+        /// Maximum number of server connections of all pools of a user; 0 is no limit. Idle connections are closed to make
+        /// room.
         max_per_user: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// Clients of a database; 0 is without limit.
+        /// Maximum number of clients of a database; 0 is no limit.
         max_clients_per_database: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// Clients of a user; 0 is without limit.
+        /// Maximum number of clients of a user; 0 is no limit.
         max_clients_per_user: u32 = 0, in 0..=10_000_000 => Live Process;
     }
 }
@@ -392,38 +397,39 @@ section! {
 section! {
     /// `[timeouts]`: how long anything may take.
     pub struct Timeouts, raw RawTimeouts {
-        /// Waiting for a server; then the client gets an error.
+        /// Maximum wait for a server connection; then the client gets an error.
         checkout: Duration = Duration::from_secs(120) => Live Pool;
-        /// Wait for a server after which the client is told so by a notice; 0 for none.
+        /// Wait for a server connection after which the client receives a notice; 0 for none.
         checkout_notice: Duration = Duration::ZERO => Live Pool;
         /// Connecting and logging in to a server.
         connect: Duration = Duration::from_secs(15) => Live Pool;
-        /// Pause after a failed connect; doubles up to `connect_retry_max`, with jitter. 0 tries again at once, as is done
-        /// after a refused login.
+        /// Pause after a failed connect; doubles up to `connect_retry_max`, with jitter. There is no pause with 0 and after a
+        /// refused login.
         connect_retry: Duration = Duration::from_secs(1) => Live Pool;
-        /// The longest pause between connects, however often they fail; `connect_retry` if that is longer.
+        /// Maximum pause between connects, or `connect_retry` if that is longer.
         connect_retry_max: Duration = Duration::from_secs(15) => Live Pool;
         /// Login of a client, from accept to the first ReadyForQuery.
         login: Duration = Duration::from_secs(60) => Live Process;
-        /// A server connection without use is closed after that, down to `min_size`.
+        /// Idle time after which a server connection is closed, down to `min_size`.
         server_idle: Duration = Duration::from_secs(600) => Live Pool;
-        /// Age at which a server connection is closed once it is free, 10 % of jitter included.
+        /// Age at which a server connection is closed when it becomes idle, with 10 % of jitter.
         server_lifetime: Duration = Duration::from_secs(3600) => Live Pool;
-        /// A client that asks nothing for that long, outside of a transaction, is disconnected.
+        /// Idle time outside of a transaction after which a client is disconnected.
         client_idle: Duration = Duration::ZERO => Live Pool;
-        /// A query that runs longer is cancelled, and its client disconnected. Executions up to one Sync count as one: a
-        /// server answers them together.
+        /// Maximum duration of a query; then it is cancelled and its client disconnected. Executions up to one Sync count as
+        /// one query.
         query: Duration = Duration::ZERO => Live Pool;
-        /// A transaction that is open longer is ended with its client.
+        /// Maximum duration of a transaction; then its client is disconnected.
         transaction: Duration = Duration::ZERO => Live Pool;
-        /// A client that asks nothing for that long inside of a transaction is disconnected.
+        /// Idle time inside a transaction after which a client is disconnected.
         idle_in_transaction: Duration = Duration::ZERO => Live Pool;
-        /// A database that only `*` names is forgotten with its figures after that, without clients and servers; 0 never.
+        /// Time after which a database that only `*` names and that has neither clients nor servers is removed with its
+        /// statistics; 0 never.
         auto_database: Duration = Duration::from_secs(3600) => Live Process;
-        /// How long clients may stay after SIGTERM; 0 is without limit.
+        /// How long clients may stay after SIGTERM; 0 is no limit.
         shutdown: Duration = Duration::ZERO => Live Process;
-        /// How long SUSPEND waits until everybody has taken what was sent to them; 0 is without limit. Who does not is
-        /// disconnected.
+        /// How long SUSPEND waits until all sent data is received; clients and servers that do not receive it are
+        /// disconnected. 0 is no limit.
         suspend: Duration = Duration::from_secs(10) => Live Process;
         /// Delivering a cancel request to a server.
         cancel: Duration = Duration::from_secs(10) => Live Process;
@@ -436,49 +442,51 @@ section! {
     pub struct DatabaseKeys, raw RawDatabase {
         /// `postgres://user:password@host:port/dbname?sslmode=...` instead of the keys below.
         url: PgUrl = PgUrl::default() => Live Process;
-        /// Host name, address, or folder of a unix socket; several are separated by commas. See `route`.
+        /// Host name, address, or directory of a Unix socket; several are separated by commas.
         host: String = String::new() => Live Process;
-        /// List of servers instead of `host`: texts, or tables with `host`, `port`, `weight` and `zone`.
+        /// List of servers instead of `host`: strings such as `"10.0.0.1:5432"`, `"/run/postgresql"` or
+        /// `"srv:_postgresql._tcp.db.example"`, or tables with `host`, `port`, `weight` and `zone`.
         hosts: HostList = HostList::default() => Live Process;
-        /// Port, for every host.
+        /// Port of every host.
         port: u16 = 5432, in 1..=65535 => Live Process;
-        /// Name of the database on the server; empty for the name that the client says.
+        /// Database name on the server; empty for the name that the client uses.
         dbname: String = String::new() => Live Process;
-        /// User that logs in to the server whoever the client is; empty for the client's own name.
+        /// User of all logins to the server; empty for the name of the client.
         user: String = String::new() => Live Process;
-        /// Password of `user`, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
+        /// Password of `user`, or `md5...` or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;
         /// `disable`, `allow`, `prefer`, `require`, `verify-ca` or `verify-full`, as in libpq.
         sslmode: SslMode = SslMode::Prefer => Live Process;
         /// PEM file with trusted authorities; empty, or `system`, for those of the machine.
         sslrootcert: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with the certificate shown to the server.
+        /// PEM file with the client certificate for the server.
         sslcert: PathBuf = PathBuf::new() => Live Process;
-        /// PEM file with that certificate's key.
+        /// PEM file with the private key of `sslcert`.
         sslkey: PathBuf = PathBuf::new() => Live Process;
-        /// `postgres` asks before TLS begins; `direct` begins at once (Postgres 17, sslmode `require` or stricter).
+        /// `postgres` sends SSLRequest first; `direct` starts TLS immediately (Postgres 17, sslmode `require` or stricter).
         sslnegotiation: SslNegotiation = SslNegotiation::Postgres => Live Process;
-        /// Cipher suites by OpenSSL's names, of TLS 1.2 and 1.3; a version without any is not spoken. `[]` for all.
+        /// Cipher suites of TLS 1.2 and 1.3 by their OpenSSL names; a version without a suite is disabled. `[]` for all.
         sslciphers: Vec<CipherSuite> = Vec::new() => Live Process;
-        /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server's certificate.
+        /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server certificate.
         channel_binding: ChannelBinding = ChannelBinding::Prefer => Live Process;
-        /// Table of parameters sent when logging in to a server, such as `{ search_path = "app" }`.
+        /// Table of parameters that are sent at login to a server, such as `{ search_path = "app" }`.
         startup_parameters: Parameters = Parameters::default() => Live Process;
-        /// Whether all clients share one pool, if there is a `user`; otherwise each of their users has one.
+        /// Whether all clients share one pool, which needs `user`; otherwise each client user has its own pool.
         shared_pool: bool = false => Live Process;
-        /// SQL that every new connection runs before its first client gets it.
+        /// SQL that every new server connection runs before its first client.
         connect_query: Secret = Secret::default() => Live Process;
-        /// `pool.max_per_database` for this one.
+        /// `pool.max_per_database` for this database.
         max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// `pool.max_clients_per_database` for this one.
+        /// `pool.max_clients_per_database` for this database.
         max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// `auth.lookup_user` for clients of this one.
+        /// `auth.lookup_user` for clients of this database.
         lookup_user: String = String::new() => Live Process;
-        /// `auth.lookup_query` for clients of this one.
+        /// `auth.lookup_query` for clients of this database.
         lookup_query: String = String::new() => Live Process;
-        /// `auth.lookup_database` for clients of this one.
+        /// `auth.lookup_database` for clients of this database.
         lookup_database: String = String::new() => Live Process;
-        /// libpq's words for `route`: `any`, `read-write`, `read-only`, `primary`, `standby` or `prefer-standby`.
+        /// libpq's form of `route`: `any`, `read-write`, `read-only`, `primary`, `standby` or `prefer-standby`. With one host
+        /// it also enables the choice among its addresses.
         target_session_attrs: SessionAttrs = SessionAttrs::Primary => Live Process;
     }
 }
@@ -487,13 +495,13 @@ section! {
     /// `[users.NAME]`: who may log in, and settings of users; a table with settings alone lets nobody in. All keys of `[pool]`
     /// and `[route]` and most of `[timeouts]` may stand beside these, and go before those of the database.
     pub struct UserKeys, raw RawUser {
-        /// The password, or `md5...`, or `SCRAM-SHA-256$...` as Postgres stores it.
+        /// The password, or `md5...` or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;
         /// File whose first line is the password, instead of `password`.
         password_file: PathBuf = PathBuf::new() => Live Process;
-        /// `pool.max_per_user` for this one.
+        /// `pool.max_per_user` for this user.
         max_servers: u32 = 0, in 0..=10_000_000 => Live Process;
-        /// `pool.max_clients_per_user` for this one.
+        /// `pool.max_clients_per_user` for this user.
         max_clients: u32 = 0, in 0..=10_000_000 => Live Process;
     }
 }
@@ -505,11 +513,11 @@ section! {
     /// `[peers.ID]`: another gateway behind the same address; ID is its `listen.peer_id`. Cancel requests for its clients
     /// are passed on to it.
     pub struct PeerKeys, raw RawPeer {
-        /// Host name or address where only that one listens, or the folder of its unix socket.
+        /// Host name or address on which only this peer listens, or the directory of its Unix socket.
         host: String = String::new() => Live Process;
         /// Port.
         port: u16 = 6432, in 1..=65535 => Live Process;
-        /// Cancel requests that are on their way to it at a time; more wait.
+        /// Maximum number of concurrent cancel requests to this peer; more wait.
         size: u32 = 20, in 1..=100_000 => Live Process;
     }
 }
@@ -525,12 +533,12 @@ impl PeerKeys {
 section! {
     /// `[admin]`: who may use the console, which is the database `tidegate` (or `pgbouncer`).
     pub struct Admin, raw RawAdmin {
-        /// Users that may use every command of the console.
+        /// Users that may run every console command.
         users: Vec<String> = vec!["postgres".to_owned()] => Live Process;
-        /// Users that may use `SHOW` only.
+        /// Users that may run `SHOW` only.
         stats_users: Vec<String> = Vec::new() => Live Process;
-        /// Whether `SET` in the console may change keys that name files (`log.file`, `auth.hba_file`, `listen.tls_key`) and, by
-        /// `conffile`, which file `RELOAD` reads. It is true with a `pgbouncer.ini`.
+        /// Whether `SET` may change keys that name files (`log.file`, `auth.hba_file`, `listen.tls_key`) and, as `conffile`,
+        /// the file that `RELOAD` reads. Always true with a `pgbouncer.ini`.
         set_files: bool = false => Restart Process;
     }
 }
@@ -538,30 +546,30 @@ section! {
 section! {
     /// `[log]`: what is logged, where, and how.
     pub struct Log, raw RawLog {
-        /// `auto` (text, colour on a terminal), `text`, `json`, or `pgbouncer`: lines that begin as those of PgBouncer.
+        /// `auto` (text, with colour on a terminal), `text`, `json`, or `pgbouncer` (line prefixes as in PgBouncer).
         format: LogFormat = LogFormat::Auto => Restart Process;
-        /// `error`, `warn`, `info`, `debug` or `trace`; what libraries say at `debug` is logged at `trace` only.
+        /// `error`, `warn`, `info`, `debug` or `trace`; `debug` events of libraries appear at `trace`.
         level: LogLevel = LogLevel::Info => Live Process;
-        /// Whether a line tells of each client that comes.
+        /// Whether each client login is logged.
         connections: bool = true => Live Process;
-        /// The same for each that goes.
+        /// Whether each client disconnect is logged.
         disconnections: bool = true => Live Process;
-        /// Whether a line tells of each error that the gateway itself has for a client.
+        /// Whether each error that the gateway itself returns to a client is logged.
         refusals: bool = true => Live Process;
-        /// File that lines are appended to, opened again by SIGHUP and `RELOAD`; empty for none.
+        /// File to which lines are appended, reopened by SIGHUP and `RELOAD`; empty for none.
         file: PathBuf = PathBuf::new() => Live Process;
         /// Whether lines go to standard error.
         stderr: bool = true => Restart Process;
-        /// Socket of a syslog daemon, `/dev/log` as a rule, that lines go to as well; empty for none. What it has no room for
-        /// is lost.
+        /// Socket of a syslog daemon, usually `/dev/log`, that also receives the lines; empty for none. Lines are lost if the
+        /// socket is full.
         syslog: PathBuf = PathBuf::new() => Live Process;
-        /// Name of the process in those lines.
+        /// Process name in syslog lines.
         syslog_ident: String = "tidegate".to_owned() => Live Process;
-        /// Their facility: `daemon`, `user`, `auth`, `authpriv`, or `local0` to `local7`.
+        /// Syslog facility: `daemon`, `user`, `auth`, `authpriv`, or `local0` to `local7`.
         syslog_facility: SyslogFacility = SyslogFacility::Daemon => Live Process;
-        /// Whether a line tells of what was done, each `stats_period`.
+        /// Whether statistics are logged every `stats_period`.
         stats: bool = false => Live Process;
-        /// Period of those lines, and of the averages that the console shows.
+        /// Period of the statistics lines and of the averages in the console.
         stats_period: Duration = Duration::from_secs(60) => Live Process;
     }
 }
@@ -569,17 +577,17 @@ section! {
 section! {
     /// `[tcp]`: when a peer that says nothing is held for gone; for connections from the reload on.
     pub struct Tcp, raw RawTcp {
-        /// Whether the kernel asks a silent peer for a sign of life.
+        /// Whether TCP keepalive is enabled.
         keepalive: bool = true => Live Process;
-        /// Silence after which it asks.
+        /// Idle time before the first probe (`TCP_KEEPIDLE`).
         keepalive_idle: Duration = Duration::from_secs(60) => Live Process;
-        /// Pause between its questions.
+        /// Time between probes (`TCP_KEEPINTVL`).
         keepalive_interval: Duration = Duration::from_secs(15) => Live Process;
-        /// Questions without an answer after which the peer is gone; 0 for the system's number.
+        /// Unanswered probes after which the connection is closed (`TCP_KEEPCNT`); 0 for the system default.
         keepalive_count: u32 = 0, in 0..=127 => Live Process;
-        /// How long sent data may stay unconfirmed; 0 for the system's rules.
+        /// How long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`); 0 for the system default.
         user_timeout: Duration = Duration::ZERO => Live Process;
-        /// Bytes that the kernel keeps for a connection in each direction; 0 for the system's rules.
+        /// Kernel buffer of a connection in each direction, in bytes; 0 for the system default.
         socket_buffer: u32 = 0, in 0..=1_073_741_824 => Live Process;
     }
 }
@@ -587,22 +595,22 @@ section! {
 section! {
     /// `[dns]`: who is asked for the addresses of servers, and how often.
     pub struct Dns, raw RawDns {
-        /// Name servers, `IP:port` each, that are asked after `/etc/hosts`; `[]` for the system's own resolver.
+        /// Name servers, `IP:port` each, queried after `/etc/hosts`; `[]` for the system resolver.
         servers: NameServers = NameServers::default() => Restart Process;
-        /// File in the form of `/etc/resolv.conf`, whose name servers are asked instead; read again when it changes.
+        /// File in the form of `/etc/resolv.conf` with the name servers to query; read again when it changes.
         resolv_conf: PathBuf = PathBuf::new() => Restart Process;
-        /// How long an answer is used at least, before a name with a choice of servers is looked up again.
+        /// Minimum time before a name with a choice of servers is resolved again.
         ttl_min: Duration = Duration::from_secs(5) => Restart Process;
-        /// How long an answer is used at most, whatever it says itself. Also the longest pause after failed look-ups.
+        /// Maximum time for which an answer is used, and maximum pause after failed look-ups.
         ttl_max: Duration = Duration::from_secs(300) => Restart Process;
-        /// How long a look-up for a connection holds; 0 looks up at each connect. If it then gives other addresses,
-        /// connections to those that are gone are replaced.
+        /// How long the look-up of a database with one host is cached; 0 resolves at each connect. If a later look-up returns
+        /// other addresses, connections to the former ones are replaced.
         cache_ttl: Duration = Duration::ZERO => Live Process;
-        /// How long such a look-up holds that has found nothing.
+        /// How long a failed look-up is cached.
         cache_failure_ttl: Duration = Duration::ZERO => Live Process;
-        /// How long an address stays although answers leave it out, of a name whose answers take turns; 0 is not at all.
+        /// How long an address stays in use although answers omit it, for a name whose answers rotate; 0 disables.
         rotation_grace: Duration = Duration::from_secs(300) => Live Process;
-        /// Period in which names are looked up again although nothing is connected; 0 is off.
+        /// Period of look-ups while no connection needs one; 0 disables.
         check_period: Duration = Duration::ZERO => Live Process;
     }
 }
@@ -610,7 +618,7 @@ section! {
 section! {
     /// `[metrics]`: figures for Prometheus.
     pub struct Metrics, raw RawMetrics {
-        /// Addresses that answer `GET /metrics`; `[]` for none.
+        /// Addresses that serve `GET /metrics`; `[]` for none.
         addresses: Vec<SocketAddr> = Vec::new() => Restart Process;
     }
 }
@@ -618,47 +626,47 @@ section! {
 section! {
     /// `[journal]`: who ran what, when, for how long and with what result, written to a folder. Clients never wait for it.
     pub struct Journal, raw RawJournal {
-        /// Folder of the journal, made if it is missing; empty for no journal. One gateway at a time owns it.
+        /// Directory of the query log, created if missing; empty disables it. One gateway at a time owns it.
         folder: PathBuf = PathBuf::new() => Restart Process;
-        /// `framed` (checksums; read it with `tidegate journal`) or `json` (a JSON object per line).
+        /// `framed` (with checksums; read by `tidegate journal`) or `json` (one JSON object per line).
         format: JournalFormat = JournalFormat::Framed => Restart Process;
-        /// `query` or `transaction`: what one record tells of.
+        /// `query` or `transaction`: what one record describes.
         per: Per = Per::Query => Live Process;
-        /// `text`, `normalised` (literals as `?`), `fingerprint` or `off`. A text may hold personal data in its literals.
+        /// `text`, `normalised` (literals as `?`), `fingerprint` or `off`. Literals in `text` may be personal data.
         statement: StatementForm = StatementForm::Text => Live Process;
-        /// Bytes of a statement, and of its parameters, that are written down at most.
+        /// Maximum length in bytes of a recorded statement and of its parameters.
         statement_bytes: u32 = 16_384, in 64..=65_536 => Live Process;
-        /// `off`, `on`, or `redacted` (how many there are, and which are NULL). A rule may say otherwise.
+        /// `off`, `on`, or `redacted` (their number, and which are NULL). A rule may override it.
         parameters: ParameterForm = ParameterForm::Off => Live Process;
-        /// Whether logins, refused logins and disconnects are written down.
+        /// Whether logins, refused logins and disconnects are recorded.
         connections: bool = true => Live Process;
-        /// Tables that say which queries are written down; the first that matches decides, and without a match they are.
+        /// Tables that select which queries are recorded; the first match decides, and queries without a match are recorded.
         rules: Rules = Rules::default() => Live Process;
-        /// Memory for records that are not yet written, in bytes; what exceeds it is answered as `queries_overload` says.
+        /// Memory in bytes for records that are not yet written; `queries_overload` applies beyond it.
         queue_bytes: u32 = 8 << 20, in 4_194_304..=2_147_483_648 => Restart Process;
-        /// `drop_newest`, `drop_oldest` or `sample`, for queries when the disk does not keep up; losses are counted.
+        /// `drop_newest`, `drop_oldest` or `sample`: what happens to queries when the disk is too slow. Losses are counted.
         queries_overload: Overflow = Overflow::DropNewest => Restart Process;
         /// The same for logins, refused logins and disconnects.
         connections_overload: Overflow = Overflow::DropNewest => Restart Process;
-        /// Of how many records `sample` keeps one.
+        /// `sample` keeps one in this many records.
         sample_one_in: u32 = 10, in 1..=1_000_000 => Restart Process;
-        /// `accepted` (written within `linger`), `written` (at once) or `durable` (at once and synced; costs writes).
+        /// `accepted` (written within `linger`), `written` (immediately) or `durable` (immediately and synced; costs writes).
         ack: JournalAck = JournalAck::Accepted => Restart Process;
-        /// How long an accepted record lies in memory at most while the disk keeps up; the shorter, the more writes.
+        /// Maximum time that an accepted record stays in memory while the disk keeps up; shorter times cost more writes.
         linger: Duration = Duration::from_millis(100) => Restart Process;
-        /// Files that are written side by side, for more than one thread can write; `json` has one.
+        /// Number of files that are written in parallel; `json` has one.
         stripes: u16 = 1, in 1..=16 => Restart Process;
-        /// Size at which a file is ended and the next begun, in bytes.
+        /// Size in bytes at which a new file is started.
         segment_bytes: u32 = 64 << 20, in 4_194_304..=4_294_967_295 => Restart Process;
-        /// Age at which a file is ended with the next record; 0 for no such limit.
+        /// Age at which the next record starts a new file; 0 is no limit.
         segment_age: Duration = Duration::ZERO => Restart Process;
-        /// Bytes of all files above which the oldest is removed; 0 keeps all.
+        /// Total size in bytes above which the oldest file is removed; 0 keeps all.
         retain_bytes: u64 = 0, in 0..=9_223_372_036_854_775_807 => Restart Process;
         /// Age above which a file is removed; 0 keeps all.
         retain_age: Duration = Duration::ZERO => Restart Process;
         /// Number of files above which the oldest is removed; 0 keeps all.
         retain_segments: u32 = 0, in 0..=1_000_000 => Restart Process;
-        /// `off` or `zstd`: whether ended files are compressed, by a thread of its own.
+        /// `off` or `zstd`: whether a separate thread compresses finished files.
         compress: Compress = Compress::Off => Restart Process;
         /// How long a stopping gateway waits for the disk.
         close_timeout: Duration = Duration::from_secs(5) => Live Process;
@@ -668,13 +676,13 @@ section! {
 section! {
     /// `[runtime]`: threads and I/O.
     pub struct Runtime, raw RawRuntime {
-        /// Threads of the data plane; 0 for half the cores: few busy threads cost less per query than many idle ones.
+        /// Threads of the data plane; 0 for half the cores: a few busy threads cost less per query than many idle ones.
         workers: u16 = 0, in 0..=1024 => Restart Process;
-        /// `auto`, `io_uring` or `epoll`.
+        /// `auto` (io_uring if the kernel allows it, else epoll), `io_uring` or `epoll`.
         io: Io = Io::Auto => Restart Process;
-        /// File that holds the process's number while it runs; empty for none.
+        /// File with the process ID while the process runs; empty for none.
         pid_file: PathBuf = PathBuf::new() => Restart Process;
-        /// User of the machine that the process becomes before it listens, if it was started as root; empty to stay.
+        /// System user to switch to before listening if the process is started as root; empty keeps the user.
         user: String = String::new() => Restart Process;
     }
 }

@@ -60,29 +60,31 @@ words! {
 section! {
     /// `[[streams]]`: records from `from` to `to`, concurrently across keys and in order within a key.
     pub struct StreamKeys, raw RawStream {
-        /// What it is called in logs, in `SHOW STREAMS`, and by `tidegate stream -c FILE NAME`.
+        /// Name in logs, in `SHOW STREAMS` and for `tidegate stream -c FILE NAME`.
         name: String = String::new() => Live Process;
-        /// A file with a JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
+        /// Source: a file with one JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
         from: Origin = Origin::Unset => Live Process;
-        /// `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or `-`.
+        /// Sink: `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or
+        /// `-`.
         to: Target = Target::Unset => Live Process;
-        /// `record` for the record's own key, or a JSON pointer into its value such as `/customer/id`.
+        /// `record` for the key of the record, or a JSON pointer into its value such as `/customer/id`.
         key: KeyOf = KeyOf::Record => Live Process;
-        /// `unordered` or `lane`: how records without a key are ordered.
+        /// `unordered` or `lane` (ordered within the partition or file): how records without a key are ordered.
         keyless: Keyless = Keyless::Unordered => Live Process;
-        /// Kafka's consumer group; empty for `tidegate-NAME`.
+        /// Kafka consumer group; empty for `tidegate-NAME`.
         group: String = String::new() => Live Process;
-        /// `earliest`, `latest` or `fail`: where a group begins that has committed nothing.
+        /// `earliest`, `latest` or `fail`: where a consumer group without committed offsets starts.
         start: Start = Start::Earliest => Live Process;
-        /// Table of librdkafka's properties, for every Kafka client of the stream.
+        /// Table of librdkafka properties for every Kafka client of the stream.
         kafka_properties: Properties = Properties::default() => Live Process;
-        /// File that notes how far `from` is done, so that the next run goes on there; empty for none.
+        /// File that stores the position in `from`, where the next run continues; empty for none.
         checkpoint: PathBuf = PathBuf::new() => Live Process;
-        /// Whether to wait for more at the end of the file, as `tail -f` does.
+        /// Whether to wait for more records at the end of the file, as `tail -f` does.
         follow: bool = false => Live Process;
         /// Statement for Postgres, such as `insert into orders values ($1, $2) on conflict do nothing`.
         sql: String = String::new() => Live Process;
-        /// What its parameters are: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or pointers.
+        /// Parameters of `sql`: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or JSON
+        /// pointers.
         params: Fields = Fields::default() => Live Process;
         /// Connections to Postgres.
         connections: u32 = 4, in 1..=10_000 => Live Process;
@@ -90,43 +92,44 @@ section! {
         processes: u32 = 0, in 0..=10_000 => Live Process;
         /// Table of headers for each HTTP request.
         headers: Properties = Properties::default() => Live Process;
-        /// `value` or `envelope`: what is written to HTTP, a command or standard output.
+        /// `value` or `envelope`: what is sent to HTTP, a command or standard output.
         form: RecordForm = RecordForm::Value => Live Process;
-        /// Waiting records of one key that are delivered together at most.
+        /// Maximum number of waiting records of one key in one delivery.
         batch: u32 = 1, in 1..=100_000 => Live Process;
-        /// How long one attempt may take; 0 for any time.
+        /// Timeout of one attempt; 0 for none.
         timeout: Duration = Duration::from_secs(30) => Live Process;
-        /// Deliveries under way at a time; to Postgres and to a command not more than `connections` and `processes`.
+        /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`.
         concurrency: u32 = 100, in 1..=1_000_000 => Live Process;
-        /// Deliveries begun in a second; 0 for any number.
+        /// Maximum number of deliveries started per second; 0 is no limit.
         rate: u32 = 0, in 0..=100_000_000 => Live Process;
-        /// Records of one key that may begin in a `quota_window`; 0 for any number.
+        /// Maximum number of records of one key started per `quota_window`; 0 is no limit.
         quota: u16 = 0 => Live Process;
-        /// See `quota`.
+        /// Window of `quota`.
         quota_window: Duration = Duration::from_secs(1) => Live Process;
-        /// Of the waiting records of a key only the newest is delivered; for values that hold the whole state.
+        /// Whether only the newest waiting record of each key is delivered; for values that hold the whole state.
         compact: bool = false => Live Process;
-        /// Attempts at a record, 65,535 at most; 0 for any number.
+        /// Maximum number of attempts per record, up to 65,535; 0 is no limit.
         attempts: u32 = 10, in 0..=65_535 => Live Process;
-        /// Age of a record, since it was read, beyond which it is not tried again; 0 for none.
+        /// Time since a record was read after which it is not retried; 0 is no limit.
         age_max: Duration = Duration::ZERO => Live Process;
-        /// Wait after a failed attempt; it doubles, with jitter, and only the record's key waits.
+        /// Wait after a failed attempt; doubles, with jitter. Only the key of the record waits.
         retry_wait: Duration = Duration::from_millis(100) => Live Process;
-        /// The longest such wait.
+        /// Maximum wait between attempts.
         retry_wait_max: Duration = Duration::from_secs(30) => Live Process;
-        /// `stop`, `halt_lane`, `park`, `skip`, or `dead_letter`, which it is if a `dead_letter` is named.
+        /// `stop`, `halt_lane`, `park`, `skip` or `dead_letter`: what happens to a record whose attempts are used up. The
+        /// default is `dead_letter` if a `dead_letter` is named.
         exhausted: OnExhausted = OnExhausted::Stop => Live Process;
-        /// Where records go that cannot be done: a file, or `kafka://BROKER:9092/TOPIC`; empty for nowhere.
+        /// Destination of records that cannot be delivered: a file, or `kafka://BROKER:9092/TOPIC`; empty for none.
         dead_letter: Letters = Letters::None => Live Process;
-        /// Records that were read and are not done, of all partitions together.
+        /// Maximum number of records that are read and not done, over all partitions.
         records_max: u32 = 100_000, in 1..=100_000_000 => Live Process;
-        /// Their bytes, with what is read ahead: from Kafka 8 MiB at most, and no more than half of this.
+        /// Their maximum size in bytes, including read-ahead: from Kafka at most 8 MiB, and at most half of this value.
         bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Live Process;
-        /// Records of one partition from the oldest that is not done to the newest that was read.
+        /// Maximum distance in records of one partition from the oldest unfinished record to the newest read one.
         span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Live Process;
-        /// How long what is done may wait to be committed.
+        /// Maximum time until finished records are committed.
         commit_every: Duration = Duration::from_millis(200) => Live Process;
-        /// How long what was read may take to be delivered when the stream is stopped.
+        /// How long read records may be delivered after a stop is requested.
         drain: Duration = Duration::from_secs(30) => Live Process;
     }
 }

@@ -456,8 +456,8 @@ fn files_that_are_not_there_are_found_when_loading() {
     assert!(missing.to_string().contains("tidegate.example.toml"), "{missing}");
 }
 
-/// The keys that the tables of docs/src/reference/configuration.md describe, with their defaults.
-fn documented() -> Vec<(String, String, String)> {
+/// Rows of the tables in docs/src/reference/configuration.md: key, default, reload class and description.
+fn documented() -> Vec<[String; 4]> {
     let mut section = String::new();
     let mut rows = Vec::new();
     for line in include_str!("../../../../docs/src/reference/configuration.md").lines() {
@@ -465,14 +465,11 @@ fn documented() -> Vec<(String, String, String)> {
             section = heading.0.trim_matches(['[', ']']).to_owned();
         }
         let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-        if let [key, default, reload, _] = cells[..]
+        if let [key, default, reload, doc] = cells[..]
             && let Some(key) = key.strip_prefix('`').and_then(|key| key.strip_suffix('`'))
         {
-            rows.push((
-                format!("{section}.{key}"),
-                default.trim_matches(['`', '"', '[', ']', '{', '}']).to_owned(),
-                reload.to_owned(),
-            ));
+            let default = default.trim_matches(['`', '"', '[', ']', '{', '}']);
+            rows.push([format!("{section}.{key}"), default.to_owned(), reload.to_owned(), doc.to_owned()]);
         }
     }
     rows
@@ -502,7 +499,8 @@ fn the_documentation_describes_every_key_and_no_other() {
         };
         for (key, default) in keys.iter().zip(defaults) {
             let reload = if key.reload == Reload::Live { "live" } else { "restart" };
-            known.push((format!("{section}.{}", key.name), default, reload.to_owned()));
+            let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
+            known.push([format!("{section}.{}", key.name), default, reload.to_owned(), doc]);
         }
     }
     assert_eq!(documented(), known);

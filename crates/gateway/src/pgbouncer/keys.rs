@@ -68,17 +68,15 @@ const MODES: Kind = Word(&["session", "transaction", "statement"]);
 const SSL_MODES: Kind = Word(&["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]);
 pub(super) const AUTH_TYPES: &[&str] = &["any", "trust", "plain", "md5", "scram-sha-256", "hba", "cert", "pam", "ldap"];
 
-const CLIENT_CIPHERS: Effect =
-    Does("`listen.tls_ciphers`: those of the list that there are; refused if it leaves none");
+const CLIENT_CIPHERS: Effect = Does("`listen.tls_ciphers`: the supported suites of the list; refused if none is left");
 const SERVER_CIPHERS: Effect =
-    Does("`sslciphers` of every database: those of the list that there are; refused if it leaves none");
+    Does("`sslciphers` of every database: the supported suites of the list; refused if none is left");
 pub(super) const FACILITIES: &[&str] = &[
     "auth", "authpriv", "daemon", "user", "local0", "local1", "local2", "local3", "local4", "local5", "local6",
     "local7",
 ];
-const DEFER: Effect =
-    Nothing("a client that says nothing costs a few kB until `client_login_timeout`, and no server in any case");
-const BUFFERS: Effect = Nothing("buffers are lent by each thread, in sizes that are measured");
+const DEFER: Effect = Nothing("a silent client takes a few kB until `client_login_timeout`, and no server");
+const BUFFERS: Effect = Nothing("buffers are pooled per thread, in measured sizes");
 const WINDOWS: Effect = Nothing("there is no Windows service");
 
 /// `[pgbouncer]`.
@@ -95,7 +93,7 @@ pub const GLOBAL: &[Key] = &[
         "auth_type",
         Word(AUTH_TYPES),
         "md5",
-        Does("`auth.method`; `any` lets in whoever comes, `pam` and `ldap` need a build with them"),
+        Does("`auth.method`; `any` admits every client; `pam` and `ldap` are build features"),
     ),
     bare("auth_user", Text, Is("auth.lookup_user")),
     key("autodb_idle_timeout", Seconds, "3600", Is("timeouts.auto_database")),
@@ -111,7 +109,7 @@ pub const GLOBAL: &[Key] = &[
         "client_tls_ecdhcurve",
         Text,
         "auto",
-        Does("`listen.tls_groups`: X25519, prime256v1 and secp384r1; refused if it names none of them"),
+        Does("`listen.tls_groups`: X25519, prime256v1 and secp384r1; refused if none is named"),
     ),
     key("client_tls_key_file", Path, "", Does("`listen.tls_key`, unless TLS is off")),
     key(
@@ -128,21 +126,21 @@ pub const GLOBAL: &[Key] = &[
             "`listen.tls`: `off`, `allow` (also for `prefer`) or `require`; the stricter ones also require a certificate",
         ),
     ),
-    bare("conffile", Text, Nothing("a reload reads the file of the command line, unless `SET conffile` names another")),
-    key("default_pool_size", Number, "20", Does("`pool.size`; 0 is as much as there can be")),
-    key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, the other way round")),
+    bare("conffile", Text, Nothing("a reload reads the file of the command line, or the file named by `SET conffile`")),
+    key("default_pool_size", Number, "20", Does("`pool.size`; 0 is the maximum")),
+    key("disable_pqexec", Flag, "0", Does("`pool.simple_query`, inverted")),
     key("dns_max_ttl", Seconds, "15", Is("dns.cache_ttl")),
     key("dns_nxdomain_ttl", Seconds, "15", Is("dns.cache_failure_ttl")),
     key(
         "dns_zone_check_period",
         Seconds,
         "0",
-        Does("`dns.check_period`: the names themselves are looked up again, not the serials of their zones"),
+        Does("`dns.check_period`: names are resolved again; zone serials are not queried"),
     ),
     key("idle_transaction_timeout", Seconds, "0", Is("timeouts.idle_in_transaction")),
     key("ignore_startup_parameters", List, "", Is("listen.ignore_startup_parameters")),
     key("job_name", Text, "pgbouncer", WINDOWS),
-    key("listen_addr", List, "", Does("`listen.addresses`, with `listen_port`; names are looked up at the start")),
+    key("listen_addr", List, "", Does("`listen.addresses`, with `listen_port`; names are resolved at the start")),
     key("listen_backlog", Number, "128", Is("listen.backlog")),
     key("listen_port", Number, "6432", Does("the port of `listen.addresses` and of the unix socket")),
     key("log_connections", Flag, "1", Is("log.connections")),
@@ -158,7 +156,7 @@ pub const GLOBAL: &[Key] = &[
         "max_packet_size",
         Number,
         "2147483647",
-        Does("`pool.message_max`, of what clients send, CopyData and FunctionCall aside; 1 GiB at most"),
+        Does("`pool.message_max`, for client messages other than CopyData and FunctionCall; at most 1 GiB"),
     ),
     key("max_prepared_statements", Number, "200", Is("pool.prepared_statements_per_server")),
     key("max_user_client_connections", Number, "0", Is("pool.max_clients_per_user")),
@@ -167,7 +165,7 @@ pub const GLOBAL: &[Key] = &[
     key("peer_id", Number, "0", Is("listen.peer_id")),
     key("pidfile", Path, "", Is("runtime.pid_file")),
     key("pkt_buf", Number, "4096", BUFFERS),
-    key("pool_idle_timeout", Seconds, "0", Nothing("a pool without connections costs little, and its figures stay")),
+    key("pool_idle_timeout", Seconds, "0", Nothing("a pool without connections costs little and keeps its statistics")),
     key("pool_mode", MODES, "session", Is("pool.mode")),
     key("query_timeout", Seconds, "0", Is("timeouts.query")),
     key("query_wait_notify", Seconds, "5", Is("timeouts.checkout_notice")),
@@ -178,7 +176,7 @@ pub const GLOBAL: &[Key] = &[
     key("sbuf_loopcnt", Number, "5", BUFFERS),
     key("scram_iterations", Number, "4096", Is("auth.scram_iterations")),
     key("server_check_delay", Seconds, "30", Is("pool.server_check_after")),
-    key("server_check_query", Text, "<empty>", Does("`pool.server_check`; `<empty>` is a statement of nothing")),
+    key("server_check_query", Text, "<empty>", Does("`pool.server_check`; `<empty>` is an empty statement")),
     key("server_connect_timeout", Seconds, "15", Is("timeouts.connect")),
     key("server_fast_close", Flag, "0", Is("pool.fast_close")),
     key("server_idle_timeout", Seconds, "600", Is("timeouts.server_idle")),
@@ -192,7 +190,7 @@ pub const GLOBAL: &[Key] = &[
         "server_login_retry",
         Seconds,
         "15",
-        Does("`timeouts.connect_retry`, which does not grow, and holds after a refused login too"),
+        Does("`timeouts.connect_retry`, without growth, also after a refused login"),
     ),
     key("server_reset_query", Text, "DISCARD ALL", Is("pool.server_reset")),
     key("server_reset_query_always", Flag, "0", Is("pool.server_reset_always")),
@@ -214,13 +212,13 @@ pub const GLOBAL: &[Key] = &[
     key("stats_period", Seconds, "60", Is("log.stats_period")),
     key("stats_users", List, "", Is("admin.stats_users")),
     key("suspend_timeout", Seconds, "10", Is("timeouts.suspend")),
-    key("syslog", Flag, "0", Does("`log.syslog`: `/dev/log`, if it is 1")),
+    key("syslog", Flag, "0", Does("`log.syslog`: `/dev/log` with 1")),
     key("syslog_facility", Word(FACILITIES), "daemon", Is("log.syslog_facility")),
     key("syslog_ident", Text, "pgbouncer", Is("log.syslog_ident")),
     key("tcp_defer_accept", Number, "1", DEFER),
     key("tcp_keepalive", Flag, "1", Is("tcp.keepalive")),
     key("tcp_keepcnt", Number, "0", Is("tcp.keepalive_count")),
-    key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is a minute")),
+    key("tcp_keepidle", Number, "0", Does("`tcp.keepalive_idle`; 0 is 60 s")),
     key("tcp_keepintvl", Number, "0", Does("`tcp.keepalive_interval`; 0 is 15 s")),
     key("tcp_socket_buffer", Number, "0", Is("tcp.socket_buffer")),
     key("tcp_user_timeout", Number, "0", Does("`tcp.user_timeout`, in milliseconds")),
@@ -228,7 +226,7 @@ pub const GLOBAL: &[Key] = &[
         "track_extra_parameters",
         List,
         "IntervalStyle",
-        Always("all parameters are tracked: those that Postgres reports, and those that a client sets"),
+        Always("all parameters that Postgres reports or a client sets are tracked"),
     ),
     key("transaction_timeout", Seconds, "0", Is("timeouts.transaction")),
     key("unix_socket_dir", SocketDir, "/tmp", Is("listen.unix_socket_dir")),
@@ -248,19 +246,19 @@ pub const DATABASE: &[Key] = &[
     bare("connect_query", Text, Is("connect_query")),
     bare("datestyle", Text, Does("in `startup_parameters`")),
     bare("dbname", Text, Is("dbname")),
-    bare("host", Text, Does("`host`; without it, `unix_socket_dir`; several have `route = \"any\"`")),
+    bare("host", Text, Does("`host`; by default `unix_socket_dir`; several hosts get `route = \"any\"`")),
     key(
         "load_balance_hosts",
         Word(&["disable", "round-robin"]),
         "round-robin",
-        Does("of several hosts: `policy`, `round_robin` or, with `disable`, `pick_first`"),
+        Does("`policy` for several hosts: `round_robin`, or with `disable` `pick_first`"),
     ),
     bare("max_db_client_connections", Number, Is("max_clients")),
     bare("max_db_connections", Number, Is("max_servers")),
     bare("min_pool_size", Number, Does("`min_size`, at most the size of the pool")),
     bare("password", Text, Is("password")),
     bare("pool_mode", MODES, Is("mode")),
-    bare("pool_size", Number, Does("`size`; 0 is as much as there can be")),
+    bare("pool_size", Number, Does("`size`; 0 is the maximum")),
     key("port", Number, "5432", Is("port")),
     bare("query_wait_timeout", Seconds, Is("checkout")),
     bare("reserve_pool", Number, Is("reserve_size")),
@@ -277,7 +275,7 @@ pub const USER: &[Key] = &[
     bare("max_user_client_connections", Number, Is("max_clients")),
     bare("max_user_connections", Number, Is("max_servers")),
     bare("pool_mode", MODES, Is("mode")),
-    bare("pool_size", Number, Does("`size`; 0 is as much as there can be")),
+    bare("pool_size", Number, Does("`size`; 0 is the maximum")),
     bare("query_timeout", Seconds, Is("query")),
     bare("query_wait_timeout", Seconds, Is("checkout")),
     bare("reserve_pool_size", Number, Is("reserve_size")),
@@ -287,7 +285,7 @@ pub const USER: &[Key] = &[
 /// A line of `[peers]`.
 pub const PEER: &[Key] = &[
     bare("host", Text, Is("host")),
-    bare("pool_size", Number, Does("`size`; without it, `default_pool_size`")),
+    bare("pool_size", Number, Does("`size`; by default `default_pool_size`")),
     key("port", Number, "6432", Is("port")),
 ];
 
@@ -330,7 +328,7 @@ impl Effect {
         match self {
             Self::Is(path) => format!("`{path}`"),
             Self::Does(what) => what.to_owned(),
-            Self::Always(how) => format!("always so: {how}"),
+            Self::Always(how) => format!("always on: {how}"),
             Self::Nothing(reason) => format!("**no effect**: {reason}"),
         }
     }
