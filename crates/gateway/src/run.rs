@@ -151,7 +151,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
     let sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
     let workers = match config.runtime.workers {
-        // Few busy threads take more messages per system call than many idle ones: see docs/src/internals/performance.md.
+        // Few busy threads take more messages per system call than many idle ones: see docs/src/internals/decisions/workers.md.
         0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
         workers => usize::from(workers),
     };

@@ -1,4 +1,4 @@
-//! The protocol cases of `docs/src/internals/edge-cases.md`, each against real Postgres 14 and 18.
+//! The protocol cases of `docs/src/internals/tested-cases.md`, each against real Postgres 14 and 18.
 //!
 //! `edge_NN_...` is case NN. A test that says nothing of the gateway runs its script at both doors of a fixture: what
 //! the gateway answers must be what Postgres answers.
