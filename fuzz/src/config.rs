@@ -1,6 +1,6 @@
 //! Configuration texts and Postgres URLs: read or refused, and whatever is refused has a place in the text.
 
-use tidegate::config::{Config, Finding, toml};
+use tidegate_config::{Config, Finding, toml};
 
 /// Reads the input as a file and as a URL.
 pub fn config(data: &[u8]) {

@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use tempfile::TempDir;
-use tidegate::config::{Config, toml};
-use tidegate::hba::{Caller, Rules};
-use tidegate::pgbouncer;
+use tidegate_config::{Config, toml};
+use tidegate_config::hba::{Caller, Rules};
+use tidegate_config::pgbouncer;
 
 thread_local! {
     // One folder for all inputs: making one costs more than reading one.

@@ -20,9 +20,10 @@ pub use journal::{
 
 pub use stream::{Stream, Streams};
 
-use crate::config::{self, Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity, pgpass};
-use crate::escape::{escaped, escaped_json};
-use crate::pgbouncer;
+use tidegate_config as config;
+use tidegate_config::{Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity, pgpass};
+use tidegate_config::escape::{escaped, escaped_json};
+use tidegate_config::pgbouncer;
 
 const EXAMPLES: &str = "\
 One minute (a password on a command line is visible to everybody on the machine; the environment is not):

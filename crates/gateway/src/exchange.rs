@@ -20,15 +20,8 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use crate::{
-    classify::{Change, Pins, is_temporary_path},
-    config::PoolPlan,
-    params::{Interned, RoleTurn, Settings, Value},
-    record::Ledger,
-    server::Server,
-    statements::{Catalog, ClientStatements, Digest},
-    stats::PoolStats,
-};
+use crate::{classify::{Change, Pins, is_temporary_path}, params::{Interned, RoleTurn, Settings, Value}, record::Ledger, server::Server, statements::{Catalog, ClientStatements, Digest}, stats::PoolStats};
+use tidegate_config::PoolPlan;
 
 mod config_values;
 mod copy;

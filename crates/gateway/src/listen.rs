@@ -11,12 +11,7 @@ use std::{
 use tidegate_link::{Accepted, Acceptor, Listener};
 use tidegate_supervise::{Class, Ctx, Restart};
 
-use crate::{
-    client::{self, Console},
-    error::WithLimit,
-    plane::Worker,
-    tree::{self, Ear},
-};
+use crate::{client::{self, Console}, error::WithLimit, plane::Worker, tree::{self, Ear}};
 
 /// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
 const BACK_OFF: Duration = Duration::from_millis(100);

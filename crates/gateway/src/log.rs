@@ -17,8 +17,8 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Registry, reload};
 
-use crate::config::{Log, LogFormat, LogLevel};
-use crate::escape::{escaped, escaped_json, is_unsafe};
+use tidegate_config::{Log, LogFormat, LogLevel};
+use tidegate_config::escape::{escaped, escaped_json, is_unsafe};
 
 mod output;
 mod panics;

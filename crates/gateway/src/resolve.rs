@@ -16,10 +16,8 @@ use tidegate_balance::{Address, Backoff, Dns, Resolution, Resolve, ResolveError,
 use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tokio::runtime::Handle;
 
-use crate::{
-    config,
-    tree::{self, Job},
-};
+use tidegate_config as config;
+use crate::tree::{self, Job};
 use names::{Found, Names};
 
 pub use names::{ChangedName, KnownName};

@@ -23,18 +23,8 @@ use tidegate_link::{Listener, Mode, Reactor, Settings};
 use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::{
-    admin::{console, http},
-    cli, client,
-    config::{Config, ConfigErrors, Dialect, Finding, Io, Severity},
-    listen, log,
-    pgbouncer::UNREAD_USERS,
-    plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
-    record::Archive,
-    resolve::Resolver,
-    stream::{self, Fleet},
-    tree::Ear,
-};
+use crate::{admin::{console, http}, cli, client, listen, log, plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker}, record::Archive, resolve::Resolver, stream::{self, Fleet}, tree::Ear};
+use tidegate_config::{Config, ConfigErrors, Dialect, Finding, Io, Severity, pgbouncer::UNREAD_USERS};
 
 use activation::Activated;
 use ending::Names;

@@ -19,10 +19,7 @@ use tidegate_wire::{
     scan::{Scanner, Step, Want},
 };
 
-use crate::{
-    params::{ServerSettings, Settings},
-    statements::{ServerStatements, affects_analysis},
-};
+use crate::{params::{ServerSettings, Settings}, statements::{ServerStatements, affects_analysis}};
 
 pub mod cancel;
 pub mod clean;

@@ -25,11 +25,8 @@ use tidegate_wire::{
     frontend::{self, Parse},
 };
 
-use crate::{
-    classify::{Traits, classify},
-    config::PoolPlan,
-    params::{Settings, Value},
-};
+use crate::{classify::{Traits, classify}, params::{Settings, Value}};
+use tidegate_config::PoolPlan;
 
 /// What tells one statement from another: 16 bytes of SHA-256, so that no client can make up a collision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ use rustls::{
 
 use tidegate_link::TlsInfo;
 
-use crate::config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
+use tidegate_config::{CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation};
 
 mod certificate;
 mod key;

@@ -179,7 +179,7 @@ fn select(words: &[Word], rest: &[Word]) -> Result<Command, Fault> {
     let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
     match asked {
         "version()" => value("version", Known::Text(concat!("Tidegate ", env!("CARGO_PKG_VERSION")))),
-        "current_database()" => value("current_database", Known::Text(crate::config::Admin::DATABASES[0])),
+        "current_database()" => value("current_database", Known::Text(tidegate_config::Admin::DATABASES[0])),
         "current_schema()" | "current_schema" => value("current_schema", Known::Text("public")),
         "current_user" | "session_user" | "user" => value("current_user", Known::User),
         "pg_is_in_recovery()" => value("pg_is_in_recovery", Known::Text("f")),

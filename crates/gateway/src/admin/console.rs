@@ -28,11 +28,7 @@ use super::{
     show::{Figures, Topic},
     table::{Column, Formats, Row, Table, Value, data_row, describe},
 };
-use crate::{
-    client::{self, ConsoleClient},
-    error::Refusal,
-    plane::{ClientState, Entry, Gateway, Phase, Signal, Worker},
-};
+use crate::{client::{self, ConsoleClient}, error::Refusal, plane::{ClientState, Entry, Gateway, Phase, Signal, Worker}};
 
 /// Serves a client of the console until it leaves, and says why it does.
 pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>> {

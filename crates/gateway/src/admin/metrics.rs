@@ -15,11 +15,7 @@ use super::{
     show::{Crowd, Figures, Topic},
     table::{Table, Value},
 };
-use crate::{
-    plane::{FailedLoginCounts, Gateway},
-    record::Archive,
-    stats::{Distribution, Spread},
-};
+use crate::{plane::{FailedLoginCounts, Gateway}, record::Archive, stats::{Distribution, Spread}};
 
 /// A column of a table as a metric.
 struct Metric {

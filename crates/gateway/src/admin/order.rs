@@ -7,11 +7,9 @@ use std::{fmt, rc::Rc, sync::Arc, time::Duration};
 use tidegate_wire::sqlstate;
 
 use super::fault::Fault;
-use crate::{
-    config::{self, Admin, ChangeError, Dialect, Holds},
-    pgbouncer::{CONFIG_FILE, alias},
-    plane::{Card, Gateway, Phase, Setup, SharedPool, Signal, Worker},
-};
+use tidegate_config::{Admin, ChangeError, Dialect, Holds, pgbouncer::{CONFIG_FILE, alias}};
+use tidegate_config as config;
+use crate::plane::{Card, Gateway, Phase, Setup, SharedPool, Signal, Worker};
 
 pub(super) use stream::StreamOrder;
 

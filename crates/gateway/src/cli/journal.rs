@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::config;
+use tidegate_config as config;
 
 const EXAMPLES: &str = "\
 Examples, with the folder of [journal] in ./tidegate.toml:

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::words;
-use crate::config::stream::{Flag, Keyless, OnExhausted, RecordForm, Start};
-use crate::config::{self, Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass};
+use tidegate_config::stream::{Flag, Keyless, OnExhausted, RecordForm, Start};
+use tidegate_config as config;
+use tidegate_config::{Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass};
 
 const EXAMPLES: &str = "\
 Without any server:
@@ -326,7 +327,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
-    use crate::config::stream::StreamKeys;
+    use tidegate_config::stream::StreamKeys;
 
     fn stream(arguments: &[&str]) -> Stream {
         let all = ["tidegate", "stream"].iter().chain(arguments);

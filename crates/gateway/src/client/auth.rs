@@ -18,12 +18,8 @@ use super::{
     handshake::{LoginError, random},
     vouch::{self, Judge, Question},
 };
-use crate::{
-    config::{AuthMethod, Secret, UserSecret},
-    error::{Cause, Refusal},
-    hba::Ldap,
-    plane::Gateway,
-};
+use tidegate_config::{AuthMethod, Secret, UserSecret, hba::Ldap};
+use crate::{error::{Cause, Refusal}, plane::Gateway};
 
 /// One login.
 pub(super) struct Login<'a> {

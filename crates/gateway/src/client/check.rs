@@ -5,11 +5,8 @@ use std::time::Instant;
 use tidegate_link::Reactor;
 use tidegate_pool::Lease;
 
-use crate::{
-    config::PoolPlan,
-    plane::within,
-    server::{Server, clean},
-};
+use tidegate_config::PoolPlan;
+use crate::{plane::within, server::{Server, clean}};
 
 /// Whether the server is to be checked before it is used.
 #[inline]

@@ -8,14 +8,8 @@ use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 
 use super::{log, passthrough, route, session::Session};
-use crate::{
-    config::{Admin, Dialect},
-    error::{Cause, Refusal},
-    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within},
-    record::Witness,
-    server::tcp,
-    tls,
-};
+use tidegate_config::{Admin, Dialect};
+use crate::{error::{Cause, Refusal}, plane::{ClientState, Entry, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within}, record::Witness, server::tcp, tls};
 
 mod brake;
 mod greeting;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{config::Secret, hba::Ldap};
+use tidegate_config::{Secret, hba::Ldap};
 
 /// Binds to the user's entry.
 ///
@@ -26,7 +26,7 @@ pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Dura
 #[cfg(not(feature = "ldap"))]
 pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     let _ = (directory, user, password, limit);
-    Err(crate::config::NO_LDAP.to_owned())
+    Err(tidegate_config::NO_LDAP.to_owned())
 }
 
 #[cfg(feature = "ldap")]
@@ -35,11 +35,8 @@ mod directory {
 
     use ldap3::{LdapConnAsync, LdapConnSettings, ResultEntry};
 
-    use crate::{
-        config::Secret,
-        hba::{Ldap, Scope, Search, Way},
-        tls,
-    };
+    use tidegate_config::{Secret, hba::{Ldap, Scope, Search, Way}};
+    use crate::tls;
 
     /// Finds the user's entry and binds to it, at the first server that can be reached.
     pub(super) async fn prove(directory: &Ldap, user: &str, password: &Secret) -> Result<(), String> {

@@ -3,11 +3,8 @@
 use tidegate_link::Address;
 use tidegate_wire::{backend::ErrorFields, frame::HEADER};
 
-use crate::{
-    config::Dialect,
-    error::pgbouncer_reason,
-    plane::{Card, Gateway},
-};
+use tidegate_config::Dialect;
+use crate::{error::pgbouncer_reason, plane::{Card, Gateway}};
 
 /// Why a client leaves that got no server: what it is told says more.
 pub(super) const NO_SERVER: &str = "no server";

@@ -19,12 +19,8 @@ use super::{
     route::find_server,
     session,
 };
-use crate::{
-    config::{Dialect, Lookup, Secret, UserSecret},
-    error::Refusal,
-    plane::{Gateway, Worker, within},
-    server::{Cleaning, Server, clean},
-};
+use tidegate_config::{Dialect, Lookup, Secret, UserSecret};
+use crate::{error::Refusal, plane::{Gateway, Worker, within}, server::{Cleaning, Server, clean}};
 
 /// What the server knows of a user.
 pub(super) enum Known {

@@ -1,6 +1,6 @@
 //! Passwords that the system's PAM checks.
 
-use crate::config::Secret;
+use tidegate_config::Secret;
 
 /// Authenticates the user, and asks whether the account may be used.
 ///
@@ -33,7 +33,7 @@ pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) ->
 #[cfg(not(feature = "pam"))]
 pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     let _ = (service, user, password, host);
-    Err(crate::config::NO_PAM.to_owned())
+    Err(tidegate_config::NO_PAM.to_owned())
 }
 
 /// Answers a module that asks for the user or for the password.

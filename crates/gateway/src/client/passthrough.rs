@@ -16,12 +16,7 @@ use super::{
     handshake::{Arriving, LoginError, Request},
     route::find_server,
 };
-use crate::{
-    error::Cause,
-    params::Value,
-    plane::{Card, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
-    server::{ConnectError, Server},
-};
+use crate::{error::Cause, params::Value, plane::{Card, Quota, Replicating, Room, Signal, Worker, WorkerPool, within}, server::{ConnectError, Server}};
 
 /// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
 pub(super) async fn replicate(

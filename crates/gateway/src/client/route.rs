@@ -27,15 +27,8 @@ use tokio::sync::watch;
 
 use self::lines::Lines;
 use super::session::checkout_words;
-use crate::{
-    config::{Route, SessionAttrs},
-    error::Refusal,
-    hosts::Node,
-    params::{Settings, Value},
-    plane::{Fleet, Placed, Worker, WorkerPool},
-    server::{ConnectError, Server},
-    statements::ClientStatements,
-};
+use tidegate_config::{Route, SessionAttrs};
+use crate::{error::Refusal, hosts::Node, params::{Settings, Value}, plane::{Fleet, Placed, Worker, WorkerPool}, server::{ConnectError, Server}, statements::ClientStatements};
 
 mod lines;
 

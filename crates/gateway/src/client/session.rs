@@ -25,16 +25,8 @@ use super::{
     log, part,
     route::{begins_read_only, is_serializable, narrowed},
 };
-use crate::{
-    config::{Dialect, Mode, PoolPlan, Route},
-    error::{Cause, Refusal, pgbouncer_reason},
-    exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
-    params::Settings,
-    plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
-    record::{Ledger, Upstream, Witness},
-    server::{Cleaning, ConnectError, ResetNeed, Server},
-    statements::{Catalog, ClientStatements},
-};
+use tidegate_config::{Dialect, Mode, PoolPlan, Route};
+use crate::{error::{Cause, Refusal, pgbouncer_reason}, exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble}, params::Settings, plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool}, record::{Ledger, Upstream, Witness}, server::{Cleaning, ConnectError, ResetNeed, Server}, statements::{Catalog, ClientStatements}};
 
 mod wait;
 

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{ldap, pam};
-use crate::{config::Secret, hba::Ldap, plane::Gateway};
+use tidegate_config::{Secret, hba::Ldap};
+use crate::plane::Gateway;
 
 /// What is asked.
 pub(super) struct Question {

@@ -3,7 +3,7 @@
 use tidegate_wire::sqlstate::{self, SqlState};
 
 use super::Refusal;
-use crate::config::Dialect;
+use tidegate_config::Dialect;
 
 /// Why a client is sent away or not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

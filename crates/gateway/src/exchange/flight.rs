@@ -11,10 +11,7 @@ use std::{collections::VecDeque, rc::Rc};
 use tidegate_wire::backend::TxStatus;
 
 use super::{forward::Unnamed, usual::Usual};
-use crate::{
-    classify::Change,
-    statements::{ClientStatements, Digest, Known, Moment, Prepared, Statement},
-};
+use crate::{classify::Change, statements::{ClientStatements, Digest, Known, Moment, Prepared, Statement}};
 
 mod copy;
 

@@ -20,13 +20,7 @@ use super::{
     shapes::Readiness,
     splice::Splice,
 };
-use crate::{
-    classify::{Change, Pins, Traits, classify, pins_of_call},
-    params::{ROLE, Settings},
-    record::Ledger,
-    server::ResetNeed,
-    statements::{Analysis, ClientStatements, Digest, Known, Moment, NAME_PREFIX, Shape, Statement},
-};
+use crate::{classify::{Change, Pins, Traits, classify, pins_of_call}, params::{ROLE, Settings}, record::Ledger, server::ResetNeed, statements::{Analysis, ClientStatements, Digest, Known, Moment, NAME_PREFIX, Shape, Statement}};
 
 /// A client's unnamed statement, which outlives the flight that prepared it.
 #[derive(Debug)]
@@ -819,7 +813,7 @@ impl Exchange<'_> {
 
     /// Whether servers change hands between transactions.
     pub(super) fn keeps_state_apart(&self) -> bool {
-        self.plan.pool.mode != crate::config::Mode::Session
+        self.plan.pool.mode != tidegate_config::Mode::Session
     }
 }
 

@@ -15,14 +15,8 @@ use super::{
     forward::taken_back,
     splice::Splice,
 };
-use crate::{
-    classify::Change,
-    config::Mode,
-    error::Refusal,
-    record::Front,
-    server::ResetNeed,
-    statements::{ClientStatements, NAME_PREFIX},
-};
+use crate::{classify::Change, error::Refusal, record::Front, server::ResetNeed, statements::{ClientStatements, NAME_PREFIX}};
+use tidegate_config::Mode;
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
 #[inline]

@@ -19,12 +19,7 @@ use super::{
     pins_of,
     reply::Fate,
 };
-use crate::{
-    classify::{Change, ConfigValue, Pins},
-    params::{IN_HOT_STANDBY, ROLE, Settings, Value, is_role, is_settable, resets},
-    server::{Adopted, ResetNeed},
-    statements::affects_analysis,
-};
+use crate::{classify::{Change, ConfigValue, Pins}, params::{IN_HOT_STANDBY, ROLE, Settings, Value, is_role, is_settable, resets}, server::{Adopted, ResetNeed}, statements::affects_analysis};
 
 /// Reports of the server since the client's settings were last settled.
 #[derive(Debug, Default)]

@@ -17,10 +17,8 @@ use super::{
     flight::{Asked, For},
     forward::Unnamed,
 };
-use crate::{
-    classify::{Traits, classify},
-    config::Mode,
-};
+use crate::classify::{Traits, classify};
+use tidegate_config::Mode;
 
 /// Describe of the unnamed portal.
 const DESCRIBE: &[u8] = b"D\0\0\0\x06P\0";

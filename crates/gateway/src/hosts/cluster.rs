@@ -16,10 +16,8 @@ use tidegate_balance::{
 use tokio::sync::{Notify, watch};
 
 use super::topology::{HostState, HostView, Role};
-use crate::{
-    config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls},
-    resolve::Rotation,
-};
+use tidegate_config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls};
+use crate::resolve::Rotation;
 
 /// What makes two clusters the same: databases that agree in it share the probes.
 #[derive(Clone, Debug, PartialEq)]

@@ -16,11 +16,8 @@ use super::{
     probe::Sink,
     topology::{HostState, HostView, Role, Rules, Topology, Verdict},
 };
-use crate::{
-    config::{Host, HostSpec, Policy},
-    resolve::Resolver,
-    tree::{self, Followed},
-};
+use tidegate_config::{Host, HostSpec, Policy};
+use crate::{resolve::Resolver, tree::{self, Followed}};
 
 /// What the owner of a cluster hears.
 #[derive(Debug)]
@@ -422,9 +419,9 @@ mod tests {
     #[tokio::test]
     async fn an_owner_that_fails_is_followed_by_one_that_begins_anew() {
         let hosts = ["10.0.0.1", "10.0.0.2"].map(|name| HostSpec::from(Host::Tcp { name: name.into(), port: 5432 }));
-        let config = crate::config::Config::from_url("postgres://db.example/shop").unwrap();
+        let config = tidegate_config::Config::from_url("postgres://db.example/shop").unwrap();
         let tls = config.databases.iter().next().unwrap().1.tls.clone();
-        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: crate::config::RouteSettings::default() };
+        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: tidegate_config::RouteSettings::default() };
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
         let resolver = Resolver::new(tokio::runtime::Handle::current());
         let scope: Scope<&'static str> = Scope::root("hosts");

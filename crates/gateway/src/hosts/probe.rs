@@ -19,10 +19,8 @@ use super::{
     control::Event,
     observation::{BRIEF_QUESTION, Observation, QUESTION, Report},
 };
-use crate::{
-    config::RouteSettings,
-    server::{ConnectError, Server},
-};
+use tidegate_config::RouteSettings;
+use crate::server::{ConnectError, Server};
 
 /// Where reports go.
 #[derive(Clone, Debug)]

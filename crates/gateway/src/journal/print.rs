@@ -20,10 +20,8 @@ pub(super) use csv::{COLUMNS, quoted};
 pub(super) use line::words_of_loss;
 pub(super) use paint::Paint;
 
-use crate::{
-    cli::Look,
-    escape::{escaped_json, escaped_lines},
-};
+use crate::cli::Look;
+use tidegate_config::escape::{escaped_json, escaped_lines};
 
 /// The form of the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

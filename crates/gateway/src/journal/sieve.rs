@@ -7,10 +7,7 @@ use super::{
     entry::{Item, What},
     zone::Zone,
 };
-use crate::{
-    cli,
-    record::entry::{Entry, Moment},
-};
+use crate::{cli, record::entry::{Entry, Moment}};
 
 /// How much earlier than an entry before it another may be: threads of a gateway hand in what they saw a little ago.
 const UNORDERED_MICROS: u64 = 10_000_000;

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail};
 use tidegate_journal::{AtEnd, Entry, Reader, Start, is_open};
 
 use super::entry::{Item, Loss, What, clock, moment, time};
-use crate::{cli::Places, config, record::entry::Moment};
+use crate::{cli::Places, record::entry::Moment};
+use tidegate_config as config;
 
 /// A folder or a segment that is read.
 #[derive(Clone, Debug)]

@@ -17,7 +17,8 @@ use super::{
     source::{self, Place, Sources},
     zone::Zone,
 };
-use crate::{cli, escape::escaped, record::entry::Moment};
+use crate::{cli, record::entry::Moment};
+use tidegate_config::escape::escaped;
 
 /// How often it is looked whether there is more.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -18,14 +18,11 @@ use super::{
     units::{count, counted, cut, duration, one_line, percent},
     zone::Zone,
 };
-use crate::{
-    cli::{self, By},
-    escape::{escaped, escaped_json},
-    record::{
+use crate::{cli::{self, By}, record::{
         entry::{Entry, Kind, Moment},
         shape,
-    },
-};
+    }};
+use tidegate_config::escape::{escaped, escaped_json};
 
 /// More fingerprints than a person looks at; the rest is summed up.
 const GROUPS_MAX: usize = 100_000;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::escape::is_unsafe;
+use tidegate_config::escape::is_unsafe;
 
 /// `123 µs`, `1.23 ms`, `45.6 s`, `3 h 05 min`.
 pub(super) fn duration(micros: u64) -> String {

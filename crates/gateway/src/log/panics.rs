@@ -26,10 +26,8 @@ mod tests {
     use tidegate_supervise::Scope;
 
     use super::*;
-    use crate::{
-        config::LogLevel,
-        log::{Style, tests::logged},
-    };
+    use tidegate_config::LogLevel;
+    use crate::log::{Style, tests::logged};
 
     fn fail(why: &str) {
         panic!("{why}");

@@ -13,7 +13,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::Line;
-use crate::config::{Log, SyslogFacility};
+use tidegate_config::{Log, SyslogFacility};
 
 /// A daemon takes no longer ones without cutting them (RFC 3164 allows 1024, those that there are take more).
 const LINE_MAX: usize = 8 * 1024;

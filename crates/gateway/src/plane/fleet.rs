@@ -4,11 +4,8 @@ use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
 use tidegate_balance::{Endpoint, Lease, Outcome, Pick, Picker};
 
-use crate::{
-    config::{Policy, Route},
-    hosts::{Cluster, Group, Node},
-    plane::{Worker, WorkerPool},
-};
+use tidegate_config::{Policy, Route};
+use crate::{hosts::{Cluster, Group, Node}, plane::{Worker, WorkerPool}};
 
 /// The servers of one pool and what this thread knows of them.
 pub struct Fleet {

@@ -17,22 +17,8 @@ use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tidegate_wire::auth::scram::Verifier;
 use tokio::sync::mpsc;
 
-use crate::{
-    config::{AuthMethod, Config, Finding, PoolPlan},
-    error::Cause,
-    hba,
-    hosts::{Cluster, Node},
-    log,
-    plane::Mailbox,
-    record::Archive,
-    resolve::Resolver,
-    server::{ConnectError, Connector, Server},
-    statements::CatalogChanges,
-    stats::History,
-    stream::Board,
-    tls::{self, TlsError},
-    tree::{self, Duty, Ear},
-};
+use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
+use crate::{error::Cause, hosts::{Cluster, Node}, log, plane::Mailbox, record::Archive, resolve::Resolver, server::{ConnectError, Connector, Server}, statements::CatalogChanges, stats::History, stream::Board, tls::{self, TlsError}, tree::{self, Duty, Ear}};
 
 mod cancels;
 mod census;

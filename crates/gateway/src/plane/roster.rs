@@ -14,12 +14,7 @@ use std::{
 use subtle::ConstantTimeEq;
 use tidegate_link::Address;
 
-use crate::{
-    classify::Pins,
-    params::Settings,
-    plane::PoolKey,
-    server::{Identity, Linked},
-};
+use crate::{classify::Pins, params::Settings, plane::PoolKey, server::{Identity, Linked}};
 
 /// What a client is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,18 +22,10 @@ use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
 
-use crate::{
-    classify::sets_of,
-    config::{Dialect, Host, PoolPlan},
-    params::{Interned, Settings},
-    plane::{
+use crate::{classify::sets_of, params::{Interned, Settings}, plane::{
         CancelStage, Card, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal, lock, within,
-    },
-    record::{Recorder, Stranger, Witness},
-    server::{ConnectError, Identity, Server, cancel, clean},
-    statements::Catalog,
-    stats::{PoolStats, PoolTotals, Spread},
-};
+    }, record::{Recorder, Stranger, Witness}, server::{ConnectError, Identity, Server, cancel, clean}, statements::Catalog, stats::{PoolStats, PoolTotals, Spread}};
+use tidegate_config::{Dialect, Host, PoolPlan};
 
 mod reset;
 
@@ -831,7 +823,8 @@ mod tests {
     use tidegate_pool::CheckoutError;
 
     use super::*;
-    use crate::{config::Config, resolve::Resolver};
+    use tidegate_config::Config;
+    use crate::resolve::Resolver;
 
     #[test]
     fn who_waits_in_a_pool_that_was_taken_out_is_told_though_another_has_its_name() {

@@ -11,7 +11,8 @@ use tidegate_journal::{
     Producer, Retention, Space, Stats, Storage,
 };
 
-use crate::config::{self, Compress, JournalAck, JournalFormat, Overflow};
+use tidegate_config as config;
+use tidegate_config::{Compress, JournalAck, JournalFormat, Overflow};
 
 /// Queries and transactions.
 pub(super) const QUERIES: Class = Class::new(0);

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::shape;
-use crate::config::{self, Action, ParameterForm, Rule, Work, Works};
+use tidegate_config as config;
+use tidegate_config::{Action, ParameterForm, Rule, Work, Works};
 
 /// What rules ask about.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +85,7 @@ pub(super) fn work_of(text: &[u8]) -> Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Rules;
+    use tidegate_config::Rules;
 
     fn facts(user: &'static str, millis: u64, work: Work, failed: bool) -> Facts<'static> {
         let works = Works::default().with(work);

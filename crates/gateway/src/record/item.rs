@@ -11,7 +11,8 @@ use super::{
     secret::sets_password,
     shape,
 };
-use crate::{config::Works, statements::Statement};
+use tidegate_config::Works;
+use crate::statements::Statement;
 
 /// What a client has said: a statement, perhaps under a name, perhaps with parameters. The book, a portal and the queries
 /// under way share it.

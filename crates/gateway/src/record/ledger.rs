@@ -23,7 +23,8 @@ use super::{
     recorder::{Over, Terms},
     sum::Sum,
 };
-use crate::{config::Per, params::Settings, statements::Statement};
+use tidegate_config::Per;
+use crate::{params::Settings, statements::Statement};
 
 /// What a ledger is kept in; used again by the next exchange.
 #[derive(Debug, Default)]
@@ -649,13 +650,11 @@ mod tests {
     use tidegate_journal::{AtEnd, Reader, Start};
 
     use super::*;
-    use crate::{
-        config,
-        record::{
+    use tidegate_config as config;
+    use crate::record::{
             Archive, Recorder, Stranger,
             entry::{self, Entry},
-        },
-    };
+        };
 
     /// What the journal has of a script.
     fn written(per: Per, script: impl FnOnce(Ledger, Instant)) -> Vec<Entry> {

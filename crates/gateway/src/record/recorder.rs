@@ -20,7 +20,8 @@ use super::{
     secret::without_passwords,
     shape::{Found, Shapes},
 };
-use crate::config::{self, ParameterForm, StatementForm};
+use tidegate_config as config;
+use tidegate_config::{ParameterForm, StatementForm};
 
 /// One thread's way into the journal. It never waits: what finds no room is lost, counted, and told by the journal itself.
 pub struct Recorder {

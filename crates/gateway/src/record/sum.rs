@@ -8,7 +8,8 @@ use super::{
     secret::without_passwords,
     shape::{Shapes, fingerprint},
 };
-use crate::config::{self, StatementForm};
+use tidegate_config as config;
+use tidegate_config::{StatementForm};
 
 /// The queries of a transaction so far.
 #[derive(Debug, Default)]

@@ -7,11 +7,8 @@ use std::{
 
 use tidegate_supervise::{Class, Ctx, Restart};
 
-use crate::{
-    config::Config,
-    plane::{Gateway, Unused},
-    tree::{self, Duty},
-};
+use tidegate_config::Config;
+use crate::{plane::{Gateway, Unused}, tree::{self, Duty}};
 
 /// How soon a duty hears of another period.
 const PERIOD_LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -106,7 +106,8 @@ mod tests {
     use tidegate_supervise::Scope;
 
     use super::*;
-    use crate::{config::Config, plane::Setup, resolve::Resolver};
+    use tidegate_config::Config;
+    use crate::{plane::Setup, resolve::Resolver};
 
     #[test]
     fn a_thread_that_hangs_is_not_waited_for_longer_than_the_deadline() {

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::Config;
+use tidegate_config::Config;
 
 /// What a gateway has open besides: listeners, event loops, logs.
 const OTHERS: u64 = 40;
@@ -44,7 +44,7 @@ fn servers(config: &Config) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::toml;
+    use tidegate_config::toml;
 
     #[test]
     fn servers_are_counted_per_database_and_host() {

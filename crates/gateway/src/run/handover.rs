@@ -35,11 +35,8 @@ use tokio::{
 };
 
 use super::{STOP_ABORT, STOP_GRACE};
-use crate::{
-    config::Config,
-    plane::{Gateway, Phase},
-    tree::{self, Ear},
-};
+use tidegate_config::Config;
+use crate::{plane::{Gateway, Phase}, tree::{self, Ear}};
 
 /// A message with a TCP socket for clients,
 const TCP: &str = "tcp";

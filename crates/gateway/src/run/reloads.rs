@@ -5,10 +5,7 @@ use std::{future::Future, pin::Pin, sync::Arc};
 
 use tokio::sync::mpsc;
 
-use crate::{
-    cli,
-    plane::{Gateway, ReloadReply},
-};
+use crate::{cli, plane::{Gateway, ReloadReply}};
 
 type Outcome = anyhow::Result<()>;
 

@@ -12,7 +12,8 @@ use anyhow::Context as _;
 use tidegate_link::{FileAccess, Listener};
 
 use super::{activation::Activated, handover::Predecessor, process};
-use crate::{admin::http, config::Config};
+use crate::admin::http;
+use tidegate_config::Config;
 
 /// What a gateway listens on.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use tidegate_link::{Accepted, Address};
 
 use super::ReloadError;
-use crate::config::Config;
-use crate::config::stream::Origin;
+use tidegate_config::Config;
+use tidegate_config::stream::Origin;
 use crate::plane::Gateway;
 use crate::stream::{Door, Doors, Fleet, Restart};
 

@@ -10,10 +10,7 @@ use tidegate_wire::{
 };
 
 use super::{Cleaning, ResetNeed, Server};
-use crate::{
-    params::{RoleTurn, Settings},
-    record,
-};
+use crate::{params::{RoleTurn, Settings}, record};
 
 /// Why a server could not be cleaned; it is then closed.
 #[derive(Debug, thiserror::Error)]

@@ -18,12 +18,8 @@ use tidegate_link::{Chunk, Link, Reactor, TlsSide, unix_address};
 use tidegate_wire::{backend::ErrorFields, sqlstate, startup};
 
 use super::{Identity, Server, login, secrets::Secrets, tcp};
-use crate::{
-    config::{Host, PoolPlan, SslMode, SslNegotiation},
-    error::{Refusal, WithLimit},
-    resolve::Resolver,
-    tls,
-};
+use tidegate_config::{Host, PoolPlan, SslMode, SslNegotiation};
+use crate::{error::{Refusal, WithLimit}, resolve::Resolver, tls};
 
 /// Why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
@@ -419,7 +415,7 @@ pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use tidegate_config::Config;
 
     fn socket(errno: Errno) -> ConnectError {
         ConnectError::Socket("db:5432".to_owned(), errno.into())

@@ -12,11 +12,8 @@ use tidegate_wire::{
 };
 
 use super::connect::{ConnectError, Connector, Target};
-use crate::{
-    config::{ChannelBinding, UserSecret},
-    params::ServerSettings,
-    tls,
-};
+use tidegate_config::{ChannelBinding, UserSecret};
+use crate::{params::ServerSettings, tls};
 
 /// What a login yields.
 pub(super) struct Login {

@@ -10,7 +10,7 @@ use std::{
 
 use tidegate_wire::auth::scram::SaltedKeys;
 
-use crate::config::{Host, PoolPlan, Secret, UserSecret};
+use tidegate_config::{Host, PoolPlan, Secret, UserSecret};
 
 /// An entry of `[databases]`, and a user.
 type Whose = (String, String);

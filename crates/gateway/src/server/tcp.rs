@@ -4,7 +4,7 @@ use std::{io, os::fd::AsFd};
 
 use socket2::{SockRef, TcpKeepalive};
 
-use crate::config::Tcp;
+use tidegate_config::Tcp;
 
 /// Puts the settings in force on a TCP socket. What `link` does anyway is not done again.
 ///

@@ -13,7 +13,7 @@ use super::error::StreamError;
 use super::fleet::{Fleet, Restart};
 use super::progress::{EVERY, Progress};
 use crate::cli;
-use crate::escape::escaped;
+use tidegate_config::escape::escaped;
 use crate::log;
 
 /// It came to its end, but not every record was done.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::status::Status;
-use crate::config::Stream;
+use tidegate_config::Stream;
 
 /// All streams of a process, in the order of the configuration; those that it does not name any more come last, until they
 /// have ended.

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crate::config::stream::Target;
-use crate::config::{Config, Host, Secret, Stream, UserSecret};
+use tidegate_config::stream::Target;
+use tidegate_config::{Config, Host, Secret, Stream, UserSecret};
 
 /// Opens a connection to the gateway.
 #[derive(Clone)]
@@ -29,7 +29,7 @@ impl Doors {
     /// The gateway of this configuration, to be reached by that door.
     #[must_use]
     pub fn new(door: Door, config: &Config) -> Self {
-        let plain = |(name, user): (&String, &crate::config::User)| match &user.secret {
+        let plain = |(name, user): (&String, &tidegate_config::User)| match &user.secret {
             Some(UserSecret::Plain(password)) => Some((name.clone(), password.clone())),
             _ => None,
         };
@@ -46,7 +46,7 @@ impl Doors {
     #[must_use]
     pub fn outside(config: &Config) -> Self {
         let listen = &config.listen;
-        let port = listen.addresses.first().map_or(crate::config::DEFAULT_PORT, std::net::SocketAddr::port);
+        let port = listen.addresses.first().map_or(tidegate_config::DEFAULT_PORT, std::net::SocketAddr::port);
         let socket = listen.unix_socket().map(|_| {
             let port = if listen.unix_socket_port == 0 { port } else { listen.unix_socket_port };
             Host::Unix { dir: listen.unix_socket_dir.clone(), port }

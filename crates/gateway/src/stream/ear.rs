@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate_lanes::{Failure, Interceptor, Record};
 
 use super::status::Status;
-use crate::config::stream::{KeyOf, Keyless, StreamKeys};
+use tidegate_config::stream::{KeyOf, Keyless, StreamKeys};
 
 /// Keeps the reason of the last failure, and says when order is not what was asked for. What succeeds costs two calls.
 pub(super) struct Ear {

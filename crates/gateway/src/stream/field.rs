@@ -4,7 +4,7 @@ use serde_json::Value;
 use tidegate_lanes::{Failure, Record};
 
 use super::place::Places;
-use crate::config::stream::Field;
+use tidegate_config::stream::Field;
 
 /// The parts of a record, in the order of the parameters; `None` is NULL.
 ///

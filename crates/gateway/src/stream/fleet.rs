@@ -15,7 +15,7 @@ use super::error::StreamError;
 use super::pipeline;
 use super::plan::Plan;
 use super::status::{Outcome, Status};
-use crate::config::Stream;
+use tidegate_config::Stream;
 
 /// What happens to a stream that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use tidegate_lanes::{Cause, DeadLetter, Letter, Taken};
 use super::error::StreamError;
 use super::place::Places;
 use super::text::{Texts, member};
-use crate::config::stream::{Letters, RecordForm, StreamKeys};
+use tidegate_config::stream::{Letters, RecordForm, StreamKeys};
 
 /// The dead-letter of a stream.
 pub(super) enum Mailbox {

@@ -2,8 +2,8 @@
 
 use tidegate_lanes::{Bounds, Handle};
 
-use crate::config::Stream;
-use crate::config::stream::StreamKeys;
+use tidegate_config::Stream;
+use tidegate_config::stream::StreamKeys;
 
 /// How many deliveries at a time the sink of a run bears.
 #[derive(Debug, Clone, Copy, Default)]

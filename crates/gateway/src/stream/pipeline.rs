@@ -20,7 +20,7 @@ use super::plan::Plan;
 use super::sink::Sink;
 use super::source::{self, Lag, Opened};
 use super::status::Status;
-use crate::config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
+use tidegate_config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
 
 /// One run of a stream: what it goes by, and what it writes down.
 struct Run<'a> {
@@ -154,7 +154,7 @@ fn lag(keys: &StreamKeys, places: &Places) -> Lag {
         Places::File { path, .. } => path.as_ref().map_or(Lag::Unknown, |path| Lag::of_file(path, keys)),
         #[cfg(feature = "kafka")]
         Places::Kafka(roster) => match &keys.from {
-            crate::config::stream::Origin::Kafka(topics) => {
+            tidegate_config::stream::Origin::Kafka(topics) => {
                 let watermarks = source::kafka::Watermarks::new(topics, keys, roster.clone());
                 watermarks.map_or(Lag::Unknown, Lag::Kafka)
             }

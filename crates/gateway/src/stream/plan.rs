@@ -2,7 +2,7 @@
 
 use super::door::Doors;
 use super::limits::differ_in_limits_only;
-use crate::config::Stream;
+use tidegate_config::Stream;
 
 /// What one run goes by.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use super::board::{Board, Snapshot};
-use crate::escape::escaped;
+use tidegate_config::escape::escaped;
 
 /// Says how the streams of a board do.
 pub(super) struct Progress {

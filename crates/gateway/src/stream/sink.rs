@@ -16,8 +16,8 @@ use super::door::Doors;
 use super::error::StreamError;
 use super::place::Places;
 use super::text::Texts;
-use crate::config::Stream;
-use crate::config::stream::Target;
+use tidegate_config::Stream;
+use tidegate_config::stream::Target;
 
 /// Where records go.
 pub(super) enum Sink {

@@ -11,7 +11,7 @@ use tidegate_lanes::source::{Format, Ndjson};
 
 use super::error::StreamError;
 use super::place::Places;
-use crate::config::stream::{KeyOf, Origin, StreamKeys};
+use tidegate_config::stream::{KeyOf, Origin, StreamKeys};
 
 /// A source that is open, and what its lanes are called.
 pub(super) enum Opened {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::board::{Snapshot, State};
 use super::limits::{Limits, Width, differ_in_limits_only};
 use super::plan::Plan;
-use crate::config::Stream;
+use tidegate_config::Stream;
 
 /// What a stream is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

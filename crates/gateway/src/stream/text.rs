@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use tidegate_lanes::{Failure, Header, Record};
 
 use super::place::Places;
-use crate::config::stream::RecordForm;
+use tidegate_config::stream::RecordForm;
 
 /// Writes records as texts of one line.
 #[derive(Clone)]

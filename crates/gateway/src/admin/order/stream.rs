@@ -5,11 +5,7 @@ use std::{fmt, sync::Arc};
 use tidegate_wire::sqlstate;
 
 use super::{LOOK_EVERY, not_now};
-use crate::{
-    admin::fault::Fault,
-    plane::{Gateway, Worker},
-    stream::Status,
-};
+use crate::{admin::fault::Fault, plane::{Gateway, Worker}, stream::Status};
 
 /// What is to become of a stream. Without a name it is for all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

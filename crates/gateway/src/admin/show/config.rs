@@ -1,11 +1,8 @@
 //! SHOW CONFIG: every setting in force, and behind them those that PgBouncer has a name for.
 
 use super::super::table::{Column, Value, row, text};
-use crate::{
-    config::Row,
-    pgbouncer::{AUTH_FILE, CONFIG_FILE, alias},
-    plane::Gateway,
-};
+use tidegate_config::{Row, pgbouncer::{AUTH_FILE, CONFIG_FILE, alias}};
+use crate::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
 

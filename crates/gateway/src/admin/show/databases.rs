@@ -7,10 +7,8 @@ use std::{
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, pools::load_balance};
-use crate::{
-    config::{Admin, Config, Host, Mode, PoolPlan},
-    plane::Gateway,
-};
+use tidegate_config::{Admin, Config, Host, Mode, PoolPlan};
+use crate::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),

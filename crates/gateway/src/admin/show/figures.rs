@@ -12,10 +12,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::OnceCell;
 
 use super::{clients, clients::Client, databases};
-use crate::{
-    plane::{ClientState, Gateway, PoolKey, Worker},
-    stats::Sample,
-};
+use crate::{plane::{ClientState, Gateway, PoolKey, Worker}, stats::Sample};
 
 /// The figures of one command, or of one scrape: each is gathered when it is first asked for, and kept.
 pub(in crate::admin) struct Figures {

@@ -4,11 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::super::table::{Column, Value, int4, int8, row, text};
 use super::databases;
-use crate::{
-    config::{Host, PoolPlan},
-    hosts::{Cluster, HostState, Role, Sight},
-    plane::Gateway,
-};
+use tidegate_config::{Host, PoolPlan};
+use crate::{hosts::{Cluster, HostState, Role, Sight}, plane::Gateway};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("database"),

@@ -1,10 +1,8 @@
 //! SHOW PEERS and SHOW PEER_POOLS: other gateways behind the same address, and the cancel requests on their way to them.
 
 use super::super::table::{Column, Value, int4, row, text};
-use crate::{
-    config::Host,
-    plane::{Gateway, PeerCounts},
-};
+use tidegate_config::Host;
+use crate::plane::{Gateway, PeerCounts};
 
 pub(super) const COLUMNS: &[Column] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
 
@@ -18,7 +16,7 @@ pub(super) const POOLS: &[Column] = &[
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     let setup = gateway.setup();
-    let row = |(id, peer): (&u16, &crate::config::PeerKeys)| {
+    let row = |(id, peer): (&u16, &tidegate_config::PeerKeys)| {
         let host = match peer.host() {
             Host::Tcp { name, .. } => name,
             Host::Unix { dir, .. } => dir.display().to_string(),

@@ -6,10 +6,8 @@ use tidegate_pool::Counts;
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, wait};
-use crate::{
-    config::{Admin, Mode, Policy, PoolPlan},
-    plane::{CancelStage, PoolKey, SharedPool},
-};
+use tidegate_config::{Admin, Mode, Policy, PoolPlan};
+use crate::plane::{CancelStage, PoolKey, SharedPool};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("database"),

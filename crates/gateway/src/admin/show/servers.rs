@@ -5,11 +5,8 @@ use std::{collections::HashMap, sync::atomic::Ordering};
 use super::super::table::{Column, Value, row};
 use super::clients::{self, Client, end};
 use super::{Figures, on_the_wall, timestamp};
-use crate::{
-    config::Host,
-    plane::{ServerEntry, Worker},
-    server::Identity,
-};
+use tidegate_config::Host;
+use crate::{plane::{ServerEntry, Worker}, server::Identity};
 
 /// Those of PgBouncer's SHOW CLIENTS, which has the same for servers.
 pub(super) const COLUMNS: &[Column] = clients::COLUMNS.split_at(clients::COLUMNS.len() - 1).0;

@@ -7,10 +7,8 @@ use std::{
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::Figures;
-use crate::{
-    config::{Admin, Database, User},
-    plane::Gateway,
-};
+use tidegate_config::{Admin, Database, User};
+use crate::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),

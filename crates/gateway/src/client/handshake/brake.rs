@@ -6,7 +6,8 @@ use tidegate_link::Address;
 use tidegate_supervise::Ctx;
 
 use super::{Arriving, LoginError, packet::Request, seat::while_there};
-use crate::{config::Admin, error::Cause, plane::FailedLoginRules};
+use tidegate_config::Admin;
+use crate::{error::Cause, plane::FailedLoginRules};
 
 /// Connections of an address that may be without a login in any case.
 const ARRIVALS_MIN: u32 = 8;

@@ -11,21 +11,15 @@ use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{backend, backend::TxStatus, sqlstate};
 
 use super::{Arriving, LoginError, packet::Request};
-use crate::{
-    client::{
+use crate::{client::{
         passthrough::unless_killed,
         route::{self, find_server},
         session::as_fatal,
-    },
-    config::Route,
-    error::{Cause, Refusal},
-    params::{IN_HOT_STANDBY, ROLE, RoleTurn, ServerSettings, Settings, Value},
-    plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, refresh, within},
-    server::{
+    }, error::{Cause, Refusal}, params::{IN_HOT_STANDBY, ROLE, RoleTurn, ServerSettings, Settings, Value}, plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, refresh, within}, server::{
         Adopted, Cleaning, ResetNeed, Server,
         clean::{self, CleanError},
-    },
-};
+    }};
+use tidegate_config::Route;
 
 const APPLICATION_NAME: &str = "application_name";
 

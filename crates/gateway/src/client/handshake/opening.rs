@@ -10,12 +10,8 @@ use super::{
     Arriving, LoginError,
     packet::{Request, read_startup},
 };
-use crate::{
-    client::canceller,
-    config::ClientTls,
-    error::{Cause, Refusal},
-    tls,
-};
+use crate::{client::canceller, error::{Cause, Refusal}, tls};
+use tidegate_config::ClientTls;
 
 /// The newest protocol that clients may speak.
 const MINOR_MAX: u16 = 2;

@@ -3,11 +3,8 @@
 use tidegate_wire::startup::{self, Startup};
 
 use super::{Arriving, LoginError};
-use crate::{
-    config::{Dialect, Route},
-    error::{Cause, Refusal},
-    plane::Replication,
-};
+use tidegate_config::{Dialect, Route};
+use crate::{error::{Cause, Refusal}, plane::Replication};
 
 /// What a client asks for in its start-up packet.
 pub(in crate::client) struct Request {

@@ -3,14 +3,8 @@
 use tidegate_link::Address;
 
 use super::{Arriving, LoginError, packet::Request};
-use crate::{
-    client::{auth::Login, lookup},
-    config::{Admin, AuthMethod, Lookup, UserSecret},
-    error::Cause,
-    hba::{self, Caller, Certificate, CertificateName, Verdict},
-    plane::Setup,
-    tls,
-};
+use crate::{client::{auth::Login, lookup}, error::Cause, plane::Setup, tls};
+use tidegate_config::{Admin, AuthMethod, Lookup, UserSecret, hba::{self, Caller, Certificate, CertificateName, Verdict}};
 
 impl Arriving {
     /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.

@@ -5,13 +5,8 @@ use std::rc::Rc;
 use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
 
 use super::{Arriving, LoginError};
-use crate::{
-    client::{log, part},
-    config::Dialect,
-    error::{Cause, Refusal},
-    plane::Setup,
-    record::{Stranger, Witness},
-};
+use crate::{client::{log, part}, error::{Cause, Refusal}, plane::Setup, record::{Stranger, Witness}};
+use tidegate_config::Dialect;
 
 impl Arriving {
     /// Tells the client why, and gives the reason back for the log.

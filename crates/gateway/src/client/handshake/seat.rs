@@ -11,23 +11,15 @@ use tidegate_wire::{
 };
 
 use super::{Admitted, Arriving, LoginError, packet::Request, random};
-use crate::{
-    client::{
+use crate::{client::{
         log,
         passthrough::unless_killed,
         session::{self, Session},
-    },
-    config::{Admin, Dialect, Mode},
-    error::{Cause, Refusal},
-    exchange::Frontend,
-    params::{Settings, Value, is_settable},
-    plane::{
+    }, error::{Cause, Refusal}, exchange::Frontend, params::{Settings, Value, is_settable}, plane::{
         Announced, Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key,
         within,
-    },
-    server::Server,
-    tls,
-};
+    }, server::Server, tls};
+use tidegate_config::{Admin, Dialect, Mode};
 
 impl Arriving {
     /// Its connection.

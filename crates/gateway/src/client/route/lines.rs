@@ -15,12 +15,8 @@ use std::{
 use tidegate_pool::{Checkout, CheckoutError, Lease};
 
 use super::narrowed;
-use crate::{
-    config::Route,
-    hosts::Node,
-    plane::{Fleet, Placed, Worker, WorkerPool},
-    server::{ConnectError, Server},
-};
+use tidegate_config::Route;
+use crate::{hosts::Node, plane::{Fleet, Placed, Worker, WorkerPool}, server::{ConnectError, Server}};
 
 /// What a line ends with.
 pub(super) type Answer = Result<Lease<Server>, CheckoutError<ConnectError>>;

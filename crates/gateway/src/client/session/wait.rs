@@ -15,17 +15,11 @@ use tidegate_wire::{
 };
 
 use super::{Goodbye, Session, bad_client, checkout_timeout};
-use crate::{
-    client::{
+use crate::{client::{
         check, log,
         route::{Found, Unserved, find_server},
-    },
-    config::{PoolPlan, Timeouts},
-    error::Refusal,
-    plane::{ClientState, Signal},
-    record::{self, Ledger},
-    server::Server,
-};
+    }, error::Refusal, plane::{ClientState, Signal}, record::{self, Ledger}, server::Server};
+use tidegate_config::{PoolPlan, Timeouts};
 
 /// Why a client is gone that waited.
 const LEFT: &str = "client left while waiting";

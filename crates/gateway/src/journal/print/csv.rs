@@ -3,10 +3,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use crate::{
-    journal::entry::{Item, What, words_of},
-    record::entry::Entry,
-};
+use crate::{journal::entry::{Item, What, words_of}, record::entry::Entry};
 
 /// The keys of a record, in the order in which they stand in it.
 pub(in crate::journal) const COLUMNS: &[&str] = &[

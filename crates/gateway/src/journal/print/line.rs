@@ -3,14 +3,11 @@
 use std::io::{self, Write};
 
 use super::paint::Paint;
-use crate::{
-    journal::{
+use crate::{journal::{
         entry::{Item, Loss, What, words_of},
         units::{bytes, counted, cut, duration, one_line},
         zone::Zone,
-    },
-    record::entry::{Entry, Kind},
-};
+    }, record::entry::{Entry, Kind}};
 
 /// From here on a duration stands out.
 const SLOW_MICROS: u64 = 1_000_000;

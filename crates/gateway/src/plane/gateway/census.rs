@@ -11,11 +11,8 @@ use std::{
 };
 
 use super::{Gateway, lock};
-use crate::{
-    config::Admin,
-    plane::Worker,
-    stats::{PoolTotals, Sample, Spread, Totals},
-};
+use tidegate_config::Admin;
+use crate::{plane::Worker, stats::{PoolTotals, Sample, Spread, Totals}};
 
 /// What the console counts of its own clients. They are few, so all threads count in one place.
 #[derive(Debug, Default)]

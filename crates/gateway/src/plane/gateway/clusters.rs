@@ -9,13 +9,8 @@ use std::{
 use tidegate_supervise::Scope;
 
 use super::{Gateway, ServerEntry, SharedPool, lock};
-use crate::{
-    config::{Host, PoolPlan},
-    hosts::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch},
-    plane::Worker,
-    server::{ConnectError, Server},
-    tree,
-};
+use tidegate_config::{Host, PoolPlan};
+use crate::{hosts::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch}, plane::Worker, server::{ConnectError, Server}, tree};
 
 impl Gateway {
     /// The cluster of a pool, if its transactions have a choice of servers; made at its first use.

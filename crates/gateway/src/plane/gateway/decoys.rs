@@ -4,7 +4,7 @@ use std::{fs, io};
 
 use sha2::{Digest, Sha256};
 
-use crate::config::{Secret, User};
+use tidegate_config::{Secret, User};
 
 /// Names the purpose of what is derived of the machine's number, so that the number itself is not given away
 /// (machine-id(5)).
@@ -81,7 +81,7 @@ mod tests {
     use tidegate_wire::auth::scram::Verifier;
 
     use super::*;
-    use crate::config::toml;
+    use tidegate_config::toml;
 
     #[test]
     fn unknown_users_look_like_the_configured_ones() {

@@ -19,7 +19,7 @@ use std::{
 };
 
 use super::lock;
-use crate::config::Auth;
+use tidegate_config::Auth;
 
 /// A count of failures halves after that.
 const HALF_LIFE: Duration = Duration::from_secs(60);

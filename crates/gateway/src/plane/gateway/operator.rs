@@ -157,11 +157,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        config::Config,
-        plane::{PoolKey, Setup},
-        resolve::Resolver,
-    };
+    use tidegate_config::Config;
+    use crate::{plane::{PoolKey, Setup}, resolve::Resolver};
 
     fn with_gateway(test: impl AsyncFnOnce(Arc<Gateway>)) {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();

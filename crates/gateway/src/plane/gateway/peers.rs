@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{Gateway, lock};
-use crate::config::Host;
+use tidegate_config::Host;
 
 /// The requests on their way to one peer.
 #[derive(Debug)]

@@ -15,11 +15,8 @@ use std::{
 use tidegate_pool::Pool;
 
 use super::{Gateway, Network, PoolKey, lock};
-use crate::{
-    config::{PoolPlan, SharedLimits},
-    error::Cause,
-    server::Server,
-};
+use tidegate_config::{PoolPlan, SharedLimits};
+use crate::{error::Cause, server::Server};
 
 /// For what there has to be room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{Gateway, PoolKey, SharedPool, lock};
-use crate::{config::Host, server::Identity};
+use tidegate_config::Host;
+use crate::server::Identity;
 
 /// A server connection as the console sees it.
 #[derive(Clone, Debug)]

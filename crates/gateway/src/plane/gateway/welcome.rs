@@ -3,10 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use super::{SharedPool, lock};
-use crate::{
-    params::{ServerSettings, Settings},
-    plane::{Announced, greetings::Answers},
-};
+use crate::{params::{ServerSettings, Settings}, plane::{Announced, greetings::Answers}};
 
 /// The parameters that servers of a pool have reported.
 #[derive(Debug, Default)]

@@ -5,11 +5,8 @@ use std::{rc::Rc, time::Duration};
 use tidegate_pool::{Fate, Lease};
 
 use super::{Worker, WorkerPool};
-use crate::{
-    config::PoolPlan,
-    plane::{CancelStage, within},
-    server::{Cleaning, ResetNeed, Server, clean},
-};
+use tidegate_config::PoolPlan;
+use crate::{plane::{CancelStage, within}, server::{Cleaning, ResetNeed, Server, clean}};
 
 /// A server that is cleaned for longer than this is closed.
 const CLEAN_LIMIT: Duration = Duration::from_secs(15);

@@ -9,12 +9,9 @@ use tidegate_wire::{
     frontend::{self, Bind, BindMessage, Parse},
 };
 
-use crate::{
-    config::{self, JournalFormat, ParameterForm, Per},
-    params::Settings,
-    record::{Archive, Front, Ledger, Recorder, Stranger, Witness},
-    statements::{Catalog, Statement},
-};
+use tidegate_config::{JournalFormat, ParameterForm, Per};
+use tidegate_config as config;
+use crate::{params::Settings, record::{Archive, Front, Ledger, Recorder, Stranger, Witness}, statements::{Catalog, Statement}};
 
 const TEXTS: [&str; 4] = ["select 1", "select $1, $2", "update t set a = 'secret' where b = $1", "copy t from stdin"];
 const NAMES: [&str; 2] = ["", "named"];

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, Buf
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use super::hands::Hands;
-use crate::config::stream::StreamKeys;
+use tidegate_config::stream::StreamKeys;
 use crate::stream::text::Texts;
 
 pub(in crate::stream) struct Command {

@@ -13,8 +13,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate_lanes::{Failure, Record};
 
-use crate::config::stream::{Origin, StreamKeys};
-use crate::config::url::decode;
+use tidegate_config::stream::{Origin, StreamKeys};
+use tidegate_config::url::decode;
 use crate::stream::error::{StreamError, whole};
 use crate::stream::text::Texts;
 use crate::tls;

@@ -11,7 +11,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, ClientContext};
 use tidegate_lanes::{Failure, Record};
 
-use crate::config::stream::{StreamKeys, Topics};
+use tidegate_config::stream::{StreamKeys, Topics};
 use crate::stream::error::StreamError;
 use crate::stream::source::kafka::client;
 

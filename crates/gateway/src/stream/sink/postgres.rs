@@ -8,8 +8,8 @@ use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
 use super::hands::Hands;
-use crate::config::Stream;
-use crate::config::stream::Field;
+use tidegate_config::Stream;
+use tidegate_config::stream::Field;
 use crate::stream::door::Doors;
 use crate::stream::error::StreamError;
 use crate::stream::field;

@@ -11,7 +11,7 @@ use tidegate_lanes::source::kafka::{Error, Kafka, Partition, Roster, Start as La
 use tidegate_lanes::{Epoch, Event, Lane, LaneStatus, Mark, Position, Record, Room, Source};
 
 use super::Opened;
-use crate::config::stream::{KeyOf, Start, StreamKeys, Topics};
+use tidegate_config::stream::{KeyOf, Start, StreamKeys, Topics};
 use crate::stream::error::StreamError;
 use crate::stream::place::Places;
 

@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use tokio_rustls::TlsConnector;
 
-use crate::config::stream::{GatewayTarget, Target};
-use crate::config::{ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, Stream};
+use tidegate_config::stream::{GatewayTarget, Target};
+use tidegate_config::{ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, Stream};
 use crate::stream::door::{Door, Doors};
 use crate::stream::error::{StreamError, whole};
 use crate::tls;

@@ -1,0 +1,61 @@
+//! `userlist.txt`: `"name" "password"` a line.
+
+use super::ini::unquote;
+use crate::raw::Span;
+
+/// A user of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) name: String,
+    pub(super) name_at: Span,
+    pub(super) password: String,
+    pub(super) password_at: Span,
+}
+
+/// The users, and the beginnings of lines that cannot be read.
+pub(super) fn users(text: &str) -> (Vec<Listed>, Vec<usize>) {
+    let (mut users, mut broken) = (Vec::new(), Vec::new());
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let trimmed = line.trim();
+        let from = start + line.len() - line.trim_start().len();
+        start += line.len();
+        if trimmed.is_empty() || trimmed.starts_with([';', '#']) {
+            continue;
+        }
+        match listed(trimmed, from) {
+            Some(listed) => users.push(listed),
+            None => broken.push(from),
+        }
+    }
+    (users, broken)
+}
+
+fn listed(line: &str, from: usize) -> Option<Listed> {
+    let (name, length) = unquote(line.strip_prefix('"')?, '"')?;
+    let name_end = length + 1;
+    let password_start = name_end + line[name_end..].find('"')?;
+    let (password, length) = unquote(&line[password_start + 1..], '"')?;
+    Some(Listed {
+        name,
+        name_at: from..from + name_end,
+        password,
+        password_at: from + password_start..from + password_start + 1 + length,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_passwords_are_unquoted() {
+        let text =
+            "; nobody\n\"app\" \"sec\"\"ret\"\n\n  \"a b\"\t\"\" ignored\n# x\nbroken\n\"half\n\"no password\"\n";
+        let (users, broken) = users(text);
+        let found: Vec<_> = users.iter().map(|user| (&*user.name, &*user.password)).collect();
+        assert_eq!(found, [("app", "sec\"ret"), ("a b", "")]);
+        assert_eq!(broken.len(), 3);
+        assert_eq!(&text[users[0].password_at.clone()], "\"sec\"\"ret\"");
+    }
+}

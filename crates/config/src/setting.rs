@@ -1,0 +1,366 @@
+//! The kinds of values a key can have: how each is read, what is said when it is wrong, and how it is shown.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::raw::{Node, Span, Value};
+use super::secret::{MASK, Secret};
+
+/// Why a value does not fit, and what does.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Wrong {
+    pub(crate) reason: String,
+    pub(crate) help: String,
+    /// The place inside of a list; the whole value otherwise.
+    pub(crate) at: Option<Span>,
+}
+
+impl Wrong {
+    pub(crate) fn new(reason: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { reason: reason.into(), help: help.into(), at: None }
+    }
+
+    fn kind(expected: &str, value: &Value, help: &str) -> Self {
+        Self::new(format!("expected {expected}, found {}", value.kind()), help)
+    }
+}
+
+/// What the value of a key is, as far as it decides who may see it and whether `SET` may change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// A value that everybody may see.
+    Plain,
+    /// The name of a file, a folder or a socket.
+    File,
+    /// A password, or a text that may have one in it. No log and no table shows it.
+    Secret,
+}
+
+/// A kind of value.
+pub(crate) trait Setting: Sized {
+    /// The content of values of this kind.
+    const HOLDS: Holds = Holds::Plain;
+
+    /// Reads the value; must not repeat it in the reason if it may be a secret.
+    fn read(value: &Value) -> Result<Self, Wrong>;
+
+    /// The value as `SHOW CONFIG` prints it.
+    fn show(&self) -> String;
+}
+
+/// Reads a value that must also lie in `range`.
+pub(crate) fn within<T>(value: &Value, range: &RangeInclusive<T>) -> Result<T, Wrong>
+where
+    T: Setting + PartialOrd + Display,
+{
+    let read = T::read(value)?;
+    if range.contains(&read) {
+        return Ok(read);
+    }
+    let help = format!("write a number from {} to {}", range.start(), range.end());
+    Err(Wrong::new(format!("{read} is out of range"), help))
+}
+
+pub(crate) fn text<'v>(value: &'v Value, example: &str) -> Result<&'v str, Wrong> {
+    match value {
+        Value::Text(text) if text.contains('\0') => {
+            Err(Wrong::new("the text contains a zero byte", "Postgres ends its strings with it; leave it out"))
+        }
+        Value::Text(text) => Ok(text),
+        other => Err(Wrong::kind("a string", other, &format!("write it in quotes: {example}"))),
+    }
+}
+
+impl Setting for String {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        text(value, "\"text\"").map(str::to_owned)
+    }
+
+    fn show(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Setting for Secret {
+    const HOLDS: Holds = Holds::Secret;
+
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        text(value, "\"...\"").map(Self::new)
+    }
+
+    fn show(&self) -> String {
+        if self.is_empty() { String::new() } else { MASK.to_owned() }
+    }
+}
+
+impl Setting for PathBuf {
+    const HOLDS: Holds = Holds::File;
+
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        text(value, "\"/path/to/file\"").map(Self::from)
+    }
+
+    fn show(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+impl Setting for bool {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        match value {
+            Value::Boolean(value) => Ok(*value),
+            other => Err(Wrong::kind("true or false", other, "write true or false, without quotes")),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+macro_rules! integer_settings {
+    ($($integer:ty),*) => {$(
+        impl Setting for $integer {
+            fn read(value: &Value) -> Result<Self, Wrong> {
+                let help = "write a whole number without quotes, not below zero";
+                let Value::Integer(number) = value else {
+                    return Err(Wrong::kind("a number", value, help));
+                };
+                Self::try_from(*number).map_err(|_| Wrong::new(format!("{number} is out of range"), help))
+            }
+
+            fn show(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+integer_settings!(u16, u32, u64);
+
+impl Setting for Vec<String> {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        list(value, "[\"name\"]", String::read)
+    }
+
+    fn show(&self) -> String {
+        self.join(", ")
+    }
+}
+
+pub(crate) fn list<T>(
+    value: &Value,
+    example: &str,
+    read: impl Fn(&Value) -> Result<T, Wrong>,
+) -> Result<Vec<T>, Wrong> {
+    let Value::List(nodes) = value else {
+        return Err(Wrong::kind("a list", value, &format!("write it in brackets: {example}")));
+    };
+    let element = |node: &Node| {
+        read(&node.value).map_err(|wrong| Wrong { at: wrong.at.clone().or(Some(node.at.clone())), ..wrong })
+    };
+    nodes.iter().map(element).collect()
+}
+
+impl Setting for Vec<SocketAddr> {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        list(value, "[\"127.0.0.1:6432\"]", |value| listen_address(text(value, "\"127.0.0.1:6432\"")?))
+    }
+
+    fn show(&self) -> String {
+        self.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432` (127.0.0.1), `*:6432` (0.0.0.0).
+///
+/// Other names are refused: an address to listen on belongs to this machine, and a look-up at start would only add a
+/// way to fail.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, Wrong> {
+    let literal = match text.rsplit_once(':') {
+        Some(("*" | "", port)) => format!("0.0.0.0:{port}"),
+        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+        _ => text.to_owned(),
+    };
+    literal.parse().map_err(|_| {
+        let help = "write an IP address and a port: 127.0.0.1:6432, [::1]:6432, or *:6432 for every interface";
+        Wrong::new(format!("`{text}` is not an address to listen on"), help)
+    })
+}
+
+/// The longest time a key takes: ten years. More is a slip of the unit.
+const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// A time: `"250ms"`, `"5s"`, `"2min"`, `"1h"`; `"0"` or `0` is [`Duration::ZERO`], which means off.
+impl Setting for Duration {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        match value {
+            Value::Integer(0) => Ok(Self::ZERO),
+            Value::Integer(number) => {
+                let help = format!("a time needs its unit: write \"{number}s\" or \"{number}ms\"");
+                Err(Wrong::new(format!("{number} what?"), help))
+            }
+            other => duration(text(other, "\"5s\", \"250ms\", \"1h\", or 0 for off")?),
+        }
+    }
+
+    fn show(&self) -> String {
+        let (secs, nanos) = (self.as_secs(), self.subsec_nanos());
+        match (secs, nanos) {
+            (0, 0) => "0".to_owned(),
+            (_, 0) => format!("{secs}s"),
+            _ if nanos.is_multiple_of(1_000_000) => format!("{}ms", self.as_millis()),
+            _ => format!("{}us", self.as_micros()),
+        }
+    }
+}
+
+pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
+    let written = text.trim();
+    let wrong = |reason: String| {
+        Wrong::new(reason, "write a number and its unit: \"250ms\", \"5s\", \"2min\", \"1h\"; 0 is off")
+    };
+    let split = written.find(|c: char| !c.is_ascii_digit()).unwrap_or(written.len());
+    let (digits, unit) = written.split_at(split);
+    let number: u64 = digits.parse().map_err(|_| wrong(format!("`{written}` is not a time")))?;
+    let micros = match unit.trim() {
+        "" if number == 0 => 0,
+        "us" | "µs" => 1,
+        "ms" => 1_000,
+        "s" | "sec" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        "" => return Err(wrong(format!("`{written}` lacks a unit"))),
+        other => return Err(wrong(format!("`{other}` is not a unit of time"))),
+    };
+    let total = number.checked_mul(micros).map(Duration::from_micros).filter(|total| *total <= LONGEST);
+    total.ok_or_else(|| wrong(format!("`{written}` is longer than ten years")))
+}
+
+/// The permission bits of a socket file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileMode(pub u32);
+
+impl Setting for FileMode {
+    fn read(value: &Value) -> Result<Self, Wrong> {
+        let help = "write the octal digits in quotes: \"0777\"";
+        let Value::Text(text) = value else {
+            return Err(Wrong::kind("a file mode", value, help));
+        };
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => Err(Wrong::new(format!("`{text}` is not a file mode"), help)),
+        }
+    }
+
+    fn show(&self) -> String {
+        format!("{:04o}", self.0)
+    }
+}
+
+/// Declares an enum whose values are words in the configuration.
+macro_rules! words {
+    ($($(#[$doc:meta])* pub enum $name:ident { $($(#[$word_doc:meta])* $variant:ident = $word:literal,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$word_doc])* $variant,)* }
+
+        impl $name {
+            /// Every word, in the order of the documentation.
+            pub const WORDS: &'static [&'static str] = &[$($word),*];
+
+            /// The word of the configuration.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok(Self::$variant),)*
+                    other => Err(format!("`{other}` is none of {}", Self::WORDS.join(", "))),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl $crate::setting::Setting for $name {
+            fn read(value: &$crate::raw::Value) -> Result<Self, $crate::setting::Wrong> {
+                let word = $crate::setting::text(value, &format!("\"{}\"", Self::WORDS[0]))?;
+                word.parse().map_err(|_| $crate::setting::unknown_word(word, Self::WORDS))
+            }
+
+            fn show(&self) -> String {
+                self.as_str().to_owned()
+            }
+        }
+    )*};
+}
+pub(crate) use words;
+
+/// The finding for a word that is none of a key's words.
+pub(crate) fn unknown_word(word: &str, words: &[&str]) -> Wrong {
+    let near = match nearest(word, words.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`? "),
+        None => String::new(),
+    };
+    Wrong::new(format!("`{word}` is not known here"), format!("{near}it can be {}", words.join(", ")))
+}
+
+/// The known name that is most like a misspelled one, if any is like it.
+pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    // The comparison is quadratic, and no key is that long.
+    if name.len() > 64 {
+        return None;
+    }
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    let scored = known.map(|known| (strsim::jaro_winkler(&name, known), known));
+    scored.filter(|(score, _)| *score > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_shown() {
+        for (text, shown) in
+            [("250ms", "250ms"), ("5s", "5s"), ("2min", "120s"), ("1 h", "3600s"), ("0", "0"), ("0s", "0")]
+        {
+            assert_eq!(duration(text).map(|time| time.show()), Ok(shown.to_owned()), "{text}");
+        }
+        for text in ["", "5", "s", "5 parsecs", "-1s", "1.5s", "18446744073709551615s", "99999d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_their_short_forms() {
+        let shown = |text| listen_address(text).map(|address| address.to_string());
+        assert_eq!(shown("*:6432"), Ok("0.0.0.0:6432".to_owned()));
+        assert_eq!(shown("localhost:6432"), Ok("127.0.0.1:6432".to_owned()));
+        assert_eq!(shown("[::1]:6432"), Ok("[::1]:6432".to_owned()));
+        for text in ["example.org:6432", "127.0.0.1", "127.0.0.1:99999", "::1"] {
+            assert!(shown(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_misspelled_name_finds_its_neighbour() {
+        let known = ["max_clients", "backlog", "tls_cert"];
+        assert_eq!(nearest("max_client", known.into_iter()), Some("max_clients"));
+        assert_eq!(nearest("tls-cert", known.into_iter()), Some("tls_cert"));
+        assert_eq!(nearest("zebra", known.into_iter()), None);
+    }
+}
