@@ -1,6 +1,6 @@
 //! Records of the query journal.
 
-use tidegate::record::entry::{
+use tidegate_query_log::entry::{
     Calendar, Draft, Entry, Kind, Moment, Parameter, Who, write_parameter, write_server, write_who,
 };
 

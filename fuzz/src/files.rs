@@ -6,9 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use tempfile::TempDir;
-use tidegate_config::{Config, toml};
-use tidegate_config::hba::{Caller, Rules};
-use tidegate_config::pgbouncer;
+use tidegate_config::{
+    Config,
+    hba::{Caller, Rules},
+    pgbouncer, toml,
+};
 
 thread_local! {
     // One folder for all inputs: making one costs more than reading one.

@@ -20,10 +20,12 @@ pub use scan::scan;
 pub use scram::scram;
 pub use statement::{classified, shapes};
 
-use tidegate_wire::backend::{self, Authentication, BackendKeyData, DataRow, ErrorFields, RowDescription};
-use tidegate_wire::frontend::{self, Bind, BindMessage, Execute, Parse, Query, SaslInitial, Target};
-use tidegate_wire::startup::{self, First, Negotiate};
-use tidegate_wire::{Frame, Walk};
+use tidegate_wire::{
+    Frame, Walk,
+    backend::{self, Authentication, BackendKeyData, DataRow, ErrorFields, RowDescription},
+    frontend::{self, Bind, BindMessage, Execute, Parse, Query, SaslInitial, Target},
+    startup::{self, First, Negotiate},
+};
 
 /// A target.
 pub type Run = fn(&[u8]);

@@ -1,8 +1,8 @@
 use std::sync::OnceLock;
 
-use tidegate_wire::auth::md5_answer;
-use tidegate_wire::auth::scram::{
-    Binding, Nonce, SaltedKeys, ScramClient, ScramError, ScramServer, Secret, Verifier, normalize,
+use tidegate_wire::auth::{
+    md5_answer,
+    scram::{Binding, Nonce, SaltedKeys, ScramClient, ScramError, ScramServer, Secret, Verifier, normalize},
 };
 
 const SALT: &[u8] = b"0123456789abcdef";

@@ -1,7 +1,10 @@
 //! Texts of statements: what they do to their session, and what of them is written down.
 
-use tidegate::classify::{Change, Traits, classify};
-use tidegate::record::{shape, without_passwords};
+use tidegate_sql::{
+    classify::{Change, Traits, classify},
+    normalize,
+    redact::without_passwords,
+};
 
 /// What a statement does to its session: a comment before it changes nothing, another statement before it hides nothing,
 /// and a setting that is said again is the same setting.
@@ -62,7 +65,7 @@ pub fn shapes(data: &[u8]) {
 
 fn shape_of(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    shape::reduce(text, &mut out);
+    normalize::normalize(text, &mut out);
     out
 }
 

@@ -25,6 +25,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     fetch_postgres()?;
     let mut command = cargo();
-    command.args(["test", "-p", "tidegate-gateway", "--test", "pgbouncer", "--", "differ::", "--nocapture"]);
+    command.args(["test", "-p", "tidegate", "--test", "pgbouncer", "--", "differ::", "--nocapture"]);
     run_command(command.env("TIDEGATE_PGBOUNCER", program))
 }

@@ -33,7 +33,7 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
             "debug"
         }
         Profile::Release => {
-            command.args(["build", "-p", "tidegate-gateway", "--bin", "tidegate", "--release"]);
+            command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--release"]);
             "release"
         }
     };
@@ -45,7 +45,7 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
 pub(crate) fn build_uncounted() -> Result<PathBuf> {
     let dir = target_dir()?.join("uncounted");
     let mut command = cargo();
-    command.args(["build", "--quiet", "--release", "-p", "tidegate-gateway", "--bin", "tidegate"]);
+    command.args(["build", "--quiet", "--release", "-p", "tidegate", "--bin", "tidegate"]);
     run(command.args(["--features", "uncounted", "--target-dir"]).arg(&dir))?;
     Ok(dir.join("release/tidegate"))
 }

@@ -71,12 +71,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Optional parts of the libraries that are checked and tested like the rest.
 pub(crate) const FEATURES: [&str; 2] = [
     "--features",
-    "tidegate-balance/tls,tidegate-gateway/ldap,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,\
+    "tidegate-balance/tls,tidegate/ldap,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,\
      tidegate-sandbox/kafka,tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
 
 /// What needs a library of the machine when it is linked, though not when it is checked.
-pub(crate) const PAM: [&str; 2] = ["--features", "tidegate-gateway/pam"];
+pub(crate) const PAM: [&str; 2] = ["--features", "tidegate/pam"];
 
 /// What needs OpenSSL of the machine, also when it is checked.
 pub(crate) const KAFKA_TLS: [&str; 2] = ["--features", "tidegate-lanes/kafka-ssl"];

@@ -62,13 +62,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn round(arguments: &Arguments, seed: u64) -> Result<()> {
     let mut command = cargo();
-    command.args(["test", "--release", "-p", "tidegate-gateway"]);
+    command.args(["test", "--release", "-p", "tidegate"]);
     command.args(arguments.test.iter().flat_map(|test| ["--test", test]));
     command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
     run_command(&mut command)?;
     if arguments.storms > 0 {
         let mut command = cargo();
-        command.args(["test", "--release", "-p", "tidegate-gateway", "--test", "hosts", "storm"]);
+        command.args(["test", "--release", "-p", "tidegate", "--test", "hosts", "storm"]);
         command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
         run_command(command.env("TIDEGATE_STORMS", arguments.storms.to_string()))?;
     }

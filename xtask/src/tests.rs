@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// One I/O mode only; both unless told
     #[arg(long)]
     io: Option<Io>,
-    /// Passed on to `cargo test`, such as `-p tidegate-gateway edge_07`
+    /// Passed on to `cargo test`, such as `-p tidegate edge_07`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }

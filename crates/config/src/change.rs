@@ -13,7 +13,6 @@ use super::{
 
 /// Why `SET` does not change a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum ChangeError {
     /// There is no such setting.
     #[error("{0}")]

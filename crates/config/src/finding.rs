@@ -10,7 +10,6 @@ use crate::escape::{escaped, is_unsafe};
 /// Whether a finding keeps the configuration from being used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum Severity {
     /// The configuration is refused.
     Error,
@@ -21,7 +20,6 @@ pub enum Severity {
 /// The kind of the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-#[non_exhaustive]
 pub enum FindingKind {
     /// The text cannot be read.
     Syntax,
@@ -35,7 +33,6 @@ pub enum FindingKind {
 
 /// One finding. Its `Display` is several lines: message, place, the line itself, and help.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
 pub struct Finding {
     /// Error or warning.
     pub severity: Severity,
@@ -100,7 +97,7 @@ impl Finding {
     }
 
     /// An error about a file that a configuration names.
-    pub(crate) fn in_file(file: &str, line: usize, key: &str, reason: String) -> Self {
+    pub fn in_file(file: &str, line: usize, key: &str, reason: String) -> Self {
         Self {
             severity: Severity::Error,
             kind: FindingKind::File,

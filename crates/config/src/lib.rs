@@ -6,7 +6,7 @@
 //! gateways can live in one process with two of them.
 //!
 //! ```
-//! let config = tidegate::config::toml::parse("[databases.shop]\nhost = \"10.0.0.7\"\n", "tidegate.toml")?;
+//! let config = tidegate_config::toml::parse("[databases.shop]\nhost = \"10.0.0.7\"\n", "tidegate.toml")?;
 //! let plan = config.pool_for("shop", "app").ok_or("no such database")?;
 //! assert_eq!((plan.dbname.as_str(), plan.user.as_str(), plan.pool.size), ("shop", "app", 20));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -18,25 +18,28 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 mod change;
-pub(crate) mod check;
+pub mod check;
+pub mod escape;
 mod exposure;
-pub(crate) mod finding;
+pub mod finding;
+pub mod hba;
 mod hosts;
 mod keys;
 mod path;
-pub(crate) mod pgpass;
-pub(crate) mod raw;
+pub mod pgbouncer;
+pub mod pgpass;
+pub mod raw;
 mod rule;
 mod secret;
 mod section;
-pub(crate) mod setting;
+pub mod setting;
 mod show;
 pub mod stream;
 mod suite;
 #[cfg(test)]
 mod tests;
 pub mod toml;
-pub(crate) mod url;
+pub mod url;
 
 pub use change::ChangeError;
 pub use finding::{ConfigErrors, Finding, FindingKind, Severity};
@@ -60,16 +63,15 @@ pub use url::{Host, PgUrl};
 use keys::Overrides;
 
 /// Why method `pam` cannot be used in this build.
-pub(crate) const NO_PAM: &str = "this build is without PAM";
+pub const NO_PAM: &str = "this build is without PAM";
 /// What to do about that.
-pub(crate) const NO_PAM_HELP: &str =
+pub const NO_PAM_HELP: &str =
     "build it with `cargo build --release --features pam`, which needs the system's libpam (libpam0g-dev)";
 
 /// Why method `ldap` cannot be used in this build.
-pub(crate) const NO_LDAP: &str = "this build is without LDAP";
+pub const NO_LDAP: &str = "this build is without LDAP";
 /// What to do about that.
-pub(crate) const NO_LDAP_HELP: &str =
-    "build it with `cargo build --release --features ldap`, or let PAM ask the directory";
+pub const NO_LDAP_HELP: &str = "build it with `cargo build --release --features ldap`, or let PAM ask the directory";
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -225,6 +227,12 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
+    /// Identifies the servers that share prepared statements: the entry of `[databases]`, database and user on the server.
+    #[must_use]
+    pub fn identity(&self) -> [&str; 3] {
+        [&self.entry, &self.dbname, &self.user]
+    }
+
     /// Whether a server that was opened and given back at these moments has to show that it still answers.
     #[inline]
     #[must_use]

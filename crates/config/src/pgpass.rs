@@ -11,13 +11,13 @@ use super::secret::Secret;
 use super::url::{Host, PgUrl};
 
 /// Reads a variable of the environment.
-pub(crate) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
+pub type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 /// More is no password file.
 const BYTES_MAX: u64 = 1 << 20;
 
 /// The URL with the password of its user, if it names a user and has no password, and one is found.
-pub(crate) fn with_password(url: &str, env: Env<'_>) -> String {
+pub fn with_password(url: &str, env: Env<'_>) -> String {
     let Ok(parsed) = PgUrl::parse(url) else { return url.to_owned() };
     if parsed.user.is_empty() || !parsed.password.is_empty() {
         return url.to_owned();

@@ -69,7 +69,6 @@ fn without_logins(text: &str) -> Cow<'_, str> {
 
 /// How a user's password is kept in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum UserSecret {
     /// The password itself; serves every method, and logs in to servers.
     Plain(Secret),

@@ -11,7 +11,7 @@ use super::secret::{MASK, Secret};
 
 /// Why a value does not fit, and what does.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Wrong {
+pub struct Wrong {
     pub(crate) reason: String,
     pub(crate) help: String,
     /// The place inside of a list; the whole value otherwise.

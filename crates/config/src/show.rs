@@ -137,7 +137,7 @@ fn overrides(path: &str, overrides: &Overrides, general: &Shown) -> Vec<Row> {
 
 impl User {
     /// What is written for it of the keys of `[pool]`, and how it is shown.
-    pub(crate) fn own_pool(&self) -> Vec<(&'static str, String)> {
+    pub fn own_pool(&self) -> Vec<(&'static str, String)> {
         self.overrides.as_ref().map(|own| own.pool.written()).unwrap_or_default()
     }
 }

@@ -240,6 +240,12 @@ impl Flag {
 }
 
 impl Stream {
+    /// Whether the configuration sets `concurrency`, instead of leaving it to the kind of sink.
+    #[must_use]
+    pub fn sets_concurrency(&self) -> bool {
+        self.written.concurrency.is_some()
+    }
+
     /// The keys that change while a stream runs: how much may be under way.
     pub const LIMITS: [&str; 4] = ["rate", "concurrency", "records_max", "span_max"];
 

@@ -47,7 +47,7 @@ fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErro
 }
 
 /// Reads a file of any bytes.
-pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
     read_up_to(path, LARGEST_BYTES)
 }
 

@@ -16,7 +16,6 @@ pub(crate) const PORT: u16 = 5432;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Host {
     /// A name or an address.
     Tcp {
@@ -284,7 +283,7 @@ pub(crate) fn host_list(hosts: &str, port: u16) -> Result<Vec<Host>, Wrong> {
 }
 
 /// Undoes percent-encoding.
-pub(crate) fn decode(text: &str) -> Result<String, Wrong> {
+pub fn decode(text: &str) -> Result<String, Wrong> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -3,11 +3,13 @@
 //! A view borrows the body of a message (the bytes after the header) and is checked to its end when it is decoded, so
 //! its iterators cannot fail. An encoder appends a whole message to a `Vec`; a zero byte in a string ends it.
 
+mod error_reply;
 mod report;
 mod view;
 mod write;
 
 pub use crate::startup::{Negotiate, negotiate_protocol_version};
+pub use error_reply::ErrorReply;
 pub use report::{ErrorFields, ErrorReport, Severity, error_response, notice_response};
 pub use view::{
     Authentication, BackendKeyData, Column, CommandComplete, DataRow, Mechanisms, Notification, ParameterDescription,

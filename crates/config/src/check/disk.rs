@@ -6,9 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{Checker, Section};
-use crate::raw::Value;
-use crate::secret::Secret;
-use crate::setting::Setting;
+use crate::{raw::Value, secret::Secret, setting::Setting};
 
 /// Whether files that the configuration names are read.
 #[derive(Debug, Clone, Copy)]

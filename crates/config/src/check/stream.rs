@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use http::{HeaderName, HeaderValue};
 
 use super::{Checker, Disk, Section};
-use crate::finding::{ConfigErrors, Severity};
-use crate::keys::{DatabaseKeys, RawDatabase};
-use crate::raw::{Node, Source, Table, Value};
-use crate::section::{Keys, Settings};
-use crate::stream::{Letters, OnExhausted, Origin, RawStream, Stream, StreamKeys, Target};
-use crate::{PgUrl, ServerTls, SessionAttrs};
+use crate::{
+    PgUrl, ServerTls, SessionAttrs,
+    finding::{ConfigErrors, Severity},
+    keys::{DatabaseKeys, RawDatabase},
+    raw::{Node, Source, Table, Value},
+    section::{Keys, Settings},
+    stream::{Letters, OnExhausted, Origin, RawStream, Stream, StreamKeys, Target},
+};
 
 /// Whether the Kafka client of this build has OpenSSL, and with it TLS and SCRAM.
 const HAS_SSL: bool = cfg!(feature = "kafka-ssl");

@@ -1,8 +1,10 @@
 //! TLS for clients: its files go together, and certificates of clients need authorities.
 
 use super::{Checker, Section};
-use crate::Config;
-use crate::keys::{AuthMethod, ClientTls, Listen};
+use crate::{
+    Config,
+    keys::{AuthMethod, ClientTls, Listen},
+};
 
 impl Checker<'_> {
     /// Says which files TLS needs, and which it does not.

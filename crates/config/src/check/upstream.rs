@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Checker, Section};
-use crate::hosts::{HostSpec, RouteSettings};
-use crate::keys::{
-    Admin, ChannelBinding, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation,
+use crate::{
+    Config, Database, Lookup, ServerTls, User, UserSecret,
+    hosts::{HostSpec, RouteSettings},
+    keys::{Admin, ChannelBinding, DatabaseKeys, Overrides, PoolSettings, RawDatabase, SslMode, SslNegotiation},
+    raw::Value,
+    section::{Keys, Settings},
+    url::{PORT, PgUrl, host_list},
 };
-use crate::raw::Value;
-use crate::section::{Keys, Settings};
-use crate::url::{PORT, PgUrl, host_list};
-use crate::{Config, Database, Lookup, ServerTls, User, UserSecret};
 
 /// More servers than this per database and user is seldom what Postgres can stand (its own default is 100 in all).
 const TYPICAL_SIZE_MAX: u32 = 200;

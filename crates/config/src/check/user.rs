@@ -1,9 +1,11 @@
 //! `[users.NAME]`: a password in one of its forms, which the method must be able to use.
 
 use super::{Checker, Place, Section};
-use crate::User;
-use crate::keys::{Auth, AuthMethod, Overrides, RawUser};
-use crate::secret::{Secret, UserSecret};
+use crate::{
+    User,
+    keys::{Auth, AuthMethod, Overrides, RawUser},
+    secret::{Secret, UserSecret},
+};
 
 /// The keys that make a user of a table: settings alone do not.
 const DECLARING: [&str; 2] = ["password", "password_file"];

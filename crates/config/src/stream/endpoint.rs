@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::raw::Value;
-use crate::secret::Secret;
-use crate::setting::{Holds, Setting, Wrong, nearest, text};
-use crate::url::PgUrl;
+use crate::{
+    raw::Value,
+    secret::Secret,
+    setting::{Holds, Setting, Wrong, nearest, text},
+    url::PgUrl,
+};
 
 /// Topics of a Kafka.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +20,6 @@ pub struct Topics {
 
 /// Where records come from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
 pub enum Origin {
     /// Nobody said.
     #[default]
@@ -33,7 +34,6 @@ pub enum Origin {
 
 /// Where records go.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
 pub enum Target {
     /// Nobody said.
     #[default]
@@ -89,7 +89,6 @@ pub struct GatewayTarget {
 
 /// Where records go that cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
 pub enum Letters {
     /// Nowhere.
     #[default]

@@ -1,7 +1,9 @@
 //! Which part of a record is meant: its key, its value, or something inside of its value.
 
-use crate::raw::Value;
-use crate::setting::{Setting, Wrong, list, nearest, text};
+use crate::{
+    raw::Value,
+    setting::{Setting, Wrong, list, nearest, text},
+};
 
 /// What orders records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -35,7 +37,6 @@ const POINTER: &str =
 
 /// A part of a record, as a parameter of a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Field {
     /// Its key.
     Key,

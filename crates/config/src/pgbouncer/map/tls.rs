@@ -1,7 +1,10 @@
 //! `client_tls_*` and what of `server_tls_*` holds for all databases.
 
 use super::*;
-use crate::{CipherSuite, KeyGroup, pgbouncer::ciphers::{self, Chosen}};
+use crate::{
+    CipherSuite, KeyGroup,
+    pgbouncer::ciphers::{self, Chosen},
+};
 
 impl Mapper<'_> {
     pub(super) fn client_tls(&mut self) {

@@ -1,7 +1,11 @@
 //! `auth_file`, `[users]` and `[peers]`.
 
 use super::*;
-use crate::{UserSecret, toml::read_up_to, pgbouncer::{UNREAD_USERS, userlist}};
+use crate::{
+    UserSecret,
+    pgbouncer::{UNREAD_USERS, userlist},
+    toml::read_up_to,
+};
 
 /// A list of more than a million users; what is larger is another file.
 const USERS_BYTES_MAX: u64 = 256 << 20;

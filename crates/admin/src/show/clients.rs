@@ -1,0 +1,155 @@
+//! SHOW CLIENTS: who is connected, and what they do.
+
+use std::{
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use tidegate_link::Address;
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::{Figures, on_the_wall, timestamp, wait};
+use tidegate_proxy::plane::{Card, ClientState, Gateway, PoolKey, Replication, Worker};
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("type"),
+    text("user"),
+    text("database"),
+    text("replication"),
+    text("state"),
+    text("addr"),
+    int4("port"),
+    text("local_addr"),
+    int4("local_port"),
+    text("connect_time"),
+    text("request_time"),
+    int4("wait"),
+    int4("wait_us"),
+    int4("close_needed"),
+    text("ptr"),
+    text("link"),
+    int4("remote_pid"),
+    text("tls"),
+    text("application_name"),
+    int4("prepared_statements"),
+    int4("id"),
+    text("pinned"),
+];
+
+/// A client as its thread saw it.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) id: u64,
+    pub(super) key: PoolKey,
+    pub(super) user: Arc<str>,
+    pub(super) state: ClientState,
+    peer: Address,
+    local: Option<SocketAddr>,
+    process: u32,
+    connected_at: SystemTime,
+    pub(super) request_at: Option<Instant>,
+    pub(super) server: Option<u64>,
+    tls: Option<String>,
+    pub(super) application_name: Option<String>,
+    prepared: u32,
+    pinned: String,
+}
+
+/// The clients of all threads, in the order they came.
+pub(super) async fn all(gateway: &Gateway) -> Vec<Client> {
+    let mut clients: Vec<_> = gateway.ask_all(of_thread).await.into_iter().flatten().collect();
+    clients.sort_unstable_by_key(|client| client.id);
+    clients
+}
+
+fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
+    worker.roster.cards().iter().map(|card| of_card(worker, card)).collect()
+}
+
+fn of_card(worker: &Worker, card: &Card) -> Client {
+    Client {
+        id: card.id,
+        key: card.key(),
+        user: card.user.clone(),
+        state: card.state.get(),
+        peer: card.peer,
+        local: worker.roster.local_of(card),
+        process: card.process,
+        connected_at: card.connected_at,
+        request_at: card.request_at.get(),
+        server: card.linked().map(|linked| linked.identity.id),
+        tls: card.tls.as_deref().map(str::to_owned),
+        application_name: card.application_name(),
+        prepared: card.prepared.get(),
+        pinned: card.pins.get().to_string(),
+    }
+}
+
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let unix_port = figures.gateway().setup().config.listen.unix_port();
+    figures.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
+}
+
+/// An address and a port as PgBouncer shows them: whichever end of a unix socket it is, the port that clients name.
+pub(super) fn end(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) {
+    match address {
+        Some(address) => (address.ip().to_string(), address.port()),
+        None => ("unix".to_owned(), unix_port),
+    }
+}
+
+/// What a client in that state is sent; of a server, the client that has it.
+pub(super) fn replication(state: Option<ClientState>) -> &'static str {
+    match state {
+        Some(ClientState::Replicating(Replication::Physical)) => "physical",
+        Some(ClientState::Replicating(Replication::Logical)) => "logical",
+        _ => "none",
+    }
+}
+
+fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
+    let waiting = match client.state {
+        ClientState::Waiting(since) => Some(since),
+        ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
+    };
+    let peer = match client.peer {
+        Address::Tcp(address) => Some(address),
+        Address::Unix => None,
+    };
+    let (addr, port) = end(peer, unix_port);
+    let (local_addr, local_port) = match (peer, client.local) {
+        // It came to one of very many addresses.
+        (Some(_), None) => (None, None),
+        (_, local) => {
+            let (addr, port) = end(local, unix_port);
+            (Some(addr), Some(port))
+        }
+    };
+    let (wait, wait_us) = wait(waiting);
+    row![
+        "C",
+        &client.user,
+        &client.key.database,
+        replication(Some(client.state)),
+        client.state.as_str(),
+        addr,
+        port,
+        local_addr,
+        local_port,
+        timestamp(client.connected_at),
+        client.request_at.map(|at| timestamp(on_the_wall(at))),
+        wait,
+        wait_us,
+        0_u32,
+        format!("c{}", client.id),
+        client.server.map_or_else(String::new, |id| format!("s{id}")),
+        client.process,
+        client.tls.clone().unwrap_or_default(),
+        client.application_name.clone().unwrap_or_default(),
+        client.prepared,
+        client.id,
+        client.pinned.clone(),
+    ]
+}

@@ -1,0 +1,41 @@
+//! SHOW CONFIG: every setting in force, and behind them those that PgBouncer has a name for.
+
+use super::super::table::{Column, Value, row, text};
+use tidegate_config::{
+    Row,
+    pgbouncer::{AUTH_FILE, CONFIG_FILE, alias},
+};
+use tidegate_proxy::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
+
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+    let config = &gateway.setup().config;
+    let mut settings = config.render();
+    // Exporters ask for some of them by PgBouncer's names.
+    settings.extend(alias::rows(&settings));
+    let file = |key: &str, value: String, reloadable, settable| Row {
+        key: key.to_owned(),
+        value,
+        default: String::new(),
+        reloadable,
+        settable,
+    };
+    let path = gateway.config_file();
+    settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
+    settings.push(file(AUTH_FILE, config.user_file.clone(), true, false));
+    let row = |setting: Row| {
+        let changeable = changeable(&setting);
+        row![setting.key, setting.value, setting.default, changeable]
+    };
+    settings.into_iter().map(row).collect()
+}
+
+/// The way to change a setting while the gateway runs.
+fn changeable(setting: &Row) -> &'static str {
+    match setting {
+        Row { settable: true, .. } => "yes",
+        Row { reloadable: true, .. } => "reload",
+        _ => "no",
+    }
+}

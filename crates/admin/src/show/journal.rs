@@ -1,0 +1,46 @@
+//! SHOW JOURNAL: how the query journal does.
+
+use tidegate_journal::{Cause, Stats};
+
+use super::super::table::{Column, Value, row, text};
+use tidegate_proxy::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
+
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+    let Some(archive) = &gateway.archive else { return vec![row!["state", "off"]] };
+    let Some(stats) = archive.stats() else { return vec![row!["state", "closed"]] };
+    let mut rows = vec![
+        row!["state", stats.state.name()],
+        row!["folder", archive.folder().display().to_string()],
+        row!["last_error", stats.last_error.clone().unwrap_or_default()],
+        row!["disk_bytes", stats.disk_bytes.to_string()],
+        row!["segments", stats.segments.to_string()],
+        row!["queued_bytes", stats.queued_bytes.to_string()],
+        row!["reserved_bytes", stats.reserved_bytes.to_string()],
+        row!["reserved_bytes_max", stats.reserved_bytes_max.to_string()],
+        row!["lag_us", stats.lag.as_micros().to_string()],
+        row!["written", stats.written.to_string()],
+        row!["written_bytes", stats.written_bytes.to_string()],
+        row!["writes", stats.writes.to_string()],
+        row!["durable", stats.durable.to_string()],
+        row!["syncs", stats.syncs.to_string()],
+        row!["sync_time_last_us", stats.sync_time_last.as_micros().to_string()],
+        row!["poisoned", stats.poisoned.to_string()],
+    ];
+    rows.extend(classes(&stats));
+    rows
+}
+
+/// What became of each class of records.
+fn classes(stats: &Stats) -> Vec<Vec<Value>> {
+    let mut rows = Vec::new();
+    for class in &stats.classes {
+        rows.push(row![format!("{}.offered", class.name), class.offered().to_string()]);
+        rows.push(row![format!("{}.accepted", class.name), class.accepted.to_string()]);
+        for cause in Cause::ALL {
+            rows.push(row![format!("{}.lost.{}", class.name, cause.name()), class.lost(cause).to_string()]);
+        }
+    }
+    rows
+}

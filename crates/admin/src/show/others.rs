@@ -1,0 +1,44 @@
+//! Tables that PgBouncer has for what is otherwise here: names, memory of its own.
+
+use super::super::table::{Column, Value, int4, int8, row, text};
+use tidegate_proxy::plane::Gateway;
+
+pub(super) const FDS: &[Column] = &[
+    int4("fd"),
+    text("task"),
+    text("user"),
+    text("database"),
+    text("addr"),
+    int4("port"),
+    int8("cancel"),
+    int4("link"),
+    text("client_encoding"),
+    text("std_strings"),
+    text("datestyle"),
+    text("timezone"),
+    text("password"),
+];
+
+pub(super) const DNS_HOSTS: &[Column] = &[text("hostname"), int8("ttl"), text("addrs")];
+pub(super) const DNS_ZONES: &[Column] = &[text("zonename"), int8("serial"), int4("count")];
+
+pub(super) const MEM: &[Column] = &[text("name"), int4("size"), int4("used"), int4("free"), int8("memtotal")];
+
+/// What a page of memory has on the machines this runs on.
+const PAGE_BYTES: u64 = 4096;
+
+/// The process as a whole: the allocator keeps no books by kind of object.
+pub(super) fn memory() -> Vec<Vec<Value>> {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0_u64);
+    vec![row!["process", PAGE_BYTES, resident, 0_u32, resident * PAGE_BYTES]]
+}
+
+/// The host names that are kept.
+pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Value>> {
+    let row = |known: tidegate_pg_client::resolve::KnownName| {
+        let addresses: Vec<_> = known.addresses.iter().map(ToString::to_string).collect();
+        row![known.name, known.left.as_secs(), addresses.join(",")]
+    };
+    gateway.connector.resolver.known_names().into_iter().map(row).collect()
+}

@@ -1,0 +1,112 @@
+//! SHOW POOLS: how many connections each database and user has, in what state.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tidegate_pool::Counts;
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::{Figures, wait};
+use tidegate_config::{Admin, Mode, Policy, PoolPlan};
+use tidegate_proxy::plane::{CancelStage, PoolKey, SharedPool};
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("database"),
+    text("user"),
+    int4("cl_active"),
+    int4("cl_waiting"),
+    int4("cl_active_cancel_req"),
+    int4("cl_waiting_cancel_req"),
+    int4("sv_active"),
+    int4("sv_active_cancel"),
+    int4("sv_being_canceled"),
+    int4("sv_idle"),
+    int4("sv_used"),
+    int4("sv_tested"),
+    int4("sv_login"),
+    int4("maxwait"),
+    int4("maxwait_us"),
+    text("pool_mode"),
+    text("load_balance_hosts"),
+];
+
+/// PgBouncer's word for how one of several hosts is chosen; none if there is but one.
+pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
+    // What PgBouncer knows of is the list in order, or in turn.
+    let in_order = plan.choice.is_none() || plan.route.policy == Policy::PickFirst;
+    (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
+}
+
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    // As in PgBouncer, a client that asks for nothing counts as active: it is served, and does not wait.
+    let served = figures.crowd().await.by(|kin| (!kin.waits).then(|| kin.key.clone()));
+    // The pools of the servers of one database and user stand next to each other, behind that of the clients.
+    let pools = figures.gateway().pools();
+    let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
+    let mut unchecked = HashMap::<PoolKey, usize>::new();
+    figures.unchecked().await.values().for_each(|key| *unchecked.entry(home(key)).or_default() += 1);
+    let row = |group: &[Arc<SharedPool>]| {
+        let of = |counts: &HashMap<PoolKey, usize>| counts.get(&home(&group[0].key)).copied().unwrap_or_default();
+        row_of(group, of(&served), of(&unchecked))
+    };
+    let mut rows: Vec<_> = groups.map(row).collect();
+    let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
+    rows.insert(at.min(rows.len()), console(figures.gateway().console.clients()));
+    rows
+}
+
+/// The console's own clients, who never wait for a server.
+fn console(clients: usize) -> Vec<Value> {
+    let mut row = row![Admin::SHOWN, Admin::SHOWN, clients];
+    row.resize(COLUMNS.len() - 2, Value::Number(0));
+    row.extend(row![Mode::Statement.as_str(), None::<String>]);
+    row
+}
+
+/// The key of the clients' pool.
+fn home(key: &PoolKey) -> PoolKey {
+    PoolKey { host: None, ..key.clone() }
+}
+
+/// What several pools have together.
+fn sum(group: &[Arc<SharedPool>]) -> Counts {
+    group.iter().map(|shared| shared.pool.counts()).fold(Counts::default(), |sum, one| Counts {
+        active: sum.active + one.active,
+        idle: sum.idle + one.idle,
+        connecting: sum.connecting + one.connecting,
+        cleaning: sum.cleaning + one.cleaning,
+        moving: sum.moving + one.moving,
+        waiting: sum.waiting + one.waiting,
+        oldest_wait: sum.oldest_wait.into_iter().chain(one.oldest_wait).min(),
+        open: sum.open + one.open,
+    })
+}
+
+fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Value> {
+    let (shared, counts) = (&group[0], sum(group));
+    let plan = shared.plan();
+    let (maxwait, maxwait_us) = wait(counts.oldest_wait);
+    // Read one after another, while clients come and go.
+    let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
+    let replicating: usize = group.iter().map(|shared| shared.replicating()).sum();
+    let cancels = |stage: CancelStage| group.iter().map(|shared| shared.cancels(stage)).sum::<usize>();
+    let (free, held_up) = (counts.idle + counts.moving, cancels(CancelStage::HeldUp));
+    row![
+        &shared.key.database,
+        &shared.key.user,
+        served,
+        counts.waiting.saturating_sub(spare_places),
+        cancels(CancelStage::Sent),
+        cancels(CancelStage::Coming),
+        counts.active + replicating,
+        cancels(CancelStage::Carried),
+        held_up,
+        free.saturating_sub(unchecked),
+        unchecked.min(free),
+        counts.cleaning.saturating_sub(held_up),
+        counts.connecting,
+        maxwait,
+        maxwait_us,
+        plan.pool.mode.as_str(),
+        load_balance(&plan),
+    ]
+}

@@ -1,0 +1,156 @@
+//! SHOW STATS and its parts: what was done for each database. Times are in microseconds.
+
+use std::sync::Arc;
+
+use super::super::table::{Column, Value, numeric, row, text};
+use super::Figures;
+use tidegate_proxy::stats::{self, PoolTotals, Totals};
+
+pub(super) const ALL: &[Column] = &[
+    text("database"),
+    numeric("total_server_assignment_count"),
+    numeric("total_xact_count"),
+    numeric("total_query_count"),
+    numeric("total_received"),
+    numeric("total_sent"),
+    numeric("total_xact_time"),
+    numeric("total_query_time"),
+    numeric("total_wait_time"),
+    numeric("total_client_parse_count"),
+    numeric("total_server_parse_count"),
+    numeric("total_bind_count"),
+    numeric("total_client_login_count"),
+    numeric("avg_server_assignment_count"),
+    numeric("avg_xact_count"),
+    numeric("avg_query_count"),
+    numeric("avg_recv"),
+    numeric("avg_sent"),
+    numeric("avg_xact_time"),
+    numeric("avg_query_time"),
+    numeric("avg_wait_time"),
+    numeric("avg_client_parse_count"),
+    numeric("avg_server_parse_count"),
+    numeric("avg_bind_count"),
+    numeric("avg_client_login_count"),
+    numeric("total_server_login_error_count"),
+];
+
+pub(super) const TOTALS: &[Column] = &[
+    text("database"),
+    numeric("server_assignment_count"),
+    numeric("xact_count"),
+    numeric("query_count"),
+    numeric("bytes_received"),
+    numeric("bytes_sent"),
+    numeric("xact_time"),
+    numeric("query_time"),
+    numeric("wait_time"),
+    numeric("client_parse_count"),
+    numeric("server_parse_count"),
+    numeric("bind_count"),
+    numeric("client_login_count"),
+    numeric("server_login_error_count"),
+];
+
+/// The last four are named otherwise than the totals, as in PgBouncer.
+pub(super) const AVERAGES: &[Column] = &[
+    text("database"),
+    numeric("server_assignment_count"),
+    numeric("xact_count"),
+    numeric("query_count"),
+    numeric("bytes_received"),
+    numeric("bytes_sent"),
+    numeric("xact_time"),
+    numeric("query_time"),
+    numeric("wait_time"),
+    numeric("avg_client_parse_count"),
+    numeric("avg_server_parse_count"),
+    numeric("avg_bind_count"),
+    numeric("avg_client_login_count"),
+];
+
+pub(super) const SUMS: &[Column] = &[text("name"), numeric("value")];
+
+/// The counters in the order of PgBouncer's columns.
+const fn counters(counted: &PoolTotals) -> [u64; 12] {
+    [
+        counted.server_assignment_count,
+        counted.xact_count,
+        counted.query_count,
+        counted.received_bytes,
+        counted.sent_bytes,
+        counted.xact_time,
+        counted.query_time,
+        counted.wait_time,
+        counted.client_parse_count,
+        counted.server_parse_count,
+        counted.bind_count,
+        counted.client_login_count,
+    ]
+}
+
+/// The counters of SHOW TOTALS, which PgBouncer names after its sockets.
+const NAMES: [&str; 12] = [
+    "server_assignment_count",
+    "xact_count",
+    "query_count",
+    "client_bytes",
+    "server_bytes",
+    "xact_time",
+    "query_time",
+    "wait_time",
+    "ps_client_parse_count",
+    "ps_server_parse_count",
+    "ps_bind_count",
+    "client_login_count",
+];
+
+/// A row for each database: its name, the values of `counted`, and what is behind them.
+fn by_database<const N: usize>(
+    totals: &Totals,
+    values: impl Fn(&Arc<str>, &PoolTotals) -> [u64; N],
+) -> Vec<Vec<Value>> {
+    let row = |(database, counted): (&Arc<str>, &PoolTotals)| {
+        let values = values(database, counted).map(Value::Number);
+        std::iter::once(Value::from(database)).chain(values).collect()
+    };
+    totals.iter().map(row).collect()
+}
+
+pub(super) async fn all(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let averages = figures.gateway().averages(sample);
+    by_database(&sample.totals, |database, counted| {
+        let average = averages.get(database).copied().unwrap_or_default();
+        let mut values = [0; 25];
+        values[..12].copy_from_slice(&counters(counted));
+        values[12..24].copy_from_slice(&counters(&average));
+        values[24] = counted.server_login_error_count;
+        values
+    })
+}
+
+pub(super) async fn totals(figures: &Figures) -> Vec<Vec<Value>> {
+    by_database(&figures.sample().await.totals, |_, counted| {
+        let mut values = [0; 13];
+        values[..12].copy_from_slice(&counters(counted));
+        values[12] = counted.server_login_error_count;
+        values
+    })
+}
+
+pub(super) async fn averages(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let averages = figures.gateway().averages(sample);
+    by_database(&sample.totals, |database, _| counters(&averages.get(database).copied().unwrap_or_default()))
+}
+
+pub(super) async fn sums(figures: &Figures) -> Vec<Vec<Value>> {
+    let sample = figures.sample().await;
+    let sums = [("total", stats::sum(&sample.totals)), ("avg", figures.gateway().averages_of_all(sample))];
+    let rows = |(prefix, counted): (&'static str, PoolTotals)| {
+        let named = NAMES.iter().zip(counters(&counted));
+        named.map(move |(name, value)| row![format!("{prefix}_{name}"), value])
+    };
+    sums.into_iter().flat_map(rows).collect()
+}

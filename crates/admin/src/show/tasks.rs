@@ -1,0 +1,38 @@
+//! SHOW TASKS: the tree of tasks, and how those that ended did.
+
+use tidegate_supervise::Exit;
+
+use super::super::table::{Column, Value, int8, row, text};
+use tidegate_proxy::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("path"),
+    int8("live"),
+    int8("started"),
+    int8("restarts"),
+    int8("returned"),
+    int8("failed"),
+    int8("panicked"),
+    int8("aborted"),
+    int8("dropped"),
+];
+
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+    let tree = gateway.scope.tree();
+    tree.iter()
+        .map(|(path, counts)| {
+            let ended = |exit: Exit| counts.exits[exit];
+            row![
+                path,
+                counts.live,
+                counts.started,
+                counts.restarts,
+                ended(Exit::Returned),
+                ended(Exit::Failed),
+                ended(Exit::Panicked),
+                ended(Exit::Aborted),
+                ended(Exit::Dropped),
+            ]
+        })
+        .collect()
+}

@@ -1,0 +1,62 @@
+//! SHOW USERS: who may log in, and with what limits of their own.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::super::table::{Column, Value, int4, row, text};
+use super::Figures;
+use tidegate_config::{Admin, Database, User};
+use tidegate_proxy::plane::Gateway;
+
+pub(super) const COLUMNS: &[Column] = &[
+    text("name"),
+    text("pool_size"),
+    text("reserve_pool_size"),
+    text("pool_mode"),
+    int4("max_user_connections"),
+    int4("current_connections"),
+    int4("max_user_client_connections"),
+    int4("current_client_connections"),
+];
+
+/// The users of the configuration, those whose pool all clients of a database share, those who came without being in it,
+/// and the console's.
+pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
+    let setup = gateway.setup();
+    let configured = setup.config.users.keys().cloned();
+    let seen = gateway.pools().into_iter().map(|pool| pool.key.user.to_string());
+    let named = setup.config.databases.values().filter_map(Database::shared_user);
+    let named = named.map(str::to_owned).chain([Admin::SHOWN.to_owned()]);
+    configured.chain(named).chain(seen).collect()
+}
+
+pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
+    let gateway = figures.gateway();
+    let connected = figures.crowd().await.by(|kin| Some(kin.user.clone()));
+    let mut open: HashMap<Arc<str>, usize> = HashMap::new();
+    for shared in gateway.pools() {
+        *open.entry(shared.key.user.clone()).or_default() += shared.open();
+    }
+    let setup = gateway.setup();
+    let config = &setup.config;
+    let row = |name: String| {
+        let user = config.users.get(&name);
+        // Nothing where the database decides.
+        let written = user.map(User::own_pool).unwrap_or_default();
+        let own = |key: &str| written.iter().find(|(known, _)| *known == key).map(|(_, value)| value.clone());
+        let number = |key: &str| own(key).and_then(|value| value.parse::<u32>().ok());
+        row![
+            name.clone(),
+            number("size"),
+            number("reserve_size"),
+            own("mode"),
+            user.and_then(|user| user.max_servers).unwrap_or(config.pool.max_per_user),
+            open.get(name.as_str()).copied().unwrap_or_default(),
+            user.and_then(|user| user.max_clients).unwrap_or(config.pool.max_clients_per_user),
+            connected.get(name.as_str()).copied().unwrap_or_default(),
+        ]
+    };
+    names(gateway).into_iter().map(row).collect()
+}

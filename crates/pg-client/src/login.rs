@@ -1,0 +1,299 @@
+//! Logs in to Postgres on a fresh connection.
+
+use tidegate_config::{ChannelBinding, UserSecret};
+use tidegate_link::{Chunk, Link};
+use tidegate_tls as tls;
+use tidegate_wire::{
+    auth::{
+        md5_answer, md5_password,
+        scram::{self, Binding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
+    },
+    backend::{self, Authentication, BackendKeyData, ErrorFields, ParameterStatus},
+    frame::{HEADER, Header},
+    frontend, startup,
+};
+
+use crate::connect::{ConnectError, Connector, Target};
+
+/// What a login yields.
+pub(super) struct Login {
+    pub(super) pid: u32,
+    pub(super) cancel_key: Box<[u8]>,
+    pub(super) parameters: Vec<(String, Box<[u8]>)>,
+    pub(super) rest: Option<Chunk>,
+}
+
+/// The newest protocol that is asked for; older servers negotiate it down.
+const MINOR: u16 = 2;
+
+/// Logs in, and reads up to the first ReadyForQuery.
+pub(super) async fn login(connector: &Connector, link: &mut Link, target: &Target<'_>) -> Result<Login, ConnectError> {
+    let mut dialogue = Dialogue { connector, link, target, bytes: Vec::new() };
+    dialogue.send_startup();
+    dialogue.authenticate().await?;
+    dialogue.greet().await
+}
+
+struct Dialogue<'a> {
+    connector: &'a Connector,
+    link: &'a mut Link,
+    target: &'a Target<'a>,
+    /// Received and not yet looked at.
+    bytes: Vec<u8>,
+}
+
+impl Dialogue<'_> {
+    fn send_startup(&mut self) {
+        let plan = self.target.plan;
+        let mut params: Vec<(&[u8], &[u8])> =
+            vec![(b"user", plan.user.as_bytes()), (b"database", plan.dbname.as_bytes())];
+        params.extend(plan.startup_parameters.0.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+        params.extend(self.target.extra);
+        let mut out = Vec::new();
+        startup::startup(MINOR, &params, &mut out);
+        self.link.write(out);
+    }
+
+    fn label(&self) -> String {
+        self.target.label()
+    }
+
+    fn invalid(&self, what: impl std::fmt::Display) -> ConnectError {
+        ConnectError::Protocol(self.label(), format!("{what}"))
+    }
+
+    /// Sends what is queued, and receives the next message. Notices are passed over.
+    async fn next(&mut self) -> Result<(u8, Vec<u8>), ConnectError> {
+        self.link.flush().await.map_err(|error| ConnectError::Broken(self.label(), error))?;
+        loop {
+            if let Some(header) = Header::peek(&self.bytes).map_err(|error| self.invalid(error))? {
+                if header.total() > LOGIN_MESSAGE_MAX {
+                    return Err(self.invalid("a message of a login is too long"));
+                }
+                if self.bytes.len() >= header.total() {
+                    let body = self.bytes[HEADER..header.total()].to_vec();
+                    self.bytes.drain(..header.total());
+                    match header.tag {
+                        backend::NOTICE_RESPONSE => continue,
+                        backend::ERROR_RESPONSE => return Err(self.refused(body)),
+                        tag => return Ok((tag, body)),
+                    }
+                }
+            }
+            let chunk = self.link.read().await.map_err(|error| ConnectError::Broken(self.label(), error))?;
+            if chunk.is_empty() {
+                return Err(ConnectError::Broken(self.label(), std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.bytes.extend_from_slice(&chunk);
+        }
+    }
+
+    fn refused(&self, body: Vec<u8>) -> ConnectError {
+        match ErrorFields::decode(&body) {
+            Ok(_) => ConnectError::Refused(body.into()),
+            Err(error) => self.invalid(error),
+        }
+    }
+
+    async fn authenticate(&mut self) -> Result<(), ConnectError> {
+        let mut is_bound = false;
+        loop {
+            let (tag, body) = self.next().await?;
+            match tag {
+                backend::AUTHENTICATION => {}
+                backend::NEGOTIATE_PROTOCOL_VERSION => continue,
+                other => {
+                    return Err(self.invalid(format_args!("message '{}' during authentication", char::from(other))));
+                }
+            }
+            match Authentication::decode(&body).map_err(|error| self.invalid(error))? {
+                Authentication::Sasl { mechanisms } => {
+                    let offers = |name| mechanisms.offer(name);
+                    let binding = self.binding(offers(scram::MECHANISM_PLUS), offers(scram::MECHANISM))?;
+                    is_bound = matches!(binding, Binding::EndPoint(_));
+                    self.scram(binding).await?;
+                }
+                // A server in the middle would ask for less.
+                _ if self.target.plan.tls.binding == ChannelBinding::Require && !is_bound => {
+                    return Err(ConnectError::Secret(UNBOUND));
+                }
+                Authentication::Ok => return Ok(()),
+                Authentication::Cleartext => self.send_cleartext()?,
+                Authentication::Md5 { salt } => self.send_md5(salt)?,
+                _ => {
+                    return Err(ConnectError::Secret(
+                        "the server asks for an authentication method that is not supported (use scram-sha-256 or md5)",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// How a SCRAM login is bound to the server's certificate, given what the server offers. As libpq: if it could be
+    /// and the server does not offer it, the server is told so, and refuses if it did.
+    fn binding(&self, plus: bool, plain: bool) -> Result<Binding, ConnectError> {
+        let wanted = self.target.plan.tls.binding;
+        let shown = if wanted == ChannelBinding::Disable { None } else { self.link.tls_info() };
+        let hash = shown.and_then(|info| tls::end_point(info.peer_certificates.first()?));
+        match hash {
+            Some(hash) if plus => Ok(Binding::EndPoint(hash)),
+            _ if wanted == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
+            _ if !plain => Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here")),
+            Some(_) => Ok(Binding::Unused),
+            None => Ok(Binding::None),
+        }
+    }
+
+    fn send_password(&mut self, text: &[u8]) {
+        let mut out = Vec::new();
+        frontend::password(text, &mut out);
+        self.link.write(out);
+    }
+
+    fn send_cleartext(&mut self) -> Result<(), ConnectError> {
+        let Some(UserSecret::Plain(password)) = &self.target.plan.secret else {
+            return Err(ConnectError::Secret(
+                "the server asks for a clear-text password, and none is configured for this user",
+            ));
+        };
+        let password = password.reveal().as_bytes().to_vec();
+        self.send_password(&password);
+        Ok(())
+    }
+
+    fn send_md5(&mut self, salt: [u8; 4]) -> Result<(), ConnectError> {
+        let user = self.target.plan.user.as_bytes();
+        let answer = match &self.target.plan.secret {
+            Some(UserSecret::Plain(password)) => Some(md5_password(user, password.reveal().as_bytes(), salt)),
+            Some(UserSecret::Md5(stored)) => md5_answer(stored.reveal(), salt),
+            _ => None,
+        };
+        let Some(answer) = answer else {
+            return Err(ConnectError::Secret(
+                "the server asks for an md5 password, and neither a password nor its md5 is configured for this user",
+            ));
+        };
+        self.send_password(answer.as_bytes());
+        Ok(())
+    }
+
+    /// The secret to try first: keys that fit are as good as the password, and save its derivation.
+    fn scram_secret(&self) -> Result<Secret, ConnectError> {
+        let plan = self.target.plan;
+        if let Some(UserSecret::Plain(password)) = &plan.secret {
+            let known = self.connector.secrets.derived(&plan.user, self.target.host, password);
+            return Ok(known.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
+        }
+        let keys = match &plan.secret {
+            Some(UserSecret::Scram(verifier)) => self.connector.secrets.keys(plan, verifier),
+            _ => None,
+        };
+        keys.map(Secret::Keys).ok_or(ConnectError::Secret(
+            "the server asks for SCRAM-SHA-256, and no password is configured for this user; \
+             configure it, or the verifier of the server together with auth method scram-sha-256",
+        ))
+    }
+
+    async fn scram(&mut self, binding: Binding) -> Result<(), ConnectError> {
+        let mut random = [0; 18];
+        getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system has no random numbers"))?;
+        let secret = self.scram_secret()?;
+        let nonce = Nonce::from_random(&random);
+        let client = ScramClient::new(secret, nonce.clone(), binding.clone());
+        let mut out = Vec::new();
+        frontend::sasl_initial(binding.mechanism().as_bytes(), Some(&client.first()), &mut out);
+        self.link.write(out);
+        let challenge = self.sasl_reply().await?;
+        let (last, proof) = self.respond(client, (nonce, binding), challenge).await?;
+        let mut out = Vec::new();
+        frontend::sasl_response(&proof, &mut out);
+        self.link.write(out);
+        let signature = self.sasl_reply().await?;
+        let keys = last.verify(&signature).map_err(|error| self.scram_error(&error))?;
+        if let Some(UserSecret::Plain(password)) = &self.target.plan.secret {
+            self.connector.secrets.note_derived(&self.target.plan.user, self.target.host, password, keys);
+        }
+        Ok(())
+    }
+
+    /// Answers the challenge. Deriving keys takes milliseconds, so it happens on another thread.
+    async fn respond(
+        &mut self,
+        client: ScramClient,
+        (nonce, binding): (Nonce, Binding),
+        challenge: Vec<u8>,
+    ) -> Result<(ScramClientFinal, Vec<u8>), ConnectError> {
+        let password = match &self.target.plan.secret {
+            Some(UserSecret::Plain(password)) => Some(password.reveal().as_bytes().to_vec()),
+            _ => None,
+        };
+        let respond = move || match (client.respond(&challenge), password) {
+            // The password was changed on the server since its keys were derived.
+            (Err(ScramError::StaleKeys), Some(password)) => {
+                ScramClient::new(Secret::Password(password), nonce, binding).respond(&challenge)
+            }
+            (outcome, _) => outcome,
+        };
+        let outcome = self.connector.resolver.offload("the password of a server", respond).await;
+        match outcome {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(error)) => Err(self.scram_error(&error)),
+            None => Err(ConnectError::Closed("the gateway is stopping")),
+        }
+    }
+
+    fn scram_error(&self, error: &ScramError) -> ConnectError {
+        match error {
+            ScramError::StaleKeys => ConnectError::Secret(
+                "the verifier on the server is another than the one that clients log in with; the password was changed",
+            ),
+            _ => self.invalid(error),
+        }
+    }
+
+    async fn sasl_reply(&mut self) -> Result<Vec<u8>, ConnectError> {
+        match self.next().await? {
+            (backend::AUTHENTICATION, body) => {
+                match Authentication::decode(&body).map_err(|error| self.invalid(error))? {
+                    Authentication::SaslContinue(data) | Authentication::SaslFinal(data) => Ok(data.to_vec()),
+                    _ => Err(self.invalid("the server left SASL in the middle")),
+                }
+            }
+            (tag, _) => Err(self.invalid(format_args!("message '{}' during SASL", char::from(tag)))),
+        }
+    }
+
+    /// Reads what the server says of itself up to the first ReadyForQuery.
+    async fn greet(&mut self) -> Result<Login, ConnectError> {
+        let mut login = Login { pid: 0, cancel_key: Box::default(), parameters: Vec::new(), rest: None };
+        loop {
+            let (tag, body) = self.next().await?;
+            match tag {
+                backend::PARAMETER_STATUS => {
+                    let status = ParameterStatus::decode(&body).map_err(|error| self.invalid(error))?;
+                    let name = str::from_utf8(status.name).map_err(|error| self.invalid(error))?;
+                    login.parameters.push((name.to_owned(), status.value.into()));
+                }
+                backend::BACKEND_KEY_DATA => {
+                    let key = BackendKeyData::decode(&body).map_err(|error| self.invalid(error))?;
+                    login.pid = key.pid;
+                    login.cancel_key = key.key.into();
+                }
+                backend::READY_FOR_QUERY => {
+                    let rest = std::mem::take(&mut self.bytes);
+                    login.rest = (!rest.is_empty()).then(|| rest.into());
+                    return Ok(login);
+                }
+                backend::NEGOTIATE_PROTOCOL_VERSION => {}
+                other => return Err(self.invalid(format_args!("message '{}' after login", char::from(other)))),
+            }
+        }
+    }
+}
+
+/// What is wrong with a login that has to be bound.
+const UNBOUND: &str = "channel_binding is \"require\", and the server does not bind its login to a certificate of TLS; \
+                       use scram-sha-256 and TLS there";
+
+/// Messages of a login are short; the longest is an error.
+const LOGIN_MESSAGE_MAX: usize = 64 * 1024;

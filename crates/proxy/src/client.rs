@@ -1,0 +1,88 @@
+//! One client, from accept to farewell.
+
+use std::{
+    rc::Rc,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use tidegate_link::{Accepted, Link};
+use tidegate_supervise::Ctx;
+
+use crate::plane::{Gateway, Worker};
+
+mod auth;
+mod canceller;
+mod check;
+mod handshake;
+mod idle;
+mod ldap;
+mod log;
+mod lookup;
+mod pam;
+mod passthrough;
+mod route;
+mod session;
+mod vouch;
+
+pub use handshake::{Console, ConsoleClient};
+
+/// Starts the task of a client on the thread of `worker`. `console` serves those that ask for the console.
+pub fn start(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
+    let seat = Seat::take(worker);
+    let (owner, peer) = (worker.clone(), accepted.peer);
+    let id = worker.gateway.next_client_id();
+    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, console, seat));
+    match task {
+        Ok(task) => worker.reactor.spawn(task),
+        Err(refused) => tracing::debug!(%peer, %refused, "client not served"),
+    }
+}
+
+/// A client counted among those of its thread.
+pub(crate) struct Seat(Rc<Worker>);
+
+impl Seat {
+    fn take(worker: &Rc<Worker>) -> Self {
+        count(&worker.gateway, worker.index).fetch_add(1, Ordering::Relaxed);
+        Self(worker.clone())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        count(&self.0.gateway, self.0.index).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
+    &gateway.clients[worker]
+}
+
+fn serve(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    ctx: Ctx,
+    console: Console,
+    seat: Seat,
+) -> impl Future<Output = ()> {
+    // The handshake's state is large and short-lived: in a box it does not count towards what an idle client costs.
+    let arrival = Box::pin(handshake::shake(worker, accepted, id, ctx.clone(), console));
+    async move {
+        if let Some(mut session) = arrival.await {
+            session.run(&ctx).await;
+        }
+        drop(seat);
+    }
+}
+
+/// How long the last words for a client may take.
+const FAREWELL_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Sends the last words and closes.
+pub async fn part(worker: &Worker, link: &mut Link, words: Vec<u8>) {
+    link.write(words);
+    link.write_farewell();
+    let _ = crate::plane::within(&worker.reactor, FAREWELL_LIMIT, link.flush()).await;
+    link.shutdown();
+}

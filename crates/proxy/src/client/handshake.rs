@@ -1,0 +1,339 @@
+//! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
+
+use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc, time::Instant};
+use tidegate_wire::backend::ErrorReply;
+
+use rustix::net::{UCred, sockopt::socket_peercred};
+use tidegate_link::{Accepted, Address, Link};
+use tidegate_supervise::Ctx;
+use tidegate_wire::{DecodeError, sqlstate};
+
+use super::{log, passthrough, route, session::Session};
+use tidegate_config::{Admin, Dialect};
+use tidegate_pg_client::tcp;
+use tidegate_query_log::record::Witness;
+use tidegate_tls as tls;
+
+use crate::{
+    error::Cause,
+    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within},
+};
+
+mod brake;
+mod greeting;
+mod opening;
+mod packet;
+mod proof;
+mod random;
+mod refusal;
+mod seat;
+
+pub(super) use packet::Request;
+pub(super) use random::random;
+
+/// Why a client did not get as far as a session.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoginError {
+    /// It left.
+    #[error("the client left")]
+    Gone,
+    /// Its connection broke.
+    #[error("{0}")]
+    Link(#[from] std::io::Error),
+    /// It sent what is no message.
+    #[error("{0}")]
+    Decode(#[from] DecodeError),
+    /// Its first packet has a length that no packet has.
+    #[error("{0}")]
+    Length(DecodeError),
+    /// It was refused.
+    #[error("{0}")]
+    Refused(ErrorReply),
+    /// It was refused since it did not prove who it is.
+    #[error("{0}")]
+    Denied(ErrorReply),
+    /// It was refused in the words of the server.
+    #[error("the server could not be connected")]
+    Server(Vec<u8>),
+    /// It took too long.
+    #[error("the login took too long")]
+    Timeout,
+}
+
+/// A client that asked for the console, logged in.
+pub struct ConsoleClient {
+    /// Its connection, with the greeting under way.
+    pub link: Link,
+    /// Its user.
+    pub user: String,
+    /// Whether it may change anything.
+    pub may_change: bool,
+    /// Its place among the clients.
+    pub entry: Entry,
+}
+
+/// Serves a client of the console, and says why it has left.
+pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>;
+
+/// Brings a client in. `None` if it has had all it wanted, or was refused.
+pub(super) async fn shake(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    ctx: Ctx,
+    console: Console,
+) -> Option<Box<Session>> {
+    let peer = accepted.peer;
+    match arrive(worker, accepted, id, &ctx, console).await {
+        Ok(session) => session,
+        Err(error) => {
+            tracing::debug!(%peer, %error, "client did not log in");
+            None
+        }
+    }
+}
+
+async fn arrive(
+    worker: Rc<Worker>,
+    accepted: Accepted,
+    id: u64,
+    ctx: &Ctx,
+    console: Console,
+) -> Result<Option<Box<Session>>, LoginError> {
+    let mut arriving = Arriving::new(worker, accepted, id)?;
+    let worker = arriving.worker.clone();
+    let limit = worker.gateway.setup().config.timeouts.login;
+    let in_time = async |arriving: &mut Arriving| {
+        within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout))
+    };
+    let (pool, request) = match arriving.unless_stopped(ctx, in_time).await {
+        Ok(Admitted::Pool(pool, request)) => (pool, request),
+        Ok(Admitted::Console(request, may_change)) => {
+            let entry = arriving.enter(PoolKey::new(&request.database, &request.user), &request)?;
+            arriving.greet_console(&request, &entry);
+            let (witness, card) = (worker.witness(&entry.card, None), entry.card.clone());
+            log::arrived(&worker.gateway, &card);
+            let client = ConsoleClient { link: arriving.link, user: request.user, may_change, entry };
+            let reason = console(worker.clone(), client).await;
+            log::left(&worker.gateway, &card, reason, None);
+            leave(witness.as_deref(), &worker, reason);
+            return Ok(None);
+        }
+        Ok(Admitted::Replication(pool, request)) => {
+            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+            entry.card.state.set(ClientState::Replicating(request.stream()));
+            let witness = arriving.witness_of_replication();
+            log::arrived(&worker.gateway, &entry.card);
+            let replication = Box::pin(passthrough::replicate(&worker, &mut arriving, &pool, &request, &entry.card));
+            // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
+            // word, and goes on from where it was confirmed to be.
+            let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
+            worker.roster.leave(&entry);
+            let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
+            // Whoever is refused is told of once, with the reason.
+            if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
+                log::left(&worker.gateway, &entry.card, reason, None);
+            }
+            leave(witness.as_deref(), &worker, reason);
+            return match outcome {
+                Ok(_) => Ok(None),
+                Err(error) => Err(Box::pin(arriving.refuse(error)).await),
+            };
+        }
+        Ok(Admitted::Served) => return Ok(None),
+        Err(error) => return Err(Box::pin(arriving.turn_away(error, ctx)).await),
+    };
+    // It may have to wait, and is seen meanwhile.
+    let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+    let greeting = async |arriving: &mut Arriving| {
+        let greeting = arriving.greeting(&pool, &request, &entry.card).await?;
+        Ok((greeting, arriving.reserve_server(&pool, &entry.card).await?))
+    };
+    match arriving.unless_stopped(ctx, greeting).await {
+        Ok((greeting, server)) => Ok(Some(Box::new(arriving.begin_session(pool, &request, greeting, server, entry)))),
+        Err(error) => {
+            worker.roster.leave(&entry);
+            Err(Box::pin(arriving.refuse(error)).await)
+        }
+    }
+}
+
+fn leave(witness: Option<&Witness>, worker: &Worker, reason: &str) {
+    if let Some(witness) = witness {
+        witness.leave(reason, worker.reactor.now());
+    }
+}
+
+enum Admitted {
+    Pool(Rc<WorkerPool>, Request),
+    Console(Request, bool),
+    Replication(Rc<WorkerPool>, Request),
+    /// A cancel request, or nothing at all.
+    Served,
+}
+
+pub(super) struct Arriving {
+    worker: Rc<Worker>,
+    /// Tells it from all other clients of the gateway.
+    id: u64,
+    link: Link,
+    peer: Address,
+    /// Where it has connected to, if that was known without asking.
+    local: Option<SocketAddr>,
+    /// The process at the other end of a unix socket, and whose it is.
+    process: Option<UCred>,
+    /// The hash of the certificate that it was shown, which its login can be bound to.
+    end_point: Option<Arc<[u8]>>,
+    /// Received and not yet looked at.
+    bytes: Vec<u8>,
+    /// As whom it comes and to which database, once it has said so; for the journal.
+    asked: Option<(String, String)>,
+    /// What it calls itself, if there is a journal.
+    application: Box<[u8]>,
+    /// Its place among the clients of its database and of its user.
+    quota: Option<Quota>,
+    /// It asks to cancel, and is told nothing whatever happens.
+    cancels: bool,
+    /// Its turn has come, should there be many failed logins of its address.
+    is_admitted: bool,
+    /// When its last answer to a question for its password was there.
+    answered_at: Option<Instant>,
+    /// Its place among the clients of its address, if those have a limit.
+    address: Option<Share>,
+    /// The same among the connections of its address that have not logged in.
+    arrival: Option<Share>,
+    since: Instant,
+}
+
+/// The process that has connected to the unix socket.
+fn process_of(accepted: &Accepted) -> Option<UCred> {
+    if accepted.peer != Address::Unix {
+        return None;
+    }
+    socket_peercred(&accepted.fd).ok()
+}
+
+impl Arriving {
+    fn new(worker: Rc<Worker>, accepted: Accepted, id: u64) -> Result<Self, LoginError> {
+        let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
+        if peer != Address::Unix {
+            tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
+        }
+        Ok(Self {
+            link: Link::new(&worker.reactor, accepted.fd)?,
+            since: worker.reactor.now(),
+            worker,
+            id,
+            peer,
+            local,
+            process,
+            end_point: None,
+            bytes: Vec::new(),
+            asked: None,
+            application: Box::default(),
+            quota: None,
+            cancels: false,
+            is_admitted: false,
+            answered_at: None,
+            address: None,
+            arrival: None,
+        })
+    }
+
+    /// What a part of the login comes to, unless the gateway ends meanwhile.
+    async fn unless_stopped<T>(
+        &mut self,
+        ctx: &Ctx,
+        part: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
+    ) -> Result<T, LoginError> {
+        let outcome = ctx.run_until_cancelled(part(self)).await;
+        outcome.unwrap_or_else(|| Err(self.shutting_down()))
+    }
+
+    async fn log_in(&mut self) -> Result<Admitted, LoginError> {
+        self.count_arrival()?;
+        let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
+        self.asked = Some((request.user.clone(), request.database.clone()));
+        if self.worker.recorder.is_some() {
+            self.application = request.application().into();
+        }
+        self.log_attempt(&request);
+        self.await_turn().await?;
+        self.admit(&request)?;
+        self.negotiate(&request);
+        let setup = self.worker.gateway.setup();
+        let gateway = self.worker.gateway.clone();
+        if self.is_own_process(&request) {
+            return Ok(Admitted::Console(request, true));
+        }
+        self.authenticate(&setup, &request).await?;
+        self.arrival = None;
+        if Admin::DATABASES.contains(&request.database.as_str()) {
+            return self.admit_to_console(request);
+        }
+        let Some(shared) = gateway.pool(&request.database, &request.user) else {
+            return Err(LoginError::Refused(no_database(&gateway, &request.database)));
+        };
+        let pool = self.worker.pool(&shared);
+        let seated = gateway.seat_client(
+            &request.database,
+            &request.user,
+            &setup.config.client_limits(&request.database, &request.user),
+        );
+        let quota = seated.map_err(|full| self.cause(full.cause()))?;
+        self.quota = Some(quota.with_address(self.address.take()));
+        if pool.fleet().is_some() {
+            request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
+        }
+        if request.replication.is_some() {
+            return Ok(Admitted::Replication(pool, request));
+        }
+        Ok(Admitted::Pool(pool, request))
+    }
+
+    /// The process at the other end of a unix socket; else 0.
+    fn process_number(&self) -> u32 {
+        self.process.map_or(0, |process| process.pid.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    fn log_attempt(&self, request: &Request) {
+        let attempt = log::Attempt {
+            id: self.id,
+            peer: self.peer,
+            process: self.process_number(),
+            database: &request.database,
+            user: &request.user,
+            tls: self.link.tls_info().map(|info| tls::told(&info)),
+            replicates: request.replication.is_some(),
+        };
+        attempt.log(&self.worker.gateway);
+    }
+}
+
+/// The error for a client of a database that does not exist or is disabled.
+pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
+    let disabled = gateway.is_disabled(name);
+    match (gateway.setup().config.listen.dialect, disabled) {
+        (Dialect::Pgbouncer, false) => ErrorReply::protocol(format!("no such database: {name}")),
+        (Dialect::Pgbouncer, true) => ErrorReply::protocol(format!("database \"{name}\" is disabled")),
+        (Dialect::Postgres, _) => {
+            let fault = if disabled { "is disabled" } else { "does not exist" };
+            ErrorReply::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" {fault}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size<F>(_: fn(Rc<Worker>, Accepted, u64, Ctx, Console) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Thousands may arrive at once, and each is given this much memory, of which most see little use.
+    #[test]
+    fn whoever_arrives_takes_little_memory() {
+        assert!(size(shake) <= 2048, "{} bytes: is something rare not in a box of its own?", size(shake));
+    }
+}

@@ -1,0 +1,266 @@
+//! The parameters that a login reports: each parameter as a server reports it under the client's settings.
+//!
+//! Postgres spells values in its own way (`UTF8` for `utf-8`), refuses what it does not know, and has values of its own for
+//! all that a client does not set. So a server is asked: once for each set of parameters, as long as the servers of the pool
+//! report the same of themselves. The name that a client gives itself takes part in this only if Postgres would spell it
+//! otherwise, as each client may have another.
+
+use std::rc::Rc;
+use tidegate_wire::backend::ErrorReply;
+
+use tidegate_pool::{Fate, Lease};
+use tidegate_wire::{
+    backend::{self, TxStatus},
+    sqlstate,
+};
+
+use super::{Arriving, LoginError, packet::Request};
+use tidegate_config::Route;
+use tidegate_session_state::params::{IN_HOT_STANDBY, ROLE, RoleTurn, ServerSettings, Settings, Value};
+
+use crate::{
+    client::{
+        passthrough::unless_killed,
+        route::{self, find_server},
+        session::as_fatal,
+    },
+    error::Cause,
+    plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, refresh, within},
+    server::{
+        Adopted, Cleaning, ResetNeed, Server,
+        clean::{self, CleanError},
+    },
+};
+
+const APPLICATION_NAME: &str = "application_name";
+
+/// The parameters of a login.
+struct Parameters {
+    /// All of them.
+    all: Settings,
+    /// The parameters that a server has to be asked about.
+    asked: Settings,
+    /// The name of the client, if every server takes it as it is.
+    application: Option<Value>,
+}
+
+impl Parameters {
+    fn of(request: &Request) -> Self {
+        let mut all = Settings::default();
+        for (name, value) in &request.params {
+            all.set(name, Value::text(value));
+        }
+        let is_plain = |name: &&[u8]| name.iter().all(|byte| (b' '..=b'~').contains(byte));
+        let application = all.text(APPLICATION_NAME).filter(is_plain).map(Value::text);
+        let mut asked = all.clone();
+        if application.is_some() {
+            asked.remove(APPLICATION_NAME);
+        }
+        Self { all, asked, application }
+    }
+
+    /// What a server would answer that reports `welcome` of itself, as far as that can be told without it.
+    fn known(&self, welcome: &ServerSettings) -> Option<Announced> {
+        let is_own = |(name, value): (&str, &Value)| welcome.own().get(name) == Some(value);
+        let is_known = self.asked.iter().all(is_own);
+        is_known.then(|| Announced { settings: self.asked.clone(), reported: welcome.own().clone() })
+    }
+
+    /// The same answer without the name of this client.
+    fn without_application(&self, announced: &Announced, welcome: &ServerSettings) -> Announced {
+        let mut announced = announced.clone();
+        if self.application.is_some() {
+            announced.settings.remove(APPLICATION_NAME);
+            if let Some(own) = welcome.own().get(APPLICATION_NAME) {
+                announced.reported.set(APPLICATION_NAME, own.clone());
+            }
+        }
+        announced
+    }
+
+    /// Whether a server that was given them may have another user than that of its login.
+    fn change_user(&self) -> bool {
+        ["role", "session_authorization"].iter().any(|name| self.asked.get(name).is_some())
+    }
+}
+
+/// Connections that may be lost before a client is refused.
+const ATTEMPTS_MAX: usize = 3;
+
+impl Arriving {
+    /// What the client of `request` is told. The first client of a pool, and the first with these parameters, wait for a
+    /// server.
+    pub(super) async fn greeting(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        request: &Request,
+        card: &Card,
+    ) -> Result<Greeting, LoginError> {
+        let has_choice = pool.fleet().is_some();
+        if !has_choice {
+            Box::pin(refresh(&self.worker, pool)).await;
+        }
+        let parameters = Parameters::of(request);
+        let known = pool.shared.welcome().and_then(|welcome| {
+            let known = parameters.known(&welcome);
+            known.or_else(|| pool.shared.answer(&parameters.asked))
+        });
+        let announced = match known {
+            Some(announced) => announced,
+            None => Box::pin(self.ask_server(pool, request, &parameters, card)).await?,
+        };
+        let route = has_choice.then(|| request.route.unwrap_or(pool.plan().route.route));
+        Ok(self.compose(announced, parameters.application, route))
+    }
+
+    async fn ask_server(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        request: &Request,
+        parameters: &Parameters,
+        card: &Card,
+    ) -> Result<Announced, LoginError> {
+        let worker = self.worker.clone();
+        let route = request.route.unwrap_or(pool.plan().route.route);
+        card.state.set(ClientState::Waiting(worker.reactor.now()));
+        let asking = async {
+            let mut attempts = 0;
+            loop {
+                let found = match pool.fleet() {
+                    None => {
+                        let checkout = pool.local.checkout(worker.reactor.now());
+                        checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
+                    }
+                    Some(_) => find_server(&worker, pool, route, None).await,
+                };
+                let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
+                // It counts a transaction as under way on its server.
+                let chosen = placed.as_ref().map_or(pool, |placed| &placed.pool).clone();
+                attempts += 1;
+                match ask(&worker, &chosen, lease, parameters).await {
+                    Asked::Answered(announced) => return Ok(announced),
+                    Asked::Refused(error) => return Err(LoginError::Server(as_fatal(&error))),
+                    Asked::Lost if attempts < ATTEMPTS_MAX => {}
+                    Asked::Lost => return Err(self_lost()),
+                }
+            }
+        };
+        let announced = self.in_line(pool, unless_killed(card, asking)).await?;
+        card.state.set(ClientState::Idle);
+        announced.unwrap_or_else(|| Err(self.cause(Cause::Killed)))
+    }
+
+    /// The greeting of a client, given the answer of a server.
+    pub(super) fn compose(&self, announced: Announced, application: Option<Value>, route: Option<Route>) -> Greeting {
+        let Announced { mut settings, mut reported } = announced;
+        if let Some(name) = application {
+            if reported.get(APPLICATION_NAME).is_some() {
+                reported.set(APPLICATION_NAME, name.clone());
+            }
+            settings.set(APPLICATION_NAME, name);
+        }
+        if let Some(role) = settings.get(ROLE).cloned() {
+            settings.set(ROLE, Value::Owned(Box::new(role), (self.id, 0)));
+        }
+        if let Some(route) = route {
+            set_routed(&mut reported, route);
+        }
+        let mut words = Vec::with_capacity(512);
+        backend::authentication_ok(&mut words);
+        for (name, value) in reported.iter() {
+            backend::parameter_status(name.as_bytes(), value.bytes(), &mut words);
+        }
+        let interned = &self.worker.interned;
+        Greeting { settings: interned.intern(settings), told: interned.intern(reported), words }
+    }
+}
+
+fn self_lost() -> LoginError {
+    let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection during the login");
+    LoginError::Refused(refusal)
+}
+
+/// The outcome of asking a server.
+enum Asked {
+    Answered(Announced),
+    /// The server refuses a parameter, with this ErrorResponse.
+    Refused(Box<[u8]>),
+    /// The connection broke, or the server does not answer.
+    Lost,
+}
+
+/// Asks a server what it makes of the parameters of a login, and gives it back.
+async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, parameters: &Parameters) -> Asked {
+    let reactor = &worker.reactor;
+    let limit = pool.plan().timeouts.connect;
+    let answer = match lease.settle(reactor) {
+        Ok(()) => within(reactor, limit, adopt(&mut lease, parameters)).await.unwrap_or(Err(CleanError::Cancelled)),
+        Err(error) => Err(error.into()),
+    };
+    pool.publish_news(&mut lease);
+    let now = reactor.now();
+    match answer {
+        Ok(settings) => {
+            let connected_at = lease.identity.connected_at;
+            let welcome = pool.shared.set_welcome(&lease.settings, connected_at);
+            let announced = Announced { settings, reported: lease.settings.reported().clone() };
+            if !parameters.asked.is_empty() {
+                let kept = parameters.without_application(&announced, &welcome);
+                pool.shared.keep_answer(&welcome, parameters.asked.clone(), kept);
+            }
+            lease.adopted = Some(Adopted {
+                settings: worker.interned.intern(announced.settings.clone()),
+                reported: worker.interned.intern(announced.reported.clone()),
+            });
+            let is_own = !parameters.change_user();
+            if !is_own {
+                lease.needs_reset(ResetNeed::Session);
+            }
+            lease.release(if is_own { Fate::Reuse } else { Fate::Clean }, now);
+            Asked::Answered(announced)
+        }
+        Err(CleanError::Settings(error)) => {
+            lease.cleaning = roll_back(&lease);
+            lease.release(Fate::Clean, now);
+            Asked::Refused(error)
+        }
+        Err(_) => {
+            lease.release(Fate::Close, now);
+            Asked::Lost
+        }
+    }
+}
+
+/// The end of a transaction that a refused setting has left open.
+fn roll_back(server: &Server) -> Cleaning {
+    Cleaning { in_transaction: server.status != TxStatus::Idle, ..Cleaning::default() }
+}
+
+/// Gives a server the parameters of a login. What another client has left there may be why they are refused, or their own
+/// role, which is then taken first.
+async fn adopt(server: &mut Server, parameters: &Parameters) -> Result<Settings, CleanError> {
+    let takes_role = parameters.all.get(ROLE).is_some();
+    let may_be_due_to_others = server.settings.has_leftovers() || takes_role;
+    match clean::adopt(server, &parameters.all, RoleTurn::Last).await {
+        Err(CleanError::Settings(_)) if may_be_due_to_others => {
+            clean::clean(server, roll_back(server), &[clean::DISCARD_ALL]).await?;
+            let turn = if takes_role { RoleTurn::First } else { RoleTurn::Last };
+            clean::adopt(server, &parameters.all, turn).await
+        }
+        outcome => outcome,
+    }
+}
+
+/// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a
+/// replica.
+fn set_routed(reported: &mut Settings, route: Route) {
+    let value: &[u8] = match route {
+        Route::Primary => b"off",
+        Route::Replica => b"on",
+        Route::PreferReplica | Route::Any => return,
+    };
+    // Servers of before Postgres 14 do not report it.
+    if reported.get(IN_HOT_STANDBY).is_some() {
+        reported.set(IN_HOT_STANDBY, Value::text(value));
+    }
+}

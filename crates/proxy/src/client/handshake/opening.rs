@@ -1,0 +1,156 @@
+//! From the first byte to the start-up packet: TLS, GSS, the version of the protocol.
+
+use tidegate_link::{Address, Chunk, TlsInfo, TlsSide};
+use tidegate_wire::{
+    Reason,
+    backend::ErrorReply,
+    sqlstate,
+    startup::{self, First},
+};
+
+use super::{
+    Arriving, LoginError,
+    packet::{Request, read_startup},
+};
+use tidegate_config::ClientTls;
+use tidegate_tls as tls;
+
+use crate::{client::canceller, error::Cause};
+
+/// The newest protocol that clients may speak.
+const MINOR_MAX: u16 = 2;
+
+impl Arriving {
+    /// Reads up to the start-up packet, through TLS if the client asks for it.
+    pub(super) async fn first_packet(&mut self) -> Result<Option<Request>, LoginError> {
+        self.fill(1).await?;
+        if self.bytes.first() == Some(&startup::TLS_RECORD) {
+            Box::pin(self.direct_tls()).await?;
+        }
+        loop {
+            self.fill(4).await?;
+            let Some(len) = startup::peek_len(&self.bytes).map_err(LoginError::Length)? else {
+                return Err(LoginError::Gone);
+            };
+            self.fill(len).await?;
+            let packet: Vec<u8> = self.bytes.drain(..len).collect();
+            match decode_first(&packet)? {
+                First::Ssl => Box::pin(self.answer_ssl()).await?,
+                First::Gss => {
+                    self.nothing_early()?;
+                    self.link.write(&b"N"[..]);
+                    self.link.flush().await?;
+                }
+                First::Cancel { pid, key } => {
+                    self.cancels = true;
+                    Box::pin(canceller::act(&self.worker, pid, key)).await;
+                    return Ok(None);
+                }
+                First::Startup(startup) => {
+                    self.require_tls()?;
+                    let setup = self.worker.gateway.setup();
+                    let listen = &setup.config.listen;
+                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters, listen.dialect)?;
+                    if listen.application_name_add_host {
+                        self.add_host(&mut request);
+                    }
+                    return Ok(Some(request));
+                }
+            }
+        }
+    }
+
+    /// Receives until there are `count` bytes.
+    async fn fill(&mut self, count: usize) -> Result<(), LoginError> {
+        while self.bytes.len() < count {
+            let chunk = self.link.read().await?;
+            if chunk.is_empty() {
+                return Err(LoginError::Gone);
+            }
+            self.bytes.extend_from_slice(&chunk);
+        }
+        Ok(())
+    }
+
+    /// What arrives in clear text after a request for encryption may come from anybody (CVE-2021-23214).
+    fn nothing_early(&self) -> Result<(), LoginError> {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        Err(LoginError::Refused(
+            ErrorReply::protocol("received unencrypted data after SSL request")
+                .hint("This may be a faulty client, or somebody in the middle of the connection."),
+        ))
+    }
+
+    async fn answer_ssl(&mut self) -> Result<(), LoginError> {
+        self.nothing_early()?;
+        let acceptor = self.worker.gateway.setup().client_tls.clone();
+        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, Address::Tcp(_))) else {
+            self.link.write(&b"N"[..]);
+            return Ok(self.link.flush().await?);
+        };
+        self.await_turn().await?;
+        self.link.write(&b"S"[..]);
+        self.link.flush().await?;
+        self.start_tls(&acceptor, Chunk::empty()).await?;
+        Ok(())
+    }
+
+    async fn start_tls(&mut self, acceptor: &tls::Acceptor, early: Chunk) -> Result<TlsInfo, LoginError> {
+        self.link.start_tls(&self.worker.reactor, TlsSide::Server(acceptor.config.clone()), early)?;
+        let info = self.link.handshake().await?;
+        let is_offered = self.worker.gateway.setup().config.auth.channel_binding;
+        self.end_point = acceptor.end_point.clone().filter(|_| is_offered);
+        Ok(info)
+    }
+
+    async fn direct_tls(&mut self) -> Result<(), LoginError> {
+        let Some(acceptor) = self.worker.gateway.setup().client_tls.clone() else {
+            return Err(LoginError::Gone);
+        };
+        self.await_turn().await?;
+        let early = std::mem::take(&mut self.bytes);
+        let info = self.start_tls(&acceptor, early.into()).await?;
+        if info.alpn.as_deref() != Some(tls::ALPN) {
+            // Without it a page in a browser could be made to speak to us.
+            return Err(LoginError::Refused(ErrorReply::protocol(
+                "received direct SSL connection request without ALPN protocol negotiation extension",
+            )));
+        }
+        Ok(())
+    }
+
+    fn require_tls(&self) -> Result<(), LoginError> {
+        let required = self.worker.gateway.setup().config.listen.tls == ClientTls::Require;
+        if required && !self.link.is_tls() && matches!(self.peer, Address::Tcp(_)) {
+            return Err(self.cause(Cause::TlsRequired));
+        }
+        Ok(())
+    }
+
+    /// Answers a version or an option that is not known with those that are.
+    pub(super) fn negotiate(&mut self, request: &Request) {
+        if request.minor <= MINOR_MAX && request.unknown.is_empty() {
+            return;
+        }
+        let unknown: Vec<&[u8]> = request.unknown.iter().map(Vec::as_slice).collect();
+        let mut out = Vec::new();
+        startup::negotiate_protocol_version(request.minor.min(MINOR_MAX), &unknown, &mut out);
+        self.link.write(out);
+    }
+}
+
+/// A start-up packet, with the words of Postgres for a protocol that is not spoken. A cancel request is never answered,
+/// not even a broken one.
+fn decode_first(packet: &[u8]) -> Result<First<'_>, LoginError> {
+    const CANCEL_CODE: [u8; 4] = 80_877_102_u32.to_be_bytes();
+    First::decode(packet).map_err(|error| match error.reason {
+        _ if packet.get(4..8) == Some(&CANCEL_CODE) => LoginError::Gone,
+        Reason::Version { major, minor } => LoginError::Refused(ErrorReply::new(
+            sqlstate::FEATURE_NOT_SUPPORTED,
+            format!("unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.{MINOR_MAX}"),
+        )),
+        _ => LoginError::Decode(error),
+    })
+}

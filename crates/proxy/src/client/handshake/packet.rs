@@ -1,0 +1,94 @@
+//! The start-up packet: who comes, to which database, with which parameters.
+
+use tidegate_wire::{
+    backend::ErrorReply,
+    startup::{self, Startup},
+};
+
+use super::{Arriving, LoginError};
+use tidegate_config::{Dialect, Route};
+
+use crate::{error::Cause, plane::Replication};
+
+/// What a client asks for in its start-up packet.
+pub(in crate::client) struct Request {
+    pub(in crate::client) minor: u16,
+    pub(in crate::client) user: String,
+    pub(in crate::client) database: String,
+    /// Name and value of all other parameters, `options` taken apart.
+    pub(in crate::client) params: Vec<(String, Vec<u8>)>,
+    pub(in crate::client) replication: Option<Vec<u8>>,
+    /// The route that it asks for, where there is a choice of servers.
+    pub(in crate::client) route: Option<Route>,
+    pub(super) unknown: Vec<Vec<u8>>,
+}
+
+impl Request {
+    /// What a client that asks for replication gets.
+    pub(in crate::client) fn stream(&self) -> Replication {
+        match self.replication.as_deref() {
+            Some(mode) if mode.eq_ignore_ascii_case(b"database") => Replication::Logical,
+            _ => Replication::Physical,
+        }
+    }
+
+    /// What the client calls itself; nothing if it does not say.
+    pub(super) fn application(&self) -> &[u8] {
+        self.params.iter().rev().find(is_application).map_or(&[], |(_, value)| value)
+    }
+}
+
+fn is_application((name, _): &&(String, Vec<u8>)) -> bool {
+    name.eq_ignore_ascii_case("application_name")
+}
+
+impl Arriving {
+    /// Appends where the client comes from to the name that it calls itself.
+    pub(super) fn add_host(&self, request: &mut Request) {
+        let given = Some(request.application()).filter(|name| !name.is_empty()).unwrap_or(b"app");
+        let name = format!("{} - {}", String::from_utf8_lossy(given), self.peer);
+        request.params.retain(|pair| !is_application(&pair));
+        request.params.push(("application_name".to_owned(), name.into_bytes()));
+    }
+}
+
+/// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
+pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String], dialect: Dialect) -> Result<Request, LoginError> {
+    let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {
+        return Err(LoginError::Refused(Cause::Nameless.refusal(dialect)));
+    };
+    let database = startup.get("database").filter(|name| !name.is_empty()).map_or_else(|| user.clone(), text);
+    let mut request = Request {
+        minor: startup.minor,
+        user,
+        database,
+        params: Vec::new(),
+        replication: None,
+        route: None,
+        unknown: startup.extensions().map(<[u8]>::to_vec).collect(),
+    };
+    let mut options = Vec::new();
+    for (name, value) in startup.params() {
+        match name {
+            b"user" | b"database" => {}
+            b"replication" => request.replication = wants_replication(value).then(|| value.to_vec()),
+            b"options" if is_ignored("options") => {}
+            b"options" => {
+                options = startup::parse_options(value)
+                    .map_err(|error| LoginError::Refused(ErrorReply::protocol(format!("invalid options: {error}"))))?;
+            }
+            name if name.starts_with(b"_pq_.") => {}
+            name => request.params.push((text(name), value.to_vec())),
+        }
+    }
+    // What is a parameter by itself goes before what is in the options, wherever those stand.
+    let settings = options.into_iter().map(|(name, value)| (name, value.into_bytes()));
+    request.params = settings.chain(request.params).filter(|(name, _)| !is_ignored(name)).collect();
+    Ok(request)
+}
+
+fn wants_replication(value: &[u8]) -> bool {
+    !["false", "off", "no", "0", ""].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
+}

@@ -1,0 +1,155 @@
+//! How a client proves who it is: by a rule, its process, or a secret that is configured or looked up.
+
+use tidegate_link::Address;
+
+use super::{Arriving, LoginError, packet::Request};
+use tidegate_config::{
+    Admin, AuthMethod, Lookup, UserSecret,
+    hba::{self, Caller, Certificate, CertificateName, Verdict},
+};
+use tidegate_tls as tls;
+
+use crate::{
+    client::{auth::Login, lookup},
+    error::Cause,
+    plane::Setup,
+};
+
+impl Arriving {
+    /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
+    pub(super) fn is_own_process(&self, request: &Request) -> bool {
+        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let own = self.process.is_some_and(|process| process.uid == rustix::process::geteuid());
+        to_console && own && Admin::DATABASES.contains(&request.user.as_str())
+    }
+
+    pub(super) async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
+        let mut ldap = None;
+        let (method, certificate) = match self.judge(setup, request)? {
+            Verdict::Method(method) => (method, None),
+            Verdict::Ldap(options) => {
+                ldap = Some(options);
+                (AuthMethod::Ldap, None)
+            }
+            Verdict::Certified(method, certificate) => (method, Some(certificate)),
+            Verdict::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
+            Verdict::Reject => return Err(self.denied(Cause::Rejected)),
+        };
+        if let Some(wanted) = &certificate {
+            self.check_certificate(setup, request, wanted)?;
+        }
+        let Found { known, secret, is_looked_up } = match method {
+            // These know their users themselves.
+            AuthMethod::Pam | AuthMethod::Ldap => Found { known: true, ..Found::default() },
+            _ => self.secret(setup, request, method).await?,
+        };
+        if !known && !setup.config.auth.strangers {
+            match method {
+                AuthMethod::Trust => return Err(self.denied(Cause::Stranger)),
+                AuthMethod::Cert => return Err(self.certificate_refused(Cause::NoUser)),
+                _ => {}
+            }
+        }
+        if method.asks_nothing() {
+            return Ok(());
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let (gateway, end_point) = (self.worker.gateway.clone(), self.end_point.clone());
+        let (link, user, end_point) = (&mut self.link, request.user.as_str(), end_point.as_deref());
+        let entry = setup.config.database(&request.database).map_or("", |(entry, _)| entry);
+        let (gateway, peer) = (&gateway, self.peer);
+        let answered_at = None;
+        let mut login =
+            Login { gateway, link, user, peer, entry, secret, is_looked_up, ldap, end_point, bytes, answered_at };
+        let outcome = Box::pin(login.authenticate(method)).await;
+        let (answered_at, bytes) = (login.answered_at, std::mem::take(&mut login.bytes));
+        self.answered_at = answered_at;
+        self.bytes = bytes;
+        outcome
+    }
+
+    /// How the client has to prove who it is.
+    fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
+        if let Some(ldap) = &setup.ldap {
+            return Ok(Verdict::Ldap(ldap.clone()));
+        }
+        let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
+        let ip = match self.peer {
+            Address::Tcp(address) => Some(address.ip()),
+            Address::Unix => None,
+        };
+        let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
+        // The console has two names, and rules speak of one.
+        let is_console = Admin::DATABASES.contains(&request.database.as_str());
+        let database = if is_console { Admin::name(setup.config.listen.dialect) } else { &request.database };
+        let user = request.user.as_str();
+        let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
+        rules.judge(&caller).cloned().ok_or_else(|| self.denied(Cause::NoRule))
+    }
+
+    /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
+    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &Certificate) -> Result<(), LoginError> {
+        let Some(info) = self.link.tls_info() else { return Err(self.certificate_refused(Cause::NoTls)) };
+        let Some(shown) = info.peer_certificates.first() else {
+            return Err(self.certificate_refused(Cause::NoCertificate));
+        };
+        let Some(kind) = wanted.name else { return Ok(()) };
+        let name = tls::subject(shown).and_then(|subject| match kind {
+            CertificateName::Common => subject.common_name,
+            CertificateName::Distinguished => Some(subject.distinguished_name),
+        });
+        let may = |name: &String| match &setup.hba {
+            Some(rules) => rules.may_come_as(wanted.map.as_deref(), name, &request.user),
+            None => *name == request.user,
+        };
+        if name.as_ref().is_some_and(may) {
+            return Ok(());
+        }
+        let (peer, user) = (&self.peer, &request.user);
+        tracing::info!(%peer, ?user, certificate = ?name, "the certificate is not this user's");
+        Err(self.certificate_refused(Cause::Certificate))
+    }
+
+    /// Whether the process at the other end is the user's, and the user is known, as `trust` asks for.
+    async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
+        let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.denied(Cause::Peer)) };
+        // The file of users is read on a thread that may wait.
+        let resolver = &self.worker.gateway.connector.resolver;
+        let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
+        let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
+        let may = name.as_ref().is_some_and(may);
+        let known = may && (setup.config.auth.strangers || self.secret(setup, request, AuthMethod::Trust).await?.known);
+        if known { Ok(()) } else { Err(self.denied(Cause::Peer)) }
+    }
+
+    /// Whether the user is known, and the secret: the configured one, or what the server says.
+    async fn secret(&self, setup: &Setup, request: &Request, method: AuthMethod) -> Result<Found, LoginError> {
+        let declared = setup.config.declared_user(&request.user);
+        let secret = declared.and_then(|user| user.secret.clone());
+        // Where anybody is let in, a look-up serves the login to the server alone, which the user of the look-up has already.
+        let is_let_in = method.asks_nothing() && setup.config.auth.strangers;
+        let is_wanted = |lookup: &Lookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
+        let lookup = setup.config.lookup(&request.database).filter(is_wanted);
+        let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
+        let Some(lookup) = lookup else { return Ok(configured) };
+        match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {
+            lookup::Known::Nobody => Ok(configured),
+            lookup::Known::User(secret) => {
+                if let Some((entry, _)) = setup.config.database(&request.database) {
+                    self.worker.gateway.connector.secrets.note_look_up(entry, &request.user, secret.as_ref());
+                }
+                Ok(Found { known: true, secret, is_looked_up: true })
+            }
+        }
+    }
+}
+
+/// What is known of a user.
+#[derive(Default)]
+struct Found {
+    /// Somebody knows the name.
+    known: bool,
+    secret: Option<UserSecret>,
+    /// A server has said so, not the configuration.
+    is_looked_up: bool,
+}

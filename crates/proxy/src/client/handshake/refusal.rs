@@ -1,0 +1,124 @@
+//! What a client is told that is not let in, and what is noted of it.
+
+use std::rc::Rc;
+use tidegate_wire::backend::ErrorReply;
+
+use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
+
+use super::{Arriving, LoginError};
+use tidegate_config::Dialect;
+use tidegate_query_log::record::{Stranger, Witness};
+
+use crate::{
+    client::{log, part},
+    error::Cause,
+    plane::Setup,
+};
+
+impl Arriving {
+    /// Tells the client why, and gives the reason back for the log.
+    pub(super) async fn refuse(&mut self, error: LoginError) -> LoginError {
+        let words = match &error {
+            _ if self.cancels => {
+                self.link.shutdown();
+                return error;
+            }
+            LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
+            LoginError::Server(message) => message.clone(),
+            LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
+            // Postgres closes without a word (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`). node-postgres
+            // sends Terminate in place of the packet where `end()` follows `connect()`, and expects no message.
+            LoginError::Length(fault) if self.dialect() == Dialect::Pgbouncer && !self.looks_like_http() => {
+                ErrorReply::protocol(format!("invalid start-up packet: {fault}")).fatal()
+            }
+            LoginError::Decode(fault) => ErrorReply::protocol(format!("invalid start-up packet: {fault}")).fatal(),
+            _ => {
+                self.link.shutdown();
+                return error;
+            }
+        };
+        self.log_refusal(&error, &words);
+        self.record_refusal(&words);
+        part(&self.worker, &mut self.link, words).await;
+        error
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.worker.gateway.setup().config.listen.dialect
+    }
+
+    pub(super) fn cause(&self, cause: Cause) -> LoginError {
+        LoginError::Refused(cause.refusal(self.dialect()))
+    }
+
+    /// What is wrong with a client's certificate. PgBouncer tells that its log alone.
+    pub(super) fn certificate_refused(&self, cause: Cause) -> LoginError {
+        let setup = self.worker.gateway.setup();
+        if let (Dialect::Pgbouncer, Some(what)) = (setup.config.listen.dialect, cause.detail()) {
+            tracing::error!("{} {what}", self.who(&setup));
+        }
+        self.denied(cause)
+    }
+
+    /// The client did not prove who it is.
+    pub(super) fn denied(&self, cause: Cause) -> LoginError {
+        LoginError::Denied(cause.refusal(self.dialect()))
+    }
+
+    /// The client as PgBouncer's log has it.
+    fn who(&self, setup: &Setup) -> String {
+        let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
+        let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
+        format!("C-{}: {database}/{user}@{peer}", self.id)
+    }
+
+    fn log_refusal(&self, error: &LoginError, words: &[u8]) {
+        let setup = self.worker.gateway.setup();
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
+        let (sqlstate, reason) = match error {
+            LoginError::Refused(refusal) | LoginError::Denied(refusal) => {
+                (refusal.sqlstate, refusal.message.to_string())
+            }
+            LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
+            LoginError::Server(_) => {
+                let code = fields.as_ref().and_then(ErrorFields::code).unwrap_or(sqlstate::CONNECTION_FAILURE);
+                (code, fields.as_ref().and_then(ErrorFields::message).unwrap_or_default().into_owned())
+            }
+            _ => return,
+        };
+        if setup.config.listen.dialect == Dialect::Postgres {
+            tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
+            return;
+        }
+        let who = self.who(&setup);
+        if setup.config.log.disconnections {
+            let age = (self.worker.reactor.now() - self.since).as_secs();
+            tracing::info!("{who} closing because: {reason} (age={age}s)");
+        }
+        if setup.config.log.refusals {
+            tracing::warn!("{who} pooler error: {reason}");
+        }
+    }
+
+    fn stranger(&self) -> Stranger {
+        let (user, database) = self.asked.clone().unwrap_or_default();
+        Stranger { client: self.peer.to_string(), user, database, application: self.application.clone() }
+    }
+
+    fn record_refusal(&self, words: &[u8]) {
+        let Some(recorder) = &self.worker.recorder else { return };
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
+        let field = |code| fields.as_ref().and_then(|fields| fields.get(code)).unwrap_or_default();
+        recorder.refuse(&self.stranger(), field(b'C'), field(b'M'), self.worker.reactor.now());
+    }
+
+    pub(super) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
+        let recorder = self.worker.recorder.as_ref()?;
+        Some(Witness::new(recorder, self.stranger(), self.id, None, self.worker.reactor.now()))
+    }
+
+    /// A health check, or a browser gone astray: closed without a word.
+    fn looks_like_http(&self) -> bool {
+        [&b"GET "[..], b"HEAD", b"POST", b"PUT ", b"OPTI"].iter().any(|verb| self.bytes.starts_with(verb))
+    }
+}

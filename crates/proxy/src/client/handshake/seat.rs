@@ -1,0 +1,264 @@
+//! A place for a client that is let in: its limits, its card, its greeting, its session.
+
+use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
+use tidegate_wire::backend::ErrorReply;
+
+use socket2::SockRef;
+use tidegate_link::{Address, Link};
+use tidegate_pool::{Fate, Lease};
+use tidegate_wire::{
+    backend::{self, ErrorReport, Severity, TxStatus},
+    sqlstate,
+};
+
+use super::{Admitted, Arriving, LoginError, packet::Request, random};
+use tidegate_config::{Admin, Dialect, Mode};
+use tidegate_session_state::params::{Settings, Value, is_settable};
+use tidegate_tls as tls;
+
+use crate::{
+    client::{
+        log,
+        passthrough::unless_killed,
+        session::{self, Session},
+    },
+    error::Cause,
+    exchange::Frontend,
+    plane::{
+        Announced, Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key,
+        within,
+    },
+    server::Server,
+};
+
+impl Arriving {
+    /// Its connection.
+    pub(in crate::client) fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// What `work` comes to, unless the client leaves or it takes longer than a client of the pool waits.
+    pub(in crate::client) async fn in_line<T>(
+        &mut self,
+        pool: &WorkerPool,
+        work: impl Future<Output = T>,
+    ) -> Result<T, LoginError> {
+        let limit = pool.plan().timeouts.checkout;
+        let worker = self.worker.clone();
+        let work = while_there(&mut self.link, &mut self.bytes, work);
+        match within(&worker.reactor, limit, work).await {
+            Some(outcome) => outcome.ok_or(LoginError::Gone),
+            None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
+        }
+    }
+
+    /// Hears later what came while nobody could answer.
+    pub(in crate::client) fn unread_early(&mut self) {
+        if !self.bytes.is_empty() {
+            self.link.unread(std::mem::take(&mut self.bytes).into());
+        }
+    }
+
+    /// Whether there is room for one more, as far as that is known before the login.
+    pub(super) fn admit(&mut self, request: &Request) -> Result<(), LoginError> {
+        let gateway = self.worker.gateway.clone();
+        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
+        let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
+        if ends && !to_console {
+            return Err(self.shutting_down());
+        }
+        let max = gateway.setup().config.listen.max_clients as usize;
+        if gateway.client_count() > max && !to_console {
+            return Err(self.cause(Cause::Clients));
+        }
+        self.count_address(request)
+    }
+
+    pub(super) fn admit_to_console(&self, request: Request) -> Result<Admitted, LoginError> {
+        let setup = self.worker.gateway.setup();
+        let admin = &setup.config.admin;
+        let may_change = admin.users.contains(&request.user);
+        if may_change || admin.stats_users.contains(&request.user) {
+            return Ok(Admitted::Console(request, may_change));
+        }
+        if self.dialect() == Dialect::Pgbouncer {
+            return Err(LoginError::Refused(ErrorReply::protocol("not allowed")));
+        }
+        let message = format!("user \"{}\" is not an admin user", request.user);
+        let refusal = ErrorReply::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
+            .hint("Name it in users or stats_users of [admin].");
+        Err(LoginError::Refused(refusal))
+    }
+
+    pub(super) fn enter(&self, key: PoolKey, request: &Request) -> Result<Entry, LoginError> {
+        let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
+        let (pid, secret) = match self.worker.gateway.peer_id() {
+            0 => (None, secret),
+            own => {
+                let pid = peer_key::pid(own, u32::from_ne_bytes(random::<4>()?));
+                (Some(pid), peer_key::with_hops(&secret, peer_key::HOPS_MAX))
+            }
+        };
+        let tls = self.link.tls_info().map(|info| tls::told(&info).into());
+        let entry = self.worker.roster.enter(NewCard {
+            id: self.id,
+            key,
+            user: &request.user,
+            peer: self.peer,
+            local: self.local_address(),
+            process: self.process_number(),
+            tls,
+            pid,
+            secret,
+        });
+        Ok(entry)
+    }
+
+    /// Where it has connected to; none for a unix socket.
+    fn local_address(&self) -> Option<SocketAddr> {
+        if self.peer == Address::Unix {
+            return None;
+        }
+        self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket())
+    }
+
+    pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
+        let mut settings = Settings::default();
+        let version = concat!(env!("CARGO_PKG_VERSION"), "/tidegate");
+        for (name, value) in [
+            ("server_version", version),
+            ("client_encoding", "UTF8"),
+            ("server_encoding", "UTF8"),
+            ("DateStyle", "ISO, MDY"),
+            ("TimeZone", "UTC"),
+            ("standard_conforming_strings", "on"),
+            ("integer_datetimes", "on"),
+            ("is_superuser", "on"),
+        ] {
+            settings.set(name, Value::text(value.as_bytes()));
+        }
+        let mut own = Settings::default();
+        for (name, value) in &request.params {
+            own.set(name, Value::text(value));
+            if is_settable(name) && settings.get(name).is_some() {
+                settings.set(name, Value::text(value));
+            }
+        }
+        let greeting = self.compose(Announced { settings: own, reported: settings }, None, None);
+        self.greet(&greeting, entry);
+        entry.card.note_settings(&greeting.settings);
+        self.link.unread(std::mem::take(&mut self.bytes).into());
+    }
+
+    fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
+        let mut out = Vec::with_capacity(greeting.words.len() + 64);
+        out.extend_from_slice(&greeting.words);
+        backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
+        let setup = self.worker.gateway.setup();
+        if !setup.config.listen.login_notice.is_empty() {
+            let notice = &setup.config.listen.login_notice;
+            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, notice);
+            backend::notice_response(&report, &mut out);
+        }
+        backend::ready_for_query(TxStatus::Idle, &mut out);
+        self.link.write(out);
+    }
+
+    /// Why nobody is let in who has come that late.
+    pub(super) fn shutting_down(&self) -> LoginError {
+        LoginError::Refused(match self.dialect() {
+            Dialect::Postgres => ErrorReply::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
+            dialect => Cause::ShuttingDown.refusal(dialect),
+        })
+    }
+
+    pub(super) fn begin_session(
+        mut self,
+        pool: Rc<WorkerPool>,
+        request: &Request,
+        greeting: Greeting,
+        server: Option<Lease<Server>>,
+        entry: Entry,
+    ) -> Session {
+        self.greet(&greeting, &entry);
+        pool.stats.client_login_count.add(1);
+        log::arrived(&self.worker.gateway, &entry.card);
+        self.unread_early();
+        entry.card.note_settings(&greeting.settings);
+        let front = Frontend::new(self.link, entry.card.id, greeting.settings, greeting.told);
+        let mut session = Session::new(self.worker, front, pool, request.route, entry, self.quota);
+        session.reserve(server);
+        session
+    }
+
+    /// In session mode, the server that the client will have, unless all are in use: clients compare the process id that they are
+    /// told with that of their session, and end sessions by it. PgBouncer gives servers at the first query, and so does its
+    /// dialect. With peers the process id says whose client it is.
+    pub(super) async fn reserve_server(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        card: &Card,
+    ) -> Result<Option<Lease<Server>>, LoginError> {
+        let is_kept = pool.plan().pool.mode == Mode::Session && pool.fleet().is_none();
+        if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peer_id() != 0 {
+            return Ok(None);
+        }
+        let now = self.worker.reactor.now();
+        let server = match pool.local.try_checkout(now) {
+            Some(server) => Some(server),
+            None if pool.local.is_exhausted() => None,
+            None => Box::pin(self.wait_to_reserve(pool, card)).await?,
+        };
+        let Some(mut server) = server else { return Ok(None) };
+        if server.settle(&self.worker.reactor).is_err() || server.identity.pid > PROCESS_ID_MAX {
+            server.release(Fate::Reuse, self.worker.reactor.now());
+            return Ok(None);
+        }
+        card.announce(&server.identity);
+        Ok(Some(server))
+    }
+
+    /// One that is idle on another thread, or is opened. If that fails, the client hears of it when it asks for something.
+    async fn wait_to_reserve(
+        &mut self,
+        pool: &Rc<WorkerPool>,
+        card: &Card,
+    ) -> Result<Option<Lease<Server>>, LoginError> {
+        let worker = self.worker.clone();
+        card.state.set(ClientState::Waiting(worker.reactor.now()));
+        let checkout = unless_killed(card, pool.local.checkout(worker.reactor.now()));
+        let checkout = while_there(&mut self.link, &mut self.bytes, checkout);
+        let outcome = within(&worker.reactor, RESERVE_LIMIT, checkout).await;
+        card.state.set(ClientState::Idle);
+        match outcome {
+            None => Ok(None),
+            Some(None) => Err(LoginError::Gone),
+            Some(Some(None)) => Err(self.cause(Cause::Killed)),
+            Some(Some(Some(server))) => Ok(server.ok()),
+        }
+    }
+}
+
+/// A login does not wait longer for a server that its client may not need.
+const RESERVE_LIMIT: Duration = Duration::from_secs(1);
+
+/// What `work` comes to; `None` if the client leaves meanwhile. What it says before it is asked is kept.
+pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
+    let (mut work, mut hears) = (pin!(work), true);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(outcome) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(outcome));
+        }
+        if hears {
+            match std::task::ready!(link.poll_read(cx)) {
+                Ok(chunk) if !chunk.is_empty() => bytes.extend_from_slice(&chunk),
+                _ => return Poll::Ready(None),
+            }
+            // One chunk is enough; it is heard when there is somebody to answer.
+            hears = false;
+        }
+        link.poll_left(cx).map(|()| None)
+    })
+    .await
+}

@@ -1,0 +1,168 @@
+//! Asks a server who a user is that the configuration does not know.
+//!
+//! The question is asked on a connection of the look-up's own pool, after its session was reset: whatever a client has set
+//! in it before, a `search_path` above all, does not decide what the query means.
+
+use std::rc::Rc;
+use tidegate_wire::backend::ErrorReply;
+
+use tidegate_pool::{Fate, Lease};
+use tidegate_wire::{
+    backend::{self, DataRow, ErrorFields},
+    frame::HEADER,
+    frontend::{self, BindMessage},
+    scan::{Step, Want},
+    sqlstate,
+};
+
+use super::{
+    handshake::{LoginError, no_database},
+    route::find_server,
+    session,
+};
+use tidegate_config::{Dialect, Lookup, Secret, UserSecret};
+
+use crate::{
+    plane::{Gateway, Worker, within},
+    server::{Cleaning, Server, clean},
+};
+
+/// What the server knows of a user.
+pub(super) enum Known {
+    /// There is no such user.
+    Nobody,
+    /// The user, with a secret unless that is not (or no longer) valid.
+    User(Option<UserSecret>),
+}
+
+/// Why the server could not be asked.
+#[derive(Debug, thiserror::Error)]
+enum Wrong {
+    #[error("{0}")]
+    Link(#[from] std::io::Error),
+    #[error("{0}")]
+    Decode(#[from] tidegate_wire::DecodeError),
+    #[error("{0}")]
+    Clean(#[from] clean::CleanError),
+    #[error("the server says: {0}")]
+    Refused(String),
+    #[error("the query has to give two columns, name and password")]
+    Columns,
+}
+
+/// Looks a user up for a client of `database`.
+///
+/// # Errors
+/// When the server cannot be asked, or does not answer.
+pub(super) async fn look_up(
+    worker: &Rc<Worker>,
+    lookup: &Lookup,
+    database: &str,
+    user: &str,
+) -> Result<Known, LoginError> {
+    let at = if lookup.database.is_empty() { database } else { &lookup.database };
+    let Some(shared) = worker.gateway.lookup_pool(at, &lookup.user) else {
+        return Err(LoginError::Refused(unavailable(&worker.gateway, at, database)));
+    };
+    let pool = worker.pool(&shared);
+    let limit = pool.plan().timeouts.checkout;
+    let found = find_server(worker, &pool, pool.plan().route.route, None);
+    let (_placed, mut lease) = match within(&worker.reactor, limit, found).await {
+        Some(Ok(found)) => found,
+        Some(Err(unserved)) => return Err(LoginError::Server(unserved.words())),
+        None => {
+            let dialect = worker.gateway.setup().config.listen.dialect;
+            return Err(LoginError::Refused(session::checkout_timeout(limit, dialect)));
+        }
+    };
+    let asked = ask(worker, &mut lease, &lookup.query, user).await;
+    let fate = if asked.is_ok() { Fate::Reuse } else { Fate::Close };
+    lease.release(fate, worker.reactor.now());
+    asked.map_err(|error| {
+        tracing::warn!(user, database = at, %error, "the look-up of a user failed");
+        let dialect = worker.gateway.setup().config.listen.dialect;
+        let text =
+            if dialect == Dialect::Pgbouncer { "bouncer config error" } else { "the look-up of the user failed" };
+        LoginError::Refused(ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text))
+    })
+}
+
+/// The error for a client of `database` whose look-up database cannot be used. Users that are configured get the same one
+/// where the two databases are one.
+fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
+    if at == database {
+        return no_database(gateway, database);
+    }
+    let fault = if gateway.is_disabled(at) { "is disabled" } else { "is not configured" };
+    let sqlstate = match gateway.setup().config.listen.dialect {
+        Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
+        Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
+    };
+    ErrorReply::new(sqlstate, format!("authentication database \"{at}\" {fault}"))
+}
+
+async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, Wrong> {
+    lease.settle(&worker.reactor)?;
+    clean::clean(lease, Cleaning::default(), &[clean::DISCARD_ALL]).await?;
+    let mut out = Vec::new();
+    frontend::parse(b"", query.as_bytes(), &[], &mut out);
+    frontend::bind(&BindMessage { values: &[Some(user.as_bytes())], ..BindMessage::default() }, &mut out);
+    frontend::execute(b"", 0, &mut out);
+    frontend::sync(&mut out);
+    lease.link().write(out);
+    lease.link().flush().await?;
+    let mut answer = Answer { known: Known::Nobody, refused: None };
+    loop {
+        let chunk = lease.link().read().await?;
+        if chunk.is_empty() {
+            return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+        }
+        if answer.hear(lease, &chunk)? {
+            return answer.refused.map_or(Ok(answer.known), |text| Err(Wrong::Refused(text)));
+        }
+    }
+}
+
+struct Answer {
+    known: Known,
+    refused: Option<String>,
+}
+
+impl Answer {
+    /// Takes messages in; whether the last was among them.
+    fn hear(&mut self, server: &mut Server, chunk: &[u8]) -> Result<bool, Wrong> {
+        let mut at = 0;
+        loop {
+            let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
+                Step::Message { tag, end } => (tag, chunk[at + HEADER..end].to_vec(), end),
+                Step::Carried { tag, end } => (tag, server.scanner.take_carry()[HEADER..].to_vec(), end),
+                _ => return Ok(false),
+            };
+            match tag {
+                backend::DATA_ROW => self.known = row(&body)?,
+                backend::ERROR_RESPONSE => {
+                    let fields = ErrorFields::decode(&body)?;
+                    self.refused = Some(fields.message().map(|text| text.into_owned()).unwrap_or_default());
+                }
+                backend::READY_FOR_QUERY => return Ok(true),
+                _ => {}
+            }
+            at = end;
+        }
+    }
+}
+
+fn row(body: &[u8]) -> Result<Known, Wrong> {
+    let columns: Vec<_> = DataRow::decode(body)?.collect();
+    let [Some(_), password] = columns[..] else { return Err(Wrong::Columns) };
+    let text = password.map(|text| String::from_utf8_lossy(text).into_owned());
+    // A verifier that is no verifier fits nobody.
+    let secret = text.filter(|text| !text.is_empty()).and_then(|text| UserSecret::parse(&text).ok());
+    // A hash that is cut short would be taken for a password, which nobody may log in with.
+    let secret = secret.filter(|secret| !matches!(secret, UserSecret::Plain(text) if is_broken_hash(text)));
+    Ok(Known::User(secret))
+}
+
+fn is_broken_hash(text: &Secret) -> bool {
+    text.reveal() == "md5"
+}

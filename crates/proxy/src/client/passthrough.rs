@@ -1,0 +1,192 @@
+//! Replication connections: a server of one's own, and bytes passed through unread.
+//!
+//! Such a server counts where a database or a user has a limit, and not for the size of the pool.
+
+use std::{
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tidegate_link::Link;
+use tidegate_wire::backend::{self, TxStatus};
+
+use super::{
+    handshake::{Arriving, LoginError, Request},
+    route::find_server,
+};
+use tidegate_pg_client::ConnectError;
+use tidegate_session_state::params::Value;
+
+use crate::{
+    error::Cause,
+    plane::{Card, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
+    server::Server,
+};
+
+/// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
+pub(super) async fn replicate(
+    worker: &Rc<Worker>,
+    arriving: &mut Arriving,
+    pool: &Rc<WorkerPool>,
+    request: &Request,
+    card: &Card,
+) -> Result<&'static str, LoginError> {
+    let found = unless_killed(card, find(worker, pool, request));
+    let Some(found) = arriving.in_line(pool, found).await? else { return Ok(Cause::Killed.reason()) };
+    let Apart { mut server, _held } = found?;
+    card.link(Some(server.linked.clone()));
+    let mut out = Vec::new();
+    backend::authentication_ok(&mut out);
+    for (name, value) in server.settings.reported().iter() {
+        if let Value::Text(text) = value {
+            backend::parameter_status(name.as_bytes(), text, &mut out);
+        }
+    }
+    // The client's cancel requests would have to name the server's own key, which is not the client's to know.
+    backend::backend_key_data(0, &[0; 4], &mut out);
+    backend::ready_for_query(TxStatus::Idle, &mut out);
+    arriving.unread_early();
+    let client = arriving.link();
+    client.write(out);
+    let streaming = std::future::poll_fn(|cx| match worker.is_suspended() {
+        true => poll_held(client, server.link(), (worker, card), cx),
+        false => poll_both(client, server.link(), cx),
+    });
+    let Some(ended) = unless_killed(card, streaming).await else { return Ok(Cause::Killed.reason()) };
+    // The last words of the one are still on their way to the other, who may be slow.
+    let other = match ended? {
+        Side::Client => server.link(),
+        Side::Server => client,
+    };
+    other.write_farewell();
+    let sent = unless_killed(card, other.flush()).await;
+    Ok(sent.map_or(Cause::Killed.reason(), |_| "replication ended"))
+}
+
+/// What `work` comes to; `None` if an operator sends the client away meanwhile.
+pub(super) async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        card.set_waker(cx.waker());
+        if card.peek_signal() == Some(Signal::Kill) {
+            return Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// A server of which no pool knows, and its places in what is counted.
+struct Apart {
+    server: Server,
+    _held: (Replicating, Quota),
+}
+
+/// How often it is looked whether a pause is over.
+const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(20);
+
+async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<Apart, LoginError> {
+    // Where there is a choice of servers, its route decides, as for a transaction.
+    let chosen = match pool.fleet() {
+        None => pool.clone(),
+        Some(_) => {
+            let route = request.route.unwrap_or(pool.plan().route.route);
+            let found = find_server(worker, pool, route, None).await;
+            let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
+            lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
+            placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
+        }
+    };
+    loop {
+        if !chosen.shared.pool.is_paused() {
+            let quota = worker.room_for(&chosen, Room::Apart).await.ok_or(LoginError::Gone)?;
+            if let Some(replicating) = chosen.shared.replicate()
+                && let Some(connected) = connect_unless_useless(worker, &chosen, request).await
+            {
+                let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
+                worker.gateway.note_server(&chosen.shared.key, &server.identity);
+                return Ok(Apart { server, _held: (replicating, quota) });
+            }
+        }
+        worker.reactor.sleep(PAUSE_LOOK_EVERY).await;
+    }
+}
+
+/// A connection; `None` if an operator pauses the pool meanwhile, or if a reload sends it elsewhere.
+async fn connect_unless_useless(
+    worker: &Worker,
+    pool: &WorkerPool,
+    request: &Request,
+) -> Option<Result<Server, ConnectError>> {
+    let shared = &pool.shared.pool;
+    let generation = shared.generation();
+    let is_useless = || shared.is_paused() || shared.is_closed() || shared.generation() != generation;
+    // In a box: each wait around it would have a copy of its state.
+    pool.unless(is_useless, Box::pin(connect(worker, pool, request))).await
+}
+
+async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {
+    // Not this thread's copy: after a reload that may be of before.
+    let plan = pool.shared.plan();
+    let setup = worker.gateway.setup();
+    let mode = request.replication.as_deref().unwrap_or(b"true");
+    let mut extra: Vec<(&[u8], &[u8])> = vec![(b"replication", mode)];
+    extra.extend(request.params.iter().map(|(name, value)| (name.as_bytes(), value.as_slice())));
+    let limit = plan.timeouts.connect;
+    let tls = setup.server_tls.get(&plan.entry);
+    let attempt = worker.gateway.connector.connect_as(&worker.reactor, &plan, tls, &extra);
+    within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit))).map(Server::new)
+}
+
+/// Who has ended.
+enum Side {
+    Client,
+    Server,
+}
+
+/// Passes bytes both ways until one side ends.
+fn poll_both(client: &mut Link, server: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<Side>> {
+    loop {
+        let there = poll_one(client, server, cx)?;
+        let back = poll_one(server, client, cx)?;
+        match (there, back) {
+            (Poll::Ready(Passed::End), _) => return Poll::Ready(Ok(Side::Client)),
+            (_, Poll::Ready(Passed::End)) => return Poll::Ready(Ok(Side::Server)),
+            (Poll::Pending, Poll::Pending) => return Poll::Pending,
+            _ => {}
+        }
+    }
+}
+
+/// While the gateway is suspended: what was under way is sent, and nothing is read.
+fn poll_held(
+    a: &mut Link,
+    b: &mut Link,
+    (worker, card): (&Worker, &Card),
+    cx: &Context<'_>,
+) -> Poll<std::io::Result<Side>> {
+    if card.peek_signal() == Some(Signal::SuspendTimeout) {
+        return Poll::Ready(Err(std::io::Error::other(Cause::Suspend.reason())));
+    }
+    let (there, back) = (a.poll_sent(cx)?, b.poll_sent(cx)?);
+    worker.hold(card, there.is_ready() && back.is_ready());
+    Poll::Pending
+}
+
+enum Passed {
+    Some,
+    End,
+}
+
+fn poll_one(from: &mut Link, to: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<Passed>> {
+    std::task::ready!(to.poll_flush(cx))?;
+    let chunk = std::task::ready!(from.poll_read(cx))?;
+    if chunk.is_empty() {
+        return Poll::Ready(Ok(Passed::End));
+    }
+    to.write(chunk);
+    let _ = to.poll_flush(cx)?;
+    Poll::Ready(Ok(Passed::Some))
+}

@@ -1,0 +1,766 @@
+//! A client's session: request, checkout, exchange, release, and again.
+
+use std::{
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tidegate_wire::backend::ErrorReply;
+
+use tidegate_balance::Outcome;
+use tidegate_link::{Chunk, Deadline};
+use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
+use tidegate_supervise::Ctx;
+use tidegate_wire::{
+    Reason,
+    backend::{self, ErrorFields},
+    frame::HEADER,
+    frontend::Parse,
+    sqlstate,
+};
+
+use super::{
+    check,
+    idle::{Heard, Idle, Shelf},
+    log, part,
+    route::{begins_read_only, is_serializable, narrowed},
+};
+use tidegate_config::{Dialect, Mode, PoolPlan, Route};
+use tidegate_pg_client::ConnectError;
+use tidegate_query_log::record::{Ledger, Upstream, Witness};
+use tidegate_session_state::{
+    params::Settings,
+    statements::{Catalog, ClientStatements},
+};
+
+use crate::{
+    error::{Cause, pgbouncer_reason},
+    exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
+    plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
+    server::{Cleaning, ResetNeed, Server},
+};
+
+mod wait;
+
+/// A client that is logged in.
+pub(super) struct Session {
+    worker: Rc<Worker>,
+    front: Frontend,
+    /// The client's own pool.
+    home: Rc<WorkerPool>,
+    /// The one it gets servers from: its own, or that of the server that was chosen last.
+    pool: Rc<WorkerPool>,
+    /// The server that was chosen for the transaction at hand, where there is a choice.
+    placed: Option<Placed>,
+    /// In session mode, the server whose process id the client was told at its login, until it asks for something.
+    reserved: Option<Lease<Server>>,
+    /// The route it asked for at its login.
+    asked: Option<Route>,
+    entry: Entry,
+    deadline: Deadline,
+    idle: Idle,
+    /// It has been told that it waits, in the wait that is under way.
+    notified: bool,
+    /// Tells the journal of its queries, if there is one.
+    witness: Option<Rc<Witness>>,
+    /// Its place among the clients of its database and of its user.
+    _quota: Option<Quota>,
+}
+
+/// Why a session ends.
+enum Goodbye {
+    /// The client left, or its link broke: there is nobody to tell.
+    Gone(&'static str),
+    /// The client is told this first.
+    Told(Vec<u8>, &'static str),
+}
+
+impl Goodbye {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Gone(reason) | Self::Told(_, reason) => reason,
+        }
+    }
+
+    /// The code of what the client is told; nothing if there is nobody to tell.
+    fn sqlstate(&self) -> &[u8] {
+        let Self::Told(words, _) = self else { return &[] };
+        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
+        fields.and_then(|fields| fields.get(b'C')).unwrap_or_default()
+    }
+
+    fn words(&self) -> (&[u8], &'static str) {
+        (self.sqlstate(), self.reason())
+    }
+
+    fn refusal(refusal: &ErrorReply, reason: &'static str) -> Self {
+        Self::Told(refusal.fatal(), reason)
+    }
+
+    fn cause(cause: Cause, gateway: &Gateway) -> Self {
+        Self::refusal(&cause.refusal(gateway.setup().config.listen.dialect), cause.reason())
+    }
+}
+
+impl Session {
+    pub(super) fn new(
+        worker: Rc<Worker>,
+        front: Frontend,
+        home: Rc<WorkerPool>,
+        asked: Option<Route>,
+        entry: Entry,
+        quota: Option<Quota>,
+    ) -> Self {
+        let deadline = worker.reactor.deadline();
+        let witness = worker.witness(&entry.card, Some(&front.settings));
+        let (pool, placed) = (home.clone(), None);
+        Self {
+            worker,
+            front,
+            home,
+            pool,
+            placed,
+            reserved: None,
+            asked,
+            entry,
+            deadline,
+            idle: Idle::default(),
+            notified: false,
+            witness,
+            _quota: quota,
+        }
+    }
+
+    /// Keeps a server for the client from its login on.
+    pub(super) fn reserve(&mut self, server: Option<Lease<Server>>) {
+        self.reserved = server;
+    }
+
+    /// Serves the client until it leaves or is sent away.
+    pub(super) async fn run(&mut self, ctx: &Ctx) {
+        std::future::poll_fn(|cx| {
+            self.entry.card.set_waker(cx.waker());
+            Poll::Ready(())
+        })
+        .await;
+        let goodbye = self.serve(ctx).await;
+        self.give_up_reserved();
+        self.entry.card.link(None);
+        self.worker.roster.leave(&self.entry);
+        let told = match &goodbye {
+            Goodbye::Told(words, _) => Some(words.as_slice()),
+            Goodbye::Gone(_) => None,
+        };
+        log::left(&self.worker.gateway, &self.entry.card, goodbye.reason(), told);
+        let reason = match goodbye {
+            // The link closes as it is dropped, with whatever is still under way on it.
+            Goodbye::Gone(reason) => reason,
+            Goodbye::Told(words, reason) => {
+                Box::pin(part(&self.worker, &mut self.front.link, words)).await;
+                reason
+            }
+        };
+        if let Some(witness) = &self.witness {
+            witness.leave(reason, self.worker.reactor.now());
+        }
+    }
+
+    async fn serve(&mut self, ctx: &Ctx) -> Goodbye {
+        loop {
+            let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
+                Ok(request) => request,
+                Err(goodbye) => return goodbye,
+            };
+            if self.entry.card.is_pool_replaced.get() {
+                self.follow_pool();
+            }
+            let now = self.worker.reactor.now();
+            self.entry.card.request_at.set(Some(now));
+            let (lease, request) = match self.try_server(&request, now) {
+                Some(lease) => {
+                    self.pool.stats.durations.wait.record_none();
+                    (lease, request)
+                }
+                // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
+                None => match Box::pin(self.wait_for_server(request, ctx)).await {
+                    Ok(Some(got)) => got,
+                    Ok(None) => continue,
+                    Err(goodbye) => return goodbye,
+                },
+            };
+            // So is an exchange; its box costs less than a hundredth of a query.
+            if let Err(goodbye) = Box::pin(self.exchange(lease, request, ctx)).await {
+                return goodbye;
+            }
+        }
+    }
+
+    /// Takes the pool that a reload has made the client's: the servers of the one before are those of another user.
+    #[cold]
+    fn follow_pool(&mut self) {
+        let card = &self.entry.card;
+        card.is_pool_replaced.set(false);
+        // Without its database it is sent away.
+        let Some(shared) = self.worker.gateway.pool_of_client(&card.database, &card.user) else { return };
+        card.set_pool_user(shared.key.user.clone());
+        self.home = self.worker.pool(&shared);
+        self.pool = self.home.clone();
+        self.placed = None;
+        self.give_up_reserved();
+    }
+
+    /// The server that was kept since the login goes to others, as the client has not used it.
+    fn give_up_reserved(&mut self) {
+        if let Some(server) = self.reserved.take() {
+            server.release(Fate::Reuse, self.worker.reactor.now());
+        }
+    }
+
+    /// The server that was kept since the login, unless it is to be replaced. If it has ended meanwhile, the client gets the
+    /// error of the server, as without a gateway.
+    #[cold]
+    fn take_reserved(&mut self, now: Instant) -> Option<Lease<Server>> {
+        let server = self.reserved.take()?;
+        if server.generation() == self.home.shared.pool.generation() {
+            return Some(server);
+        }
+        server.release(Fate::Close, now);
+        None
+    }
+
+    /// A server that is free on this thread.
+    #[inline]
+    fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
+        let Some(fleet) = self.home.fleet() else {
+            if self.reserved.is_some()
+                && let Some(server) = self.take_reserved(now)
+            {
+                return Some(server);
+            }
+            if !Rc::ptr_eq(&self.pool, &self.home) {
+                // A reload has left one server.
+                self.pool = self.home.clone();
+            }
+            return self.pool.local.try_checkout(now);
+        };
+        let route = self.route(request);
+        self.place(fleet.pick(&self.worker, &self.home, route, &[], now)?);
+        self.pool.local.try_checkout(now).or_else(|| self.try_another(&fleet, route, now))
+    }
+
+    /// The chosen server has none free: one of another that fits as well, if that one can give none at all.
+    fn try_another(&mut self, fleet: &Fleet, route: Route, now: Instant) -> Option<Lease<Server>> {
+        if !self.pool.local.is_exhausted() {
+            return None;
+        }
+        let chosen = self.placed.as_ref()?.node();
+        let other = fleet.pick_idle_like(&self.worker, &self.home, narrowed(route, chosen), chosen, now)?;
+        let lease = other.pool.local.try_checkout(now)?;
+        self.place(other);
+        Some(lease)
+    }
+
+    fn place(&mut self, placed: Placed) {
+        if !Rc::ptr_eq(&self.pool, &placed.pool) {
+            self.pool = placed.pool.clone();
+        }
+        self.placed = Some(placed);
+    }
+
+    /// Where a transaction goes that begins with `request`.
+    fn route(&self, request: &[u8]) -> Route {
+        let plan = self.home.plan();
+        let route = self.asked.unwrap_or(plan.route.route);
+        // Who keeps a server beyond its transaction would keep the replica for what it writes later.
+        let may_follow = plan.route.read_only_to_replica && plan.pool.mode != Mode::Session;
+        let follows =
+            may_follow && matches!(route, Route::Primary | Route::Any) && !is_serializable(&self.front.settings);
+        if follows && begins_read_only(request, self.front.statements.as_deref()) {
+            return Route::PreferReplica;
+        }
+        route
+    }
+
+    /// What ends any wait of the client.
+    fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<Goodbye> {
+        let sent_away = match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => Some(Cause::Killed),
+            Some(Signal::Removed) => Some(Cause::Removed),
+            _ => None,
+        };
+        if let Some(cause) = sent_away {
+            return Some(Goodbye::cause(cause, &self.worker.gateway));
+        }
+        if ctx.poll_cancelled(cx).is_ready() {
+            return Some(Goodbye::cause(Cause::ShuttingDown, &self.worker.gateway));
+        }
+        None
+    }
+
+    /// Waits for bytes that need a server.
+    fn poll_request(&mut self, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
+        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Err(goodbye));
+        }
+        let now = self.worker.reactor.now();
+        loop {
+            if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
+                return Poll::Ready(Err(Goodbye::Gone("connection lost")));
+            }
+            // One that does not read what it is answered is not read either.
+            let read = if self.front.link.queued_bytes() < QUEUE_BYTES_MAX {
+                self.front.link.poll_read(cx)
+            } else {
+                Poll::Pending
+            };
+            match read {
+                Poll::Pending => return self.poll_idle_deadline(now, cx),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Goodbye::Gone("connection lost"))),
+                Poll::Ready(Ok(chunk)) if chunk.is_empty() => {
+                    return Poll::Ready(Err(Goodbye::Gone("client closed the connection")));
+                }
+                Poll::Ready(Ok(chunk)) => {
+                    self.deadline.set(None);
+                    if let Some(request) = self.hear(chunk)? {
+                        return Poll::Ready(Ok(request));
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll_idle_deadline(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
+        let limit = self.pool.plan().timeouts.client_idle;
+        if limit.is_zero() || self.worker.is_suspended() {
+            return Poll::Pending;
+        }
+        if self.deadline.at().is_none() {
+            self.deadline.set(Some(now + limit));
+        }
+        self.deadline.poll(now, cx).map(|()| Err(Goodbye::cause(Cause::ClientIdle, &self.worker.gateway)))
+    }
+
+    /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
+    fn hear(&mut self, chunk: Chunk) -> Result<Option<Chunk>, Goodbye> {
+        let mut out = Vec::new();
+        let shelf = PoolShelf {
+            catalog: &self.worker.catalog,
+            pool: &self.home,
+            settings: &self.front.settings,
+            card: &self.entry.card,
+        };
+        let heard = self.idle.hear(chunk, &mut self.front.statements, &shelf, &mut out);
+        if !out.is_empty() {
+            self.front.link.write(out);
+        }
+        match heard {
+            Ok(Heard::Request(request)) => Ok(Some(request)),
+            Ok(Heard::Nothing) => match self.idle.awaited_bytes() {
+                // One that has arrived whole is seen where it would be passed on.
+                Some(bytes) => self.check_length(bytes).map(|()| None),
+                None => Ok(None),
+            },
+            Ok(Heard::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ok(Heard::Unknown(tag)) => Err(unknown_message(tag)),
+            Err(error) => Err(bad_client(&error)),
+        }
+    }
+
+    /// Nobody gathers a message that is too long.
+    fn check_length(&self, bytes: usize) -> Result<(), Goodbye> {
+        let bytes_max = self.home.plan().pool.message_max as usize;
+        if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
+    }
+
+    /// Serves requests on one server until it can be given back.
+    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
+        if lease.settle(&self.worker.reactor).is_err() {
+            self.placed = None;
+            let refusal = ErrorReply::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
+            return Err(Goodbye::refusal(&refusal, "server not registered"));
+        }
+        let plan = self.pool.plan();
+        if check::is_due(&lease, &plan, self.worker.reactor.now()) {
+            match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
+                Some(sound) => (lease, request) = sound,
+                None => return Ok(()),
+            }
+        }
+        let card = self.entry.card.clone();
+        card.state.set(ClientState::Active);
+        card.link(Some(lease.linked.clone()));
+        self.pool.stats.server_assignment_count.add(1);
+        let around = Surroundings {
+            catalog: &self.worker.catalog,
+            interned: &self.worker.interned,
+            plan: &plan,
+            stats: &self.pool.stats,
+            is_routed: self.pool.shared.key.host.is_some(),
+        };
+        let keep = plan.pool.mode == Mode::Session;
+        let reactor = &self.worker.reactor;
+        let ledger = self.open_ledger(&lease);
+        let generation = lease.generation();
+        let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
+        exchange.follow(ledger);
+        let fast = keep && plan.pool.fast_close;
+        let mut waiting = Waiting {
+            deadline: &mut self.deadline,
+            entry: &self.entry,
+            plan: &plan,
+            gateway: &self.worker.gateway,
+            kept: fast.then(|| (self.pool.shared.pool.clone(), generation)),
+        };
+        let ended = match exchange.begin(request, reactor.now()) {
+            Err(end) => Ended::Exchange(end),
+            Ok(()) => {
+                std::future::poll_fn(|cx| {
+                    if self.worker.is_suspended() {
+                        return waiting.poll_held(&self.worker, &mut exchange, ctx, cx);
+                    }
+                    let now = reactor.now();
+                    if let Poll::Ready(end) = exchange.poll(now, cx) {
+                        return Poll::Ready(Ended::Exchange(end));
+                    }
+                    waiting.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
+                })
+                .await
+            }
+        };
+        let leftover = exchange.leftover();
+        let ledger = exchange.take_ledger();
+        // Words put into the middle of a message would be read as a part of it.
+        let torn = lease.scanner.is_streaming();
+        self.deadline.set(None);
+        card.state.set(ClientState::Idle);
+        card.link(None);
+        self.show_state();
+        let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
+        let outcome = self.part_from(lease, leftover, ended, &plan);
+        if let Some((placed, (outcome, suspect))) = judgement {
+            if suspect {
+                placed.node().suspect();
+            }
+            placed.finish(self.worker.reactor.now(), outcome);
+        }
+        if let Some(ledger) = ledger {
+            ledger.close(outcome.as_ref().err().map(Goodbye::words).unwrap_or_default(), self.worker.reactor.now());
+        }
+        match outcome {
+            Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Told(Vec::new(), reason)),
+            outcome => outcome,
+        }
+    }
+
+    /// Lets the console show what the client has set up.
+    fn show_state(&self) {
+        let card = &self.entry.card;
+        card.pins.set(self.front.pins);
+        card.note_settings(&self.front.settings);
+        card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
+    }
+
+    /// Tells the journal of what is done on that server.
+    fn open_ledger(&self, server: &Server) -> Option<Ledger> {
+        let (witness, identity, card) = (self.witness.as_ref()?, &server.identity, &self.entry.card);
+        let now = self.worker.reactor.now();
+        let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), now);
+        Some(ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid }))
+    }
+
+    /// Gives the server back in the state that the exchange left it in.
+    fn part_from(
+        &mut self,
+        mut lease: Lease<Server>,
+        leftover: Leftover,
+        ended: Ended,
+        plan: &PoolPlan,
+    ) -> Result<(), Goodbye> {
+        let now = self.worker.reactor.now();
+        self.pool.publish_news(&mut lease);
+        let stays = matches!(ended, Ended::Exchange(End::Over(_)));
+        let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
+        let is_pinned = !keep && !self.front.pins.is_empty();
+        let reset = keep || always || is_pinned;
+        let goodbye = match ended {
+            Ended::Exchange(End::Over(beginning)) => {
+                self.idle.put_back(beginning);
+                Ok(())
+            }
+            Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ended::Exchange(End::Again(request)) => {
+                lease.needs_reset(ResetNeed::Session);
+                self.front.link.unread_before(request);
+                Ok(())
+            }
+            Ended::Exchange(End::Cancelled(request, error)) => {
+                lease.needs_reset(ResetNeed::Session);
+                self.refuse_cancelled(request, &error)
+            }
+            Ended::Exchange(End::Trouble(trouble)) => {
+                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
+                if !server_is_sound {
+                    lease.fault = Some(pgbouncer_reason(goodbye.reason()));
+                    lease.release(Fate::Close, now);
+                    return Err(goodbye);
+                }
+                Err(goodbye)
+            }
+            Ended::Interrupted(goodbye) => Err(goodbye),
+        };
+        lease.fault = goodbye.as_ref().err().map(|goodbye| fault_of(goodbye.reason()));
+        let cleaning = Cleaning {
+            in_transaction: matches!(leftover, Leftover::Transaction | Leftover::Prepared { in_transaction: true }),
+            unsynced: matches!(leftover, Leftover::Prepared { .. }),
+            reset: reset && (always || !stays),
+            discard: is_pinned && !stays,
+        };
+        self.give_back(lease, leftover, cleaning);
+        goodbye
+    }
+
+    fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, cleaning: Cleaning) {
+        let now = self.worker.reactor.now();
+        let fate = match leftover {
+            _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
+            _ if lease.reset_need == ResetNeed::Connection => Fate::Close,
+            Leftover::Unsynced => Fate::Close,
+            Leftover::Nothing
+                if !cleaning.reset && lease.reset_need == ResetNeed::Nothing && lease.cancels.is_open() =>
+            {
+                Fate::Reuse
+            }
+            Leftover::Nothing | Leftover::Transaction | Leftover::Prepared { .. } => {
+                lease.cleaning = cleaning;
+                Fate::Clean
+            }
+            // The server works on for a client that is gone: that is ended, and its connection with it.
+            Leftover::Busy => {
+                let (identity, under_way) = (lease.identity.clone(), lease.cancels.begin());
+                self.worker.cancel(identity, under_way, self.pool.shared.clone(), None);
+                Fate::Close
+            }
+        };
+        lease.release(fate, now);
+    }
+}
+
+/// The statements that servers of a client's pool have taken, by its settings.
+struct PoolShelf<'a> {
+    catalog: &'a Catalog,
+    pool: &'a WorkerPool,
+    settings: &'a Settings,
+    card: &'a Card,
+}
+
+impl Shelf for PoolShelf<'_> {
+    fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool {
+        let plan = self.pool.plan();
+        let is_kept = plan.pool.mode == Mode::Session || plan.pool.prepared_statements_per_server == 0;
+        let is_taken = statements.as_ref().is_some_and(|statements| statements.get(parse.name).is_some());
+        if parse.name.is_empty() || is_kept || is_taken {
+            return false;
+        }
+        let Some(statement) = self.catalog.sound(parse, self.settings, plan.identity()) else { return false };
+        let demand = self.catalog.demand(&statement, &plan.dbname, plan.pool.prepared_statement_max_age);
+        let statements = statements.get_or_insert_default();
+        statements.insert(parse.name, statement, demand);
+        self.card.prepared.set(statements.len() as u32);
+        self.pool.stats.client_parse_count.add(1);
+        true
+    }
+}
+
+/// What PgBouncer's log says of a server that a client could not leave as it is, given why the client has left.
+fn fault_of(reason: &'static str) -> &'static str {
+    let timeouts = [Cause::Query, Cause::IdleInTransaction, Cause::Transaction];
+    match timeouts.iter().any(|cause| cause.reason() == reason) {
+        true => pgbouncer_reason(reason),
+        false => "client disconnect while server was not ready",
+    }
+}
+
+/// How an exchange ends.
+enum Ended {
+    Exchange(End),
+    Interrupted(Goodbye),
+}
+
+/// What an exchange tells of its server, and whether the server is to be asked what it is.
+fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
+    match ended {
+        Ended::Exchange(End::Trouble(Trouble::ServerGone(_) | Trouble::BadServer(_))) => (Outcome::Failure, true),
+        Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
+        Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::Trouble(_)) | Ended::Interrupted(_) => {
+            (Outcome::Neutral, suspect)
+        }
+    }
+}
+
+/// What may interrupt an exchange.
+struct Waiting<'a> {
+    deadline: &'a mut Deadline,
+    entry: &'a Entry,
+    plan: &'a PoolPlan,
+    gateway: &'a Gateway,
+    /// A server that is kept no longer than its pool wants it, and its generation.
+    kept: Option<(Arc<Pool<Server>>, u64)>,
+}
+
+impl Waiting<'_> {
+    fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Goodbye> {
+        let activity = exchange.activity();
+        self.entry.card.pins.set(exchange.pins());
+        match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway)),
+            Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
+            Some(Signal::Removed) if matches!(activity, Activity::Idle(_)) => {
+                return Poll::Ready(Goodbye::cause(Cause::Removed, self.gateway));
+            }
+            _ => {}
+        }
+        // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
+        // wait.
+        if ctx.poll_cancelled(cx).is_ready()
+            && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
+        {
+            return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
+        }
+        if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
+            && (pool.generation() != *generation || self.entry.card.is_pool_replaced.get())
+        {
+            return Poll::Ready(Goodbye::cause(Cause::Outdated, self.gateway));
+        }
+        let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
+            self.deadline.set(None);
+            return Poll::Pending;
+        };
+        self.deadline.set(Some(at));
+        self.deadline.poll(now, cx).map(|()| Goodbye::cause(cause, self.gateway))
+    }
+
+    /// While the gateway is suspended: what was under way is sent, and then everything stays as it is.
+    fn poll_held(&self, worker: &Worker, exchange: &mut Exchange<'_>, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Ended> {
+        let sent_away = match self.entry.card.peek_signal() {
+            Some(Signal::Kill) => Some(Cause::Killed),
+            Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
+            _ => None,
+        };
+        if let Some(cause) = sent_away {
+            return Poll::Ready(Ended::Interrupted(Goodbye::cause(cause, self.gateway)));
+        }
+        if ctx.poll_cancelled(cx).is_ready() && self.gateway.phase() == Phase::Stopping {
+            return Poll::Ready(Ended::Interrupted(Goodbye::cause(Cause::ShuttingDown, self.gateway)));
+        }
+        match exchange.flush(cx) {
+            Ok(is_sent) => {
+                worker.hold(&self.entry.card, is_sent);
+                Poll::Pending
+            }
+            Err(end) => Poll::Ready(Ended::Exchange(end)),
+        }
+    }
+
+    fn next_deadline(&self, activity: Activity, transaction: Option<Instant>) -> Option<(Instant, Cause)> {
+        let times = &self.plan.timeouts;
+        let (since, limit, cause) = match activity {
+            Activity::Query(since) => (since, times.query, Cause::Query),
+            Activity::IdleInTransaction(since) => (since, times.idle_in_transaction, Cause::IdleInTransaction),
+            Activity::Idle(since) => (since, times.client_idle, Cause::ClientIdle),
+        };
+        let own = (!limit.is_zero()).then(|| (since + limit, cause));
+        let whole = transaction
+            .filter(|_| !times.transaction.is_zero() && !matches!(activity, Activity::Idle(_)))
+            .map(|since| (since + times.transaction, Cause::Transaction));
+        own.into_iter().chain(whole).min_by_key(|(at, _)| *at)
+    }
+}
+
+/// What a client is told of trouble, and whether the server may be used on.
+fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, gateway: &Gateway) -> (Goodbye, bool) {
+    match trouble {
+        Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
+        Trouble::BadClient(error) => match error.reason {
+            Reason::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
+                (too_long(len, max, gateway), true)
+            }
+            _ => (bad_client(error), true),
+        },
+        Trouble::Settings(error) => (Goodbye::Told(as_fatal(error), "settings refused by the server"), true),
+        Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
+        Trouble::SimpleQuery => {
+            let refusal = ErrorReply::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
+            (Goodbye::refusal(&refusal, "PQexec disallowed"), true)
+        }
+        Trouble::ServerGone(_) if server_had_last_words => {
+            (Goodbye::Told(Vec::new(), "server ended the connection"), false)
+        }
+        Trouble::ServerGone(_) => (Goodbye::cause(Cause::ServerGone, gateway), false),
+        Trouble::Unasked(tag) => {
+            let message = format!("the server sent message '{}' that nobody asked for", char::from(*tag));
+            (Goodbye::refusal(&ErrorReply::protocol(message), "server broke the protocol"), false)
+        }
+        Trouble::BadServer(error) => {
+            let refusal = ErrorReply::protocol(format!("the server sent an invalid message: {error}"));
+            (Goodbye::refusal(&refusal, "server broke the protocol"), false)
+        }
+    }
+}
+
+/// An error of the server's as the end of the session.
+pub(super) fn as_fatal(body: &[u8]) -> Vec<u8> {
+    let mut out = vec![backend::ERROR_RESPONSE, 0, 0, 0, 0];
+    for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
+        match field[0] {
+            kind @ (b'S' | b'V') => out.extend_from_slice(&[&[kind], &b"FATAL"[..]].concat()),
+            _ => out.extend_from_slice(field),
+        }
+        out.push(0);
+    }
+    out.push(0);
+    let len = u32::try_from(out.len() - 1).unwrap_or(u32::MAX);
+    out[1..5].copy_from_slice(&len.to_be_bytes());
+    out
+}
+
+fn server_deposed() -> Goodbye {
+    let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
+        .hint("Another one is. It is not known whether the last statement was carried out.");
+    Goodbye::refusal(&refusal, "server deposed")
+}
+
+/// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
+fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> Goodbye {
+    let text = match gateway.setup().config.listen.dialect {
+        Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
+        Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
+    };
+    Goodbye::refusal(&ErrorReply::protocol(text), "message too long")
+}
+
+fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {
+    Goodbye::refusal(&ErrorReply::protocol(format!("invalid message: {error}")), "client broke the protocol")
+}
+
+fn unknown_message(tag: u8) -> Goodbye {
+    Goodbye::refusal(&ErrorReply::protocol(format!("invalid frontend message type {tag}")), "client broke the protocol")
+}
+
+/// What a client is told that got no server.
+pub(super) fn checkout_words(error: &CheckoutError<ConnectError>) -> Vec<u8> {
+    match error {
+        CheckoutError::Connect(error) | CheckoutError::Closed(error) => error.client_view(),
+        _ => ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, "too many clients wait for a server already").fatal(),
+    }
+}
+
+/// What a client is told that waited too long.
+pub(super) fn checkout_timeout(limit: Duration, dialect: Dialect) -> ErrorReply {
+    if dialect == Dialect::Pgbouncer {
+        return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, "query_wait_timeout");
+    }
+    let message = format!("no server became free within {limit:?} (timeouts.checkout)");
+    ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message)
+        .hint("All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS.")
+}

@@ -1,0 +1,256 @@
+//! A client that waits: for a server, or for one to show that it still answers. It is heard meanwhile.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tidegate_wire::backend::ErrorReply;
+
+use tidegate_link::Chunk;
+use tidegate_pool::{Fate, Lease};
+use tidegate_supervise::Ctx;
+use tidegate_wire::{
+    backend::{self, ErrorReport, Severity},
+    sqlstate,
+};
+
+use super::{Goodbye, Session, bad_client, checkout_timeout};
+use tidegate_config::{PoolPlan, Timeouts};
+use tidegate_query_log::record::{self, Ledger};
+
+use crate::{
+    client::{
+        check, log,
+        route::{Found, Unserved, find_server},
+    },
+    plane::{ClientState, Signal},
+    server::Server,
+};
+
+/// Why a client is gone that waited.
+const LEFT: &str = "client left while waiting";
+
+/// How a wait ends.
+enum Waited<T> {
+    /// What was waited for is there.
+    Decided(T),
+    /// A reload has made another pool the client's.
+    PoolReplaced,
+    Cancelled,
+    Goodbye(Goodbye),
+}
+
+impl Session {
+    /// Waits for a server. `None` if the client gave the wait up and stays, or has to ask another pool.
+    pub(super) async fn wait_for_server(
+        &mut self,
+        request: Chunk,
+        ctx: &Ctx,
+    ) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
+        let now = self.worker.reactor.now();
+        let mut request = request.park();
+        self.entry.card.state.set(ClientState::Waiting(now));
+        self.notified = false;
+        self.deadline.set(self.first_deadline(&self.home.plan().timeouts, now));
+        let search = self.search(&request);
+        let waited = self.wait_for(search, ctx).await;
+        self.deadline.set(None);
+        self.entry.card.state.set(ClientState::Idle);
+        let waited_for = self.worker.reactor.now() - now;
+        self.pool.stats.wait_time.add_time(waited_for);
+        self.pool.stats.durations.wait.record(waited_for);
+        match waited {
+            Waited::Decided(Ok((placed, lease))) => {
+                self.pool = placed.as_ref().map_or(&self.home, |placed| &placed.pool).clone();
+                self.placed = placed;
+                Ok(Some((lease, request)))
+            }
+            Waited::Decided(Err(error)) => {
+                let goodbye = Goodbye::Told(error.words(), log::NO_SERVER);
+                self.record_unserved(&request, &goodbye);
+                Err(goodbye)
+            }
+            Waited::Goodbye(goodbye) => {
+                self.record_unserved(&request, &goodbye);
+                Err(goodbye)
+            }
+            Waited::Cancelled => self.cancel_wait(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
+            Waited::PoolReplaced => {
+                // It asks the other pool for a server.
+                self.front.link.unread_before(request);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits until a server has shown that it still answers. `None` if it does not, or if the client gave the wait up: it
+    /// stays, and asks again what it has not taken back.
+    pub(super) async fn wait_for_check(
+        &mut self,
+        mut lease: Lease<Server>,
+        request: Chunk,
+        plan: &PoolPlan,
+        ctx: &Ctx,
+    ) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
+        let worker = self.worker.clone();
+        let request = request.park();
+        self.entry.card.state.set(ClientState::Waiting(worker.reactor.now()));
+        let waited = self.wait_for(check::passes(&worker.reactor, &mut lease, plan), ctx).await;
+        self.entry.card.state.set(ClientState::Idle);
+        if matches!(waited, Waited::Decided(true)) {
+            return Ok(Some((lease, request)));
+        }
+        // What it was asked is not answered, or not as it should be.
+        lease.release(Fate::Close, worker.reactor.now());
+        self.placed = None;
+        match waited {
+            Waited::Decided(_) | Waited::PoolReplaced => self.front.link.unread_before(request),
+            Waited::Cancelled => self.cancel_wait(request)?,
+            Waited::Goodbye(goodbye) => {
+                self.record_unserved(&request, &goodbye);
+                return Err(goodbye);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for `work`, and hears meanwhile what ends any wait of the client.
+    async fn wait_for<T>(&mut self, work: impl Future<Output = T>, ctx: &Ctx) -> Waited<T> {
+        let mut work = pin!(work);
+        let mut hears = true;
+        std::future::poll_fn(|cx| {
+            // First: no cancel outlives the wait that it is for.
+            if self.entry.card.peek_signal() == Some(Signal::CancelWait) {
+                return Poll::Ready(Waited::Cancelled);
+            }
+            if self.entry.card.is_pool_replaced.get() {
+                return Poll::Ready(Waited::PoolReplaced);
+            }
+            match work.as_mut().poll(cx) {
+                Poll::Ready(outcome) => Poll::Ready(Waited::Decided(outcome)),
+                Poll::Pending => self.poll_waiting(&mut hears, ctx, cx),
+            }
+        })
+        .await
+    }
+
+    /// Tells a client that has cancelled while it waited.
+    fn cancel_wait(&mut self, request: Chunk) -> Result<(), Goodbye> {
+        self.entry.card.clear_signal();
+        let refusal = ErrorReply::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+        self.refuse_cancelled(request, &refusal.error())
+    }
+
+    /// Answers what was cancelled before a server had it.
+    pub(super) fn refuse_cancelled(&mut self, request: Chunk, error: &[u8]) -> Result<(), Goodbye> {
+        self.record_cancelled(&request);
+        let mut out = Vec::new();
+        let refused = self.idle.refuse(request, error, &mut out);
+        self.front.link.write(out);
+        let rest = refused.map_err(|error| bad_client(&error))?;
+        // What is behind the refused flight is read again before anything that arrived meanwhile.
+        self.front.link.unread_before(rest);
+        Ok(())
+    }
+
+    /// Waits for a server: in the line of its pool, or of any that serves the route.
+    fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, Unserved>> + use<> {
+        let (worker, home, placed) = (self.worker.clone(), self.home.clone(), self.placed.take());
+        let route = self.route(request);
+        let now = self.worker.reactor.now();
+        // Its place in the line is that of this moment.
+        let checkout = home.fleet().is_none().then(|| home.local.checkout(now));
+        async move {
+            match checkout {
+                Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout),
+                // In a box: all who wait in the line of one pool would have room for its state.
+                None => Box::pin(find_server(&worker, &home, route, placed)).await,
+            }
+        }
+    }
+
+    /// What a client asked that is sent away before it got a server.
+    fn record_unserved(&self, request: &[u8], goodbye: &Goodbye) {
+        self.record_refused(request, goodbye.sqlstate(), goodbye.reason());
+    }
+
+    fn record_cancelled(&self, request: &[u8]) {
+        let flight = record::first_flight(request);
+        self.record_refused(
+            flight,
+            sqlstate::QUERY_CANCELED.as_str().as_bytes(),
+            "cancelled while it waited for a server",
+        );
+    }
+
+    fn record_refused(&self, request: &[u8], sqlstate: &[u8], reason: &str) {
+        let Some(witness) = &self.witness else { return };
+        let now = self.worker.reactor.now();
+        let ledger = Ledger::open(witness, &self.front.settings, self.entry.card.request_at.get(), now);
+        let statements = self.front.statements.as_deref();
+        let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
+        ledger.turn_away(request, known, (sqlstate, reason), now);
+    }
+
+    fn poll_waiting<T>(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {
+        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Waited::Goodbye(goodbye));
+        }
+        // A client that vanishes leaves the queue at once. One that sends more is heard out later.
+        while *hears {
+            match self.front.link.poll_read(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
+                    self.front.link.unread(chunk);
+                    *hears = false;
+                }
+                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT))),
+            }
+        }
+        if !*hears && self.front.link.poll_left(cx).is_ready() {
+            return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT)));
+        }
+        if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
+            return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
+        }
+        let now = self.worker.reactor.now();
+        if self.worker.is_suspended() || self.deadline.poll(now, cx).is_pending() {
+            return Poll::Pending;
+        }
+        let plan = self.home.plan();
+        let times = &plan.timeouts;
+        if let Some(rest) = self.notify_of_wait(times, now) {
+            // It has to be asked again, to be woken.
+            self.deadline.set(rest);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let dialect = self.worker.gateway.setup().config.listen.dialect;
+        let refusal = checkout_timeout(times.checkout, dialect);
+        Poll::Ready(Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout")))
+    }
+
+    /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
+    /// `None` if that is now.
+    fn notify_of_wait(&mut self, times: &Timeouts, now: Instant) -> Option<Option<Instant>> {
+        let ClientState::Waiting(since) = self.entry.card.state.get() else { return None };
+        let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
+        if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
+            return None;
+        }
+        self.notified = true;
+        let text = "No server connection available in postgres backend, client being queued";
+        let mut out = Vec::new();
+        let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, text);
+        backend::notice_response(&report, &mut out);
+        self.front.link.write(out);
+        Some(end)
+    }
+
+    /// When something happens to a client that waits: the notice, or the end.
+    fn first_deadline(&self, times: &Timeouts, now: Instant) -> Option<Instant> {
+        let of = |time: Duration| (!time.is_zero()).then(|| now + time);
+        of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
+    }
+}

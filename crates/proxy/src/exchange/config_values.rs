@@ -1,0 +1,92 @@
+//! Values of `set_config` that are parameters of their statement: they are known when the statement is bound.
+
+use tidegate_wire::{
+    frame::HEADER,
+    frontend::{Bind, Parse},
+};
+
+use super::Exchange;
+use tidegate_sql::classify::{Change, ConfigValue, is_temporary_path};
+
+impl Exchange<'_> {
+    /// What the statement of a portal sets may be a value of its Bind.
+    pub(super) fn read_config_values(&mut self, bind: &Bind<'_>) {
+        let front = &mut *self.front;
+        let Some(change) = front.portal_changes.of_bound(bind.portal) else { return };
+        let known = front.statements.as_ref().and_then(|statements| statements.get(bind.statement));
+        let message = match (&known, &front.unnamed) {
+            (Some(known), _) => Some(known.statement.parse_message()),
+            (None, Some(unnamed)) => Some(&*unnamed.message),
+            (None, None) => None,
+        };
+        let parse = message.and_then(|message| Parse::decode(&message[HEADER..]).ok());
+        bind_values(change, bind, parse.as_ref());
+    }
+}
+
+/// Puts the values of this Bind into a change of settings. `parse` is the message that prepared the statement, if it was kept.
+fn bind_values(change: &mut Change, bind: &Bind<'_>, parse: Option<&Parse<'_>>) {
+    match change {
+        Change::Sets(sets) => sets.iter_mut().for_each(|set| bind_values(set, bind, parse)),
+        Change::SetConfig { name, value: value @ ConfigValue::Parameter { .. } } => {
+            let text = text_of(value, bind, parse);
+            let is_path = name.eq_ignore_ascii_case("search_path");
+            // What is created under such a path is temporary, which keeps the client on its server.
+            let text = text.filter(|text| !(is_path && is_temporary_path(text.as_bytes())));
+            *value = text.map_or(ConfigValue::Unknown, |text| ConfigValue::Text(text.to_owned()));
+        }
+        _ => {}
+    }
+}
+
+/// The text that a parameter gives; `None` for NULL, and if it is not known to be a text.
+fn text_of<'a>(value: &ConfigValue, bind: &Bind<'a>, parse: Option<&Parse<'_>>) -> Option<&'a str> {
+    /// "unspecified", text and varchar.
+    const TEXTS: [u32; 3] = [0, 25, 1043];
+    let ConfigValue::Parameter { number, is_cast } = value else { return None };
+    let at = number.checked_sub(1)?;
+    if *is_cast {
+        // Without a cast, a value of any type that Postgres accepts has the same bytes as its text.
+        let declared = parse?.types().nth(at).unwrap_or(0);
+        TEXTS.contains(&declared).then_some(())?;
+    }
+    str::from_utf8(bind.values().ok()?.nth(at)??).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_wire::frontend::{self, BindMessage};
+
+    use super::*;
+
+    fn bound(is_cast: bool, types: &[u32], formats: &[u16], value: Option<&[u8]>) -> ConfigValue {
+        let (mut parse, mut bind) = (Vec::new(), Vec::new());
+        frontend::parse(b"", b"select", types, &mut parse);
+        frontend::bind(&BindMessage { formats, values: &[Some(b"first"), value], ..BindMessage::default() }, &mut bind);
+        let value = ConfigValue::Parameter { number: 2, is_cast };
+        let mut change = Change::Sets(vec![Change::SetConfig { name: "search_path".to_owned(), value }]);
+        let parse = Parse::decode(&parse[HEADER..]).unwrap();
+        bind_values(&mut change, &Bind::decode(&bind[HEADER..]).unwrap(), Some(&parse));
+        match change {
+            Change::Sets(mut sets) => match sets.pop() {
+                Some(Change::SetConfig { value, .. }) => value,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_parameter_of_set_config_is_read_from_its_bind() {
+        let text = |text: &str| ConfigValue::Text(text.to_owned());
+        for formats in [&[][..], &[0], &[1], &[0, 1]] {
+            assert_eq!(bound(false, &[], formats, Some(b"a, b")), text("a, b"));
+            assert_eq!(bound(true, &[23, 25], formats, Some(b"")), text(""));
+        }
+        assert_eq!(bound(true, &[], &[1], Some(b"a")), text("a"));
+        assert_eq!(bound(true, &[25, 23], &[1], Some(&[0, 0, 0, 7])), ConfigValue::Unknown, "a number");
+        assert_eq!(bound(false, &[], &[], None), ConfigValue::Unknown, "NULL is the default");
+        assert_eq!(bound(false, &[], &[], Some(b"\xff")), ConfigValue::Unknown);
+        assert_eq!(bound(false, &[], &[], Some(b"pg_temp, a")), ConfigValue::Unknown);
+    }
+}

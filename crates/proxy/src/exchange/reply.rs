@@ -1,0 +1,578 @@
+//! From the server to the client: replies pass as they are, but for those that the gateway asked for.
+
+use tidegate_link::Chunk;
+use tidegate_wire::{
+    backend::{self, CommandComplete, ErrorFields, ErrorReply, TxStatus},
+    frame::HEADER,
+    frontend,
+    scan::{Step, Want},
+    sqlstate,
+};
+
+use super::{
+    Exchange, LARGE_BYTES_MIN, Trouble,
+    flight::{Again, Asked, Completes, Described, For, Owed},
+    forward::taken_back,
+    splice::Splice,
+};
+use tidegate_config::Mode;
+use tidegate_query_log::record::Front;
+use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
+use tidegate_sql::classify::Change;
+
+use crate::server::ResetNeed;
+
+/// Which messages of a server have to be seen whole: those that change what the gateway knows.
+#[inline]
+fn want(tag: u8) -> Want {
+    match tag {
+        backend::READY_FOR_QUERY
+        | backend::PARAMETER_STATUS
+        | backend::COMMAND_COMPLETE
+        | backend::ERROR_RESPONSE
+        // These come unasked, and the gateway's own answers must not stand within one.
+        | backend::NOTICE_RESPONSE
+        | backend::NOTIFICATION_RESPONSE
+        | backend::NEGOTIATE_PROTOCOL_VERSION => Want::Whole,
+        _ => Want::Stream,
+    }
+}
+
+/// The same where the server is about to describe a statement whose shape has to be known.
+fn want_described(tag: u8) -> Want {
+    match tag {
+        backend::PARAMETER_DESCRIPTION | backend::ROW_DESCRIPTION => Want::Whole,
+        _ => want(tag),
+    }
+}
+
+/// What becomes of a reply.
+pub(super) enum Fate {
+    Pass,
+    Swallow,
+    Replace(Vec<u8>),
+}
+
+/// Whether more rows follow what a step tells of, most likely; nothing if it tells of none.
+#[inline]
+fn is_amid_rows(step: Step) -> Option<bool> {
+    match step {
+        Step::Message { tag, .. }
+        | Step::Carried { tag, .. }
+        | Step::StreamHead { tag, .. }
+        | Step::Stream { tag, .. } => Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA)),
+        Step::NeedMore => None,
+    }
+}
+
+impl Exchange<'_> {
+    /// Takes a chunk of the server's replies.
+    pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), Trouble> {
+        if self.reply_usual(&chunk) {
+            self.rows_bytes = 0;
+            self.front.link.write(chunk);
+            return Ok(());
+        }
+        self.flight.unfold();
+        let mut splice = Splice::default();
+        let (mut at, mut amid_rows) = (0, false);
+        loop {
+            let want = if self.flight.is_describing() { want_described } else { want };
+            let step = self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)?;
+            amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
+            match step {
+                Step::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
+                    let end = self.server.scanner.run(&chunk, end, tag);
+                    splice.pass(&chunk, at, end);
+                    at = end;
+                }
+                Step::Message { tag, end } => {
+                    self.advance(end);
+                    let fate = self.look_at(tag, &chunk[at + HEADER..end])?;
+                    match fate {
+                        Fate::Pass => splice.pass(&chunk, at, end),
+                        Fate::Swallow => self.swallow(end - at),
+                        Fate::Replace(bytes) => splice.put(&chunk, &bytes),
+                    }
+                    self.put_answers(&mut splice, &chunk);
+                    at = end;
+                }
+                Step::Carried { tag, end } => {
+                    let message = self.server.scanner.take_carry();
+                    self.advance(end);
+                    match self.look_at(tag, &message[HEADER..])? {
+                        Fate::Pass => splice.put_vec(&chunk, message),
+                        Fate::Swallow => self.swallow(message.len()),
+                        Fate::Replace(bytes) => splice.put_vec(&chunk, bytes),
+                    }
+                    self.put_answers(&mut splice, &chunk);
+                    at = end;
+                }
+                Step::StreamHead { tag, end } => {
+                    let head = self.server.scanner.carry().to_vec();
+                    self.streams_for_client = self.begin_stream(tag)?;
+                    if self.streams_for_client {
+                        splice.put_vec(&chunk, head);
+                    }
+                    at = end;
+                }
+                Step::Stream { tag, end, first, .. } => {
+                    if first {
+                        self.streams_for_client = self.begin_stream(tag)?;
+                    }
+                    if self.streams_for_client {
+                        splice.pass(&chunk, at, end);
+                    }
+                    at = end;
+                }
+                Step::NeedMore => break,
+            }
+        }
+        self.advance(chunk.len());
+        self.note_rows(amid_rows.then_some(chunk.len()));
+        self.front.link.write(splice.finish(chunk));
+        Ok(())
+    }
+
+    /// So many bytes have come with more rows behind them, or the rows have ended.
+    fn note_rows(&mut self, bytes: Option<usize>) {
+        self.rows_bytes = bytes.map_or(0, |bytes| self.rows_bytes.saturating_add(bytes));
+        if self.rows_bytes >= LARGE_BYTES_MIN {
+            self.server.link().expect_much();
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, to: usize) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.advance(to);
+        }
+    }
+
+    fn swallow(&mut self, bytes: usize) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.swallow(bytes);
+        }
+    }
+
+    /// Queries that are owed no reply any more are over.
+    #[inline]
+    fn settle_ledger(&mut self) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.settle(self.flight.queries());
+        }
+    }
+
+    /// Whether rows go to the client: the most frequent question, with the shortest answer.
+    #[inline]
+    fn rows_pass(&self) -> bool {
+        self.adopting == 0 && self.flight.front().is_some()
+    }
+
+    /// The beginning of a message that is not seen whole. Says whether the client gets it.
+    fn begin_stream(&mut self, tag: u8) -> Result<bool, Trouble> {
+        Ok(matches!(self.look_at(tag, &[])?, Fate::Pass))
+    }
+
+    /// Gives the replies whose turn has come and which the gateway gives itself.
+    fn put_answers(&mut self, splice: &mut Splice, chunk: &[u8]) {
+        while let Some(answered) = self.flight.next_answered() {
+            let out = splice.change(chunk);
+            match answered.asked {
+                Asked::Parse(..) => backend::parse_complete(out),
+                _ => backend::close_complete(out),
+            }
+        }
+    }
+
+    fn look_at(&mut self, tag: u8, body: &[u8]) -> Result<Fate, Trouble> {
+        if self.flight.is_over()
+            && self.may_part()
+            && !matches!(tag, backend::PARAMETER_STATUS | backend::NOTICE_RESPONSE)
+        {
+            return Ok(self.set_aside(tag));
+        }
+        match tag {
+            backend::READY_FOR_QUERY => return self.ready(body),
+            backend::ERROR_RESPONSE => return self.error(body),
+            backend::PARAMETER_STATUS => return self.parameter(body),
+            // Of a setting that the client made before, be it at its login.
+            backend::NOTICE_RESPONSE if self.adopting > 0 => return Ok(Fate::Swallow),
+            backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(Fate::Pass),
+            _ => {}
+        }
+        self.flight.pass_ignored_syncs();
+        let completes = match tag {
+            backend::COMMAND_COMPLETE => return self.command_complete(body),
+            backend::COPY_IN_RESPONSE => {
+                self.flight.begin_copy_in();
+                return Ok(Fate::Pass);
+            }
+            backend::PARAMETER_DESCRIPTION => {
+                self.note_parameters(body);
+                return self.pass_unless_ours(tag);
+            }
+            backend::PARSE_COMPLETE => Completes::Parse,
+            backend::BIND_COMPLETE => Completes::Bind,
+            backend::CLOSE_COMPLETE => Completes::Close,
+            backend::ROW_DESCRIPTION | backend::NO_DATA => Completes::Describe,
+            backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => Completes::Execute,
+            _ => return self.pass_unless_ours(tag),
+        };
+        let completed = self.flight.complete(completes);
+        self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
+        self.settle_ledger();
+        if let Some(Owed { asked: Asked::Parse(Some(statement), _), .. }) = &completed {
+            statement.tried(true);
+        }
+        Ok(match completed {
+            Some(Owed { asked: Asked::Describe(Some(described)), to }) => {
+                let columns = (tag == backend::ROW_DESCRIPTION).then_some(body);
+                self.note_shape(*described, to, columns)?;
+                if to == For::Gateway { Fate::Swallow } else { Fate::Pass }
+            }
+            Some(Owed { to: For::Gateway, .. }) => Fate::Swallow,
+            Some(Owed { asked: Asked::ParseAgain(again), .. }) => {
+                self.take_second(*again);
+                Fate::Pass
+            }
+            // With its one row a SELECT of `set_config` is suspended, and done.
+            Some(Owed { asked: Asked::Execute(Some(change), _), .. }) if change.is_of_config() => {
+                self.note_change(*change);
+                Fate::Pass
+            }
+            Some(_) => Fate::Pass,
+            None => return self.pass_unless_ours(tag),
+        })
+    }
+
+    /// The server speaks though it owes nothing: its client has had all it asked for and need not know.
+    fn set_aside(&mut self, tag: u8) -> Fate {
+        self.server.confused |= tag != backend::NOTIFICATION_RESPONSE;
+        Fate::Swallow
+    }
+
+    /// Rows and the like belong to whoever asked first; if nobody has asked, they are nobody's.
+    fn pass_unless_ours(&self, tag: u8) -> Result<Fate, Trouble> {
+        match self.flight.front() {
+            Some(Owed { to: For::Gateway, .. }) => Ok(Fate::Swallow),
+            Some(_) => Ok(Fate::Pass),
+            None => Err(Trouble::Unasked(tag)),
+        }
+    }
+
+    /// The second Parse of a name has succeeded, since the first had failed: the server knows the second text by the
+    /// server name of the first.
+    fn take_second(&mut self, again: Again) {
+        let Again { name, first, second } = again;
+        let demand = self.demand(&second);
+        self.front.statements.get_or_insert_default().insert(&name, second, demand);
+        self.server.statements.not_evicted(first.digest(), first.server_name().into());
+        self.server.statements.mark_stale(first.digest());
+    }
+
+    fn ready(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        let status = backend::ready_for_query_status(body).map_err(Trouble::BadServer)?;
+        let owed = self.flight.ready(status);
+        if owed.is_none() {
+            return Err(Trouble::Unasked(backend::READY_FOR_QUERY));
+        }
+        if self.flight.take_uncertain_syncs() {
+            self.count_syncs();
+        }
+        self.settle_pending(status);
+        self.settle_catalog_change(status);
+        if let (Some(ledger), Some(Owed { to: For::Client, .. })) = (&mut self.ledger, &owed) {
+            ledger.ready(status, self.flight.queries());
+        }
+        if matches!(owed, Some(Owed { to: For::Gateway, .. })) {
+            let fate = self.gateway_query_done()?;
+            self.settle_reports(status);
+            return Ok(fate);
+        }
+        self.ended.queries += u32::from(matches!(owed, Some(Owed { asked: Asked::Query(..), .. })));
+        self.ended.transactions += u32::from(status == TxStatus::Idle);
+        if self.flight.is_over() {
+            self.front.portal_changes.clear();
+            self.doubtful.clear();
+        }
+        self.resetting &= !self.flight.owes_nothing();
+        self.settle_reports(status);
+        if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
+            return Ok(self.refuse_transaction());
+        }
+        if !std::mem::take(&mut self.tells_settings) {
+            return Ok(Fate::Pass);
+        }
+        let mut out = self.settings_to_tell();
+        backend::ready_for_query(status, &mut out);
+        Ok(Fate::Replace(out))
+    }
+
+    fn roll_back(&mut self) {
+        self.pending.roll_back();
+        self.server.unnamed = None;
+        let mut rollback = Vec::new();
+        frontend::query(b"ROLLBACK", &mut rollback);
+        self.server.link().write(rollback);
+        self.flight.push(Asked::Query(None, None), For::Gateway);
+    }
+
+    /// In statement mode a transaction block is ended as soon as it has begun.
+    fn refuse_transaction(&mut self) -> Fate {
+        self.roll_back();
+        let refusal =
+            ErrorReply::new(sqlstate::FEATURE_NOT_SUPPORTED, "transaction blocks are not allowed in statement mode")
+                .hint("Use transaction mode for this database or user.");
+        let mut out = refusal.error();
+        backend::ready_for_query(TxStatus::Idle, &mut out);
+        Fate::Replace(out)
+    }
+
+    fn command_complete(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        // A simple query is not completed by its commands, of which it may have several.
+        let mut is_simple = false;
+        let change = match self.flight.complete(Completes::Execute) {
+            Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
+            Some(Owed { asked: Asked::Execute(change, _), .. }) => {
+                self.ended.queries += 1;
+                change
+            }
+            _ => match self.flight.front() {
+                Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
+                Some(Owed { asked: Asked::Query(change, _), .. }) => {
+                    is_simple = true;
+                    change.clone()
+                }
+                _ => None,
+            },
+        };
+        if let Some(ledger) = &mut self.ledger {
+            ledger.tag(body);
+            ledger.settle(self.flight.queries());
+        }
+        self.note_catalog_change(body);
+        // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
+        if body.first() == Some(&b'D') {
+            let tag = CommandComplete::decode(body).map_err(Trouble::BadServer)?.tag;
+            if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
+                self.forget_statements(change.as_deref());
+                if is_simple {
+                    // They are gone, though another statement of the query may fail.
+                    drop(self.flight.take_undo());
+                }
+            }
+        } else if body == b"ROLLBACK\0" {
+            self.undo_catalog_change();
+            if !change.as_deref().is_some_and(Change::is_of_savepoints) {
+                self.undo_pending();
+            }
+        } else if !self.pending.is_empty() && body == b"COMMIT\0" {
+            self.settle_commit();
+        }
+        // A portal that has run before gives no more rows, and sets nothing.
+        if let Some(change) = change.filter(|change| !(change.is_of_config() && body == b"SELECT 0\0")) {
+            self.note_change(*change);
+        }
+        Ok(Fate::Pass)
+    }
+
+    /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
+    fn forget_statements(&mut self, change: Option<&Change>) {
+        if !change.is_some_and(Change::forgets) {
+            self.server.statements.mark_all_stale();
+            self.front.statements = None;
+        }
+        self.front.statement_changes.clear();
+        self.server.unnamed = None;
+    }
+
+    /// A SET or RESET was executed. What the server reports is known from there; the rest is noted when its
+    /// transaction commits, which for a statement outside of one is at the next ReadyForQuery. In session mode too: a server
+    /// goes back to settings of its own with a RESET, and not to those of the client's login.
+    fn note_change(&mut self, change: Change) {
+        let commits = change == Change::DiscardAll;
+        self.pending.note(change);
+        if commits {
+            // In no block, and not undone by what fails behind it in its pipeline.
+            self.settle_commit();
+        }
+    }
+
+    /// Another transaction may follow without a break, and be rolled back.
+    fn settle_commit(&mut self) {
+        let settled = self.pending.commit();
+        self.settle(settled);
+    }
+
+    fn error(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+        let fields = ErrorFields::decode(body).map_err(Trouble::BadServer)?;
+        let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
+        self.server.doomed |= fatal;
+        self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
+        if self.adopting > 0 && !fatal {
+            self.adoption_error = Some(body.into());
+            return Ok(Fate::Swallow);
+        }
+        self.pending.fail();
+        self.undo_catalog_change();
+        if let Some(undo) = self.flight.take_undo() {
+            // A simple query that fails has still made an end of the unnamed statement.
+            self.remember(undo.statements);
+        }
+        if is_copy_given_up(&fields) {
+            self.flight.finish_copy();
+        }
+        let front = front_of(self.flight.front());
+        let skipped = self.flight.fail();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.fail(&fields, front, self.flight.queries());
+        }
+        let outdated = self.may_be_outdated(&fields);
+        let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
+        self.take_back(skipped, outdated);
+        Ok(worded.map_or(Fate::Pass, Fate::Replace))
+    }
+
+    /// Puts the error of Postgres in the place of that by which the server was made to refuse a Bind.
+    fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[Owed]) -> Option<Vec<u8>> {
+        let is_made = matches!(skipped.first()?.asked, Asked::BindChanged)
+            && fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME);
+        is_made.then(columns_changed)
+    }
+
+    /// The server skips these: what was noted on their account is undone, the latest first.
+    fn take_back(&mut self, skipped: Vec<Owed>, outdated: bool) {
+        let mut unnamed = None;
+        for (at, owed) in skipped.into_iter().enumerate().rev() {
+            let failed = at == 0;
+            if let Some(digest) = taken_back(&owed.asked) {
+                // Whether the server has it depends on what was skipped before; a Close settles that.
+                self.server.statements.mark_stale(digest);
+            }
+            if let (Asked::Parse(Some(statement), _), true) = (&owed.asked, failed) {
+                statement.tried(false);
+            }
+            match owed.asked {
+                Asked::Parse(_, Some(name)) => {
+                    if let Some(statements) = &mut self.front.statements {
+                        statements.remove(&name);
+                    }
+                }
+                Asked::Parse(None, None) => self.server.unnamed = None,
+                Asked::ParseUnnamed(previous) => {
+                    // The one that fails has made an end of the statement before it; one that is skipped has not.
+                    unnamed = Some(if failed { None } else { previous });
+                    self.server.unnamed = None;
+                }
+                Asked::CloseUnnamed(previous) => unnamed = Some(previous),
+                Asked::Query(_, Some(undo)) => {
+                    unnamed = Some(undo.unnamed);
+                    self.remember(undo.statements);
+                }
+                Asked::Execute(change, Some(undo)) => {
+                    // A name that was lent for a DEALLOCATE may still be there.
+                    if matches!(change.as_deref(), Some(Change::Deallocate(_))) {
+                        self.server.needs_reset(ResetNeed::Session);
+                    }
+                    self.remember(undo.statements);
+                }
+                Asked::Close(Some(undo)) => {
+                    let (name, prepared) = *undo;
+                    self.front.statements.get_or_insert_default().put_back(&name, prepared);
+                }
+                Asked::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
+                Asked::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
+                Asked::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
+                _ => {}
+            }
+        }
+        if let Some(unnamed) = unnamed
+            && let Err(unnamed) = self.flight.put_unnamed_back(unnamed)
+        {
+            self.front.unnamed = unnamed;
+        }
+    }
+
+    /// Puts statements back that the client has not replaced meanwhile.
+    fn remember(&mut self, statements: Option<Box<ClientStatements>>) {
+        let Some(mut before) = statements else { return };
+        if let Some(since) = self.front.statements.take() {
+            before.replace_from(*since);
+        }
+        self.front.statements = Some(before);
+    }
+
+    /// The error in the client's words, if it speaks of a statement by the server's name.
+    fn name_in_error(&self, body: &[u8], skipped: &[Owed]) -> Option<Vec<u8>> {
+        memchr::memmem::find(body, NAME_PREFIX.as_bytes())?;
+        // What a copy has ignored may stand before who has failed.
+        let failed = skipped.first().or_else(|| self.flight.first_behind_copy())?;
+        let (statement, name) = match &failed.asked {
+            Asked::Bind(Some(known)) => (&known.statement, &*known.name),
+            Asked::Describe(Some(described)) => match &**described {
+                Described::Named(known, _) => (&known.statement, &*known.name),
+                Described::Unnamed(_) => return None,
+            },
+            Asked::Parse(Some(statement), Some(name)) => (statement, &**name),
+            Asked::ParseAgain(again) => (&again.first, &*again.name),
+            _ => return None,
+        };
+        Some(renamed(body, statement.server_name(), name))
+    }
+}
+
+/// The routine of Postgres that refuses a statement whose columns have changed: drivers look for it too.
+const COLUMNS_CHANGED: &[u8] = b"RevalidateCachedQuery";
+
+/// That refusal in the words of Postgres.
+fn columns_changed() -> Vec<u8> {
+    let code = sqlstate::FEATURE_NOT_SUPPORTED.as_str();
+    let text = "cached plan must not change result type";
+    let mut body = Vec::new();
+    for (field, value) in [(b'S', "ERROR"), (b'V', "ERROR"), (b'C', code), (b'M', text)] {
+        body.push(field);
+        body.extend_from_slice(value.as_bytes());
+        body.push(0);
+    }
+    body.push(b'R');
+    body.extend_from_slice(COLUMNS_CHANGED);
+    body.extend_from_slice(&[0, 0]);
+    message(backend::ERROR_RESPONSE, &body)
+}
+
+/// What the journal is to make of an error.
+fn front_of(owed: Option<&Owed>) -> Front {
+    match owed.map(|owed| &owed.asked) {
+        None | Some(Asked::Query(..) | Asked::FunctionCall) => Front::Query,
+        Some(Asked::Sync) => Front::Sync,
+        Some(_) => Front::Extended,
+    }
+}
+
+/// The answer to CopyFail, which has the code of a cancelled query. Only the routine tells them apart in every language.
+fn is_copy_given_up(fields: &ErrorFields<'_>) -> bool {
+    fields.code() == Some(sqlstate::QUERY_CANCELED) && fields.get(b'R') == Some(b"CopyGetData")
+}
+
+/// An error with the client's name in place of the server's.
+fn renamed(body: &[u8], server_name: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(body.len());
+    let mut rest = body;
+    while let Some(at) = memchr::memmem::find(rest, server_name) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(name);
+        rest = &rest[at + server_name.len()..];
+    }
+    out.extend_from_slice(rest);
+    message(backend::ERROR_RESPONSE, &out)
+}
+
+pub(super) fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len() + 4).expect("a message has at most 1 GiB");
+    let mut out = Vec::with_capacity(body.len() + HEADER);
+    out.push(tag);
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend_from_slice(body);
+    out
+}

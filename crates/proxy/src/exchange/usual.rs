@@ -1,0 +1,302 @@
+//! What most transactions are: one flight in one chunk, and all replies to it in another.
+//!
+//! Both are recognised as a whole, by one pass over headers and before anything is noted: Parse, Bind, Describe, Execute
+//! and Sync of a statement and a portal without names, and replies to these or to a simple query that change nothing
+//! besides. Whatever is different in anything that counts goes the general way, message by message, which comes to
+//! the same.
+
+use tidegate_link::Chunk;
+use tidegate_wire::{
+    backend::{self, TxStatus},
+    frame::{HEADER, Header, Walk},
+    frontend::{self, Bind, Parse},
+};
+
+use super::{
+    Exchange,
+    flight::{Asked, For},
+    forward::Unnamed,
+};
+use tidegate_config::Mode;
+use tidegate_sql::classify::{Traits, classify};
+
+/// Describe of the unnamed portal.
+const DESCRIBE: &[u8] = b"D\0\0\0\x06P\0";
+/// Execute of the unnamed portal, but for how many rows.
+const EXECUTE: &[u8] = b"E\0\0\0\x09\0";
+const SYNC: &[u8] = b"S\0\0\0\x04";
+const PARSE_AND_BIND_COMPLETE: &[u8] = b"1\0\0\0\x042\0\0\0\x04";
+const NO_DATA: &[u8] = b"n\0\0\0\x04";
+/// ReadyForQuery, but for the status.
+const READY: &[u8] = b"Z\0\0\0\x05";
+
+/// What the client is owed, where a reply may be recognised as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Usual {
+    /// A simple query that changes no setting.
+    Query,
+    /// Parse, Bind, Describe, Execute and Sync without names.
+    Unnamed,
+}
+
+/// The message at the start of `bytes` and what comes behind it, if it is of that kind and whole.
+fn message(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let header = Header::peek(bytes).ok()??;
+    if header.tag != tag { None } else { bytes.split_at_checked(header.total()) }
+}
+
+/// The Parse message of a flight that is the usual one and nothing else.
+fn parse_of(flight: &[u8]) -> Option<&[u8]> {
+    let (parse, rest) = message(frontend::PARSE, flight)?;
+    if parse.get(HEADER) != Some(&0) {
+        return None;
+    }
+    let (bind, rest) = message(frontend::BIND, rest)?;
+    if !bind.get(HEADER..)?.starts_with(&[0, 0]) {
+        return None;
+    }
+    let rest = rest.strip_prefix(DESCRIBE)?.strip_prefix(EXECUTE)?;
+    (rest.get(size_of::<u32>()..)? == SYNC).then_some(parse)
+}
+
+/// A reply that is the usual one and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reply<'a> {
+    /// How the transaction stands after it.
+    status: TxStatus,
+    /// The body of its last CommandComplete.
+    tag: &'a [u8],
+    /// So many commands were done.
+    commands: usize,
+}
+
+fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
+    // Rows that end elsewhere are not looked at twice.
+    if !reply.split_last()?.1.ends_with(READY) {
+        return None;
+    }
+    let mut commands = 0;
+    let mut rest = match asked {
+        Usual::Query => reply,
+        Usual::Unnamed => {
+            let rest = reply.strip_prefix(PARSE_AND_BIND_COMPLETE)?;
+            match rest.strip_prefix(NO_DATA) {
+                Some(rest) => rest,
+                None => message(backend::ROW_DESCRIPTION, rest)?.1,
+            }
+        }
+    };
+    loop {
+        let header = Header::peek(rest).ok()??;
+        let (message, behind) = rest.split_at_checked(header.total())?;
+        match (header.tag, asked) {
+            (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, Usual::Query) => {}
+            // DISCARD ALL and DEALLOCATE ALL, ROLLBACK, changes of the catalogue: noted in the general way.
+            (backend::COMMAND_COMPLETE, _) if is_noted(&message[HEADER..]) => return None,
+            (backend::COMMAND_COMPLETE, _) => {
+                commands += 1;
+                if asked == Usual::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
+                    return Some(Reply { status: ready(behind)?, tag: &message[HEADER..], commands });
+                }
+            }
+            _ => return None,
+        }
+        rest = behind;
+    }
+}
+
+/// Whether something has to be noted with this tag, by its first bytes: not with SELECT, INSERT, UPDATE, BEGIN and COMMIT.
+fn is_noted(tag: &[u8]) -> bool {
+    matches!(tag, [b'A' | b'D' | b'G' | b'R', ..] | [b'C', b'A' | b'R', ..] | [b'I', b'M', ..])
+}
+
+fn ready(bytes: &[u8]) -> Option<TxStatus> {
+    let (message, []) = message(backend::READY_FOR_QUERY, bytes)? else { return None };
+    let status = backend::ready_for_query_status(&message[HEADER..]).ok()?;
+    (status != TxStatus::Failed).then_some(status)
+}
+
+impl Exchange<'_> {
+    /// Notes the usual flight, if `chunk` is one and may be sent as it is.
+    pub(super) fn forward_usual(&mut self, chunk: &Chunk) -> bool {
+        let may = self.scanner.is_between_messages()
+            && self.flight.is_quiet()
+            && self.flight.status != TxStatus::Failed
+            && chunk.len() <= self.plan.pool.message_max as usize;
+        let Some(parse) = parse_of(chunk).filter(|_| may) else { return false };
+        let known = self.front.unnamed.as_ref().is_some_and(|unnamed| unnamed.is(parse));
+        let is_plain = || Parse::decode(&parse[HEADER..]).is_ok_and(|parse| classify(parse.query).is_plain());
+        if !known && !is_plain() {
+            return false;
+        }
+        if self.keeps_state_apart() {
+            self.prepare_unnamed(parse, known);
+        }
+        self.front.unnamed_change = None;
+        self.front.portal_changes.bind(b"", None);
+        for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
+            counter.add(1);
+        }
+        self.stats.query_count.add(1);
+        self.record_usual(chunk);
+        self.flight.push(Asked::Usual, For::Client);
+        true
+    }
+
+    /// Tells the journal what it would hear of the messages one by one.
+    fn record_usual(&mut self, flight: &[u8]) {
+        let Some(ledger) = &mut self.ledger else { return };
+        ledger.hear(flight.len() - SYNC.len());
+        for frame in Walk::new(flight).flatten() {
+            match frame.tag {
+                frontend::PARSE => {
+                    if let Ok(parse) = Parse::decode(frame.body()) {
+                        ledger.parse(&parse, false);
+                    }
+                }
+                frontend::BIND => {
+                    if let Ok(bind) = Bind::decode(frame.body()) {
+                        ledger.bind(&bind, None, None);
+                    }
+                }
+                frontend::EXECUTE => ledger.execute(b""),
+                _ => {}
+            }
+        }
+        ledger.hear(SYNC.len());
+    }
+
+    /// Makes `message` the client's unnamed statement; if it is `known`, it is the one before it once more.
+    fn prepare_unnamed(&mut self, message: &[u8], known: bool) {
+        let stamp = self.front.next_stamp();
+        match &mut self.front.unnamed {
+            Some(unnamed) if known => (unnamed.stamp, unnamed.shape) = (stamp, None),
+            unnamed => {
+                let (message, traits) = (message.into(), Traits::default());
+                *unnamed = Some(Box::new(Unnamed { message, traits, stamp, shape: None }));
+            }
+        }
+        self.server.unnamed = Some((self.front.id, stamp));
+    }
+
+    /// Notes the usual reply, if `chunk` is one and may be sent as it is.
+    pub(super) fn reply_usual(&mut self, chunk: &Chunk) -> bool {
+        let is_settled = self.pending.is_empty() && self.reports.is_empty();
+        let may = self.adopting == 0 && is_settled && self.server.scanner.is_between_messages();
+        let Some(usual) = self.flight.usual().filter(|_| may) else { return false };
+        let Some(Reply { status, tag, commands }) = reply_to(usual, chunk) else { return false };
+        if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {
+            return false;
+        }
+        if let Some(ledger) = &mut self.ledger {
+            if commands > 1 {
+                return false;
+            }
+            ledger.advance(chunk.len());
+            ledger.tag(tag);
+            ledger.ready(status, 0);
+        }
+        self.flight.ready(status);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight() -> Vec<Vec<u8>> {
+        let mut parse = Vec::new();
+        frontend::parse(b"", b"select $1::int", &[23], &mut parse);
+        let mut bind = Vec::new();
+        frontend::bind(&frontend::BindMessage::default(), &mut bind);
+        vec![parse, bind, DESCRIBE.to_vec(), [EXECUTE, &[0, 0, 0, 7]].concat(), SYNC.to_vec()]
+    }
+
+    #[test]
+    fn a_flight_is_the_usual_one_or_it_is_not() {
+        let usual = flight();
+        assert_eq!(parse_of(&usual.concat()), Some(&usual[0][..]));
+        for len in 0..usual.concat().len() {
+            assert_eq!(parse_of(&usual.concat()[..len]), None, "cut at {len}");
+        }
+        for at in 0..usual.len() {
+            let mut lacks = usual.clone();
+            lacks.remove(at);
+            assert_eq!(parse_of(&lacks.concat()), None, "without {at}");
+            let mut twice = usual.clone();
+            twice.insert(at, usual[at].clone());
+            assert_eq!(parse_of(&twice.concat()), None, "{at} twice");
+        }
+        let others: [(usize, &[u8]); 4] = [
+            (0, b"P\0\0\0\x09a\0x\0\0\0"),
+            (1, b"B\0\0\0\x0c\0a\0\0\0\0\0\0"),
+            (2, b"D\0\0\0\x06S\0"),
+            (3, b"E\0\0\0\x0aa\0\0\0\0\0"),
+        ];
+        for (at, other) in others {
+            let mut named = usual.clone();
+            named[at] = other.to_vec();
+            assert_eq!(parse_of(&named.concat()), None, "{at} named");
+        }
+    }
+
+    fn complete(tag: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        backend::command_complete(tag, &mut out);
+        out
+    }
+
+    fn ready_for_query(status: TxStatus) -> Vec<u8> {
+        let mut out = Vec::new();
+        backend::ready_for_query(status, &mut out);
+        out
+    }
+
+    const COLUMNS: &[u8] = b"T\0\0\0\x06\0\0";
+    const ROW: &[u8] = b"D\0\0\0\x06\0\0";
+
+    fn status_after(reply: &[u8], to: Usual) -> Option<TxStatus> {
+        reply_to(to, reply).map(|reply| reply.status)
+    }
+
+    #[test]
+    fn replies_are_the_usual_ones_or_they_are_not() {
+        let (done, idle) = (complete(b"SELECT 2"), ready_for_query(TxStatus::Idle));
+        let simple = [COLUMNS, ROW, ROW, &done, &idle].concat();
+        let unnamed = [PARSE_AND_BIND_COMPLETE, &simple].concat();
+        let nothing = [PARSE_AND_BIND_COMPLETE, NO_DATA, &done, &ready_for_query(TxStatus::InTransaction)].concat();
+        assert_eq!(status_after(&simple, Usual::Query), Some(TxStatus::Idle));
+        assert_eq!(status_after(&unnamed, Usual::Unnamed), Some(TxStatus::Idle));
+        assert_eq!(status_after(&nothing, Usual::Unnamed), Some(TxStatus::InTransaction));
+        let (first, last) = (complete(b"INSERT 0 1"), b"SELECT 2\0");
+        let several = [COLUMNS, ROW, &done, &first, COLUMNS, &done, &idle].concat();
+        let reply = Reply { status: TxStatus::Idle, tag: last, commands: 3 };
+        assert_eq!(reply_to(Usual::Query, &several), Some(reply));
+        for (reply, to) in [(&simple, Usual::Query), (&unnamed, Usual::Unnamed), (&nothing, Usual::Unnamed)] {
+            for len in 0..reply.len() {
+                assert_eq!(status_after(&reply[..len], to), None, "cut at {len}");
+            }
+            assert_eq!(status_after(&[reply, b"A".as_slice()].concat(), to), None);
+            assert_eq!(status_after(&[NO_DATA, reply].concat(), to), None);
+        }
+        assert_eq!(status_after(&simple, Usual::Unnamed), None);
+        assert_eq!(status_after(&unnamed, Usual::Query), None);
+        assert_eq!(status_after(&idle, Usual::Query), None, "whose query has failed before");
+    }
+
+    #[test]
+    fn what_is_to_be_noted_goes_the_general_way() {
+        let idle = ready_for_query(TxStatus::Idle);
+        for tag in [&b"DISCARD ALL"[..], b"DEALLOCATE ALL", b"ROLLBACK", b"DELETE 1"] {
+            assert_eq!(status_after(&[&complete(tag)[..], &idle].concat(), Usual::Query), None);
+        }
+        for strange in [b"N", b"A", b"S", b"E", b"G", b"H", b"I", b"s"] {
+            let message = [strange.as_slice(), &[0, 0, 0, 4]].concat();
+            let reply = [COLUMNS, &message, &complete(b"SELECT 0"), &idle].concat();
+            assert_eq!(status_after(&reply, Usual::Query), None);
+        }
+        let failed = ready_for_query(TxStatus::Failed);
+        assert_eq!(status_after(&[&complete(b"SELECT 1")[..], &failed].concat(), Usual::Query), None);
+    }
+}

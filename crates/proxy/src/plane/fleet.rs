@@ -1,0 +1,164 @@
+//! The servers that clients of one pool have a choice of, as one thread sees them.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
+
+use tidegate_balance::{Endpoint, Lease, Outcome, Pick, Picker};
+use tidegate_config::{Policy, Route};
+use tidegate_topology::{Cluster, Group, Node};
+
+use crate::plane::{Worker, WorkerPool};
+
+/// The servers of one pool and what this thread knows of them.
+pub struct Fleet {
+    /// What all threads see of them.
+    pub cluster: Arc<Cluster>,
+    pickers: RefCell<[Picker<Arc<Node>>; 3]>,
+    /// The pools of those that were chosen so far.
+    pools: RefCell<Vec<(Arc<Node>, Rc<WorkerPool>)>>,
+    /// Whether the policy wants to know how long a transaction took; else nobody measures it.
+    measures: bool,
+}
+
+/// The choice of a server for a transaction, until it ends.
+pub struct Placed {
+    /// Counts as in flight.
+    lease: Lease<Arc<Node>>,
+    /// The server's pool.
+    pub pool: Rc<WorkerPool>,
+}
+
+impl Placed {
+    /// Which server.
+    #[must_use]
+    pub fn node(&self) -> &Arc<Node> {
+        &self.lease
+    }
+
+    /// The transaction has ended, or came to nothing.
+    pub fn finish(self, now: Instant, outcome: Outcome) {
+        if outcome == Outcome::Failure {
+            self.node().suspect();
+        }
+        self.lease.finish(Some(now), outcome);
+    }
+}
+
+fn has(nodes: &[Arc<Node>], node: &Arc<Node>) -> bool {
+    nodes.iter().any(|known| Arc::ptr_eq(known, node))
+}
+
+impl Fleet {
+    pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
+        let picker = |group| cluster.group(group).picker(fastrand::u64(..));
+        let measures = cluster.spec.rules.policy == Policy::PeakEwma;
+        Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default(), measures })
+    }
+
+    /// Chooses a server that serves the route, other than those. `None` if there is none now.
+    #[inline]
+    pub fn pick(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        tried: &[Arc<Node>],
+        now: Instant,
+    ) -> Option<Placed> {
+        let untried = |endpoint: &Endpoint<Arc<Node>>| !has(tried, endpoint.value());
+        let pick = if tried.is_empty() { Pick::new() } else { Pick::new().filter(&untried) };
+        self.pick_by(worker, home, route, pick, now)
+    }
+
+    /// Chooses a server like that one: one that serves the route as well as it, other than those.
+    pub fn pick_like(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        (model, except): (&Node, &[Arc<Node>]),
+        now: Instant,
+    ) -> Option<Placed> {
+        let tier = model.tier();
+        let is_like = |endpoint: &Endpoint<Arc<Node>>| {
+            let node = endpoint.value();
+            node.tier() == tier && !has(except, node)
+        };
+        self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
+    }
+
+    /// Chooses a server like that one of which a connection lies idle on this thread.
+    pub fn pick_idle_like(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        model: &Node,
+        now: Instant,
+    ) -> Option<Placed> {
+        let wanted = self.find_idle(route, model.tier())?;
+        let is_wanted = |endpoint: &Endpoint<Arc<Node>>| Arc::ptr_eq(endpoint.value(), &wanted);
+        self.pick_by(worker, home, route, Pick::new().filter(&is_wanted), now)
+    }
+
+    /// Any of them, lest all go to the same.
+    fn find_idle(&self, route: Route, tier: u16) -> Option<Arc<Node>> {
+        let pools = self.pools.borrow();
+        let (before, after) = pools.split_at(fastrand::usize(..=pools.len()));
+        let fits = |(node, pool): &&(Arc<Node>, Rc<WorkerPool>)| {
+            node.tier() == tier && pool.local.has_idle() && node.serves(route)
+        };
+        after.iter().chain(before).find(fits).map(|(node, _)| node.clone())
+    }
+
+    #[inline]
+    fn pick_by(
+        &self,
+        worker: &Rc<Worker>,
+        home: &WorkerPool,
+        route: Route,
+        pick: Pick<'_, Arc<Node>>,
+        now: Instant,
+    ) -> Option<Placed> {
+        let pick = if self.measures { pick.at(now) } else { pick };
+        let mut pickers = self.pickers.borrow_mut();
+        let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
+        drop(pickers);
+        let pool = self.pool(worker, home, &lease)?;
+        Some(Placed { lease, pool })
+    }
+
+    #[inline]
+    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
+        let pools = self.pools.borrow();
+        let known = pools.iter().find(|(known, _)| Arc::ptr_eq(known, node)).map(|(_, pool)| pool.clone());
+        drop(pools);
+        known.or_else(|| self.open_pool(worker, home, node))
+    }
+
+    #[cold]
+    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
+        let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node)?;
+        let pool = worker.pool(&shared);
+        let mut pools = self.pools.borrow_mut();
+        pools.retain(|(known, _)| !known.is_gone());
+        pools.push((node.clone(), pool.clone()));
+        Some(pool)
+    }
+
+    /// Those of which this thread knows that they have no connection to give, and can open no more.
+    #[must_use]
+    pub fn taken(&self) -> Vec<Arc<Node>> {
+        let pools = self.pools.borrow();
+        pools.iter().filter(|(_, pool)| pool.local.is_exhausted()).map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Forgets the pools of servers that were taken out.
+    pub fn forget_gone(&self) {
+        self.pools.borrow_mut().retain(|(known, _)| !known.is_gone());
+    }
+
+    /// Forgets the pool of a server: it was closed.
+    pub fn forget(&self, node: &Arc<Node>) {
+        self.pools.borrow_mut().retain(|(known, _)| !Arc::ptr_eq(known, node));
+    }
+}

@@ -1,0 +1,777 @@
+//! What all threads of one gateway share. Nothing here is touched while a query is under way.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Instant, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+use rustls::ClientConfig;
+use tidegate_pool::{Limits, Pool};
+use tidegate_supervise::{Scope, Supervisor, Tokio};
+use tidegate_wire::auth::scram::Verifier;
+use tokio::sync::mpsc;
+
+use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
+use tidegate_logging as log;
+use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
+use tidegate_query_log::record::Archive;
+use tidegate_session_state::statements::CatalogChanges;
+use tidegate_streams::Board;
+use tidegate_tasks as tree;
+use tidegate_tasks::{Duty, Ear};
+use tidegate_tls as tls;
+use tidegate_tls::TlsError;
+use tidegate_topology::{Cluster, Node};
+
+use crate::{error::Cause, plane::Mailbox, server::Server, stats::History};
+
+mod cancels;
+mod census;
+mod clusters;
+mod decoys;
+mod failed_logins;
+mod idle;
+mod operator;
+mod peers;
+mod quota;
+mod register;
+mod welcome;
+
+use cancels::Cancels;
+use decoys::{Decoys, salt_secret};
+use operator::{Orders, RELOADS_MAX};
+use peers::PeerLines;
+use quota::Quotas;
+use register::Register;
+use welcome::Welcome;
+
+pub use cancels::{CancelStage, CountedCancel};
+pub use census::ConsoleCounts;
+pub use failed_logins::{FailedLoginCounts, FailedLogins, Network, Offender, Rules as FailedLoginRules};
+pub use idle::Unused;
+pub use operator::ReloadReply;
+pub use peers::{OnTheWay, PeerCounts, PeerLine};
+pub use quota::{Full, Quota, Room, Share};
+pub use register::ServerEntry;
+
+/// Which pool: what the client said, and, where there is a choice of servers, which of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolKey {
+    /// The database, as clients name it.
+    pub database: Arc<str>,
+    /// The client's user.
+    pub user: Arc<str>,
+    /// Whether users are looked up on it, and no clients served.
+    pub looks_up: bool,
+    /// The server; none for the pool of a client itself, from which those of single servers are made.
+    pub host: Option<Arc<str>>,
+}
+
+impl PoolKey {
+    /// The pool of clients of this database and user.
+    #[must_use]
+    pub fn new(database: &str, user: &str) -> Self {
+        Self { database: database.into(), user: user.into(), looks_up: false, host: None }
+    }
+
+    fn plan(&self, config: &Config) -> Option<PoolPlan> {
+        match self.looks_up {
+            false => config.pool_for(&self.database, &self.user),
+            true => config.lookup_pool_for(&self.database, &self.user),
+        }
+    }
+}
+
+/// One configuration with what was made of its files; swapped whole.
+pub struct Setup {
+    /// The configuration.
+    pub config: Config,
+    /// TLS for clients.
+    pub client_tls: Option<Arc<tls::Acceptor>>,
+    /// TLS towards servers, by entry of `[databases]`.
+    pub server_tls: HashMap<String, Arc<ClientConfig>>,
+    /// Who may come from where, for method `hba`.
+    pub hba: Option<hba::Rules>,
+    /// Who judges passwords, for method `ldap`.
+    pub ldap: Option<Arc<hba::Ldap>>,
+    /// The apparent secrets of users that do not exist.
+    decoys: Decoys,
+}
+
+/// Which file of a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A certificate, a key or the like.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The rules of `hba_file`, or the maps of `ident_file`.
+    #[error(transparent)]
+    Hba(#[from] hba::HbaError),
+    /// What `ldap_options` says.
+    #[error("auth.ldap_options: {0}")]
+    Ldap(String),
+}
+
+impl SetupError {
+    /// The error as a finding: in the file that cannot be used, unless it is about a key.
+    #[must_use]
+    pub fn finding(&self) -> Finding {
+        match self {
+            Self::Tls(error) => Finding::in_file(error.path(), 1, "tls", self.to_string()),
+            Self::Hba(error) => {
+                Finding::in_file(error.file(), error.line(), "auth.hba_file", error.reason().to_owned())
+            }
+            Self::Ldap(reason) => Finding::in_file("auth.ldap_options", 1, "auth.ldap_options", reason.clone()),
+        }
+    }
+
+    /// The file or key, without its content.
+    #[must_use]
+    pub fn outline(&self) -> String {
+        match self {
+            Self::Tls(error) => error.outline(),
+            Self::Hba(error) => error.outline(),
+            Self::Ldap(_) => "auth.ldap_options: invalid setting".to_owned(),
+        }
+    }
+}
+
+impl Setup {
+    /// Reads the files that a configuration names.
+    ///
+    /// # Errors
+    /// Which of them cannot be used, and why.
+    pub fn new(config: Config) -> Result<Self, SetupError> {
+        let client_tls = tls::for_clients(&config.listen)?;
+        let mut server_tls = HashMap::new();
+        for (entry, database) in &config.databases {
+            if let Some(tls) = tls::for_servers(&database.tls)? {
+                server_tls.insert(entry.clone(), tls);
+            }
+        }
+        let (hba, ldap) = (rules(&config)?, directory(&config)?);
+        let decoys = Decoys::of(config.users.values());
+        Ok(Self { config, client_tls, server_tls, hba, ldap, decoys })
+    }
+
+    /// Every file of a configuration that cannot be used, where [`Setup::new`] stops at the first.
+    #[must_use]
+    pub fn errors(config: &Config) -> Vec<SetupError> {
+        let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
+        let mut errors: Vec<SetupError> = clients.into_iter().collect();
+        for database in config.databases.values() {
+            let error = tls::for_servers(&database.tls).err().map(SetupError::Tls);
+            // Most databases name the same files.
+            errors.extend(error.filter(|new| errors.iter().all(|known| known.to_string() != new.to_string())));
+        }
+        errors.extend(rules(config).err().map(SetupError::Hba));
+        errors.extend(directory(config).err());
+        errors
+    }
+}
+
+/// The rules of a configuration with method `hba`, which ask for nothing that clients are not asked for.
+fn rules(config: &Config) -> Result<Option<hba::Rules>, hba::HbaError> {
+    if config.auth.method != AuthMethod::Hba {
+        return Ok(None);
+    }
+    let rules = hba::Rules::load(&config.auth.hba_file, &config.auth.ident_file)?;
+    if !config.listen.asks_for_certificates() {
+        rules.refuse_certificates(&config.auth.hba_file)?;
+    }
+    Ok(Some(rules))
+}
+
+/// The directory of a configuration with method `ldap`.
+fn directory(config: &Config) -> Result<Option<Arc<hba::Ldap>>, SetupError> {
+    if config.auth.method != AuthMethod::Ldap {
+        return Ok(None);
+    }
+    let options = hba::Ldap::parse(config.auth.ldap_options.reveal());
+    options.map(|ldap| Some(Arc::new(ldap))).map_err(SetupError::Ldap)
+}
+
+/// A pool as seen from all threads.
+pub struct SharedPool {
+    /// Which one.
+    pub key: PoolKey,
+    /// Its number, in the order in which they were made.
+    pub id: usize,
+    /// The connections.
+    pub pool: Arc<Pool<Server>>,
+    /// What the servers report to a client that has set nothing. One for all servers of a cluster.
+    welcome: Arc<Mutex<Welcome>>,
+    /// The servers that there is a choice of.
+    cluster: Mutex<Option<Arc<Cluster>>>,
+    plan: ArcSwap<PoolPlan>,
+    reconnected_at: Mutex<Option<SystemTime>>,
+    /// It was a pause that wanted its connections closed last.
+    closed_by_pause: AtomicBool,
+    /// The last connect has failed.
+    fails: AtomicBool,
+    /// See [`spare_places`](Self::spare_places).
+    spare_places: AtomicUsize,
+    /// Servers that replication connections have, which are none of the pool's.
+    replicating: AtomicUsize,
+    cancels: Cancels,
+}
+
+/// A server that a replication connection has for itself, as long as it has it.
+pub struct Replicating(Arc<SharedPool>);
+
+impl Drop for Replicating {
+    fn drop(&mut self) {
+        self.0.replicating.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl SharedPool {
+    /// Counts a server that a replication connection is about to have; `None` while the pool is paused.
+    #[must_use]
+    pub fn replicate(self: &Arc<Self>) -> Option<Replicating> {
+        // Counted first, so that of a pause and a newcomer at least one sees the other.
+        self.replicating.fetch_add(1, Ordering::SeqCst);
+        let counted = Replicating(self.clone());
+        (!self.pool.is_paused()).then_some(counted)
+    }
+
+    /// Servers that replication connections have.
+    #[must_use]
+    pub fn replicating(&self) -> usize {
+        self.replicating.load(Ordering::SeqCst)
+    }
+
+    /// All servers: those of the pool, and those that replication connections have.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.pool.counts().open + self.replicating()
+    }
+
+    /// Places that its clients have in lines of its servers beyond the first: who waits for several servers waits once.
+    #[must_use]
+    pub fn spare_places(&self) -> usize {
+        self.spare_places.load(Ordering::Relaxed)
+    }
+
+    /// A client that had so many has so many now.
+    pub fn recount_places(&self, before: usize, now: usize) {
+        // Wraps on purpose where it had more.
+        self.spare_places.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// A connect has failed.
+    pub fn note_failure(&self) {
+        self.fails.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the last connect has failed.
+    fn fails(&self) -> bool {
+        self.fails.load(Ordering::Relaxed)
+    }
+
+    /// Whether the connect before this one has failed.
+    pub fn take_failure(&self) -> bool {
+        self.fails.swap(false, Ordering::Relaxed)
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn plan(&self) -> Arc<PoolPlan> {
+        self.plan.load_full()
+    }
+
+    /// The servers that its transactions have a choice of, if they have; for the pool of a single one of them, those it
+    /// is among.
+    #[must_use]
+    pub fn cluster(&self) -> Option<Arc<Cluster>> {
+        lock(&self.cluster).clone()
+    }
+}
+
+/// What the operator wants of the whole gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// It works.
+    #[default]
+    Active,
+    /// No server is given out.
+    Paused,
+    /// No server is given out, and none is closed for that.
+    Suspended,
+    /// No new client is let in; it ends when the last one has left.
+    WaitingForClients,
+    /// Clients are sent away as soon as they have no transaction open.
+    WaitingForTransactions,
+    /// It ends now.
+    Stopping,
+}
+
+impl Phase {
+    /// Whether no server of any database is given out.
+    #[must_use]
+    pub const fn holds_all(self) -> bool {
+        matches!(self, Self::Paused | Self::Suspended)
+    }
+
+    /// Whether the gateway is not about to end.
+    #[must_use]
+    pub const fn goes_on(self) -> bool {
+        matches!(self, Self::Active | Self::Paused | Self::Suspended)
+    }
+}
+
+/// A check by PAM or by a directory holds a thread for as long as that takes.
+const PASSWORD_CHECKS_MAX: usize = 16;
+
+/// What all threads of one gateway share.
+pub struct Gateway {
+    setup: ArcSwap<Setup>,
+    /// Held by whoever is about to make another configuration, from its reading on.
+    configuring: Mutex<()>,
+    /// Held while a configuration takes the place of another: all pools follow one before the next comes.
+    replacing: Mutex<()>,
+    workers: OnceLock<Vec<Arc<Mailbox>>>,
+    pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
+    clusters: Mutex<Vec<Arc<Cluster>>>,
+    /// When the catalogue of each database was last seen to change.
+    pub catalog_changes: Arc<CatalogChanges>,
+    /// Opens server connections.
+    pub connector: Connector,
+    /// Verifiers made of configured passwords, each once: by user, with the password it was made of.
+    verifiers: Mutex<HashMap<String, (String, Verifier)>>,
+    /// The salts of users without a verifier are derived from this.
+    salt_secret: [u8; 32],
+    /// The brake on failed logins.
+    pub failed_logins: FailedLogins,
+    phase: Mutex<Phase>,
+    /// Woken when the phase changes.
+    pub phase_changed: tokio::sync::Notify,
+    /// The tree of tasks.
+    pub scope: Scope,
+    /// The tasks of clients, of all threads.
+    pub client_scope: Scope,
+    /// The tasks that accept.
+    pub listen_scope: Scope<Ear>,
+    /// What the control plane does again and again.
+    pub duties: Supervisor<Tokio, Duty>,
+    /// The timers of the threads.
+    pub sweep_scope: Scope<usize>,
+    /// The server connections of all pools.
+    pub server_scope: Scope,
+    /// Clients per thread, for an even spread and for the limit.
+    pub clients: Vec<AtomicUsize>,
+    /// The query journal, if one is kept.
+    pub archive: Option<Archive>,
+    /// The log, whose level a setup decides.
+    pub log: Option<log::Handle>,
+    /// The streams that run beside the queries.
+    pub streams: OnceLock<Board>,
+    /// When it was started.
+    pub started_at: SystemTime,
+    next_client: AtomicU64,
+    next_pool: AtomicUsize,
+    /// What the console counts of its own clients.
+    pub console: ConsoleCounts,
+    orders: Mutex<Orders>,
+    register: Mutex<Register>,
+    history: Mutex<History>,
+    quotas: Quotas,
+    /// Checks by PAM or by a directory at a time.
+    pub password_checks: Arc<tokio::sync::Semaphore>,
+    /// The file that a reload reads, if there is one.
+    config_file: Mutex<Option<PathBuf>>,
+    reloads: mpsc::Sender<ReloadReply>,
+    reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+    peer_id: u16,
+    peer_lines: PeerLines,
+}
+
+/// A lock whose holder panicked still guards sound data here: every section replaces whole values.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gateway {
+    /// A gateway for `workers` threads, which are yet to be started.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
+        let salt_secret = salt_secret(&setup.config.auth.salt_secret)?;
+        let peer_id = setup.config.listen.peer_id;
+        let scope: Scope = Scope::root("tidegate");
+        let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        resolver.set_times(&setup.config.dns);
+        let resolver = resolver.under(&scope);
+        Ok(Self {
+            client_scope: scope.child("clients"),
+            listen_scope: tree::control(&scope, "listen").build(),
+            duties: tree::control(&scope, "control").phase(1).build().on(resolver.runtime()),
+            sweep_scope: scope.child_builder("sweeps").phase(1).build(),
+            server_scope: scope.child_builder("servers").phase(2).build(),
+            scope,
+            setup: ArcSwap::from_pointee(setup),
+            configuring: Mutex::default(),
+            replacing: Mutex::default(),
+            workers: OnceLock::new(),
+            pools: Mutex::default(),
+            clusters: Mutex::default(),
+            catalog_changes: Arc::default(),
+            connector: Connector::new(resolver),
+            verifiers: Mutex::default(),
+            salt_secret,
+            failed_logins: FailedLogins::default(),
+            phase: Mutex::default(),
+            phase_changed: tokio::sync::Notify::new(),
+            clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            archive: None,
+            log: None,
+            streams: OnceLock::new(),
+            started_at: SystemTime::now(),
+            next_client: AtomicU64::new(1),
+            next_pool: AtomicUsize::new(0),
+            console: ConsoleCounts::default(),
+            orders: Mutex::default(),
+            register: Mutex::default(),
+            history: Mutex::new(History::new(Instant::now())),
+            quotas: Quotas::default(),
+            peer_id,
+            peer_lines: PeerLines::default(),
+            password_checks: Arc::new(tokio::sync::Semaphore::new(PASSWORD_CHECKS_MAX)),
+            config_file: Mutex::default(),
+            reloads,
+            reload_requests: Mutex::new(Some(reload_requests)),
+        })
+    }
+
+    /// The file that a reload reads; none if the configuration came without one.
+    #[must_use]
+    pub fn config_file(&self) -> Option<PathBuf> {
+        lock(&self.config_file).clone()
+    }
+
+    /// Lets the next reload read another file.
+    pub fn set_config_file(&self, file: Option<PathBuf>) {
+        *lock(&self.config_file) = file;
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn setup(&self) -> Arc<Setup> {
+        self.setup.load_full()
+    }
+
+    /// To be held from the moment on at which a configuration is read that is then changed or replaced: of two who do so at
+    /// a time, neither undoes what the other has done. It may take as long as files take to be read.
+    pub fn configure(&self) -> MutexGuard<'_, ()> {
+        lock(&self.configuring)
+    }
+
+    /// Puts another configuration in force, for logins and pools from now on.
+    pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
+        let replacing = lock(&self.replacing);
+        self.setup.store(Arc::new(setup));
+        self.connector.secrets.forget_derived();
+        let setup = self.setup();
+        if let Some(log) = &self.log {
+            log.set_level(setup.config.log.level);
+            log.follow(&setup.config.log);
+        }
+        if !setup.config.auth.method.may_vouch() {
+            self.connector.secrets.forget_vouched();
+        }
+        self.connector.resolver.set_times(&setup.config.dns);
+        let (homes, _) = self.homes_and_hosts();
+        homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
+        // Before the pools of their servers: from a cluster that is closed none is made any more.
+        self.close_unused_clusters();
+        let (_, hosts) = self.homes_and_hosts();
+        hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
+        drop(replacing);
+        self.open_kept_pools();
+    }
+
+    /// Opens the pools that keep connections (`min_size`) before a client comes: those of databases whose clients all log in
+    /// as one user. Nobody knows the users of the others yet.
+    pub fn open_kept_pools(self: &Arc<Self>) {
+        for (database, user) in self.setup().config.shared_users() {
+            let plan = self.setup().config.pool_for(database, user);
+            if plan.is_none_or(|plan| plan.pool.min_size == 0 || plan.choice.is_some()) {
+                continue;
+            }
+            let (Some(pool), workers) = (self.pool(database, user), self.workers()) else { continue };
+            if let Some(worker) = workers.get(pool.id % workers.len().max(1)) {
+                // Its timer opens what the pool is to keep.
+                worker.visit(move |worker| drop(worker.pool(&pool)));
+            }
+        }
+    }
+
+    /// The pools of clients, and those of single servers that they choose from.
+    fn homes_and_hosts(&self) -> (Vec<Arc<SharedPool>>, Vec<Arc<SharedPool>>) {
+        self.pools().into_iter().partition(|pool| pool.key.host.is_none())
+    }
+
+    /// A pool takes its settings over, or ends.
+    fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
+        let Some(plan) = pool.key.plan(&setup.config) else {
+            let refusal = Cause::Removed.refusal(setup.config.listen.dialect);
+            return self.remove_pool(pool, ConnectError::Removed(refusal));
+        };
+        let Some(plan) = self.follow_choice(pool, plan) else {
+            let why = ConnectError::Closed("the server was taken out of the configuration");
+            return self.remove_pool(pool, why);
+        };
+        let old = pool.plan();
+        pool.pool.set_limits(limits(&plan));
+        let reconnects = needs_reconnect(&old, &plan);
+        pool.plan.store(Arc::new(plan));
+        // Last: what is connected from here on is connected by the new plan.
+        if reconnects {
+            pool.reconnect();
+        }
+    }
+
+    /// Closes every pool for good: idle servers now, the others when they are released.
+    pub fn close_pools(&self) {
+        for pool in self.pools() {
+            pool.pool.close(ConnectError::Closed("the gateway is stopping"));
+        }
+    }
+
+    /// Nothing is connected there any more; what is in use ends when it is released.
+    fn remove_pool(&self, pool: &SharedPool, why: ConnectError) {
+        let mut pools = lock(&self.pools);
+        if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
+            pools.remove(&pool.key);
+        }
+        drop(pools);
+        // Last: nobody finds a pool that is closed.
+        pool.pool.close(why);
+    }
+
+    /// The threads.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<Mailbox>] {
+        self.workers.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Names the threads, once.
+    pub fn set_workers(&self, workers: Vec<Arc<Mailbox>>) {
+        // A second call would mean two sets of threads for one gateway.
+        assert!(self.workers.set(workers).is_ok(), "the workers of a gateway are set once");
+    }
+
+    /// All pools, in order of database and user.
+    #[must_use]
+    pub fn pools(&self) -> Vec<Arc<SharedPool>> {
+        lock(&self.pools).values().cloned().collect()
+    }
+
+    /// The pool of that key, if there is one.
+    #[must_use]
+    pub fn known_pool(&self, key: &PoolKey) -> Option<Arc<SharedPool>> {
+        lock(&self.pools).get(key).cloned()
+    }
+
+    /// The pool for a client's database and user; `None` if there is no such database, or if it is disabled.
+    #[must_use]
+    pub fn pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
+        if self.is_disabled(database) {
+            return None;
+        }
+        self.pool_of_client(database, user)
+    }
+
+    /// The pool of a client that was let in; `None` if there is no such database any more.
+    #[must_use]
+    pub fn pool_of_client(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
+        let setup = self.setup();
+        let user = setup.config.pool_user(database, user);
+        self.pool_of(PoolKey::new(database, user), &setup)
+    }
+
+    /// The pool on which users of a database are looked up by `user`; `None` as for [`pool`](Self::pool).
+    pub fn lookup_pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
+        if self.is_disabled(database) {
+            return None;
+        }
+        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.setup())
+    }
+
+    fn pool_of(self: &Arc<Self>, key: PoolKey, setup: &Arc<Setup>) -> Option<Arc<SharedPool>> {
+        if let Some(pool) = lock(&self.pools).get(&key) {
+            return Some(pool.clone());
+        }
+        let plan = key.plan(&setup.config)?;
+        let cluster = self.cluster_of(&plan);
+        let pool = self.enter_pool(key, plan, cluster, Arc::default());
+        // A reload that came meanwhile may not have seen it.
+        let _replacing = lock(&self.replacing);
+        let now = self.setup();
+        if !Arc::ptr_eq(&now, setup) {
+            self.follow_setup(&now, &pool);
+        }
+        if let Some(cluster) = pool.cluster() {
+            self.watch_cluster(&cluster, &pool.plan());
+        }
+        (!pool.pool.is_closed()).then_some(pool)
+    }
+
+    /// The pool of one of the servers that the clients of `home` have a choice of; `None` if the server, or the whole
+    /// choice, was taken out meanwhile.
+    #[must_use]
+    pub fn host_pool(
+        self: &Arc<Self>,
+        home: &SharedPool,
+        cluster: &Arc<Cluster>,
+        node: &Node,
+    ) -> Option<Arc<SharedPool>> {
+        let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
+        let plan = one_of(&home.plan(), node);
+        let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone());
+        // Looked at when the pool can be found: whoever takes the server out says so first, and looks for its pools then.
+        if !cluster.is_closed() && !node.is_gone() {
+            return Some(pool);
+        }
+        // Another choice of servers may have taken it over: then it stays.
+        if pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)) {
+            self.remove_pool(&pool, ConnectError::Closed("the server was taken out"));
+        }
+        None
+    }
+
+    /// The pool of that key, made if it is not there.
+    fn enter_pool(
+        self: &Arc<Self>,
+        key: PoolKey,
+        plan: PoolPlan,
+        cluster: Option<Arc<Cluster>>,
+        welcome: Arc<Mutex<Welcome>>,
+    ) -> Arc<SharedPool> {
+        let mut pools = lock(&self.pools);
+        if let Some(pool) = pools.get(&key) {
+            return pool.clone();
+        }
+        let pool = Arc::new(SharedPool {
+            key: key.clone(),
+            id: self.next_pool.fetch_add(1, Ordering::Relaxed),
+            pool: self.open_pool(&plan, &key),
+            welcome,
+            cluster: Mutex::new(cluster),
+            plan: ArcSwap::from_pointee(plan),
+            reconnected_at: Mutex::default(),
+            closed_by_pause: AtomicBool::new(false),
+            fails: AtomicBool::new(false),
+            spare_places: AtomicUsize::new(0),
+            replicating: AtomicUsize::new(0),
+            cancels: Cancels::default(),
+        });
+        if self.is_paused(&key.database) {
+            pool.pool.pause();
+        }
+        pools.insert(key, pool.clone());
+        pool
+    }
+
+    fn open_pool(self: &Arc<Self>, plan: &PoolPlan, key: &PoolKey) -> Arc<Pool<Server>> {
+        let gateway = Arc::downgrade(self);
+        let key = key.clone();
+        let wake = move |core: usize| {
+            if let Some(mailbox) = gateway.upgrade().and_then(|gateway| gateway.workers().get(core).cloned()) {
+                mailbox.pool_mail(key.clone());
+            }
+        };
+        Pool::new(self.clients.len(), limits(plan), fastrand::u64(..), Instant::now(), wake)
+    }
+
+    /// Clients connected.
+    #[must_use]
+    pub fn client_count(&self) -> usize {
+        self.clients.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// A number that tells clients apart.
+    pub fn next_client_id(&self) -> u64 {
+        self.next_client.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
+    #[must_use]
+    pub fn known_verifier(&self, user: &str, password: &str, iterations: u32) -> Option<Verifier> {
+        let known = lock(&self.verifiers);
+        let fits = |known: &&(String, Verifier)| known.0 == password && known.1.iterations() == iterations;
+        known.get(user).filter(fits).map(|(_, verifier)| verifier.clone())
+    }
+
+    /// Iterations of verifiers that are made here.
+    #[must_use]
+    pub fn scram_iterations(&self) -> u32 {
+        self.setup.load().config.auth.scram_iterations
+    }
+
+    /// Keeps a verifier for the user's next login.
+    pub fn keep_verifier(&self, user: &str, password: &str, verifier: Verifier) {
+        lock(&self.verifiers).insert(user.to_owned(), (password.to_owned(), verifier));
+    }
+
+    /// A verifier that no password fits, with the salt of a user who has none.
+    #[must_use]
+    pub fn mock_verifier(&self, user: &str, iterations: u32) -> Verifier {
+        Verifier::fake(user.as_bytes(), &self.salt_secret, iterations)
+    }
+
+    /// The iterations of the verifier that an unknown user of an entry of `[databases]` seems to have; `None` if it seems to
+    /// have a password or a hash.
+    #[must_use]
+    pub fn decoy_iterations(&self, entry: &str, user: &str) -> Option<u32> {
+        match self.connector.secrets.looked_up_iterations(entry) {
+            Some(looked_up) => looked_up,
+            None => self.setup.load().decoys.pick(&self.salt_secret, user),
+        }
+    }
+}
+
+/// The pool's bounds, from its settings.
+fn limits(plan: &PoolPlan) -> Limits {
+    let or_none = |time: std::time::Duration| (!time.is_zero()).then_some(time);
+    let (pool, timeouts) = (&plan.pool, &plan.timeouts);
+    Limits {
+        size: pool.size as usize,
+        // Where there is a choice of servers, each has a pool of its own, and this one opens nothing.
+        min: if plan.choice.is_some() { 0 } else { pool.min_size as usize },
+        reserve: pool.reserve_size as usize,
+        reserve_after: pool.reserve_after,
+        connecting_max: pool.connects_in_flight as usize,
+        lifetime: or_none(timeouts.server_lifetime),
+        lifetime_jitter: timeouts.server_lifetime / 10,
+        idle_timeout: or_none(timeouts.server_idle),
+        oldest_first: pool.oldest_first,
+        retry_start: timeouts.connect_retry,
+        retry_max: timeouts.connect_retry_max.max(timeouts.connect_retry),
+        ..Limits::default()
+    }
+}
+
+/// The settings of the pool of a single server.
+fn one_of(plan: &PoolPlan, node: &Node) -> PoolPlan {
+    PoolPlan { hosts: vec![node.host.clone()], address: node.address, choice: None, ..plan.clone() }
+}
+
+/// Whether servers connected under the old settings are of no use under the new ones.
+fn needs_reconnect(old: &PoolPlan, new: &PoolPlan) -> bool {
+    old.hosts != new.hosts
+        || old.address != new.address
+        || old.choice.is_some() != new.choice.is_some()
+        || old.dbname != new.dbname
+        || old.user != new.user
+        || old.tls != new.tls
+        || old.startup_parameters != new.startup_parameters
+        || old.connect_query != new.connect_query
+}

@@ -1,0 +1,157 @@
+//! The clusters of servers that pools choose from: each is made once for all databases that agree in it.
+
+use std::{
+    rc::Rc,
+    sync::{Arc, Weak},
+    time::Instant,
+};
+
+use tidegate_supervise::Scope;
+
+use super::{Gateway, ServerEntry, SharedPool, lock};
+use tidegate_config::{Host, PoolPlan};
+use tidegate_pg_client::{ConnectError, Connection};
+use tidegate_tasks as tree;
+use tidegate_topology::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch};
+
+use crate::plane::Worker;
+
+impl Gateway {
+    /// The cluster of a pool, if its transactions have a choice of servers; made at its first use.
+    pub(super) fn cluster_of(self: &Arc<Self>, plan: &PoolPlan) -> Option<Arc<Cluster>> {
+        let spec = ClusterSpec::of(plan)?;
+        let mut clusters = lock(&self.clusters);
+        if let Some(known) = clusters.iter().find(|cluster| cluster.spec == spec) {
+            return Some(known.clone());
+        }
+        let cluster = Arc::new(Cluster::new(spec, Instant::now()));
+        clusters.iter().for_each(|known| cluster.learn_from(known));
+        clusters.push(cluster.clone());
+        Some(cluster)
+    }
+
+    /// Has a cluster watched from now on, unless it is: once there is a pool whose login its probes can use.
+    pub(super) fn watch_cluster(self: &Arc<Self>, cluster: &Arc<Cluster>, plan: &PoolPlan) {
+        if !cluster.begins() {
+            return;
+        }
+        let scope: Scope<&'static str> = tree::control(&self.scope, &format!("hosts-{}", plan.entry)).build();
+        let owner = Arc::downgrade(self);
+        own(cluster, &scope, &self.connector.resolver, move || Land(owner.clone()));
+    }
+
+    /// What a pool that stays has a choice of under a new configuration: its settings, or `None` if it is the pool of a
+    /// server that is no longer among them.
+    pub(super) fn follow_choice(self: &Arc<Self>, pool: &SharedPool, plan: PoolPlan) -> Option<PoolPlan> {
+        let cluster = self.cluster_of(&plan);
+        let Some(name) = &pool.key.host else {
+            lock(&pool.cluster).clone_from(&cluster);
+            if let Some(cluster) = &cluster {
+                self.watch_cluster(cluster, &plan);
+            }
+            return Some(plan);
+        };
+        let stays = plan.choice.iter().flatten().any(|spec| is_of(name, &spec.host));
+        if !stays {
+            return None;
+        }
+        *lock(&pool.cluster) = cluster;
+        let old = pool.plan();
+        Some(PoolPlan { hosts: old.hosts.clone(), address: old.address, choice: None, ..plan })
+    }
+
+    /// Ends the clusters that no client chooses from any more.
+    pub(super) fn close_unused_clusters(&self) {
+        let used: Vec<Arc<Cluster>> = self.homes_and_hosts().0.iter().filter_map(|pool| pool.cluster()).collect();
+        let is_used = |cluster: &Arc<Cluster>| used.iter().any(|used| Arc::ptr_eq(used, cluster));
+        let unused: Vec<_> = lock(&self.clusters).extract_if(.., |cluster| !is_used(cluster)).collect();
+        unused.iter().for_each(|cluster| cluster.close());
+    }
+}
+
+/// Whether a server of this name stands for this entry of the list, alone or with others.
+fn is_of(name: &str, host: &Host) -> bool {
+    let host = host.to_string();
+    name.strip_prefix(&host).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The gateway around a cluster.
+struct Land(Weak<Gateway>);
+
+impl Ground for Land {
+    fn watch(&self, cluster: &Arc<Cluster>, node: &Arc<Node>, sink: Sink) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let workers = gateway.workers();
+        if workers.is_empty() {
+            return;
+        }
+        let place = node.name.bytes().fold(0_usize, |sum, byte| sum.wrapping_add(byte.into())) % workers.len();
+        let (cluster, node) = (cluster.clone(), node.clone());
+        workers[place].visit(move |worker| begin_probe(worker, cluster, node, sink));
+    }
+
+    fn retire(&self, cluster: &Cluster, node: &Node) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref() == Some(&node.name)) {
+            if node.is_gone() {
+                gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
+            } else {
+                pool.reconnect();
+            }
+        }
+    }
+
+    fn keep(&self, cluster: &Cluster, nodes: &[Arc<Node>]) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let is_left = |host: &Arc<str>| !nodes.iter().any(|node| node.name == *host);
+        for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref().is_some_and(is_left)) {
+            gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
+        }
+    }
+
+    fn sever(&self, cluster: &Cluster, node: &Node) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let keys: Vec<_> = pools_of(&gateway, cluster).map(|pool| pool.key.clone()).collect();
+        let is_meant = |entry: &ServerEntry| entry.key.host.as_ref() == Some(&node.name) && keys.contains(&entry.key);
+        let servers: Arc<[u64]> =
+            gateway.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
+        for worker in gateway.workers() {
+            let servers = servers.clone();
+            worker.visit(move |worker| worker.roster.sever(&servers));
+        }
+    }
+}
+
+/// What is told to whoever waits for a server that is no longer among those to choose from.
+const TAKEN_OUT: &str = "the server was taken out";
+
+/// The pools of single servers of a cluster.
+fn pools_of(gateway: &Gateway, cluster: &Cluster) -> impl Iterator<Item = Arc<SharedPool>> {
+    let own = move |pool: &Arc<SharedPool>| pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster));
+    gateway.pools().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
+}
+
+fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink: Sink) {
+    let (reactor, rules) = (worker.reactor.clone(), cluster.spec.rules.clone());
+    let (owner, target) = (worker.clone(), node.clone());
+    let connect = async move |turn| log_in(&owner, &cluster, &target, turn).await;
+    worker.spawn_attempt(watch(node, sink, reactor, rules, connect));
+}
+
+/// Tells operators what this session is.
+const PROBE_NAME: &[(&[u8], &[u8])] = &[(b"application_name", b"tidegate probe")];
+
+/// Logs in to a server to ask it what it is, as one of the clients that use it would: roles need no privilege, and what
+/// a client is let in for, a probe is. If one login is refused, another is tried next.
+async fn log_in(worker: &Worker, cluster: &Arc<Cluster>, node: &Node, turn: usize) -> Result<Connection, ConnectError> {
+    let gateway = &worker.gateway;
+    let mut homes = gateway.pools();
+    homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));
+    if homes.is_empty() {
+        return Err(ConnectError::Closed("nobody has logged in yet whose login could be used to ask the server"));
+    }
+    let plan = super::one_of(&homes[turn % homes.len()].plan(), node);
+    let setup = gateway.setup();
+    let tls = setup.server_tls.get(&plan.entry);
+    gateway.connector.connect_as(&worker.reactor, &plan, tls, PROBE_NAME).await
+}

@@ -1,0 +1,270 @@
+//! What operators have ordered: which databases are paused or closed to newcomers, and a new reading of the file.
+
+use std::collections::BTreeSet;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Gateway, Phase, lock};
+
+/// Orders for single databases; those for the whole gateway are its [`Phase`].
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    /// All were held when a stop began that waits for clients: they still are.
+    all_held: bool,
+    paused: BTreeSet<String>,
+    disabled: BTreeSet<String>,
+}
+
+/// Where the outcome of a reload goes: if it failed, the reason without anything that files say.
+pub type ReloadReply = oneshot::Sender<Result<(), String>>;
+
+/// Requests to read the configuration again that may wait at a time; further ones wait to be put in line.
+pub(super) const RELOADS_MAX: usize = 16;
+
+impl Gateway {
+    /// Gives no server of a database out, nor of any without a name, and closes those that are free. What is in use
+    /// goes on until it is released.
+    pub fn pause(&self, database: Option<&str>) {
+        match database {
+            Some(name) => drop(lock(&self.orders).paused.insert(name.to_owned())),
+            None => drop(self.change_phase(|phase| if phase.goes_on() { Phase::Paused } else { phase })),
+        }
+        self.follow_orders();
+    }
+
+    /// Gives no server out any more, as [`Gateway::pause`], but closes none, and nothing is read of those who have one.
+    pub fn suspend(&self) {
+        self.change_phase(|phase| if phase.goes_on() { Phase::Suspended } else { phase });
+        self.follow_orders();
+    }
+
+    /// Undoes [`Gateway::pause`] and [`Gateway::suspend`]. Without a name, every database works again, however it was paused.
+    pub fn resume(&self, database: Option<&str>) {
+        match database {
+            Some(name) => drop(lock(&self.orders).paused.remove(name)),
+            None => {
+                self.change_phase(|phase| if phase.holds_all() { Phase::Active } else { phase });
+                let mut orders = lock(&self.orders);
+                orders.paused.clear();
+                orders.all_held = false;
+            }
+        }
+        self.follow_orders();
+    }
+
+    /// Undoes a pause of all databases, but none that was ordered by name. Whether there was one.
+    pub fn lift(&self) -> bool {
+        let mut held = false;
+        self.change_phase(|phase| {
+            held = phase.holds_all();
+            if held { Phase::Active } else { phase }
+        });
+        if held {
+            self.follow_orders();
+        }
+        held
+    }
+
+    /// Whether no server of a database is given out.
+    #[must_use]
+    pub fn is_paused(&self, database: &str) -> bool {
+        self.holds_all() || lock(&self.orders).paused.contains(database)
+    }
+
+    /// Whether no server of any database is given out, be it that a stop has begun since.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.phase().holds_all() || lock(&self.orders).all_held
+    }
+
+    /// What the operator wants of the gateway.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Changes what the operator wants, in view of what that is. Returns what it is now.
+    pub fn change_phase(&self, next: impl FnOnce(Phase) -> Phase) -> Phase {
+        let mut phase = lock(&self.phase);
+        let (before, now) = (*phase, next(*phase));
+        if before.holds_all() && !now.goes_on() {
+            lock(&self.orders).all_held = true;
+        }
+        *phase = now;
+        drop(phase);
+        self.phase_changed.notify_one();
+        if before != now && (before == Phase::Suspended || now == Phase::Suspended) {
+            self.workers().iter().for_each(|worker| worker.visit(|worker| worker.follow_phase()));
+        }
+        now
+    }
+
+    /// Lets no new client into a database.
+    pub fn disable(&self, database: &str) {
+        lock(&self.orders).disabled.insert(database.to_owned());
+    }
+
+    /// Undoes [`Gateway::disable`].
+    pub fn enable(&self, database: &str) {
+        lock(&self.orders).disabled.remove(database);
+    }
+
+    /// Whether no new client is let into a database.
+    #[must_use]
+    pub fn is_disabled(&self, database: &str) -> bool {
+        lock(&self.orders).disabled.contains(database)
+    }
+
+    /// Pools made later look at the orders themselves, under the lock of the list of pools.
+    fn follow_orders(&self) {
+        for shared in self.pools() {
+            match (self.is_paused(&shared.key.database), shared.pool.is_paused()) {
+                (true, false) => {
+                    shared.pool.pause();
+                    if self.phase() != Phase::Suspended {
+                        shared.close_for_pause();
+                    }
+                }
+                (false, true) => shared.pool.resume(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Has the configuration read again, and waits for the outcome.
+    ///
+    /// # Errors
+    /// Why the old one stays in force.
+    ///
+    /// # Cancel safety
+    /// Dropped, the reload may happen all the same.
+    pub async fn reload(&self) -> Result<(), String> {
+        let stopping = || "the gateway is stopping".to_owned();
+        let (reply, outcome) = oneshot::channel();
+        self.reloads.send(reply).await.map_err(|_| stopping())?;
+        outcome.await.unwrap_or_else(|_| Err(stopping()))
+    }
+
+    /// The requests for a reload, for the one who carries them out; `None` for all who ask later.
+    #[must_use]
+    pub fn take_reloads(&self) -> Option<mpsc::Receiver<ReloadReply>> {
+        lock(&self.reload_requests).take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use tidegate_config::Config;
+    use tidegate_pg_client::resolve::Resolver;
+
+    use crate::plane::{PoolKey, Setup};
+
+    fn with_gateway(test: impl AsyncFnOnce(Arc<Gateway>)) {
+        let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let config = Config::from_url("postgres://db.example/shop").unwrap();
+        let resolver = Resolver::new(control.handle().clone());
+        let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
+        control.block_on(test(Arc::new(gateway)));
+    }
+
+    #[test]
+    fn a_pause_holds_for_pools_made_before_and_after() {
+        with_gateway(async |gateway| {
+            let before = gateway.pool("shop", "a").unwrap();
+            gateway.pause(Some("shop"));
+            let after = gateway.pool("shop", "b").unwrap();
+            assert!(before.pool.is_paused() && after.pool.is_paused());
+            assert_eq!(gateway.phase(), Phase::Active);
+            gateway.resume(Some("shop"));
+            assert!(!before.pool.is_paused() && !after.pool.is_paused());
+        });
+    }
+
+    #[test]
+    fn resuming_everything_ends_every_pause() {
+        with_gateway(async |gateway| {
+            let shared = gateway.pool("shop", "a").unwrap();
+            gateway.pause(Some("shop"));
+            gateway.pause(None);
+            assert_eq!(gateway.phase(), Phase::Paused);
+            gateway.resume(None);
+            assert_eq!(gateway.phase(), Phase::Active);
+            assert!(!shared.pool.is_paused() && !gateway.is_paused("shop"));
+        });
+    }
+
+    #[test]
+    fn resuming_does_not_call_a_shutdown_off() {
+        with_gateway(async |gateway| {
+            gateway.change_phase(|_| Phase::WaitingForClients);
+            gateway.resume(None);
+            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_does_not_end_a_pause_by_halves() {
+        with_gateway(async |gateway| {
+            let before = gateway.pool("shop", "a").unwrap();
+            gateway.pause(None);
+            gateway.change_phase(|_| Phase::WaitingForClients);
+            let after = gateway.pool("shop", "b").unwrap();
+            assert!(before.pool.is_paused() && after.pool.is_paused() && gateway.is_paused("shop"));
+            gateway.resume(None);
+            assert!(!before.pool.is_paused() && !after.pool.is_paused() && !gateway.is_paused("shop"));
+            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_pause_that_comes_too_late_does_not_call_a_shutdown_off() {
+        with_gateway(async |gateway| {
+            gateway.change_phase(|_| Phase::WaitingForClients);
+            gateway.pause(None);
+            gateway.suspend();
+            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+        });
+    }
+
+    #[test]
+    fn a_pool_that_is_made_while_the_configuration_is_replaced_follows_the_new_one() {
+        let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
+        with_gateway(async |gateway| {
+            // A login has looked at the configuration, and a reload comes before it makes its pool.
+            let old = gateway.setup();
+            gateway.replace_setup(setup("postgres://other.example/shop"));
+            let pool = gateway.pool_of(PoolKey::new("shop", "a"), &old).unwrap();
+            assert_eq!(pool.plan().hosts, gateway.setup().config.pool_for("shop", "a").unwrap().hosts);
+            let old = gateway.setup();
+            gateway.replace_setup(setup("postgres://other.example/books"));
+            assert!(gateway.pool_of(PoolKey::new("shop", "b"), &old).is_none(), "there is no such database any more");
+            assert!(gateway.pools().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_disabled_database_has_no_pool_for_newcomers() {
+        with_gateway(async |gateway| {
+            gateway.disable("shop");
+            assert!(gateway.pool("shop", "a").is_none());
+            gateway.enable("shop");
+            assert!(gateway.pool("shop", "a").is_some());
+        });
+    }
+
+    #[test]
+    fn a_reload_tells_how_it_went() {
+        with_gateway(async |gateway| {
+            let mut requests = gateway.take_reloads().unwrap();
+            assert!(gateway.take_reloads().is_none());
+            let answer = async { requests.recv().await.unwrap().send(Err("no such file".to_owned())) };
+            let (outcome, _) = tokio::join!(gateway.reload(), answer);
+            assert_eq!(outcome, Err("no such file".to_owned()));
+            drop(requests);
+            assert!(gateway.reload().await.is_err(), "nobody is left to reload");
+        });
+    }
+}

@@ -1,0 +1,205 @@
+//! Limits that several pools share: the servers and the clients of one database, and of one user.
+//!
+//! A count is raised only if it stays within its limit, and lowered by a destructor, so it cannot leak. It is touched
+//! once per connect and once per login, never by a query.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tidegate_pool::Pool;
+
+use super::{Gateway, Network, PoolKey, lock};
+use tidegate_config::{PoolPlan, SharedLimits};
+
+use crate::{error::Cause, server::Server};
+
+/// For what there has to be room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A connection of the pool, for whichever of its clients waits.
+    InPool,
+    /// A connection that one client has for itself.
+    Apart,
+}
+
+impl Room {
+    /// Whether nobody needs it any more. A pause need not wait for other pools; and whoever has waited may have left, or
+    /// been served by another connection.
+    pub(crate) fn is_given_up(self, pool: &Pool<Server>) -> bool {
+        match self {
+            Self::InPool => pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0,
+            Self::Apart => pool.is_closed(),
+        }
+    }
+}
+
+/// Counts by name.
+#[derive(Debug, Default)]
+struct Counts(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
+
+impl Counts {
+    fn of(&self, name: &str) -> Arc<AtomicUsize> {
+        let mut counts = lock(&self.0);
+        if let Some(count) = counts.get(name) {
+            return count.clone();
+        }
+        if counts.len() == counts.capacity() {
+            counts.retain(|_, count| Arc::strong_count(count) > 1);
+        }
+        counts.entry(name.into()).or_default().clone()
+    }
+
+    /// Counts one more, unless there are `limit` already; 0 is without limit.
+    fn take(&self, name: &str, limit: u32) -> Option<Share> {
+        let count = self.of(name);
+        let more = |held: usize| (limit == 0 || held < limit as usize).then_some(held + 1);
+        count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Share(count))
+    }
+}
+
+/// One that is counted, until it is dropped.
+#[derive(Debug)]
+pub struct Share(Arc<AtomicUsize>);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What all pools have together.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    database_servers: Counts,
+    user_servers: Counts,
+    database_clients: Counts,
+    user_clients: Counts,
+    address_clients: Counts,
+    address_arrivals: Counts,
+}
+
+/// Something counted under a database and under a user.
+#[derive(Debug)]
+pub struct Quota {
+    _database: Share,
+    _user: Share,
+    _address: Option<Share>,
+}
+
+impl Quota {
+    /// The same, and counted under an address as well.
+    #[must_use]
+    pub fn with_address(self, address: Option<Share>) -> Self {
+        Self { _address: address, ..self }
+    }
+}
+
+/// Which limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// The database's.
+    Database,
+    /// The user's.
+    User,
+}
+
+impl Full {
+    /// What a client is told that is one too many.
+    #[must_use]
+    pub const fn cause(self) -> Cause {
+        match self {
+            Self::Database => Cause::DatabaseClients,
+            Self::User => Cause::UserClients,
+        }
+    }
+}
+
+fn both(
+    (database_counts, database, database_limit): (&Counts, &str, u32),
+    (user_counts, user, user_limit): (&Counts, &str, u32),
+) -> Result<Quota, Full> {
+    let database = database_counts.take(database, database_limit).ok_or(Full::Database)?;
+    let user = user_counts.take(user, user_limit).ok_or(Full::User)?;
+    Ok(Quota { _database: database, _user: user, _address: None })
+}
+
+impl Gateway {
+    /// Counts one more client of a database and a user.
+    ///
+    /// # Errors
+    /// Which of the two has as many as it may have.
+    pub fn seat_client(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
+        let counts = &self.quotas;
+        both(
+            (&counts.database_clients, database, limits.database_clients),
+            (&counts.user_clients, user, limits.user_clients),
+        )
+    }
+
+    /// Counts one more client of an address; `None` if there are `max` already.
+    pub fn seat_address(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.quotas.address_clients.take(&Network::of(address).to_string(), max)
+    }
+
+    /// Counts one more connection of an address that has not logged in; `None` if there are `max` already.
+    pub fn seat_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.quotas.address_arrivals.take(&Network::of(address).to_string(), max)
+    }
+
+    /// Counts one more server connection of a pool.
+    ///
+    /// # Errors
+    /// Which limit is reached.
+    pub fn seat_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<Quota, Full> {
+        let counts = &self.quotas;
+        both(
+            (&counts.database_servers, &key.database, plan.shared.database_servers),
+            (&counts.user_servers, &plan.user, plan.shared.user_servers),
+        )
+    }
+
+    /// Closes a connection that lies idle in another pool, to make room for one more of this pool; or in this one, if it is no
+    /// connection of the pool for which there has to be room. Of several pools, the one with the most of them gives.
+    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: Full, room: Room) {
+        let gives = |other: &Arc<super::SharedPool>| match full {
+            Full::Database => other.key.database == key.database,
+            Full::User => other.plan().user == plan.user,
+        };
+        let others =
+            self.pools().into_iter().filter(|other| (other.key != *key || room == Room::Apart) && gives(other));
+        let idle = others.map(|other| (other.pool.counts().idle, other)).filter(|(idle, _)| *idle > 0);
+        if let Some((_, fullest)) = idle.max_by_key(|(idle, _)| *idle) {
+            fullest.pool.evict_idle();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_holds_until_one_is_dropped() {
+        let counts = Counts::default();
+        let first = counts.take("a", 2);
+        let second = counts.take("a", 2);
+        assert!(first.is_some() && second.is_some() && counts.take("a", 2).is_none());
+        assert!(counts.take("b", 2).is_some(), "another name has a count of its own");
+        drop(first);
+        assert!(counts.take("a", 2).is_some());
+    }
+
+    #[test]
+    fn no_limit_is_no_limit() {
+        let counts = Counts::default();
+        let held: Vec<_> = (0..100).map(|_| counts.take("a", 0)).collect();
+        assert!(held.iter().all(Option::is_some));
+    }
+}

@@ -1,0 +1,108 @@
+//! The server connections of all threads, for the console.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak, atomic::Ordering},
+    time::SystemTime,
+};
+
+use super::{Gateway, PoolKey, SharedPool, lock};
+use tidegate_config::Host;
+use tidegate_pg_client::Identity;
+
+/// A server connection as the console sees it.
+#[derive(Clone, Debug)]
+pub struct ServerEntry {
+    /// Which pool it belongs to.
+    pub key: PoolKey,
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// It is of an age that `RECONNECT` wants gone.
+    pub outdated: bool,
+}
+
+/// Who is connected. Nobody signs off: an entry whose server is gone is found dead.
+#[derive(Debug, Default)]
+pub(super) struct Register(Vec<(PoolKey, Weak<Identity>)>);
+
+impl Register {
+    fn add(&mut self, key: PoolKey, identity: &Arc<Identity>) {
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|(_, known)| known.strong_count() > 0);
+        }
+        self.0.push((key, Arc::downgrade(identity)));
+    }
+}
+
+impl Gateway {
+    /// Notes a server that was just connected.
+    pub fn note_server(&self, key: &PoolKey, identity: &Arc<Identity>) {
+        lock(&self.register).add(key.clone(), identity);
+    }
+
+    /// The servers that are connected, in the order they came.
+    #[must_use]
+    pub fn servers(&self) -> Vec<ServerEntry> {
+        let known = lock(&self.register).0.clone();
+        let alive = known.into_iter().filter_map(|(key, identity)| Some((key, identity.upgrade()?)));
+        alive.map(|(key, identity)| self.entry(key, identity)).collect()
+    }
+
+    /// Has connections replaced that lead to an address which their host name has lost.
+    pub fn follow_names(&self) {
+        for moved in self.connector.resolver.take_changed_names() {
+            let strays = |server: &ServerEntry| {
+                let address = &server.identity.address;
+                let ip = address.address.as_socket().map(|socket| socket.ip());
+                let by_name = matches!(&address.host, Host::Tcp { name, .. } if *name == moved.name);
+                by_name && ip.is_some_and(|ip| !moved.addresses.contains(&ip))
+            };
+            let left: BTreeSet<PoolKey> = self.servers().into_iter().filter(strays).map(|server| server.key).collect();
+            tracing::info!(name = moved.name, addresses = ?moved.addresses, "a host name leads elsewhere");
+            let mut pools = self.pools();
+            pools.retain(|pool| left.contains(&pool.key));
+            self.reconnect(&pools);
+        }
+    }
+
+    /// Has every connection of these pools replaced, and lets clients see it that leave with theirs.
+    pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
+        pools.iter().for_each(|pool| pool.reconnect());
+        for worker in self.workers() {
+            worker.visit(|worker| worker.roster.wake_all());
+        }
+    }
+
+    fn entry(&self, key: PoolKey, identity: Arc<Identity>) -> ServerEntry {
+        let pool = lock(&self.pools).get(&key).cloned();
+        // A server without a pool was left behind by a reload.
+        let outdated = pool.is_none_or(|pool| pool.is_outdated(identity.connected_at));
+        ServerEntry { key, identity, outdated }
+    }
+}
+
+impl super::SharedPool {
+    /// Has every connection closed that is open now, each when it is free, since the pool is paused.
+    pub fn close_for_pause(&self) {
+        self.reconnect();
+        self.closed_by_pause.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether connections that are of no use any more were closed for a pause.
+    #[must_use]
+    pub fn is_closed_by_pause(&self) -> bool {
+        self.closed_by_pause.load(Ordering::Relaxed)
+    }
+
+    /// Has every connection replaced that is open now, each when it is free.
+    pub fn reconnect(&self) {
+        self.closed_by_pause.store(false, Ordering::Relaxed);
+        *lock(&self.reconnected_at) = Some(SystemTime::now());
+        self.outdate_welcome();
+        self.pool.reconnect();
+    }
+
+    pub(super) fn is_outdated(&self, connected_at: SystemTime) -> bool {
+        lock(&self.reconnected_at).is_some_and(|since| connected_at < since)
+    }
+}

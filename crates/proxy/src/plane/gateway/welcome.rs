@@ -1,0 +1,88 @@
+//! The parameters of a pool's servers that logins report, as long as they are known to hold.
+
+use std::{sync::Arc, time::SystemTime};
+
+use super::{SharedPool, lock};
+use tidegate_session_state::params::{ServerSettings, Settings};
+
+use crate::plane::{Announced, greetings::Answers};
+
+/// The parameters that servers of a pool have reported.
+#[derive(Debug, Default)]
+pub(super) struct Welcome {
+    settings: Option<Arc<ServerSettings>>,
+    /// Their answers to the parameters of logins.
+    answers: Answers,
+    /// Connections were lost or replaced since: other ones may report other values.
+    is_outdated: bool,
+}
+
+impl SharedPool {
+    /// Whether any server of the pool was connected since the start.
+    #[must_use]
+    pub fn has_welcome(&self) -> bool {
+        lock(&self.welcome).settings.is_some()
+    }
+
+    /// What the servers report to a client that has set nothing. `None` if a server has to be asked first.
+    #[must_use]
+    pub fn welcome(&self) -> Option<Arc<ServerSettings>> {
+        let welcome = lock(&self.welcome);
+        // While the pool is paused or no server can be connected, nobody can be asked, and clients are let in nevertheless;
+        // likewise where one of several servers has failed.
+        let cannot_ask = self.pool.is_paused() || self.fails() || self.cluster().is_some();
+        let holds = !welcome.is_outdated || cannot_ask;
+        welcome.settings.clone().filter(|_| holds)
+    }
+
+    /// Notes what a server has reported that was connected at that moment. Returns the parameters for new clients.
+    pub fn set_welcome(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
+        let is_old = self.is_outdated(connected_at);
+        let mut welcome = lock(&self.welcome);
+        let mut server = server.clone();
+        if let Some(known) = welcome.settings.as_ref().filter(|_| !welcome.is_outdated) {
+            server.renew_masked(known);
+        }
+        match welcome.settings.clone() {
+            Some(known) if is_old || known.own() == server.own() => {
+                welcome.is_outdated &= is_old;
+                known
+            }
+            _ => {
+                let new = Arc::new(server);
+                *welcome = Welcome { settings: Some(new.clone()), ..Welcome::default() };
+                new
+            }
+        }
+    }
+
+    /// Notes what has changed in the configuration of a server while it was connected.
+    pub fn renew_welcome(&self, news: &Settings) {
+        let mut welcome = lock(&self.welcome);
+        let Some(known) = &welcome.settings else { return };
+        let mut renewed = ServerSettings::clone(known);
+        if renewed.renew(news) {
+            welcome.settings = Some(Arc::new(renewed));
+            welcome.answers = Answers::default();
+        }
+    }
+
+    /// What a server has made of the parameters of a login, if one was asked lately and the servers report the same as then.
+    #[must_use]
+    pub fn answer(&self, asked: &Settings) -> Option<Announced> {
+        lock(&self.welcome).answers.get(asked)
+    }
+
+    /// Keeps what a server has made of the parameters of a login that reports `welcome` of itself.
+    pub fn keep_answer(&self, welcome: &Arc<ServerSettings>, asked: Settings, announced: Announced) {
+        let mut known = lock(&self.welcome);
+        if known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, welcome)) {
+            known.answers.put(asked, announced);
+        }
+    }
+
+    /// Connections were lost or replaced: the next server that is connected may report other values.
+    pub fn outdate_welcome(&self) {
+        lock(&self.welcome).is_outdated = true;
+    }
+}

@@ -1,0 +1,866 @@
+//! One thread of the data plane: its clients, its share of each pool, its counters.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    net::SocketAddr,
+    ops::ControlFlow,
+    pin::pin,
+    rc::{Rc, Weak},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use tidegate_link::{Accepted, Reactor, Remote};
+use tidegate_pool::{Courier, Lease, Local, Retirement, Slot};
+use tidegate_supervise::Scope;
+use tidegate_wire::backend::TxStatus;
+use tokio::sync::Notify;
+
+use tidegate_config::{Dialect, Host, PoolPlan};
+use tidegate_pg_client::{ConnectError, Identity};
+use tidegate_query_log::record::{Recorder, Stranger, Witness};
+use tidegate_session_state::{
+    params::{Interned, Settings},
+    statements::Catalog,
+};
+use tidegate_sql::classify::sets_of;
+
+use crate::{
+    plane::{
+        CancelStage, Card, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal, lock, within,
+    },
+    server::{Server, cancel, clean},
+    stats::{PoolStats, PoolTotals, Spread},
+};
+
+mod reset;
+
+use reset::clean_lease;
+
+/// Who has asked for a cancel, and waits until nobody has this any more.
+pub type CancelAsker = tokio::sync::mpsc::Sender<std::convert::Infallible>;
+
+/// What a thread does for another, between two of its tasks.
+type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
+
+/// A request to another thread.
+enum Mail {
+    Client(Accepted),
+    Pool(PoolKey),
+    Visit(Visit),
+}
+
+/// Where a thread gets requests from others.
+pub struct Mailbox {
+    /// Nothing once the thread has ended.
+    queue: Mutex<Option<VecDeque<Mail>>>,
+    any: AtomicBool,
+    remote: Remote,
+}
+
+impl Mailbox {
+    /// For the thread of `remote`.
+    #[must_use]
+    pub fn new(remote: Remote) -> Self {
+        Self { queue: Mutex::new(Some(VecDeque::new())), any: AtomicBool::new(false), remote }
+    }
+
+    fn post(&self, mail: Mail) {
+        // Bounded by what it carries: sockets that were accepted, pools, and questions of the control plane.
+        match &mut *lock(&self.queue) {
+            Some(queue) => queue.push_back(mail),
+            None => return,
+        }
+        if !self.any.swap(true, Ordering::AcqRel) {
+            self.remote.wake();
+        }
+    }
+
+    /// Hands a client over to the thread.
+    pub fn client(&self, accepted: Accepted) {
+        self.post(Mail::Client(accepted));
+    }
+
+    /// Lets the thread look at the mail of a pool.
+    pub fn pool_mail(&self, key: PoolKey) {
+        self.post(Mail::Pool(key));
+    }
+
+    /// Runs a function on the thread, between two tasks. It must not wait.
+    pub fn visit(&self, call: impl FnOnce(&Rc<Worker>) + Send + 'static) {
+        self.post(Mail::Visit(Box::new(call)));
+    }
+
+    /// Asks the thread a question, at once. The answer is `None` if the thread has ended.
+    pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
+    where
+        T: Send + 'static,
+        Q: FnOnce(&Rc<Worker>) -> T + Send + 'static,
+    {
+        let (send, receive) = tokio::sync::oneshot::channel();
+        self.visit(move |worker| {
+            let _ = send.send(question(worker));
+        });
+        async { receive.await.ok() }
+    }
+
+    fn close(&self) {
+        let unread = lock(&self.queue).take();
+        // Outside of the lock: what is dropped here may wake anybody.
+        drop(unread);
+    }
+}
+
+/// A pool on one thread.
+pub struct WorkerPool {
+    /// The pool.
+    pub shared: Arc<SharedPool>,
+    /// This thread's share of it.
+    pub local: Local<Server>,
+    /// What was counted on this thread; one for all servers that the same clients choose from.
+    pub stats: Rc<PoolStats>,
+    /// Woken when the pool has mail: operators may have changed something.
+    changed: Notify,
+    /// When a server was last asked what has changed in its configuration.
+    refreshed_at: Cell<Option<Instant>>,
+    plan: RefCell<Rc<PoolPlan>>,
+    fleet: RefCell<Option<Rc<Fleet>>>,
+}
+
+impl WorkerPool {
+    /// The servers that its transactions have a choice of, if they have.
+    #[inline]
+    #[must_use]
+    pub fn fleet(&self) -> Option<Rc<Fleet>> {
+        self.fleet.borrow().clone()
+    }
+
+    /// Lets new clients know what has changed in the configuration of a server.
+    #[inline]
+    pub fn publish_news(&self, server: &mut Server) {
+        if server.settings.has_news() {
+            self.shared.renew_welcome(&server.take_news());
+        }
+    }
+
+    /// Whether a server is to be asked what has changed in its configuration, which then is said to be done.
+    #[must_use]
+    pub fn is_refresh_due(&self, now: Instant, after: Duration) -> bool {
+        let is_due = self.refreshed_at.get().is_none_or(|at| now - at >= after);
+        if is_due {
+            self.refreshed_at.set(Some(now));
+        }
+        is_due
+    }
+
+    /// Takes over what all threads choose from now.
+    pub fn follow_cluster(&self) {
+        if self.shared.key.host.is_some() {
+            return;
+        }
+        let cluster = self.shared.cluster();
+        let same = match (&*self.fleet.borrow(), &cluster) {
+            (Some(fleet), Some(cluster)) => Arc::ptr_eq(&fleet.cluster, cluster),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            *self.fleet.borrow_mut() = cluster.map(Fleet::new);
+        }
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn plan(&self) -> Rc<PoolPlan> {
+        self.plan.borrow().clone()
+    }
+
+    fn read_mail(&self, now: Instant) {
+        self.local.process_mail(now);
+        self.changed.notify_waiters();
+    }
+
+    /// What `work` comes to; `None` if an operator makes it useless meanwhile. That is looked at whenever something may have
+    /// changed.
+    pub async fn unless<T>(&self, is_useless: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Before the look: what comes after it is not missed.
+            changed.as_mut().enable();
+            if is_useless() {
+                return None;
+            }
+            let done = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(output) => Poll::Ready(Some(output)),
+                Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
+            });
+            if let Some(output) = done.await {
+                return Some(output);
+            }
+        }
+    }
+
+    fn log_closed(&self) {
+        let key = &self.shared.key;
+        tracing::debug!(database = %key.database, user = %key.user, server = key.host.as_deref(), "pool closed");
+    }
+
+    /// It is that of a server which was taken out, and nothing is open there any more.
+    fn is_gone(&self) -> bool {
+        self.shared.key.host.is_some() && self.is_over()
+    }
+
+    /// It was taken out, and nothing is open there any more.
+    fn is_over(&self) -> bool {
+        let pool = &self.shared.pool;
+        pool.is_closed() && pool.counts().open == 0
+    }
+}
+
+/// One thread of the data plane.
+pub struct Worker {
+    /// Its number.
+    pub index: usize,
+    /// Its event loop.
+    pub reactor: Reactor,
+    /// What all threads share.
+    pub gateway: Arc<Gateway>,
+    /// The statements its clients have prepared.
+    pub catalog: Catalog,
+    /// The settings its clients have.
+    pub interned: Interned,
+    /// Its clients.
+    pub roster: Roster,
+    /// Tasks of clients.
+    pub client_scope: Scope,
+    /// Tasks that have to do with server connections.
+    pub chores: Scope,
+    /// Its way into the journal, if there is one.
+    pub recorder: Option<Rc<Recorder>>,
+    mailbox: Arc<Mailbox>,
+    pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
+    /// Pools that were taken out, and whose place in `pools` others of the same name have: who waits there is yet to be told.
+    former: RefCell<Vec<Rc<WorkerPool>>>,
+    /// What was counted in pools that are forgotten, by database.
+    forgotten: RefCell<FxHashMap<Arc<str>, (PoolTotals, Spread)>>,
+    /// Servers being cleaned, by id, and whether they still wait for a cancel request.
+    cleaning: RefCell<FxHashMap<u64, bool>>,
+    /// See [`Worker::is_suspended`].
+    suspended: Cell<bool>,
+    /// Clients of which nothing is under way while the gateway is suspended, by id.
+    held: RefCell<FxHashSet<u64>>,
+    stopped: Cell<bool>,
+    swept_at: Cell<Instant>,
+}
+
+/// How often pools are swept.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// A worker for the calling thread.
+    #[must_use]
+    pub fn new(index: usize, reactor: Reactor, gateway: Arc<Gateway>, mailbox: Arc<Mailbox>) -> Rc<Self> {
+        let client_scope = gateway.client_scope.child(&index.to_string());
+        let chores = gateway.scope.child(&format!("chores-{index}"));
+        let settings = &gateway.setup().config.journal;
+        let archive = gateway.archive.as_ref();
+        let recorder = archive.and_then(|archive| Recorder::new(archive, index, settings, reactor.now()));
+        Rc::new(Self {
+            index,
+            swept_at: Cell::new(reactor.now()),
+            reactor,
+            catalog: Catalog::new(gateway.catalog_changes.clone()),
+            gateway,
+            interned: Interned::default(),
+            roster: Roster::default(),
+            client_scope,
+            chores,
+            recorder,
+            mailbox,
+            pools: RefCell::default(),
+            former: RefCell::default(),
+            forgotten: RefCell::default(),
+            cleaning: RefCell::default(),
+            suspended: Cell::new(false),
+            held: RefCell::default(),
+            stopped: Cell::new(false),
+        })
+    }
+
+    /// Ends the thread's loop at its next turn.
+    pub fn stop(&self) {
+        self.stopped.set(true);
+    }
+
+    /// Runs the thread until it is stopped. `client` starts the task of a client.
+    ///
+    /// # Errors
+    /// When the event loop fails.
+    pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
+        let worker = self.clone();
+        let timer = self.gateway.sweep_scope.wrap_as(self.index, |ctx| async move {
+            // The timer only ends the wait; the sweep itself happens in `turn`.
+            while within(&worker.reactor, SWEEP_EVERY, ctx.cancelled()).await.is_none() {}
+        });
+        if let Ok(timer) = timer {
+            self.reactor.spawn(timer);
+        }
+        let ran = self.reactor.run(|| {
+            if self.mailbox.any.swap(false, Ordering::AcqRel) {
+                self.read_mail(&client);
+            }
+            let now = self.reactor.now();
+            if now - self.swept_at.get() >= SWEEP_EVERY {
+                self.swept_at.set(now);
+                self.sweep(now);
+            }
+            if self.stopped.get() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        self.mailbox.close();
+        self.pools.borrow_mut().clear();
+        self.former.borrow_mut().clear();
+        ran
+    }
+
+    fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, Accepted)) {
+        let mail = lock(&self.mailbox.queue).as_mut().map(std::mem::take).unwrap_or_default();
+        for mail in mail {
+            match mail {
+                Mail::Client(accepted) => client(self, accepted),
+                Mail::Pool(key) => {
+                    let pool = self.pools.borrow().get(&key).cloned();
+                    let former = self.former.borrow().clone();
+                    for pool in pool.iter().chain(former.iter().filter(|pool| pool.shared.key == key)) {
+                        pool.read_mail(self.reactor.now());
+                    }
+                }
+                Mail::Visit(call) => call(self),
+            }
+        }
+    }
+
+    fn sweep(&self, now: Instant) {
+        if let Some(recorder) = &self.recorder {
+            recorder.set_clock(now);
+        }
+        if self.is_suspended() {
+            // Nothing is closed for its age.
+            return;
+        }
+        for pool in self.pools() {
+            pool.local.sweep(now);
+            if let Some(fleet) = pool.fleet() {
+                fleet.forget_gone();
+            }
+        }
+        self.drop_gone_pools();
+        let former = self.former.take();
+        former.iter().for_each(|pool| pool.local.sweep(now));
+        self.former.borrow_mut().extend(former.into_iter().filter(|pool| !pool.is_over()));
+    }
+
+    /// Lets go of the pools of servers that were taken out, each when its last connection is closed.
+    fn drop_gone_pools(&self) {
+        let mut pools = self.pools.borrow_mut();
+        let gone: Vec<PoolKey> = pools.iter().filter(|(_, pool)| pool.is_gone()).map(|(key, _)| key.clone()).collect();
+        let gone: Vec<_> = gone.iter().filter_map(|key| pools.remove(key)).collect();
+        drop(pools);
+        gone.iter().for_each(|pool| pool.log_closed());
+    }
+
+    /// The pools that this thread has used.
+    #[must_use]
+    pub fn pools(&self) -> Vec<Rc<WorkerPool>> {
+        self.pools.borrow().values().cloned().collect()
+    }
+
+    /// Those of these pools that a task of this thread has in hand.
+    pub fn pools_in_use(self: &Rc<Self>, keys: &[PoolKey]) -> Vec<PoolKey> {
+        let pools = self.pools.borrow();
+        let in_use = |key: &&PoolKey| pools.get(key).is_some_and(|pool| Rc::strong_count(pool) > 1);
+        keys.iter().filter(in_use).cloned().collect()
+    }
+
+    /// Forgets this thread's part of pools that no task has in hand. What was counted there is kept for their databases, but
+    /// not for those that only `*` names. Pools of single servers are to come behind those of the clients that choose from them.
+    pub fn forget_pools(&self, keys: &[PoolKey]) {
+        for key in keys {
+            let mut pools = self.pools.borrow_mut();
+            let is_unused = pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1);
+            let forgotten = if is_unused { pools.remove(key) } else { None };
+            drop(pools);
+            // Outside of the borrow: what is dropped here may ask for its pool.
+            let Some(pool) = forgotten else { continue };
+            if pool.shared.key.host.is_none() && pool.plan().entry != "*" {
+                let mut forgotten = self.forgotten.borrow_mut();
+                let (totals, spread) = forgotten.entry(key.database.clone()).or_default();
+                totals.add(&pool.stats.totals());
+                spread.add(&pool.stats.spread());
+            }
+        }
+    }
+
+    /// What was counted on this thread, by pool; the same database may come more than once.
+    pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
+        let mut totals = self.counted(PoolStats::totals);
+        totals.extend(self.forgotten.borrow().iter().map(|(database, (totals, _))| (database.clone(), *totals)));
+        totals
+    }
+
+    /// How long things took on this thread, by pool; the same database may come more than once.
+    pub fn spreads(self: &Rc<Self>) -> Vec<(Arc<str>, Spread)> {
+        let mut spreads = self.counted(PoolStats::spread);
+        spreads
+            .extend(self.forgotten.borrow().iter().map(|(database, (_, spread))| (database.clone(), spread.clone())));
+        spreads
+    }
+
+    fn counted<T>(&self, read: impl Fn(&PoolStats) -> T) -> Vec<(Arc<str>, T)> {
+        let pools = self.pools.borrow();
+        // Pools of single servers count where that of their clients does.
+        let homes = pools.values().filter(|pool| pool.shared.key.host.is_none());
+        homes.map(|pool| (pool.shared.key.database.clone(), read(&pool.stats))).collect()
+    }
+
+    /// The servers that this thread is cleaning, by id, and whether they still wait for a cancel request.
+    #[must_use]
+    pub fn cleaning(&self) -> Vec<(u64, bool)> {
+        self.cleaning.borrow().iter().map(|(id, is_held_up)| (*id, *is_held_up)).collect()
+    }
+
+    /// The servers that lie idle on this thread and will be checked before they are used, by id, and their pools.
+    #[must_use]
+    pub fn unchecked(&self) -> Vec<(u64, PoolKey)> {
+        let now = self.reactor.now();
+        let mut found = Vec::new();
+        for pool in self.pools() {
+            let plan = pool.plan();
+            pool.local.each_idle(|server, born, released| {
+                if plan.checks_server(born, released, now) {
+                    found.push((server.identity.id, pool.shared.key.clone()));
+                }
+            });
+        }
+        found
+    }
+
+    /// This thread's part of a pool.
+    pub fn pool(self: &Rc<Self>, shared: &Arc<SharedPool>) -> Rc<WorkerPool> {
+        let known = self.pools.borrow().get(&shared.key).cloned();
+        if let Some(pool) = known.as_ref().filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
+            return pool.clone();
+        }
+        let stats = match &shared.key.host {
+            // A pool that was taken out and came back goes on counting.
+            None => known.map(|pool| pool.stats.clone()).unwrap_or_default(),
+            // Servers come and go: what was done on them is counted for the pool of the clients.
+            Some(host) => {
+                tracing::debug!(database = %shared.key.database, user = %shared.key.user, server = %host, "pool opened");
+                let home = PoolKey { host: None, ..shared.key.clone() };
+                self.pools.borrow().get(&home).map(|home| home.stats.clone()).unwrap_or_default()
+            }
+        };
+        let pool = Rc::new_cyclic(|this| WorkerPool {
+            shared: shared.clone(),
+            local: shared.pool.local(
+                self.index,
+                self.reactor.now(),
+                PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
+            ),
+            stats,
+            changed: Notify::new(),
+            refreshed_at: Cell::default(),
+            plan: RefCell::new(Rc::new((*shared.plan()).clone())),
+            fleet: RefCell::default(),
+        });
+        pool.follow_cluster();
+        let before = self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
+        if let Some(before) = &before
+            && before.shared.key.host.is_some()
+        {
+            before.log_closed();
+        }
+        self.former.borrow_mut().extend(before);
+        pool
+    }
+
+    /// Who tells the journal of a client, if there is one.
+    pub fn witness(&self, card: &Card, settings: Option<&Rc<Settings>>) -> Option<Rc<Witness>> {
+        let recorder = self.recorder.as_ref()?;
+        let stranger = Stranger {
+            client: card.peer.to_string(),
+            user: card.user.to_string(),
+            database: card.database.to_string(),
+            application: Box::default(),
+        };
+        Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
+    }
+
+    /// Takes the settings of a reload over.
+    pub fn refresh_plans(&self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.adopt(&self.gateway.setup().config.journal);
+        }
+        self.pools.borrow_mut().retain(|_, pool| {
+            *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());
+            pool.follow_cluster();
+            true
+        });
+        for pool in self.pools() {
+            pool.read_mail(self.reactor.now());
+        }
+        self.dismiss_removed();
+        self.note_replaced_pools();
+        // Some leave with servers that are to be replaced now.
+        self.roster.wake_all();
+    }
+
+    /// Sends those away whose database was taken out of the configuration.
+    fn dismiss_removed(&self) {
+        let pools = self.pools.borrow();
+        let is_removed = |card: &Rc<Card>| pools.get(&card.key()).is_some_and(|pool| pool.shared.pool.is_closed());
+        self.roster.cards().iter().filter(|card| is_removed(card)).for_each(|card| card.signal(Signal::Removed));
+    }
+
+    /// Tells the clients whose servers are those of another user now, or that share a pool now or no longer do.
+    fn note_replaced_pools(&self) {
+        let setup = self.gateway.setup();
+        for card in self.roster.cards() {
+            let key = card.key();
+            card.is_pool_replaced.set(*key.user != *setup.config.pool_user(&key.database, &card.user));
+        }
+    }
+
+    /// Whether clients and servers are left as they are: nothing is read of either, and no time runs out.
+    #[inline]
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.get()
+    }
+
+    /// Notes whether all that a client and its server have said is sent, while the gateway is suspended.
+    pub fn hold(&self, card: &Card, is_sent: bool) {
+        let mut held = self.held.borrow_mut();
+        if is_sent {
+            held.insert(card.id);
+        } else {
+            held.remove(&card.id);
+        }
+    }
+
+    /// Clients of which nothing is under way, and those of which something is, while the gateway is suspended.
+    #[must_use]
+    pub fn held_and_others(&self) -> (Vec<Rc<Card>>, Vec<Rc<Card>>) {
+        let held = self.held.borrow();
+        let mut cards = self.roster.cards();
+        cards.retain(|card| card.linked().is_some());
+        cards.into_iter().partition(|card| held.contains(&card.id))
+    }
+
+    /// Takes over whether the gateway is suspended.
+    pub fn follow_phase(&self) {
+        self.suspended.set(self.gateway.phase() == Phase::Suspended);
+        self.held.borrow_mut().clear();
+        for card in self.roster.cards() {
+            if card.peek_signal() == Some(Signal::SuspendTimeout) {
+                card.clear_signal();
+            }
+        }
+        self.roster.wake_all();
+    }
+
+    /// Starts a task that has to do with server connections; with that of this id, or with none yet if it is 0.
+    #[track_caller]
+    pub fn spawn_chore(&self, server: u64, task: impl Future<Output = ()> + 'static) {
+        if let Ok(task) = self.chores.wrap_numbered(server, |_| task) {
+            self.reactor.spawn(task);
+        }
+    }
+
+    /// As a chore that a stop leaves off wherever it is: with it nothing is lost but the attempt.
+    #[track_caller]
+    pub fn spawn_attempt(&self, task: impl Future<Output = ()> + 'static) {
+        let task = self.chores.wrap(|ctx| async move { ctx.run_until_cancelled(task).await.unwrap_or_default() });
+        if let Ok(task) = task {
+            self.reactor.spawn(task);
+        }
+    }
+
+    /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
+    /// that lies idle elsewhere has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
+    pub async fn room_for(&self, pool: &WorkerPool, room: Room) -> Option<Quota> {
+        let (gateway, key) = (&self.gateway, &pool.shared.key);
+        let mut evicted_at: Option<Instant> = None;
+        loop {
+            // The limits may change meanwhile.
+            let plan = pool.shared.plan();
+            let full = match gateway.seat_server(key, &plan) {
+                Ok(quota) => return Some(quota),
+                Err(full) => full,
+            };
+            if gateway.phase() == Phase::Stopping || room.is_given_up(&pool.shared.pool) {
+                return None;
+            }
+            let now = self.reactor.now();
+            // One at a time: the room it makes is seen at the next look.
+            let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
+            if !asked && (room == Room::Apart || pool.shared.pool.counts().waiting > 0) {
+                gateway.evict_for(key, &plan, full, room);
+                evicted_at = Some(now);
+            }
+            self.reactor.sleep(ROOM_EVERY).await;
+        }
+    }
+
+    /// Asks a server of `pool` to cancel what it does for the client that has it now. No other client gets the server before
+    /// the request is through. `asker` is dropped then; without one it is nobody's request but the gateway's.
+    pub fn cancel(
+        self: &Rc<Self>,
+        identity: Arc<Identity>,
+        under_way: cancel::UnderWay,
+        pool: Arc<SharedPool>,
+        asker: Option<CancelAsker>,
+    ) {
+        let worker = self.clone();
+        let limit = self.gateway.setup().config.timeouts.cancel;
+        self.spawn_chore(identity.id, async move {
+            let coming = Cell::new(asker.as_ref().map(|_| pool.count_cancel(CancelStage::Coming)));
+            let sent = Cell::new(None);
+            let on_sent = || {
+                coming.take();
+                let asked = asker.as_ref().map(|_| pool.count_cancel(CancelStage::Sent));
+                sent.set(Some((asked, pool.count_cancel(CancelStage::Carried))));
+            };
+            let delivery = tidegate_pg_client::cancel::deliver(&worker.reactor, &identity, on_sent);
+            match within(&worker.reactor, limit, delivery).await {
+                Some(Ok(())) => return drop(under_way),
+                Some(Err(error)) => {
+                    tracing::warn!(server = %identity.address.host, %error, "cancel request not delivered");
+                }
+                None => tracing::warn!(server = %identity.address.host, "cancel request not delivered in time"),
+            }
+            if sent.take().is_some() {
+                under_way.lose();
+            }
+        });
+    }
+}
+
+/// What a pool asks of a thread.
+struct PoolHost {
+    worker: Weak<Worker>,
+    pool: Weak<WorkerPool>,
+}
+
+impl PoolHost {
+    fn upgrade(&self) -> Option<(Rc<Worker>, Rc<WorkerPool>)> {
+        Some((self.worker.upgrade()?, self.pool.upgrade()?))
+    }
+}
+
+impl tidegate_pool::Host<Server> for PoolHost {
+    fn connect(&self, slot: Slot<Server>) {
+        let Some((worker, pool)) = self.upgrade() else { return };
+        worker.spawn_attempt(connect(worker.clone(), pool, slot));
+    }
+
+    fn clean(&self, lease: Lease<Server>) {
+        let Some((worker, pool)) = self.upgrade() else { return };
+        let id = lease.identity.id;
+        let task = clean_lease(worker.clone(), pool, lease);
+        worker.spawn_chore(id, task);
+    }
+
+    fn retire(&self, server: &Server, why: Retirement) {
+        if let Some((worker, pool)) = self.upgrade() {
+            if why == Retirement::Unusable || server.doomed {
+                // The server may have been restarted with another configuration.
+                pool.shared.outdate_welcome();
+            }
+            log_closed(&worker.gateway.setup(), &pool.shared, server, why);
+        }
+    }
+
+    fn send(&self, courier: Courier<Server>) {
+        if let Some((worker, pool)) = self.upgrade() {
+            worker.spawn_chore(0, async move {
+                courier.await;
+                // Not before: a pool that nobody has in hand may be forgotten, and made anew.
+                drop(pool);
+            });
+        }
+    }
+}
+
+async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
+    let Some(quota) = worker.room_for(&pool, Room::InPool).await else {
+        return slot.withdraw(worker.reactor.now());
+    };
+    // Not this thread's copy: after a reload that may be of before.
+    let plan = pool.shared.plan();
+    let setup = worker.gateway.setup();
+    let limit = plan.timeouts.connect;
+    let tls = setup.server_tls.get(&plan.entry);
+    let attempt = async {
+        let mut server = Server::new(worker.gateway.connector.connect(&worker.reactor, &plan, tls).await?);
+        introduce(&mut server, &worker, plan.connect_query.reveal()).await?;
+        server.take_news();
+        Ok(server)
+    };
+    let in_time = Box::pin(within(&worker.reactor, limit, attempt));
+    // A server that does not answer holds up neither a pause nor those who wait for what a reload has put in its place.
+    let Some(outcome) = pool.unless(|| slot.is_revoked(), in_time).await else {
+        return slot.withdraw(worker.reactor.now());
+    };
+    let outcome = outcome.unwrap_or(Err(ConnectError::Timeout(limit)));
+    worker.gateway.follow_names();
+    let now = worker.reactor.now();
+    match outcome {
+        Ok(mut server) => {
+            // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
+            let Ok(held) = worker.gateway.server_scope.hold(server.identity.id) else { return };
+            server.quota = Some(Box::new((quota, held)));
+            pool.shared.set_welcome(&server.settings, server.identity.connected_at);
+            let identity = server.identity.clone();
+            worker.gateway.note_server(&pool.shared.key, &identity);
+            log_opened(&setup, &pool.shared, &identity);
+            slot.fulfil(server, now);
+        }
+        Err(error) => {
+            pool.stats.server_login_error_count.add(1);
+            log_failed(&worker, &setup, &pool.shared, &plan, &error);
+            // Who waits for one of several servers goes on to the next.
+            let alone = pool.shared.key.host.is_none();
+            if plan.pool.wait_for_server && alone && error.may_pass() {
+                slot.retry(now);
+            } else if error.is_of_login() && setup.config.listen.dialect == Dialect::Postgres {
+                slot.refuse(error, now);
+            } else {
+                slot.fail(error, now);
+            }
+        }
+    }
+}
+
+/// Where a server is, as PgBouncer's log has it: by its address where that is known.
+fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
+    match (host, address) {
+        (Host::Unix { port, .. }, _) => format!("unix:{port}"),
+        (_, Some(address)) => address.to_string(),
+        (host, None) => host.to_string(),
+    }
+}
+
+/// Tells the log of a new connection, for those who come from PgBouncer in its words too.
+fn log_opened(setup: &Setup, pool: &SharedPool, identity: &Identity) {
+    let (host, PoolKey { database, user, .. }) = (&identity.address.host, &pool.key);
+    tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
+    if pool.take_failure() && setup.config.listen.dialect == Dialect::Postgres {
+        tracing::info!(%database, %user, server = %host, "server connections work again");
+    }
+    if setup.config.log.connections && setup.config.listen.dialect == Dialect::Pgbouncer {
+        let from = identity.local.map(|local| format!(" (from {local})")).unwrap_or_default();
+        let place = place_of(host, identity.address.address.as_socket());
+        tracing::info!("S-{}: {database}/{user}@{place} new connection to server{from}", identity.id);
+    }
+}
+
+/// Tells the log of a connection that the pool closes, likewise.
+fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement) {
+    let (identity, PoolKey { database, user, .. }) = (&server.identity, &pool.key);
+    let (id, host) = (identity.id, &identity.address.host);
+    tracing::debug!(%database, %user, server = %host, pid = identity.pid, ?why, "server closed");
+    if setup.config.listen.dialect == Dialect::Pgbouncer && setup.config.log.disconnections {
+        let reason = match why {
+            Retirement::Lifetime => "server lifetime over",
+            Retirement::Idle => "server idle timeout",
+            Retirement::Replaced if pool.is_closed_by_pause() => "pause mode",
+            Retirement::Replaced => "database configuration changed",
+            Retirement::Surplus => "evicted",
+            Retirement::Released if !server.doomed => server.fault.unwrap_or("unclean server"),
+            _ => "server conn crashed?",
+        };
+        let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());
+        let place = place_of(host, identity.address.address.as_socket());
+        tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age={age}s)");
+    }
+}
+
+/// Tells the log of a connect that failed, likewise.
+fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
+    let PoolKey { database, user, .. } = &pool.key;
+    pool.note_failure();
+    tracing::warn!(%database, %user, %error, "server connection failed");
+    if setup.config.listen.dialect == Dialect::Pgbouncer {
+        let (id, reason) = (worker.gateway.connector.next_id(), error.log_words());
+        let place = place_of(&plan.hosts[0], plan.address);
+        tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age=0s)");
+    }
+}
+
+/// How often a connect that waits for room looks whether there is some.
+const ROOM_EVERY: Duration = Duration::from_millis(20);
+
+/// Has a new connection run the database's `connect_query`.
+async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<(), ConnectError> {
+    if sql.is_empty() {
+        return Ok(());
+    }
+    let goes_on = worker.gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
+    let failed = |error: &dyn std::fmt::Display| ConnectError::Query(error.to_string());
+    server.settle(&worker.reactor).map_err(|error| failed(&error))?;
+    let before = server.settings.clone();
+    match clean::run(server, sql).await {
+        // PgBouncer goes on without.
+        Err(clean::CleanError::Refused(reason)) if server.status == TxStatus::Idle && goes_on => {
+            tracing::warn!(server = %server.identity.address.host, reason, "connect_query failed");
+        }
+        outcome => outcome.map_err(|error| failed(&error))?,
+    }
+    server.settings.note_connect_query(&before, sets_of(sql.as_bytes()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use tidegate_pool::CheckoutError;
+
+    use super::*;
+    use tidegate_config::Config;
+    use tidegate_pg_client::resolve::Resolver;
+
+    #[test]
+    fn who_waits_in_a_pool_that_was_taken_out_is_told_though_another_has_its_name() {
+        let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let setup = |database: &str| {
+            let url = format!("postgres://db.example/{database}");
+            Setup::new(Config::from_url(&url).unwrap()).unwrap()
+        };
+        let gateway = Gateway::new(setup("shop"), 1, Resolver::new(control.handle().clone())).unwrap();
+        let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::Settings::default()).unwrap());
+        let mailbox = Arc::new(Mailbox::new(reactor.remote()));
+        gateway.set_workers(vec![mailbox.clone()]);
+        let worker = Worker::new(0, reactor, gateway.clone(), mailbox);
+        gateway.pause(None);
+        let old = worker.pool(&gateway.pool("shop", "a").unwrap());
+        let mut waiting = pin!(old.local.checkout(worker.reactor.now()));
+        gateway.replace_setup(setup("books"));
+        gateway.replace_setup(setup("shop"));
+        // A client logs in before the thread has read what it was told.
+        let new = worker.pool(&gateway.pool("shop", "a").unwrap());
+        assert!(!Rc::ptr_eq(&old, &new));
+        worker.read_mail(&|_, _| ());
+        let answer = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let is_told = matches!(answer, Poll::Ready(Err(CheckoutError::Closed(_))));
+        assert!(is_told, "it waits for ever");
+    }
+}

@@ -1,0 +1,16 @@
+//! State of a Postgres session that a pooler carries from one server connection to the next.
+//!
+//! In transaction mode the next transaction of a client may run on another server connection. Two parts of a session have to
+//! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they hold
+//! what each side has, and compute what has to be sent; they do no I/O.
+//!
+//! ```
+//! use tidegate_session_state::params::{Settings, Value};
+//!
+//! let mut settings = Settings::default();
+//! settings.set("timezone", Value::text(b"UTC"));
+//! assert_eq!(settings.iter().count(), 1);
+//! ```
+
+pub mod params;
+pub mod statements;

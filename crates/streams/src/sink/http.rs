@@ -1,0 +1,215 @@
+//! HTTP: a POST per record, or per batch; the answer's status says whether it is done.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tidegate_config::{
+    stream::{Origin, StreamKeys},
+    url::decode,
+};
+use tidegate_lanes::{Failure, Record};
+use tidegate_tls as tls;
+
+use crate::{
+    error::{StreamError, whole},
+    text::Texts,
+};
+
+pub(crate) struct Http {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    uri: Uri,
+    headers: HeaderMap,
+    texts: Texts,
+    is_batched: bool,
+    /// Positions in standard input begin anew with each run: its name, in keys.
+    run: Option<String>,
+}
+
+/// Of an answer, to be thrown away or quoted; beyond it the connection is not used again.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// From its head to its end; beyond it the same.
+const BODY_LIMIT: Duration = Duration::from_secs(1);
+/// Of an answer, in the reason of a failure.
+const QUOTED_CHARS_MAX: usize = 200;
+/// What a server may ask for at most.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+impl Http {
+    pub(super) fn new(url: &str, keys: &StreamKeys, texts: Texts) -> Result<Self, StreamError> {
+        let (url, login) = split_login(url);
+        let wrong = |error: String| StreamError::Sink(error);
+        let uri: Uri = url.parse().map_err(|error| wrong(format!("the URL of `to` cannot be read: {error}")))?;
+        let mut headers = headers(keys)?;
+        if let (Some(login), false) = (login, headers.contains_key(AUTHORIZATION)) {
+            let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(login));
+            headers.extend(HeaderValue::try_from(value).ok().map(|value| (AUTHORIZATION, value)));
+        }
+        let tls = tls::for_web().map_err(|error| wrong(error.to_string()))?;
+        let mut plain = HttpConnector::new();
+        plain.enforce_http(false);
+        plain.set_nodelay(true);
+        plain.set_connect_timeout(Some(CONNECT_LIMIT));
+        plain.set_keepalive(Some(KEEPALIVE));
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+        let connector = connector.wrap_connector(plain);
+        let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
+        let run = matches!(keys.from, Origin::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
+        Ok(Self { client, uri, headers, texts, is_batched: keys.batch > 1, run })
+    }
+
+    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+        let request = self.request(records)?;
+        let answer = self.client.request(request).await;
+        let answer = answer.map_err(|error| Failure::new(format!("no answer: {}", whole(&error))))?;
+        judge(answer).await
+    }
+
+    fn request(&self, records: &[Record]) -> Result<Request<Full<Bytes>>, Failure> {
+        let mut body = Vec::new();
+        if self.is_batched {
+            records.iter().try_for_each(|record| self.texts.line(record, &mut body))?;
+        } else {
+            records.iter().for_each(|record| self.texts.body(record, &mut body));
+        }
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        if let Some(name) = self.idempotency_key(records) {
+            request.headers_mut().insert(HeaderName::from_static("idempotency-key"), name);
+        }
+        Ok(request)
+    }
+
+    /// The same for every attempt at the same records, and for no others.
+    fn idempotency_key(&self, records: &[Record]) -> Option<HeaderValue> {
+        let (first, last) = (records.first()?, records.last()?);
+        let (topic, partition) = self.texts.places.of(first.lane());
+        let partition = partition.map_or_else(String::new, |number| format!("/{number}"));
+        let until = if records.len() > 1 { format!("-{}", last.position()) } else { String::new() };
+        let run = self.run.as_deref().unwrap_or_default();
+        HeaderValue::try_from(format!("\"{topic}{partition}{run}/{}{until}\"", first.position())).ok()
+    }
+}
+
+/// `http://user:password@host/` without its login, and the login.
+fn split_login(url: &str) -> (String, Option<String>) {
+    let Some((scheme, rest)) = url.split_once("://") else { return (url.to_owned(), None) };
+    let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    match authority.rsplit_once('@') {
+        Some((login, host)) => {
+            // As it stands, if it is not encoded.
+            let login = decode(login).unwrap_or_else(|_| login.to_owned());
+            (format!("{scheme}://{host}{path}"), Some(login))
+        }
+        None => (url.to_owned(), None),
+    }
+}
+
+fn headers(keys: &StreamKeys) -> Result<HeaderMap, StreamError> {
+    let content = if keys.batch > 1 { "application/x-ndjson" } else { "application/json" };
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content));
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("tidegate/", env!("CARGO_PKG_VERSION"))));
+    for (name, value) in &keys.headers.0 {
+        let wrong = |error: String| StreamError::Sink(format!("the header `{name}` cannot be sent: {error}"));
+        let value = HeaderValue::try_from(value).map_err(|error| wrong(error.to_string()))?;
+        headers.insert(HeaderName::try_from(name).map_err(|error| wrong(error.to_string()))?, value);
+    }
+    Ok(headers)
+}
+
+async fn judge(answer: Response<Incoming>) -> Result<(), Failure> {
+    let (head, body) = answer.into_parts();
+    // Read to its end, the connection serves the next request. What was decided does not wait for it.
+    let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
+    if head.status.is_success() {
+        return Ok(());
+    }
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
+    let reason = reason(head.status, &body.unwrap_or_default());
+    let failure = if is_final(head.status) { Failure::permanent(reason) } else { Failure::new(reason) };
+    Err(match retry_after(&head.headers, SystemTime::now()) {
+        Some(wait) => failure.retry_after(wait),
+        None => failure,
+    })
+}
+
+/// The record itself is refused: asking again changes nothing.
+fn is_final(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::GONE
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNSUPPORTED_MEDIA_TYPE
+            | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+fn reason(status: StatusCode, body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let quoted: String = text.trim().chars().take(QUOTED_CHARS_MAX).collect();
+    if quoted.is_empty() { format!("answered {status}") } else { format!("answered {status}: {quoted}") }
+}
+
+/// Seconds, or a date by the server's clock, which need not agree with ours. A date that is over asks for no wait of its own:
+/// without any, the attempts would be used up at once.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
+    let asked = text(RETRY_AFTER)?;
+    let wait = match asked.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
+            let wait = httpdate::parse_http_date(asked).ok()?.duration_since(now).ok()?;
+            Some(wait).filter(|wait| !wait.is_zero())?
+        }
+    };
+    Some(wait.min(RETRY_AFTER_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_ask_for_a_wait_in_seconds_or_by_a_date() {
+        let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").expect("a date");
+        let wait_by = |text: &'static str, date: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(text));
+            headers.extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
+            retry_after(&headers, now).map(|wait| wait.as_secs())
+        };
+        let wait = |text| wait_by(text, None);
+        assert_eq!(wait("7"), Some(7));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:50:37 GMT"), Some(60));
+        assert_eq!(wait("99999999"), Some(3600));
+        assert_eq!(wait("soon"), None);
+        // Its clock is an hour behind ours.
+        let date = Some("Sun, 06 Nov 1994 07:49:37 GMT");
+        assert_eq!(wait_by("Sun, 06 Nov 1994 07:49:42 GMT", date), Some(5));
+        assert_eq!(wait("0"), Some(0));
+        assert_eq!([wait("Sun, 06 Nov 1994 08:00:00 GMT"), wait_by("Sun, 06 Nov 1994 07:49:37 GMT", date)], [None; 2]);
+    }
+
+    #[test]
+    fn a_login_leaves_the_url() {
+        let split = |url| split_login(url);
+        assert_eq!(split("http://me:p@w@h:1/p?q"), ("http://h:1/p?q".to_owned(), Some("me:p@w".to_owned())));
+        assert_eq!(split("http://me:p%40w%25@h/").1.as_deref(), Some("me:p@w%"));
+        assert_eq!(split("http://me:100%@h/").1.as_deref(), Some("me:100%"));
+        assert_eq!(split("http://h/a@b"), ("http://h/a@b".to_owned(), None));
+    }
+}

@@ -1,0 +1,235 @@
+//! A login to Postgres, or to the gateway itself.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tidegate_link::kernel_path;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+use tokio_rustls::TlsConnector;
+
+use tidegate_config::{
+    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, Stream,
+    stream::{GatewayTarget, Target},
+};
+use tidegate_tls as tls;
+
+use crate::{
+    door::{Door, Doors},
+    error::{StreamError, whole},
+};
+
+/// How to log in.
+pub(super) struct Login {
+    config: tokio_postgres::Config,
+    way: Way,
+    /// How long each address of each host may take.
+    limit: Duration,
+    server: SessionAttrs,
+}
+
+/// For all hosts together, unless the URL says how long each may take (`connect_timeout`); and what each has in any case.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+const HOST_LIMIT_MIN: Duration = Duration::from_secs(3);
+
+enum Way {
+    Inside(Door),
+    Hosts { hosts: Vec<Host>, tls: Option<Arc<ClientConfig>>, settings: ServerTls },
+}
+
+/// A connection, and the task that moves its bytes.
+pub(super) struct Connected {
+    pub(super) client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Login {
+    pub(super) fn new(stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
+        match &stream.keys.to {
+            Target::Postgres(url) => Self::to_server(url, stream),
+            Target::Gateway(target) => Self::to_gateway(target, stream, doors),
+            _ => unreachable!("a sink of Postgres leads to one"),
+        }
+    }
+
+    fn to_server(url: &PgUrl, stream: &Stream) -> Result<Self, StreamError> {
+        let user = if url.user.is_empty() { "postgres" } else { &url.user };
+        let mut config = config(stream, user, if url.dbname.is_empty() { user } else { &url.dbname });
+        if !url.password.is_empty() {
+            config.password(url.password.reveal());
+        }
+        for (name, value) in &url.parameters {
+            if name == "options" {
+                config.options(value);
+            } else if name == "application_name" {
+                config.application_name(value);
+            }
+        }
+        if stream.tls.binding == ChannelBinding::Require {
+            // The connection does not tell the login of its certificate, which refuses then rather than go on without.
+            config.channel_binding(tokio_postgres::config::ChannelBinding::Require);
+        }
+        let tls = tls::for_servers(&stream.tls).map_err(|error| StreamError::Sink(error.to_string()))?;
+        let share = (CONNECT_LIMIT / u32::try_from(url.hosts.len().max(1)).unwrap_or(u32::MAX)).max(HOST_LIMIT_MIN);
+        let given = url.connect_timeout.filter(|seconds| *seconds > 0);
+        let limit = given.map_or(share, |seconds| Duration::from_secs(seconds.into()));
+        let way = Way::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };
+        Ok(Self { config, way, limit, server: stream.server })
+    }
+
+    fn to_gateway(target: &GatewayTarget, stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
+        let Some(door) = doors.door.clone() else {
+            let text = "there is no gateway here: name a postgres:// URL, or a configuration with -c".to_owned();
+            return Err(StreamError::Sink(text));
+        };
+        let mut config = config(stream, &target.user, &target.database);
+        let given = Some(&target.password).filter(|password| !password.is_empty());
+        if let Some(password) = given.or_else(|| doors.password(&target.user)) {
+            config.password(password.reveal());
+        }
+        let way = match door {
+            Door::Outside(hosts) => Way::Hosts { hosts, tls: None, settings: stream.tls.clone() },
+            inside @ Door::Inside(_) => Way::Inside(inside),
+        };
+        Ok(Self { config, way, limit: CONNECT_LIMIT, server: SessionAttrs::Any })
+    }
+
+    /// Tries the hosts in their order, each at all of its addresses.
+    pub(super) async fn connect(&self) -> Result<Connected, String> {
+        match &self.way {
+            Way::Inside(Door::Inside(open)) => {
+                let opened = open().and_then(|socket| {
+                    socket.set_nonblocking(true)?;
+                    UnixStream::from_std(socket)
+                });
+                self.within(self.log_in(opened.map_err(|error| error.to_string())?)).await
+            }
+            Way::Inside(Door::Outside(_)) => Err("there is no gateway in this process".to_owned()),
+            Way::Hosts { hosts, tls, settings } => {
+                let mut reasons = Vec::new();
+                for host in hosts {
+                    match self.connect_to(host, tls.as_ref(), settings).await {
+                        Ok(connected) => return Ok(connected),
+                        Err(error) => reasons.push(error),
+                    }
+                }
+                Err(if reasons.is_empty() { "no host is named".to_owned() } else { reasons.join("; ") })
+            }
+        }
+    }
+
+    /// An error says at which host or address.
+    async fn connect_to(
+        &self,
+        host: &Host,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+    ) -> Result<Connected, String> {
+        let text = |error: io::Error| error.to_string();
+        let at_host = |error: String| format!("{host}: {error}");
+        let (name, port) = match host {
+            Host::Unix { .. } => {
+                let path = host.socket_path().unwrap_or_default();
+                let connecting =
+                    async { self.log_in(UnixStream::connect(kernel_path(&path)).await.map_err(text)?).await };
+                return self.within(connecting).await.map_err(at_host);
+            }
+            Host::Tcp { name, port } => (name, *port),
+        };
+        let looked_up = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await;
+        let mut reasons = Vec::new();
+        for address in looked_up.map_err(at_host)? {
+            match self.within(self.connect_at(address, name, tls, settings)).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) if name.parse::<IpAddr>().is_ok() => reasons.push(at_host(error)),
+                // A name may have several addresses.
+                Err(error) => reasons.push(format!("{host} ({}): {error}", address.ip())),
+            }
+        }
+        Err(if reasons.is_empty() { at_host("its name has no address".to_owned()) } else { reasons.join("; ") })
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let done = tokio::time::timeout(self.limit, work).await;
+        done.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.limit)))
+    }
+
+    async fn connect_at(
+        &self,
+        address: SocketAddr,
+        name: &str,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+    ) -> Result<Connected, String> {
+        let text = |error: io::Error| error.to_string();
+        let mut socket = TcpStream::connect(address).await.map_err(text)?;
+        socket.set_nodelay(true).map_err(text)?;
+        let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return self.log_in(socket).await };
+        let is_direct = settings.negotiation == SslNegotiation::Direct;
+        if !is_direct && !asks_for_tls(&mut socket).await.map_err(text)? {
+            if settings.mode == SslMode::Prefer {
+                return self.log_in(socket).await;
+            }
+            return Err(format!("the server has no TLS, and sslmode is {}", settings.mode));
+        }
+        let server = match name.parse::<IpAddr>() {
+            Ok(address) => ServerName::from(address),
+            Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?,
+        };
+        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await.map_err(text)?;
+        self.log_in(socket).await
+    }
+
+    async fn log_in<S>(&self, socket: S) -> Result<Connected, String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| whole(&error))?;
+        // Why it ended is seen by the next statement.
+        let task = tokio::spawn(async move { drop(connection.await) });
+        let connected = Connected { client, task };
+        self.check(&connected.client).await?;
+        Ok(connected)
+    }
+
+    /// Is it a server that is meant?
+    async fn check(&self, client: &Client) -> Result<(), String> {
+        let (question, refusal) = match self.server {
+            SessionAttrs::ReadWrite => ("show transaction_read_only", "it takes no writes"),
+            SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is no primary"),
+            _ => return Ok(()),
+        };
+        let answer = client.simple_query(question).await.map_err(|error| whole(&error))?;
+        let said = answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        if matches!(said, Some("off" | "f")) { Ok(()) } else { Err(refusal.to_owned()) }
+    }
+}
+
+fn config(stream: &Stream, user: &str, database: &str) -> tokio_postgres::Config {
+    let mut config = tokio_postgres::Config::new();
+    config.user(user).dbname(database).application_name(format!("tidegate stream {}", stream.keys.name));
+    config
+}
+
+/// Sends an SSLRequest; whether the server answers that it will.
+async fn asks_for_tls(socket: &mut TcpStream) -> io::Result<bool> {
+    // Length 8, then the code of the request: PostgreSQL documentation, "SSLRequest".
+    socket.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await?;
+    Ok(socket.read_u8().await? == b'S')
+}

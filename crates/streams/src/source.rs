@@ -1,0 +1,93 @@
+//! The source of a stream: a file, standard input, or topics of a Kafka; and how far it has yet to go.
+
+#[cfg(feature = "kafka")]
+pub(super) mod kafka;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate_lanes::{
+    LaneStatus,
+    source::{Format, Ndjson},
+};
+
+use super::error::StreamError;
+use super::place::Places;
+use tidegate_config::stream::{KeyOf, Origin, StreamKeys};
+
+/// A source that is open, and what its lanes are called.
+pub(super) enum Opened {
+    /// Lines.
+    Lines(Ndjson, Places),
+    /// Partitions.
+    #[cfg(feature = "kafka")]
+    Topics(Box<kafka::Keyed>, Places),
+}
+
+/// Opens the source that the keys name.
+pub(super) fn open(keys: &StreamKeys) -> Result<Opened, StreamError> {
+    let failed = |error| StreamError::Source(Box::new(error));
+    match &keys.from {
+        Origin::Unset => unreachable!("a checked stream has a source"),
+        Origin::Stdin => {
+            let places = Places::File { name: "standard input".into(), path: None };
+            Ndjson::stdin(format(keys)).map(|lines| Opened::Lines(lines, places)).map_err(failed)
+        }
+        Origin::File(path) => {
+            let name = path.display().to_string().into();
+            let places = Places::File { name, path: Some(Arc::new(path.clone())) };
+            lines(path, keys).map(|lines| Opened::Lines(lines, places)).map_err(failed)
+        }
+        #[cfg(feature = "kafka")]
+        Origin::Kafka(topics) => kafka::open(topics, keys),
+        #[cfg(not(feature = "kafka"))]
+        Origin::Kafka(_) => Err(StreamError::NoKafka),
+    }
+}
+
+fn lines(path: &Path, keys: &StreamKeys) -> Result<Ndjson, tidegate_lanes::source::NdjsonError> {
+    let has_checkpoint = !keys.checkpoint.as_os_str().is_empty();
+    let format = Format { follow: keys.follow, ..format(keys) };
+    if has_checkpoint { Ndjson::resume(path, &keys.checkpoint, format) } else { Ndjson::open(path, format) }
+}
+
+fn format(keys: &StreamKeys) -> Format {
+    let key = match &keys.key {
+        KeyOf::Record => None,
+        KeyOf::Pointer(pointer) => Some(pointer.clone()),
+    };
+    let ahead_max = Format::default().ahead_max.min(usize::try_from(keys.bytes_max / 4).unwrap_or(usize::MAX));
+    Format { key, ahead_max, ..Format::default() }
+}
+
+/// How much there is behind what is done.
+pub(super) enum Lag {
+    /// Nobody knows.
+    Unknown,
+    /// Bytes of a file, of which so many were done before.
+    File(Arc<std::path::PathBuf>, u64),
+    /// Records of topics.
+    #[cfg(feature = "kafka")]
+    Kafka(kafka::Watermarks),
+}
+
+impl Lag {
+    /// Of a file, from where its checkpoint says.
+    pub(super) fn of_file(path: &Arc<std::path::PathBuf>, keys: &StreamKeys) -> Self {
+        let checkpoint = std::fs::read_to_string(&keys.checkpoint).unwrap_or_default();
+        Self::File(Arc::clone(path), checkpoint.trim().parse().unwrap_or(0))
+    }
+
+    /// Looks at the source; may block.
+    pub(super) fn measure(&self, lanes: &[LaneStatus]) -> Option<u64> {
+        match self {
+            Self::Unknown => None,
+            Self::File(path, before) => {
+                let done = lanes.first().and_then(|lane| lane.done_through).map_or(*before, |position| position.0);
+                std::fs::metadata(path.as_path()).ok().map(|file| file.len().saturating_sub(done))
+            }
+            #[cfg(feature = "kafka")]
+            Self::Kafka(watermarks) => watermarks.lag(lanes),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Topics as a source, with keys from inside of the values if wanted; and the ends of their partitions.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use serde_json::Value;
+use tidegate_lanes::{
+    Epoch, Event, Lane, LaneStatus, Mark, Position, Record, Room, Source,
+    source::kafka::{Error, Kafka, Partition, Roster, Start as LanesStart},
+};
+
+use super::Opened;
+use tidegate_config::stream::{KeyOf, Start, StreamKeys, Topics};
+
+use crate::{error::StreamError, place::Places};
+
+pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamError> {
+    // What is read ahead counts in the stream's bound; the other half is for what is under way.
+    let prefetch = usize::try_from(keys.bytes_max / 2).unwrap_or(usize::MAX);
+    let settings = Kafka::builder(&topics.brokers, &group(keys))
+        .start(match keys.start {
+            Start::Earliest => LanesStart::Earliest,
+            Start::Latest => LanesStart::Latest,
+            Start::Fail => LanesStart::Fail,
+        })
+        .drain(keys.drain)
+        .prefetch_bytes_at_most(prefetch)
+        .metadata(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
+    let settings = topics.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
+    let properties = keys.kafka_properties.0.iter();
+    let settings = properties.fold(settings, |settings, (name, value)| settings.property(name, value));
+    let source = settings.build().map_err(|error| StreamError::Source(Box::new(error)))?;
+    let places = Places::Kafka(source.roster());
+    Ok(Opened::Topics(Box::new(Keyed { source, key: keys.key.clone() }), places))
+}
+
+fn group(keys: &StreamKeys) -> String {
+    if keys.group.is_empty() { format!("tidegate-{}", keys.name) } else { keys.group.clone() }
+}
+
+/// A client that joins no group, for questions and for letters.
+pub(crate) fn client(brokers: &str, keys: &StreamKeys) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set_log_level(RDKafkaLogLevel::Warning);
+    config.extend(common(keys));
+    config
+}
+
+/// The properties that are not the group's alone.
+pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)> {
+    const OF_THE_GROUP: [&str; 4] =
+        ["partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"];
+    let is_common = |name: &str| {
+        !name.starts_with("group.")
+            && !name.starts_with("fetch.")
+            && !name.starts_with("queued.")
+            && !OF_THE_GROUP.contains(&name)
+    };
+    keys.kafka_properties.0.iter().filter(move |(name, _)| is_common(name)).cloned()
+}
+
+/// Topics whose records get the key that orders them here.
+#[derive(Debug)]
+pub(crate) struct Keyed {
+    source: Kafka,
+    key: KeyOf,
+}
+
+impl Keyed {
+    fn rekeyed(pointer: &str, record: Record) -> Record {
+        if record.damage().is_some() {
+            return record;
+        }
+        let Some(payload) = record.payload() else { return record };
+        match serde_json::from_slice::<Value>(payload) {
+            Err(error) => record.undecodable(&format!("not JSON: {error}")),
+            Ok(value) => {
+                let key = match value.pointer(pointer) {
+                    None | Some(Value::Null) => None,
+                    Some(Value::String(key)) => Some(key.clone()),
+                    Some(other) => Some(other.to_string()),
+                };
+                record.ordered_by(key.as_deref().map(str::as_bytes))
+            }
+        }
+    }
+}
+
+impl Source for Keyed {
+    type Error = Error;
+
+    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Error>> {
+        let before = batch.len();
+        let polled = self.source.poll(cx, room, batch);
+        if let KeyOf::Pointer(pointer) = &self.key {
+            let fresh: Vec<Record> = batch.drain(before..).collect();
+            batch.extend(fresh.into_iter().map(|record| Self::rekeyed(pointer, record)));
+        }
+        polled
+    }
+
+    fn pause(&mut self, lane: Lane, epoch: Epoch) {
+        self.source.pause(lane, epoch);
+    }
+
+    fn resume(&mut self, lane: Lane, epoch: Epoch) {
+        self.source.resume(lane, epoch);
+    }
+
+    fn commit(&mut self, marks: &[Mark]) {
+        self.source.commit(marks);
+    }
+
+    fn release(&mut self, lane: Lane, epoch: Epoch, through: Option<Position>) {
+        self.source.release(lane, epoch, through);
+    }
+
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.source.poll_close(cx)
+    }
+
+    fn buffered_bytes(&self) -> usize {
+        self.source.buffered_bytes()
+    }
+
+    fn lane_name(&self, lane: Lane) -> String {
+        self.source.lane_name(lane)
+    }
+}
+
+/// Asks the brokers where the partitions end.
+pub(crate) struct Watermarks {
+    asking: BaseConsumer,
+    roster: Roster,
+}
+
+/// Beyond this the figure is left out for now.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+impl Watermarks {
+    /// `None` if the client refuses the settings; the source will say why.
+    pub(crate) fn new(topics: &Topics, keys: &StreamKeys, roster: Roster) -> Option<Self> {
+        // The name of the group is for the positions that were committed: it is no member.
+        let asking = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
+        Some(Self { asking, roster })
+    }
+
+    /// Without a partition, as before the group has given it one, nobody knows.
+    pub(crate) fn lag(&self, lanes: &[LaneStatus]) -> Option<u64> {
+        if lanes.is_empty() {
+            return None;
+        }
+        lanes.iter().map(|lane| self.of(lane)).sum()
+    }
+
+    fn of(&self, lane: &LaneStatus) -> Option<u64> {
+        let partition = self.roster.partition(lane.lane)?;
+        let (low, high) = self.asking.fetch_watermarks(&partition.topic, partition.number, ANSWER_LIMIT).ok()?;
+        let next = match lane.done_through {
+            Some(position) => i64::try_from(position.0).ok()? + 1,
+            // Nothing was done since the start: the group knows what was done before.
+            None => self.committed(&partition)?.unwrap_or(low),
+        };
+        u64::try_from(high.saturating_sub(next.max(low))).ok()
+    }
+
+    fn committed(&self, partition: &Partition) -> Option<Option<i64>> {
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition(&partition.topic, partition.number);
+        let answer = self.asking.committed_offsets(asked, ANSWER_LIMIT).ok()?;
+        match answer.elements().first()?.offset() {
+            Offset::Offset(offset) => Some(Some(offset)),
+            _ => Some(None),
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! `tidegate stream`: the keys of `[[streams]]` as flags, or a file that has them.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::words;
+use tidegate_config as config;
+use tidegate_config::{
+    Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass,
+    stream::{Flag, Keyless, OnExhausted, RecordForm, Start},
+};
+
+const EXAMPLES: &str = "\
+Without any server:
+  tidegate stream --from orders.ndjson --key /customer --to -
+  tail -F app.log.json | tidegate stream --from - --key /user --to 'command:./handle.py'
+                         reads a line per record; answers each with ok, failed or rejected
+
+To a web service, at most 200 requests at a time, in order per customer:
+  tidegate stream --name ship --from kafka://localhost:9092/orders --key /customer \\
+      --to https://example.org/orders --concurrency 200 --dead-letter dead.ndjson
+
+To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command line everybody could see it):
+  tidegate stream --name store --from kafka://localhost:9092/orders \\
+      --to postgres://app@localhost/shop \\
+      --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
+      --param /id --param value
+
+What a file describes, beside a gateway (`tidegate run`) or alone:
+  tidegate stream -c tidegate.toml orders
+
+Records of a key are delivered one after another, of different keys side by side, and each at
+least once: nothing is committed before the other side has it. Ctrl-C reads no more and lets
+what was read be delivered; a second one stops now.
+
+Exit status: 0 all was done, or it was stopped in order,
+             1 it could not begin or go on, or was stopped twice,
+             2 the command line is wrong,
+             3 as 0, but some records went to the dead-letter or were skipped.
+
+docs/src/guide/streams.md tells more; docs/src/reference/configuration.md describes every key of [[streams]], after
+which the flags are named.";
+
+/// `tidegate stream`.
+#[derive(Debug, Clone, Args, Default)]
+#[command(after_help = EXAMPLES)]
+pub struct Stream {
+    /// Configuration file whose streams are run.
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["from", "to"])]
+    pub config: Option<PathBuf>,
+
+    /// Which of the file's streams; all of them without a name.
+    #[arg(value_name = "NAME", requires = "config")]
+    pub names: Vec<String>,
+
+    /// A file with a JSON value per line, `-` for standard input, or kafka://BROKER:9092/TOPIC,TOPIC.
+    #[arg(long, value_name = "SOURCE", required_unless_present = "config")]
+    pub from: Option<String>,
+
+    /// `-`, command:PROGRAM, http(s)://..., postgres://..., or kafka://BROKER:9092/TOPIC.
+    #[arg(long, value_name = "SINK", required_unless_present = "config")]
+    pub to: Option<String>,
+
+    /// What orders records: a JSON pointer such as /customer/id; without it the record's own key.
+    #[arg(long, value_name = "POINTER")]
+    pub key: Option<String>,
+
+    /// How records without a key are ordered.
+    #[arg(long, value_name = "ORDER", value_parser = words::<Keyless>(Keyless::WORDS))]
+    pub keyless: Option<Keyless>,
+
+    /// What it is called in logs, and in the default name of its group [default: stream].
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Kafka's consumer group [default: tidegate-NAME].
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+
+    /// Where a group begins that has committed nothing.
+    #[arg(long, value_name = "WHERE", value_parser = words::<Start>(Start::WORDS))]
+    pub start: Option<Start>,
+
+    /// A property of librdkafka, such as security.protocol=sasl_plaintext; may be repeated.
+    #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = pair)]
+    pub kafka_properties: Vec<(String, String)>,
+
+    /// File that notes how far --from is done; the next run goes on there.
+    #[arg(long, value_name = "FILE")]
+    pub checkpoint: Option<String>,
+
+    /// Wait for more at the end of the file.
+    #[arg(long)]
+    pub follow: bool,
+
+    /// Statement for Postgres.
+    #[arg(long, value_name = "STATEMENT")]
+    pub sql: Option<String>,
+
+    /// A parameter of the statement, in order: key, value, topic, partition, position, timestamp, header:NAME, or a JSON
+    /// pointer; may be repeated.
+    #[arg(long = "param", value_name = "PART")]
+    pub params: Vec<String>,
+
+    /// Connections to Postgres [default: 4].
+    #[arg(long, value_name = "N")]
+    pub connections: Option<u64>,
+
+    /// Processes of the command [default: one per core].
+    #[arg(long, value_name = "N")]
+    pub processes: Option<u64>,
+
+    /// A header of each HTTP request; may be repeated.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = pair)]
+    pub headers: Vec<(String, String)>,
+
+    /// Whether to write the value alone, or an envelope with key, place and headers.
+    #[arg(long, value_name = "FORM", value_parser = words::<RecordForm>(RecordForm::WORDS))]
+    pub form: Option<RecordForm>,
+
+    /// Waiting records of one key that are delivered together at most [default: 1].
+    #[arg(long, value_name = "N")]
+    pub batch: Option<u64>,
+
+    /// How long one attempt may take [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+
+    /// Deliveries under way at a time [default: 100].
+    #[arg(long, value_name = "N")]
+    pub concurrency: Option<u64>,
+
+    /// Deliveries begun in a second [default: any number].
+    #[arg(long, value_name = "N")]
+    pub rate: Option<u64>,
+
+    /// Records of one key that may begin in a --quota-window [default: any number].
+    #[arg(long, value_name = "N")]
+    pub quota: Option<u64>,
+
+    /// See --quota [default: 1s].
+    #[arg(long, value_name = "TIME")]
+    pub quota_window: Option<String>,
+
+    /// Deliver only the newest of a key's waiting records.
+    #[arg(long)]
+    pub compact: bool,
+
+    /// Attempts at a record, 65,535 at most; 0 for any number [default: 10].
+    #[arg(long, value_name = "N")]
+    pub attempts: Option<u64>,
+
+    /// Age of a record, since it was read, beyond which it is not tried again [default: any].
+    #[arg(long, value_name = "TIME")]
+    pub age_max: Option<String>,
+
+    /// Wait after a failed attempt, which doubles [default: 100ms].
+    #[arg(long, value_name = "TIME")]
+    pub retry_wait: Option<String>,
+
+    /// The longest such wait [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub retry_wait_max: Option<String>,
+
+    /// What becomes of a record whose attempts are used up [default: stop].
+    #[arg(long, value_name = "WHAT", value_parser = words::<OnExhausted>(OnExhausted::WORDS))]
+    pub exhausted: Option<OnExhausted>,
+
+    /// Where records go that cannot be done: a file, or kafka://BROKER:9092/TOPIC.
+    #[arg(long, value_name = "WHERE")]
+    pub dead_letter: Option<String>,
+
+    /// Records that were read and are not done [default: 100000].
+    #[arg(long, value_name = "N")]
+    pub records_max: Option<u64>,
+
+    /// Their bytes, with what is read ahead [default: 268435456].
+    #[arg(long, value_name = "BYTES")]
+    pub bytes_max: Option<u64>,
+
+    /// Records of one partition from the oldest that is not done to the newest [default: 1000000].
+    #[arg(long, value_name = "N")]
+    pub span_max: Option<u64>,
+
+    /// How long what is done may wait to be committed [default: 200ms].
+    #[arg(long, value_name = "TIME")]
+    pub commit_every: Option<String>,
+
+    /// How long what was read may take to be delivered after Ctrl-C [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub drain: Option<String>,
+
+    /// No progress, and warnings and errors only.
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Form of log lines; auto is text, with colour on a terminal.
+    #[arg(long, value_name = "FORM", value_parser = words::<LogFormat>(LogFormat::WORDS))]
+    pub log_format: Option<LogFormat>,
+
+    /// Least important event that is logged.
+    #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
+    pub log_level: Option<LogLevel>,
+}
+
+/// What is to be run.
+#[derive(Debug)]
+pub struct Streams {
+    /// The streams.
+    pub streams: Vec<config::stream::Stream>,
+    /// The file that they stand in.
+    pub config: Option<Config>,
+    /// How to log.
+    pub log: Log,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    if name.trim().is_empty() {
+        return Err("there is no name before the =".to_owned());
+    }
+    Ok((name.trim().to_owned(), value.to_owned()))
+}
+
+impl Stream {
+    /// The streams of the file, or the one of the flags.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them, in words for people.
+    pub fn streams(&self) -> Result<Streams, String> {
+        let said = |errors: ConfigErrors| format!("the stream cannot be run\n\n{errors}");
+        let (streams, config) = match &self.config {
+            Some(file) => {
+                let config = config::toml::load(file).map_err(said)?;
+                (self.chosen(&config, file)?, Some(config))
+            }
+            None => {
+                self.is_named()?;
+                (vec![Config::stream_of(&self.flags()).map_err(said)?], None)
+            }
+        };
+        let mut log = config.as_ref().map(|config| config.log.clone()).unwrap_or_default();
+        log.format = self.log_format.unwrap_or(log.format);
+        log.level = self.log_level.unwrap_or(if self.quiet { LogLevel::Warn } else { log.level });
+        Ok(Streams { streams, config, log })
+    }
+
+    /// Two commands that share a group by accident would each get a part of the records.
+    fn is_named(&self) -> Result<(), String> {
+        let is_kafka = self.from.as_ref().is_some_and(|from| from.starts_with("kafka:"));
+        if is_kafka && self.name.is_none() && self.group.is_none() {
+            return Err("the group on Kafka needs a name, by which the next run finds where this one ended\n  \
+                        help: add --name orders (its group is tidegate-orders), or --group GROUP"
+                .to_owned());
+        }
+        Ok(())
+    }
+
+    fn chosen(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::Stream>, String> {
+        let is_written = |key: &str| key != "name" || self.name.is_some();
+        if let Some((key, _)) = self.flags().into_iter().find(|(key, _)| is_written(key)) {
+            return Err(format!("the file says `{key}` for each of its streams: leave it out beside -c"));
+        }
+        let known: Vec<&str> = config.streams.iter().map(|stream| stream.keys.name.as_str()).collect();
+        if known.is_empty() {
+            return Err(format!("{} has no streams: begin one with [[streams]]", file.display()));
+        }
+        if let Some(unknown) = self.names.iter().find(|name| !known.contains(&name.as_str())) {
+            return Err(format!("{} has no stream `{unknown}`; it has {}", file.display(), known.join(", ")));
+        }
+        let is_chosen = |name: &String| self.names.is_empty() || self.names.contains(name);
+        Ok(config.streams.iter().filter(|stream| is_chosen(&stream.keys.name)).cloned().collect())
+    }
+
+    /// The flags that were written, as keys of `[[streams]]`.
+    fn flags(&self) -> Vec<(&'static str, Flag)> {
+        let mut flags = vec![("name", Flag::Text(self.name.clone().unwrap_or_else(|| "stream".to_owned())))];
+        let word = |word: Option<&'static str>| word.map(str::to_owned);
+        let texts = [
+            ("from", self.from.clone()),
+            ("to", self.to.as_deref().map(|to| pgpass::with_password(to, &super::environment))),
+            ("key", self.key.clone()),
+            ("keyless", word(self.keyless.map(Keyless::as_str))),
+            ("group", self.group.clone()),
+            ("start", word(self.start.map(Start::as_str))),
+            ("checkpoint", self.checkpoint.clone()),
+            ("sql", self.sql.clone()),
+            ("form", word(self.form.map(RecordForm::as_str))),
+            ("timeout", self.timeout.clone()),
+            ("quota_window", self.quota_window.clone()),
+            ("age_max", self.age_max.clone()),
+            ("retry_wait", self.retry_wait.clone()),
+            ("retry_wait_max", self.retry_wait_max.clone()),
+            ("commit_every", self.commit_every.clone()),
+            ("exhausted", word(self.exhausted.map(OnExhausted::as_str))),
+            ("dead_letter", self.dead_letter.clone()),
+            ("drain", self.drain.clone()),
+        ];
+        flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, Flag::Text(text?)))));
+        let numbers = [
+            ("connections", self.connections),
+            ("processes", self.processes),
+            ("batch", self.batch),
+            ("concurrency", self.concurrency),
+            ("rate", self.rate),
+            ("quota", self.quota),
+            ("attempts", self.attempts),
+            ("records_max", self.records_max),
+            ("bytes_max", self.bytes_max),
+            ("span_max", self.span_max),
+        ];
+        flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, Flag::Number(number?)))));
+        let switches = [("follow", self.follow), ("compact", self.compact)];
+        flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, Flag::Yes)));
+        if !self.params.is_empty() {
+            flags.push(("params", Flag::List(self.params.clone())));
+        }
+        let tables = [("headers", &self.headers), ("kafka_properties", &self.kafka_properties)];
+        let written = tables.into_iter().filter(|(_, pairs)| !pairs.is_empty());
+        flags.extend(written.map(|(key, pairs)| (key, Flag::Table(pairs.clone()))));
+        flags
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use tidegate_config::stream::StreamKeys;
+
+    use crate::cli::{Cli, Command};
+
+    fn stream(arguments: &[&str]) -> Stream {
+        let all = ["tidegate", "stream"].iter().chain(arguments);
+        match Cli::try_parse_from(all).expect("a command line").command {
+            Command::Stream(stream) => *stream,
+            other => panic!("not stream: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_are_the_keys_of_a_stream() {
+        let flags = [
+            "--from",
+            "-",
+            "--to",
+            "postgres://db/shop",
+            "--sql",
+            "select $1",
+            "--param",
+            "/id",
+            "--batch",
+            "7",
+            "--timeout",
+            "5s",
+            "--dead-letter",
+            "dead.ndjson",
+            "--kafka",
+            "a=b",
+            "--follow",
+        ];
+        let streams = stream(&flags).streams().expect("a stream").streams;
+        let keys = &streams[0].keys;
+        assert_eq!((keys.name.as_str(), keys.batch, keys.timeout.as_secs()), ("stream", 7, 5));
+        assert_eq!((keys.exhausted, keys.follow), (OnExhausted::DeadLetter, true));
+        assert_eq!(keys.kafka_properties.0, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_flag_is_said_like_that_of_a_file() {
+        let errors = stream(&["--from", "a", "--to", "htp://x"]).streams().expect_err("no such sink");
+        assert!(errors.contains("the command line") && errors.contains("did you mean http://?"), "{errors}");
+    }
+
+    #[test]
+    fn every_key_of_a_stream_is_a_flag() {
+        let help = <Cli as clap::CommandFactory>::command();
+        let stream = help.find_subcommand("stream").expect("a command");
+        let flags: Vec<String> = stream.get_arguments().filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+        for key in StreamKeys::KEYS {
+            let flag = match key.name {
+                "kafka_properties" => "kafka".to_owned(),
+                "params" => "param".to_owned(),
+                "headers" => "header".to_owned(),
+                key => key.replace('_', "-"),
+            };
+            assert!(flags.contains(&flag), "--{flag} is missing");
+        }
+    }
+
+    #[test]
+    fn a_group_has_a_name_of_its_own() {
+        let ends = ["--from", "kafka://localhost:9092/orders", "--to", "-"];
+        let errors = stream(&ends).streams().expect_err("no name");
+        assert!(errors.contains("add --name orders"), "{errors}");
+        for more in [["--name", "orders"], ["--group", "orders"]] {
+            assert!(stream(&[ends.as_slice(), &more].concat()).streams().is_ok(), "{more:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_or_both_ends_must_be_named() {
+        for arguments in [&["--from", "-"][..], &[], &["-c", "a.toml", "--from", "-", "--to", "-"], &["orders"]] {
+            let all = ["tidegate", "stream"].iter().chain(arguments);
+            assert!(Cli::try_parse_from(all).is_err(), "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! How the tasks of a gateway ended, for the log.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tidegate_proxy::plane::{Gateway, lock};
+use tidegate_supervise::{Exits, Report, Stuck};
+
+/// Who the clients are: by id, where they come from.
+type Peers = Arc<Mutex<HashMap<u64, String>>>;
+
+/// How many tasks of the gateway have ended so far.
+pub(super) fn exits(gateway: &Gateway) -> Exits {
+    let mut sum = Exits::default();
+    for (_, counts) in gateway.scope.tree() {
+        sum.add(&counts.exits);
+    }
+    sum
+}
+
+/// How often it is looked whether threads have ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Waits until threads have ended. `false`: some hang, and are left alone.
+pub(super) fn joined(threads: &[JoinHandle<()>], deadline: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        if threads.iter().all(JoinHandle::is_finished) {
+            return true;
+        }
+        if begun.elapsed() >= deadline {
+            return false;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// What numbers in a report stand for.
+pub(super) struct Names<'a> {
+    gateway: &'a Gateway,
+    peers: Peers,
+}
+
+impl<'a> Names<'a> {
+    /// Has all threads name their clients, and those tell their clients to look up. A thread that hangs already names none;
+    /// then ids remain, which the log of logins has.
+    pub(super) fn gather(gateway: &'a Gateway) -> Self {
+        let peers = Peers::default();
+        for worker in gateway.workers() {
+            let peers = Arc::clone(&peers);
+            worker.visit(move |worker| {
+                let cards = worker.roster.cards();
+                lock(&peers).extend(cards.iter().map(|card| (card.id, card.peer.to_string())));
+                worker.roster.wake_all();
+            });
+        }
+        Self { gateway, peers }
+    }
+
+    fn of(&self, stuck: &Stuck) -> String {
+        let path = stuck.scope.strip_prefix("tidegate/").unwrap_or(&stuck.scope);
+        let (kind, _) = path.split_once('/').unwrap_or((path, ""));
+        match (kind, &stuck.key, stuck.number) {
+            (_, Some(key), _) => format!("{path} {key}"),
+            ("clients", None, Some(id)) => match lock(&self.peers).get(&id) {
+                Some(peer) => format!("client {id}, {peer}"),
+                None => format!("client {id}"),
+            },
+            ("servers", None, Some(id)) => {
+                let known = self.gateway.servers().into_iter().find(|server| server.identity.id == id);
+                known.map_or_else(
+                    || format!("server {id}"),
+                    |server| format!("server {id}, {}, pid {}", server.identity.address.host, server.identity.pid),
+                )
+            }
+            (_, None, Some(number)) => format!("{path} {number}"),
+            (_, None, None) => path.to_owned(),
+        }
+    }
+
+    /// Logs a report: in sum, and whoever did not end by name.
+    pub(super) fn log(&self, report: &Report) {
+        tracing::info!(
+            clean = report.clean(),
+            aborted = report.aborted(),
+            panicked = report.panicked(),
+            stuck = report.left,
+            "tasks ended"
+        );
+        for stuck in &report.stuck {
+            let (who, age) = (self.of(stuck), stuck.age);
+            tracing::error!("a task did not end: {who}, spawned at {}, age {age:?}", stuck.spawned_at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::ready, sync::mpsc};
+
+    use tidegate_supervise::Scope;
+
+    use super::*;
+    use tidegate_config::Config;
+    use tidegate_pg_client::resolve::Resolver;
+    use tidegate_proxy::plane::Setup;
+
+    #[test]
+    fn a_thread_that_hangs_is_not_waited_for_longer_than_the_deadline() {
+        let (go, going) = mpsc::channel::<()>();
+        let threads = [thread::spawn(|| ()), thread::spawn(move || assert!(going.recv().is_err()))];
+        assert!(!joined(&threads, Duration::from_millis(1)));
+        drop(go);
+        assert!(joined(&threads, Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn who_did_not_end_is_called_by_name() {
+        let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let config = Config::from_url("postgres://db.example/shop").unwrap();
+        let resolver = Resolver::new(control.handle().clone());
+        let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
+        let (thread, jobs): (Scope, Scope<&str>) = (gateway.client_scope.child("0"), gateway.scope.child("jobs"));
+        let _clients = [4711, 4712].map(|id| thread.hold(id).unwrap());
+        let _server = gateway.server_scope.hold(7).unwrap();
+        let _job = jobs.wrap_as("a check", |_| ready(())).unwrap();
+        let report = control.block_on(gateway.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
+        let names = Names::gather(&gateway);
+        names.peers.lock().unwrap().insert(4711, "10.0.0.1:4242".to_owned());
+        let mut who: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();
+        who.sort_unstable();
+        assert_eq!(who, ["client 4711, 10.0.0.1:4242", "client 4712", "jobs \"a check\"", "server 7"]);
+    }
+}

@@ -1,0 +1,263 @@
+//! TLS configurations, made from files once per start or reload.
+
+use std::{path::Path, sync::Arc};
+
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
+    client::WebPkiServerVerifier,
+    crypto::{
+        CryptoProvider, SupportedKxGroup,
+        ring::{self, cipher_suite as suite, kx_group},
+    },
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+
+use tidegate_config::{
+    CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation,
+};
+use tidegate_link::TlsInfo;
+
+mod certificate;
+mod key;
+mod p521;
+mod pem;
+mod pss;
+mod verifier;
+
+use key::KeyKind;
+use verifier::{Names, Trust, Verifier};
+
+pub use certificate::{Subject, end_point, subject};
+
+/// The protocol name that Postgres 17 and newer want to see when TLS begins without being asked for.
+pub const ALPN: &[u8] = b"postgresql";
+
+/// Records are kept below what libpq reads at once: an asynchronous client that waits for its socket while a part of a
+/// record lies in its buffer would wait for ever.
+const FRAGMENT_MAX: usize = 8 * 1024;
+
+/// What is wrong with the files.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} {path}: {reason}")]
+pub struct TlsError {
+    what: &'static str,
+    path: String,
+    reason: String,
+}
+
+impl TlsError {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The file, without its content.
+    #[must_use]
+    pub fn outline(&self) -> String {
+        format!("{} {}: the file cannot be used", self.what, self.path)
+    }
+}
+
+fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {
+    TlsError { what, path: path.display().to_string(), reason: format!("{reason}") }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    narrowed(&[], &[])
+}
+
+/// The provider with nothing but these; an empty list is all.
+fn narrowed(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    provider.signature_verification_algorithms = *p521::ALGORITHMS;
+    if !suites.is_empty() {
+        provider.cipher_suites = suites.iter().copied().map(of_rustls).collect();
+    }
+    if !groups.is_empty() {
+        provider.kx_groups = groups.iter().copied().map(group_of_rustls).collect();
+    }
+    Arc::new(provider)
+}
+
+/// The version of a connection and its cipher suite, by the name that OpenSSL has: `TLSv1.3/TLS_AES_256_GCM_SHA384`.
+#[must_use]
+pub fn told(info: &TlsInfo) -> String {
+    let of = |cipher: &&CipherSuite| of_rustls(**cipher).suite().as_str() == Some(info.cipher);
+    let cipher = CipherSuite::ALL.iter().find(of).map_or(info.cipher, |cipher| cipher.as_str());
+    format!("{}/{cipher}", info.version)
+}
+
+fn of_rustls(cipher: CipherSuite) -> SupportedCipherSuite {
+    match cipher {
+        CipherSuite::Tls13Aes256 => suite::TLS13_AES_256_GCM_SHA384,
+        CipherSuite::Tls13Aes128 => suite::TLS13_AES_128_GCM_SHA256,
+        CipherSuite::Tls13Chacha20 => suite::TLS13_CHACHA20_POLY1305_SHA256,
+        CipherSuite::EcdsaAes256 => suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        CipherSuite::EcdsaAes128 => suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        CipherSuite::EcdsaChacha20 => suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        CipherSuite::RsaAes256 => suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        CipherSuite::RsaAes128 => suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        CipherSuite::RsaChacha20 => suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    }
+}
+
+fn group_of_rustls(group: KeyGroup) -> &'static dyn SupportedKxGroup {
+    match group {
+        KeyGroup::X25519 => kx_group::X25519,
+        KeyGroup::P256 => kx_group::SECP256R1,
+        KeyGroup::P384 => kx_group::SECP384R1,
+    }
+}
+
+/// TLS for clients, and what a login is bound to that runs in it.
+#[derive(Debug)]
+pub struct Acceptor {
+    /// rustls' configuration.
+    pub config: Arc<ServerConfig>,
+    /// The hash of the certificate (RFC 5929, `tls-server-end-point`); none if there is no hash for its signature.
+    pub end_point: Option<Arc<[u8]>>,
+}
+
+/// TLS for clients; `None` if it is off.
+///
+/// # Errors
+/// Which file cannot be used, and why.
+pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
+    if listen.tls == ClientTls::Off {
+        return Ok(None);
+    }
+    let (chain, key) = identity(&listen.tls_cert, &listen.tls_key)?;
+    let kind = KeyKind::of_private(&key);
+    let end_point = chain.first().and_then(|own| end_point(own)).map(Arc::from);
+    let builder = ServerConfig::builder_with_provider(narrowed(&listen.tls_ciphers, &listen.tls_groups))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", &listen.tls_cert, error))?;
+    let builder = if listen.tls_client_ca.as_os_str().is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let roots = Arc::new(roots(&named(&listen.tls_client_ca)?, &listen.tls_client_ca)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+        let verifier = match listen.tls_client_cert {
+            ClientCertificate::Require => verifier,
+            ClientCertificate::Allow => verifier.allow_unauthenticated(),
+        };
+        let verifier = verifier.build().map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
+        builder.with_client_cert_verifier(verifier)
+    };
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| unusable(&listen.tls_cert, &listen.tls_key, kind, &error))?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.max_fragment_size = Some(FRAGMENT_MAX);
+    Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
+}
+
+/// TLS towards the servers of a database; `None` if its mode never uses it.
+///
+/// # Errors
+/// Which file cannot be used, and why.
+pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsError> {
+    if tls.mode == SslMode::Disable {
+        return Ok(None);
+    }
+    let builder = ClientConfig::builder_with_provider(narrowed(&tls.ciphers, &[]))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", &tls.cert, error))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier::new(trust(tls)?, provider())));
+    let mut config = if tls.cert.as_os_str().is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let (chain, key) = identity(&tls.cert, &tls.key)?;
+        let kind = KeyKind::of_private(&key);
+        let config = builder.with_client_auth_cert(chain, key);
+        config.map_err(|error| unusable(&tls.cert, &tls.key, kind, &error))?
+    };
+    if tls.negotiation == SslNegotiation::Direct {
+        config.alpn_protocols = vec![ALPN.to_vec()];
+    }
+    Ok(Some(Arc::new(config)))
+}
+
+/// TLS towards web servers: a certificate of an authority that the machine trusts, for that very name.
+///
+/// # Errors
+/// When TLS itself cannot be set up.
+pub fn for_web() -> Result<ClientConfig, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS versions for", Path::new("the web"), error))?;
+    Ok(builder.with_root_certificates(machine_roots()).with_no_client_auth())
+}
+
+/// Whom certificates of servers have to be of; `None` where nobody asks.
+fn trust(tls: &ServerTls) -> Result<Option<Trust>, TlsError> {
+    let explicit = !tls.root_cert.as_os_str().is_empty();
+    let names = match tls.mode {
+        SslMode::VerifyFull => Names::Checked,
+        SslMode::VerifyCa => Names::Ignored,
+        // As libpq: a root certificate makes "require" behave as "verify-ca".
+        SslMode::Require if explicit => Names::Ignored,
+        _ => return Ok(None),
+    };
+    let named = if explicit { named(&tls.root_cert)? } else { Vec::new() };
+    let roots = if explicit { roots(&named, &tls.root_cert)? } else { machine_roots() };
+    let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+        .build()
+        .map_err(|error| wrong("authorities in", &tls.root_cert, error))?;
+    Ok(Some(Trust { authorities, named, names }))
+}
+
+fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+    let text = pem::read(cert).map_err(|error| wrong("certificate", cert, error))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let chain = chain.map_err(|error| wrong("certificate", cert, error))?;
+    if chain.is_empty() {
+        return Err(wrong("certificate", cert, "the file holds no certificate in PEM form"));
+    }
+    let text = pem::read(key).map_err(|error| wrong("key", key, error))?;
+    let key = pem::private_key(&text).map_err(|error| wrong("key", key, error))?;
+    Ok((chain, key))
+}
+
+/// Why a certificate and its key cannot be used: because of the kind of the key, if that is it, which rustls does not name.
+fn unusable(cert: &Path, key: &Path, kind: Option<KeyKind>, error: &rustls::Error) -> TlsError {
+    match (error, kind) {
+        (rustls::Error::InconsistentKeys(_), _) => {
+            wrong("key", key, format!("it is not the key of the certificate {}", cert.display()))
+        }
+        (_, Some(kind)) if !kind.can_sign() => {
+            wrong("key", key, format!("its kind, {kind}, cannot be used; {} can", KeyKind::SIGNING))
+        }
+        _ => wrong("certificate", cert, error),
+    }
+}
+
+/// The certificates of a file of authorities.
+fn named(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = pem::read(path).map_err(|error| wrong("authorities in", path, error))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if found.is_empty() => {
+            Err(wrong("authorities in", path, "the file holds no certificate in PEM form"))
+        }
+        found => found.map_err(|error| wrong("authorities in", path, error)),
+    }
+}
+
+fn roots(named: &[CertificateDer<'static>], path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in named {
+        store.add(certificate.clone()).map_err(|error| wrong("authorities in", path, error))?;
+    }
+    Ok(store)
+}
+
+/// The authorities that the machine trusts. Some machines list a few that are damaged; the others still count.
+fn machine_roots() -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    store
+}
