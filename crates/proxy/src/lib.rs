@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`listen`] accepts sockets and places each on a thread. [`client`] logs the client in, reads its requests and leases a
-//! [`server`] connection; [`exchange`] moves bytes both ways until the server connection can serve another client. A query
-//! crosses to another thread only when its own thread has no server connection. [`stats`] are plain counters of a thread, summed when
-//! somebody reads them.
+//! [`server`] connection. [`exchange`] moves bytes both ways until the server connection can serve another client. A query
+//! crosses to another thread only when its own thread has no server connection. [`stats`] are plain counters of a thread,
+//! summed on demand.
 
 pub mod client;
 pub mod error;
