@@ -66,13 +66,13 @@ pub(crate) struct Arguments {
     /// I/O mode of the gateway; its own choice unless told
     #[arg(long)]
     io: Option<Io>,
-    /// A gateway instead of a fresh release build
+    /// A gateway instead of a fresh `dist` build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    match run_all(arguments, Profile::Release)? {
+    match run_all(arguments, Profile::Dist)? {
         Outcome::Passed | Outcome::Flaky(_) | Outcome::Missing(_) => Ok(()),
         Outcome::Failed(why) => bail!(why),
     }

@@ -73,9 +73,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// A build of its own, so that stacks can be walked in the kernel by frame pointers, which costs the program a little.
 fn build_with_frame_pointers(target: &Path) -> Result<PathBuf> {
     let mut command = cargo();
-    command.args(["build", "--release", "-p", "tidegate", "--bin", "tidegate", "--target-dir"]).arg(target);
+    command.args(["build", "--profile", "dist", "-p", "tidegate", "--bin", "tidegate", "--target-dir"]).arg(target);
     run_command(command.env("RUSTFLAGS", "-C force-frame-pointers=yes"))?;
-    Ok(target.join("release/tidegate"))
+    Ok(target.join("dist/tidegate"))
 }
 
 fn load_command(pgbench: &Path, port: u16, arguments: &Arguments, dir: &Path) -> Command {

@@ -19,8 +19,8 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) enum Profile {
     /// As for tests, which in CI are built already.
     Dev,
-    /// As for use and measurement.
-    Release,
+    /// As for published binaries and measurement.
+    Dist,
 }
 
 /// Builds the binary and returns its path.
@@ -32,9 +32,9 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
             command.args(["test", "--no-run", "--workspace", "--test", "wrong_client"]).args(features());
             "debug"
         }
-        Profile::Release => {
-            command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--release"]);
-            "release"
+        Profile::Dist => {
+            command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--profile", "dist"]);
+            "dist"
         }
     };
     run(command.arg("--quiet"))?;
@@ -45,9 +45,9 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
 pub(crate) fn build_uncounted() -> Result<PathBuf> {
     let dir = target_dir()?.join("uncounted");
     let mut command = cargo();
-    command.args(["build", "--quiet", "--release", "-p", "tidegate", "--bin", "tidegate"]);
+    command.args(["build", "--quiet", "--profile", "dist", "-p", "tidegate", "--bin", "tidegate"]);
     run(command.args(["--features", "uncounted", "--target-dir"]).arg(&dir))?;
-    Ok(dir.join("release/tidegate"))
+    Ok(dir.join("dist/tidegate"))
 }
 
 /// What differs between the gateways that we start. TLS is allowed when there is a certificate.

@@ -89,7 +89,7 @@ fn stall() -> Result<()> {
     }
     println!("=== the disk under the query journal stands still for 10 s");
     let mut command = Command::new(root().join("bench/journal_stall.sh"));
-    run_command(command.arg(build(Profile::Release)?)).context("clients of a gateway whose journal's disk stands still")
+    run_command(command.arg(build(Profile::Dist)?)).context("clients of a gateway whose journal's disk stands still")
 }
 
 /// What the script needs and this machine does not give: it freezes a file system of its own.

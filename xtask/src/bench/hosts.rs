@@ -21,7 +21,7 @@ use crate::tests::Io;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A Tidegate instead of a fresh release build
+    /// A Tidegate instead of a fresh `dist` build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
     /// Clients of each gateway
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     let cluster = start_cluster(major_or_newest(arguments.postgres)?)?;
     fill(cluster.primary(), &pgbench)?;
     (1..3).try_for_each(|index| cluster.catch_up(index))?;
-    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
+    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Dist), Ok)?;
     // Inside the sandbox: whose configuration lies there may be adopted by it.
     let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
     let kinds = kinds(&cluster, arguments.pool_size);

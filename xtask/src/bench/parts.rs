@@ -16,7 +16,7 @@ use crate::tests::Io;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A Tidegate instead of a fresh release build
+    /// A Tidegate instead of a fresh `dist` build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
     /// Only these (repeatable); for the counters a second binary is built, which has none
@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     let pgbench = load::pgbench()?;
     let postgres = start_postgres(arguments.postgres)?;
     fill(&postgres, &pgbench)?;
-    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
+    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Dist), Ok)?;
     let times = arguments.times.at(pace);
     let mut report = Report::new("parts");
     report.note(format!("tidegate: {}", version_of(&binary, "--version")));

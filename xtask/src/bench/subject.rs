@@ -21,7 +21,7 @@ pub(crate) struct Options {
     /// A PgBouncer instead of the one on the path (see bench/README.md for a newer one)
     #[arg(long, value_name = "PATH")]
     pgbouncer: Option<PathBuf>,
-    /// A Tidegate instead of a fresh release build
+    /// A Tidegate instead of a fresh `dist` build
     #[arg(long, value_name = "PATH")]
     pub(crate) tidegate: Option<PathBuf>,
     /// Only these subjects (repeatable)
@@ -214,7 +214,7 @@ fn add_haproxy(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()>
 }
 
 fn add_ours(stage: &mut Stage, name: &'static str, options: &Options, io: Io) -> Result<()> {
-    let binary = options.tidegate.clone().map_or_else(|| build(Profile::Release), Ok)?;
+    let binary = options.tidegate.clone().map_or_else(|| build(Profile::Dist), Ok)?;
     if io == Io::Uring && !allows_io_uring() {
         stage.missing(name, "this machine forbids io_uring; see tidegate-epoll");
         return Ok(());
