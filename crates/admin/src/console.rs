@@ -105,7 +105,7 @@ struct Presence {
 
 impl Presence {
     fn begin(worker: Rc<Worker>, entry: Entry) -> Self {
-        worker.gateway.console.enter();
+        worker.gateway.statistics.console.enter();
         Self { worker, entry }
     }
 
@@ -115,7 +115,7 @@ impl Presence {
         if self.entry.card.peek_signal() == Some(Signal::Kill) {
             return ended("the connection was ended by an operator");
         }
-        match self.worker.gateway.phase() {
+        match self.worker.gateway.lifecycle.phase() {
             Phase::WaitingForTransactions | Phase::Stopping => ended("the gateway is shutting down"),
             // Somebody may want to watch.
             Phase::Active | Phase::Paused | Phase::Suspended | Phase::WaitingForClients => None,
@@ -134,7 +134,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.worker.gateway.console.leave();
+        self.worker.gateway.statistics.console.leave();
         self.worker.roster.leave(&self.entry);
     }
 }
@@ -291,7 +291,7 @@ impl Conversation {
 
     /// All statements of a text, up to the first that fails. A text with a mistake in it does nothing.
     async fn query(&mut self, text: &[u8]) -> Result<(), Goodbye> {
-        self.presence.worker.gateway.console.note_query();
+        self.presence.worker.gateway.statistics.console.note_query();
         let commands = match command::parse(&String::from_utf8_lossy(text)) {
             Ok(commands) => commands,
             Err(fault) => {
@@ -360,7 +360,7 @@ impl Conversation {
             return Ok(Ok(()));
         };
         if let Progress::Fresh = portal.progress {
-            self.presence.worker.gateway.console.note_query();
+            self.presence.worker.gateway.statistics.console.note_query();
             portal.progress = match self.answer(command).await? {
                 Ok(Answer::Rows(Table { columns, rows })) => Progress::Reading(columns, rows.into_iter()),
                 Ok(Answer::Notice) => {
@@ -495,7 +495,7 @@ async fn show(gateway: Arc<Gateway>, topic: Topic) -> Result<Answer, Fault> {
     }
     let owner = gateway.clone();
     let table = move || async move { topic.table(&Figures::of(&owner)).await };
-    let table = gateway.connector.resolver.offload_async("a table of the console", table).await;
+    let table = gateway.pools.connector.resolver.offload_async("a table of the console", table).await;
     let stopping = || Fault::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping");
     table.map(Answer::Rows).ok_or_else(stopping)
 }

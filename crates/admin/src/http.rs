@@ -60,7 +60,8 @@ pub fn bind(address: &SocketAddr) -> io::Result<Bound> {
 /// # Errors
 /// When a socket cannot be registered.
 pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
-    let scope: Supervisor<Tokio, SocketAddr> = tree::control(&gateway.scope, "metrics").build().on(Tokio::current());
+    let scope: Supervisor<Tokio, SocketAddr> =
+        tree::control(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
     let scrapes = scope.child("scrapes");
     for socket in sockets {
         let listener = Arc::new(TcpListener::from_std(socket)?);
@@ -139,7 +140,7 @@ async fn page(gateway: &Arc<Gateway>, format: Format, pages: &Semaphore) -> Opti
     let _turn = pages.acquire().await.ok()?;
     let owner = gateway.clone();
     let page = move || async move { metrics::exposition(&owner, format).await };
-    gateway.connector.resolver.offload_async("a page of metrics", page).await
+    gateway.pools.connector.resolver.offload_async("a page of metrics", page).await
 }
 
 async fn answer(head: &Parts, gateway: &Arc<Gateway>, pages: &Semaphore) -> Response<Full<Bytes>> {

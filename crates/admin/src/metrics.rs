@@ -203,7 +203,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     page.one("up", "1 if the gateway answers", &[], 1.0);
     let version = concat!("Tidegate ", env!("CARGO_PKG_VERSION"));
     page.one("version_info", "The version", &[("version", version)], 1.0);
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     page.one("config_max_client_connections", "Clients at a time", &[], f64::from(setup.config.listen.max_clients));
     page.one(
         "config_max_user_connections",
@@ -230,7 +230,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: Format) -> Vec<u8
     }
     page.prefix = "tidegate";
     page.times(&gateway.spreads().await);
-    page.failed_logins(gateway.failed_logins.counts());
+    page.failed_logins(gateway.clients.failed_logins.counts());
     let streams = Topic::Streams.table(&figures).await;
     if !streams.rows.is_empty() {
         page.states(&streams);

@@ -87,14 +87,14 @@ impl Order {
     /// Whether there was anything to undo.
     pub(super) fn take_back(&self, gateway: &Gateway) -> bool {
         let holds_all = matches!(self, Self::Pause(None) | Self::Suspend);
-        let is_expected = gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
+        let is_expected = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
         holds_all && is_expected && gateway.lift()
     }
 
     /// Undoes what lasts no longer than the console that it came from: a SUSPEND, as PgBouncer has it.
     pub(super) fn expire(&self, gateway: &Gateway) {
-        let is_expected = gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
-        if *self == Self::Suspend && is_expected && gateway.phase() == Phase::Suspended {
+        let is_expected = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        if *self == Self::Suspend && is_expected && gateway.lifecycle.phase() == Phase::Suspended {
             tracing::info!("admin disappeared when suspended, doing RESUME");
             gateway.lift();
         }
@@ -116,7 +116,7 @@ impl Order {
     /// Tells the log of it; of what PgBouncer has, in its words if they are wanted.
     fn log(&self, gateway: &Gateway, user: &str) {
         let is_ours = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
-        if is_ours || gateway.setup().config.listen.dialect != Dialect::Pgbouncer {
+        if is_ours || gateway.config.setup().config.listen.dialect != Dialect::Pgbouncer {
             return tracing::info!(user, order = %self, "order of the console");
         }
         match self.database() {
@@ -145,9 +145,9 @@ impl Order {
             Self::WaitClose(database) => wait_close(&worker, database.as_deref()).await,
             Self::Kill(database) => kill(gateway, database.as_deref()).await,
             Self::KillClient(id) => kill_client(gateway, *id).await,
-            Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.disable(database)),
-            Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.enable(database)),
-            Self::Reload => gateway.reload().await.map_err(|reason| bad_configuration(&reason)),
+            Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.disable(database)),
+            Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.enable(database)),
+            Self::Reload => gateway.config.reload().await.map_err(|reason| bad_configuration(&reason)),
             Self::Set(key, value) => set(gateway, key, value).await,
             Self::Stream(order) => order.carry_out(&worker).await,
             Self::Suspend => suspend(&worker).await,
@@ -172,13 +172,13 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
     let (owner, key, value) = (gateway.clone(), key.to_owned(), value.to_owned());
     // Certificates are read again, on a thread that may wait.
     let changed =
-        gateway.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
+        gateway.pools.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
     changed.ok_or_else(|| not_now("the gateway is stopping"))??;
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
     if let Some(streams) = gateway.streams.get() {
-        streams.limit(&gateway.setup().config.streams);
+        streams.limit(&gateway.config.setup().config.streams);
     }
     Ok(())
 }
@@ -186,21 +186,21 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
 /// Names the file that the next reload reads.
 fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), Fault> {
     let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
-    if !gateway.setup().config.admin.set_files {
+    if !gateway.config.setup().config.admin.set_files {
         return Err(refused(&ChangeError::NamesFile(CONFIG_FILE.to_owned())));
     }
-    if gateway.config_file().is_none() {
+    if gateway.config.file().is_none() {
         return Err(wrong("the configuration did not come from a file".to_owned()));
     }
     let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
-    gateway.set_config_file(Some(file));
+    gateway.config.set_file(Some(file));
     Ok(())
 }
 
 /// Puts the configuration in force with one setting changed.
 fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
-    let _alone = gateway.configure();
-    let setup = gateway.setup();
+    let _alone = gateway.config.edit();
+    let setup = gateway.config.setup();
     let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
     let setup = Setup::new(changed.map_err(|error| refused(&error))?).map_err(|error| {
         tracing::warn!(%error, setting = key, "SET changed nothing: a file of the configuration cannot be used");
@@ -225,11 +225,11 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
     let gateway = &worker.gateway;
     must_not_be_stopping(gateway)?;
     gateway.suspend();
-    let limit = gateway.setup().config.timeouts.suspend;
+    let limit = gateway.config.setup().config.timeouts.suspend;
     let since = worker.reactor.now();
     loop {
         must_not_be_stopping(gateway)?;
-        if gateway.phase() != Phase::Suspended {
+        if gateway.lifecycle.phase() != Phase::Suspended {
             return Err(not_now("resumed before all connections were held"));
         }
         if all_are_held(gateway).await {
@@ -254,18 +254,18 @@ async fn all_are_held(gateway: &Gateway) -> bool {
         let counts = shared.pool.counts();
         counts.active + counts.cleaning + shared.replicating()
     };
-    gateway.pools().iter().map(in_use).sum::<usize>() <= held
+    gateway.pools.all().iter().map(in_use).sum::<usize>() <= held
 }
 
 /// The pools of a database that there is, or all.
 fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, Fault> {
-    let mut pools = gateway.pools();
+    let mut pools = gateway.pools.all();
     let Some(name) = database else { return Ok(pools) };
     if Admin::DATABASES.contains(&name) {
         return Err(not_now(format!("\"{name}\" is the console, and has no servers")));
     }
     pools.retain(|shared| *shared.key.database == *name);
-    if pools.is_empty() && gateway.setup().config.database(name).is_none() {
+    if pools.is_empty() && gateway.config.setup().config.database(name).is_none() {
         let fault = Fault::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));
         return Err(fault.hint("SHOW DATABASES lists those there are."));
     }
@@ -278,7 +278,7 @@ fn not_now(message: impl Into<String>) -> Fault {
 
 /// Nothing is paused that is about to end.
 fn must_not_be_stopping(gateway: &Gateway) -> Result<(), Fault> {
-    match gateway.phase() {
+    match gateway.lifecycle.phase() {
         Phase::Active | Phase::Paused | Phase::Suspended => Ok(()),
         _ => Err(not_now("the gateway is shutting down")),
     }
@@ -288,15 +288,15 @@ async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
     let gateway = &worker.gateway;
     pools_of(gateway, database)?;
     must_not_be_stopping(gateway)?;
-    if database.is_some() && gateway.phase() == Phase::Suspended {
+    if database.is_some() && gateway.lifecycle.phase() == Phase::Suspended {
         // It would wait for transactions that stand still.
         return Err(not_now("all databases are suspended").hint("RESUME ends that."));
     }
     gateway.pause(database);
     loop {
         let pools = pools_of(gateway, database)?;
-        let all_paused = || gateway.holds_all() && gateway.phase() != Phase::Suspended;
-        if !database.map_or_else(all_paused, |name| gateway.is_paused(name)) {
+        let all_paused = || gateway.lifecycle.holds_all() && gateway.lifecycle.phase() != Phase::Suspended;
+        if !database.map_or_else(all_paused, |name| gateway.lifecycle.is_paused(name)) {
             return Err(not_now("resumed before all servers were released"));
         }
         // Every pool is looked at, whatever the others say: each may have a server to close.
@@ -321,7 +321,7 @@ fn is_released(shared: &SharedPool) -> bool {
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     pools_of(gateway, database)?;
-    if database.is_some() && gateway.holds_all() {
+    if database.is_some() && gateway.lifecycle.holds_all() {
         return Err(not_now("all databases are paused").hint("RESUME without a name ends that."));
     }
     gateway.resume(database);
@@ -334,7 +334,7 @@ async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), Fault
     let is_awaited = |server: &tidegate_proxy::plane::ServerEntry| {
         server.outdated && database.is_none_or(|name| *server.key.database == *name)
     };
-    while gateway.servers().iter().any(is_awaited) {
+    while gateway.pools.servers().iter().any(is_awaited) {
         worker.reactor.sleep(LOOK_EVERY).await;
     }
     Ok(())

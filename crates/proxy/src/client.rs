@@ -30,7 +30,7 @@ pub use handshake::{Console, ConsoleClient};
 pub fn start(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
     let seat = Seat::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
-    let id = worker.gateway.next_client_id();
+    let id = worker.gateway.clients.next_id();
     let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, console, seat));
     match task {
         Ok(task) => worker.reactor.spawn(task),
@@ -55,7 +55,7 @@ impl Drop for Seat {
 }
 
 fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
-    &gateway.clients[worker]
+    &gateway.clients.per_thread[worker]
 }
 
 fn serve(

@@ -40,7 +40,7 @@ pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear, console: Console
         accept(owner.clone(), acceptor, console, ctx)
     });
     let sleep = move |wait: Duration| timer.reactor.sleep(wait);
-    if let Ok(task) = worker.gateway.listen_scope.wrap_kept(ear, &class, sleep) {
+    if let Ok(task) = worker.gateway.lifecycle.listen_scope.wrap_kept(ear, &class, sleep) {
         worker.reactor.spawn(task);
     }
     Ok(())
@@ -78,7 +78,7 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Con
 
 /// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.
 fn place(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
-    let counts = &worker.gateway.clients;
+    let counts = &worker.gateway.clients.per_thread;
     let own = counts[worker.index].load(Ordering::Relaxed);
     let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();
     match emptiest {

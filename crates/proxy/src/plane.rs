@@ -15,9 +15,10 @@ mod worker;
 pub use fleet::{Fleet, Placed};
 pub use gateway::lock;
 pub use gateway::{
-    CancelStage, ConsoleCounts, CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLogins, Full, Gateway,
-    Network, Offender, OnTheWay, PeerCounts, PeerLine, Phase, PoolKey, Quota, ReloadReply, Replicating, Room,
-    ServerEntry, Setup, SetupError, Share, SharedPool, Unused,
+    CancelStage, Clients, Configuration, ConsoleCounts, CountedCancel, FailedLoginCounts, FailedLoginRules,
+    FailedLogins, Full, Gateway, Lifecycle, Network, Offender, OnTheWay, PeerCounts, PeerLine, Peers, Phase, PoolKey,
+    Pools, Quota, ReloadReply, Replicating, Room, ServerEntry, Setup, SetupError, Share, SharedPool, Statistics,
+    Unused,
 };
 pub use greetings::{Announced, Greeting};
 pub use refresh::refresh;

@@ -166,9 +166,9 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
-    gateway.archive = Archive::open(&gateway.setup().config.journal)?;
-    gateway.log = Some(log);
-    gateway.set_config_file(source.file().map(absolute));
+    gateway.archive = Archive::open(&gateway.config.setup().config.journal)?;
+    gateway.config.log = Some(log);
+    gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
     let Workers { threads, starts } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before anybody is let in, who might ask for them.
@@ -190,7 +190,7 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
             tracing::warn!(%error, "the process that ran before has gone meanwhile");
         }
         tracing::info!("took over from the process that ran before");
-        pid_file = PidFile::replace(&gateway.setup().config.runtime.pid_file)?;
+        pid_file = PidFile::replace(&gateway.config.setup().config.runtime.pid_file)?;
     }
     process::announce_ready();
     Ok(Running { gateway, threads, listeners, streams, source, exits_before: None, _pid_file: pid_file })
@@ -278,13 +278,13 @@ impl Running {
     /// Follows signals and the console until the gateway is to end; then ends it.
     async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
-        let mut reloads = Reloads::new(self.gateway.take_reloads().context("a gateway is run once")?);
+        let mut reloads = Reloads::new(self.gateway.config.take_reloads().context("a gateway is run once")?);
         duties::start(&self.gateway);
         self.gateway.open_kept_pools();
         let mut stops_since = None;
         loop {
             let gateway = self.gateway.clone();
-            let phase = gateway.phase();
+            let phase = gateway.lifecycle.phase();
             if !phase.goes_on() {
                 stops_since.get_or_insert_with(Instant::now);
                 self.close_listeners().await;
@@ -298,7 +298,7 @@ impl Running {
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
                 () = drained(&gateway, &self.streams, phase, stops_since) => break,
-                () = gateway.phase_changed.notified() => {}
+                () = gateway.lifecycle.phase_changed.notified() => {}
             }
         }
         self.stop().await
@@ -318,19 +318,19 @@ impl Running {
             _ => "fast exit",
         };
         self.say_got(signal, what);
-        tracing::info!(?phase, clients = self.gateway.client_count(), "shutting down");
+        tracing::info!(?phase, clients = self.gateway.clients.count(), "shutting down");
     }
 
     /// What PgBouncer's log says of a signal, if its words are wanted.
     fn say_got(&self, signal: &str, what: &str) {
-        if self.gateway.setup().config.listen.dialect == Dialect::Pgbouncer {
+        if self.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
             tracing::info!("got {signal}, {what}");
         }
     }
 
     /// SIGUSR1, as PAUSE in the console.
     fn pause(&self) {
-        if self.gateway.phase() == Phase::Active {
+        if self.gateway.lifecycle.phase() == Phase::Active {
             self.say_got("SIGUSR1", "pausing all activity");
             tracing::info!("paused by a signal");
             self.gateway.pause(None);
@@ -339,7 +339,7 @@ impl Running {
 
     /// SIGUSR2, as RESUME.
     fn resume(&self) {
-        if self.gateway.holds_all() {
+        if self.gateway.lifecycle.holds_all() {
             self.say_got("SIGUSR2", "continuing from PAUSE");
             tracing::info!("resumed by a signal");
             self.gateway.resume(None);
@@ -354,7 +354,7 @@ impl Running {
             return;
         }
         self.listeners.clear();
-        self.gateway.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        self.gateway.lifecycle.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         // Clients that were accepted last are with their threads by now, and counted.
         self.gateway.ask_all(|_| ()).await;
         tracing::info!("no longer listening");
@@ -366,8 +366,8 @@ impl Running {
         if let Some(archive) = &self.gateway.archive {
             archive.reopen();
         }
-        if let Some(log) = &self.gateway.log {
-            log.follow(&self.gateway.setup().config.log);
+        if let Some(log) = &self.gateway.config.log {
+            log.follow(&self.gateway.config.setup().config.log);
         }
         reloads.ask();
     }
@@ -390,10 +390,10 @@ impl Running {
                 }
                 None => tracing::error!("reload failed, the old configuration stays in force: {error:#}"),
             }
-            outline(&error, self.gateway.config_file().as_deref())
+            outline(&error, self.gateway.config.file().as_deref())
         });
         reloaded?;
-        if !self.gateway.phase().goes_on() {
+        if !self.gateway.lifecycle.phase().goes_on() {
             return Ok(());
         }
         streams::adopt(&mut self.streams, &self.gateway).map_err(|error| {
@@ -408,7 +408,7 @@ impl Running {
         // What has not ended by now has no time left; what it did not commit comes again.
         self.streams.abort(STOP_ABORT).await;
         let names = Names::gather(&self.gateway);
-        let mut report = self.gateway.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        let mut report = self.gateway.lifecycle.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         // Listeners, clients and streams may have been stopped before, each in its turn.
         report.exits = ending::exits(&self.gateway) - self.exits_before.take().unwrap_or_default();
         names.log(&report);
@@ -422,7 +422,7 @@ impl Running {
                 tracing::error!("a worker thread hangs, and is left alone");
             }
             // Last: no thread hands anything in any more.
-            let deadline = gateway.setup().config.journal.close_timeout;
+            let deadline = gateway.config.setup().config.journal.close_timeout;
             if let Some(archive) = &gateway.archive {
                 archive.close(deadline);
             }
@@ -439,20 +439,20 @@ async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase, since: O
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
-            let limit = gateway.setup().config.timeouts.shutdown;
+            let limit = gateway.config.setup().config.timeouts.shutdown;
             // From the beginning of the stop: whatever happens meanwhile does not prolong it.
             let rest = limit.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
             if limit.is_zero() {
                 no_clients(gateway, streams).await;
             } else if tokio::time::timeout(rest, no_clients(gateway, streams)).await.is_err() {
-                tracing::warn!(clients = gateway.client_count(), "timeouts.shutdown is over");
+                tracing::warn!(clients = gateway.clients.count(), "timeouts.shutdown is over");
             }
         }
         Phase::WaitingForTransactions => {
             // They are clients as well, and what they deliver may take several transactions.
             streams::ended(streams).await;
             // Each client is told to leave, and does so when it has no transaction open.
-            gateway.client_scope.stop(Tokio::current(), TRANSACTIONS_GRACE, STOP_ABORT).await;
+            gateway.lifecycle.client_scope.stop(Tokio::current(), TRANSACTIONS_GRACE, STOP_ABORT).await;
         }
     }
 }
@@ -461,7 +461,7 @@ async fn drained(gateway: &Arc<Gateway>, streams: &Fleet, phase: Phase, since: O
 /// somebody may want to watch.
 async fn no_clients(gateway: &Gateway, streams: &Fleet) {
     streams::ended(streams).await;
-    while gateway.client_count() > gateway.console.clients() {
+    while gateway.clients.count() > gateway.statistics.console.clients() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -534,10 +534,10 @@ impl ReloadError {
 
 /// Puts the configuration of `source` in force, as far as it can be without a restart.
 fn reload(gateway: &Arc<Gateway>, source: &cli::Run) -> anyhow::Result<()> {
-    let _alone = gateway.configure();
-    let source = source.reading(gateway.config_file());
+    let _alone = gateway.config.edit();
+    let source = source.reading(gateway.config.file());
     let mut config = source.config()?;
-    let old = gateway.setup();
+    let old = gateway.config.setup();
     let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
     if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {
         return Err(ReloadError::Users(unread.reason.clone()).into());

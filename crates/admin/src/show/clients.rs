@@ -88,7 +88,7 @@ fn of_card(worker: &Worker, card: &Card) -> Client {
 }
 
 pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    let unix_port = figures.gateway().setup().config.listen.unix_port();
+    let unix_port = figures.gateway().config.setup().config.listen.unix_port();
     figures.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
 }
 

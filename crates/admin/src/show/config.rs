@@ -10,7 +10,7 @@ use tidegate_proxy::plane::Gateway;
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let config = &gateway.setup().config;
+    let config = &gateway.config.setup().config;
     let mut settings = config.render();
     // Exporters ask for some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
@@ -21,7 +21,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
         reloadable,
         settable,
     };
-    let path = gateway.config_file();
+    let path = gateway.config.file();
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
     settings.push(file(AUTH_FILE, config.user_file.clone(), true, false));
     let row = |setting: Row| {

@@ -33,9 +33,9 @@ pub(super) const COLUMNS: &[Column] = &[
 /// The databases of the configuration, those that clients have found under `*`, and the console. What stands under `*` is
 /// no database.
 pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let configured = setup.config.databases.keys().cloned();
-    let found = gateway.pools().into_iter().map(|pool| pool.key.database.to_string());
+    let found = gateway.pools.all().into_iter().map(|pool| pool.key.database.to_string());
     let all = configured.chain(found).chain([Admin::SHOWN.to_owned()]);
     all.filter(|name| name != "*").collect()
 }
@@ -44,11 +44,11 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let gateway = figures.gateway();
     let connected = figures.crowd().await.by(|kin| Some(kin.key.database.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
-    for shared in gateway.pools() {
+    for shared in gateway.pools.all() {
         *open.entry(shared.key.database.clone()).or_default() += shared.open();
     }
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let row = |name: &String| match name.as_str() {
         Admin::SHOWN => Some(console(gateway, &setup.config)),
         name => row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name)),
@@ -73,7 +73,7 @@ fn console(gateway: &Gateway, config: &Config) -> Vec<Value> {
         config.pool.max_per_database,
         0_u32,
         config.pool.max_clients_per_database,
-        gateway.console.clients(),
+        gateway.statistics.console.clients(),
         false,
         false,
     ]
@@ -100,8 +100,8 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
         servers,
         plan.shared.database_clients,
         clients,
-        gateway.is_paused(name),
-        gateway.is_disabled(name),
+        gateway.lifecycle.is_paused(name),
+        gateway.lifecycle.is_disabled(name),
     ])
 }
 

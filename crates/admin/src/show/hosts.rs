@@ -29,7 +29,7 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     let mut open = Open::new();
     let mut single: BTreeMap<Arc<str>, usize> = BTreeMap::new();
     let mut clusters: BTreeMap<Arc<str>, Arc<Cluster>> = BTreeMap::new();
-    for pool in gateway.pools() {
+    for pool in gateway.pools.all() {
         let database = pool.key.database.clone();
         let count = pool.pool.counts().open;
         match (&pool.key.host, pool.cluster()) {
@@ -38,7 +38,7 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
             (None, None) => *single.entry(database).or_default() += count,
         }
     }
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let mut rows = Vec::new();
     for name in databases::names(gateway) {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {

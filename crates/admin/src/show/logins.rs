@@ -8,8 +8,8 @@ use tidegate_proxy::plane::{FailedLoginRules, Gateway, Offender};
 pub(super) const COLUMNS: &[Column] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let rules = FailedLoginRules::of(&gateway.setup().config.auth);
-    let (addresses, users) = gateway.failed_logins.offenders(rules, Instant::now());
+    let rules = FailedLoginRules::of(&gateway.config.setup().config.auth);
+    let (addresses, users) = gateway.clients.failed_logins.offenders(rules, Instant::now());
     let row = |kind: &'static str| {
         move |offender: Offender| {
             let delay_ms = u64::try_from(offender.delay.as_millis()).unwrap_or(u64::MAX);

@@ -40,5 +40,5 @@ pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Value>> {
         let addresses: Vec<_> = known.addresses.iter().map(ToString::to_string).collect();
         row![known.name, known.left.as_secs(), addresses.join(",")]
     };
-    gateway.connector.resolver.known_names().into_iter().map(row).collect()
+    gateway.pools.connector.resolver.known_names().into_iter().map(row).collect()
 }

@@ -15,7 +15,7 @@ pub(super) const POOLS: &[Column] = &[
 ];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let row = |(id, peer): (&u16, &tidegate_config::PeerKeys)| {
         let host = match peer.host() {
             Host::Tcp { name, .. } => name,
@@ -27,9 +27,9 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
 }
 
 pub(super) fn pools(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let row = |id: &u16| {
-        let PeerCounts { waiting, connecting, sent } = gateway.peer_counts(*id);
+        let PeerCounts { waiting, connecting, sent } = gateway.peers.counts(*id);
         row![*id, connecting + sent, waiting, sent, connecting]
     };
     setup.config.peers.keys().map(row).collect()

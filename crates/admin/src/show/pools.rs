@@ -40,7 +40,7 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     // As in PgBouncer, a client that asks for nothing counts as active: it is served, and does not wait.
     let served = figures.crowd().await.by(|kin| (!kin.waits).then(|| kin.key.clone()));
     // The pools of the servers of one database and user stand next to each other, behind that of the clients.
-    let pools = figures.gateway().pools();
+    let pools = figures.gateway().pools.all();
     let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
     let mut unchecked = HashMap::<PoolKey, usize>::new();
     figures.unchecked().await.values().for_each(|key| *unchecked.entry(home(key)).or_default() += 1);
@@ -50,7 +50,7 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     };
     let mut rows: Vec<_> = groups.map(row).collect();
     let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
-    rows.insert(at.min(rows.len()), console(figures.gateway().console.clients()));
+    rows.insert(at.min(rows.len()), console(figures.gateway().statistics.console.clients()));
     rows
 }
 

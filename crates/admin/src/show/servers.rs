@@ -18,8 +18,8 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let cleaning: HashMap<u64, bool> =
         gateway.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
     let unchecked = figures.unchecked().await;
-    let unix_port = gateway.setup().config.listen.unix_port();
-    let mut servers = gateway.servers();
+    let unix_port = gateway.config.setup().config.listen.unix_port();
+    let mut servers = gateway.pools.servers();
     servers.sort_by(|a, b| (&a.key, a.identity.id).cmp(&(&b.key, b.identity.id)));
     let row = |server: &ServerEntry| {
         let id = server.identity.id;

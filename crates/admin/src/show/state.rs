@@ -9,10 +9,10 @@ pub(super) const VERSION: &[Column] = &[text("version")];
 
 /// PgBouncer's three rows, then our own.
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let phase = gateway.phase();
+    let phase = gateway.lifecycle.phase();
     let is = |wanted: Phase| if phase == wanted { "yes" } else { "no" };
     // A stop that waits for clients does not end a pause.
-    let paused = gateway.holds_all() && phase != Phase::Suspended;
+    let paused = gateway.lifecycle.holds_all() && phase != Phase::Suspended;
     let stopping = match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => "no",
         Phase::WaitingForClients => "waits for clients",
@@ -24,7 +24,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
         row!["paused", if paused { "yes" } else { "no" }],
         row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
-        row!["started_at", timestamp(gateway.started_at)],
+        row!["started_at", timestamp(gateway.lifecycle.started_at)],
     ]
 }
 

@@ -119,7 +119,7 @@ fn by_database<const N: usize>(
 
 pub(super) async fn all(figures: &Figures) -> Vec<Vec<Value>> {
     let sample = figures.sample().await;
-    let averages = figures.gateway().averages(sample);
+    let averages = figures.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, counted| {
         let average = averages.get(database).copied().unwrap_or_default();
         let mut values = [0; 25];
@@ -141,13 +141,13 @@ pub(super) async fn totals(figures: &Figures) -> Vec<Vec<Value>> {
 
 pub(super) async fn averages(figures: &Figures) -> Vec<Vec<Value>> {
     let sample = figures.sample().await;
-    let averages = figures.gateway().averages(sample);
+    let averages = figures.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, _| counters(&averages.get(database).copied().unwrap_or_default()))
 }
 
 pub(super) async fn sums(figures: &Figures) -> Vec<Vec<Value>> {
     let sample = figures.sample().await;
-    let sums = [("total", stats::sum(&sample.totals)), ("avg", figures.gateway().averages_of_all(sample))];
+    let sums = [("total", stats::sum(&sample.totals)), ("avg", figures.gateway().statistics.averages_of_all(sample))];
     let rows = |(prefix, counted): (&'static str, PoolTotals)| {
         let named = NAMES.iter().zip(counters(&counted));
         named.map(move |(name, value)| row![format!("{prefix}_{name}"), value])

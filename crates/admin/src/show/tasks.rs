@@ -18,7 +18,7 @@ pub(super) const COLUMNS: &[Column] = &[
 ];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let tree = gateway.scope.tree();
+    let tree = gateway.lifecycle.scope.tree();
     tree.iter()
         .map(|(path, counts)| {
             let ended = |exit: Exit| counts.exits[exit];

@@ -24,9 +24,9 @@ pub(super) const COLUMNS: &[Column] = &[
 /// The users of the configuration, those whose pool all clients of a database share, those who came without being in it,
 /// and the console's.
 pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let configured = setup.config.users.keys().cloned();
-    let seen = gateway.pools().into_iter().map(|pool| pool.key.user.to_string());
+    let seen = gateway.pools.all().into_iter().map(|pool| pool.key.user.to_string());
     let named = setup.config.databases.values().filter_map(Database::shared_user);
     let named = named.map(str::to_owned).chain([Admin::SHOWN.to_owned()]);
     configured.chain(named).chain(seen).collect()
@@ -36,10 +36,10 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let gateway = figures.gateway();
     let connected = figures.crowd().await.by(|kin| Some(kin.user.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
-    for shared in gateway.pools() {
+    for shared in gateway.pools.all() {
         *open.entry(shared.key.user.clone()).or_default() += shared.open();
     }
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let config = &setup.config;
     let row = |name: String| {
         let user = config.users.get(&name);

@@ -35,7 +35,9 @@ struct Printer {
 impl Printer {
     fn print(&self, path: &Path, document: &Document) -> String {
         let mut out = format!("# Made of {} by `tidegate convert`.\n", path.display());
-        out.push_str("# Keys that are left out have their default; docs/src/reference/configuration.md describes all.\n");
+        out.push_str(
+            "# Keys that are left out have their default; docs/src/reference/configuration.md describes all.\n",
+        );
         for finding in &document.findings {
             let _ = writeln!(out, "# {}:{}: {}", finding.file, finding.line, finding.reason);
         }

@@ -86,7 +86,7 @@ impl Login<'_> {
         let (user, secret) = (self.user.to_owned(), self.secret.clone());
         let mock = self.mock_verifier();
         // A verifier takes milliseconds to compare with.
-        let proven = self.gateway.connector.resolver.offload("a password", move || {
+        let proven = self.gateway.pools.connector.resolver.offload("a password", move || {
             let proven = match &secret {
                 Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
                 Some(UserSecret::Md5(stored)) => {
@@ -111,7 +111,7 @@ impl Login<'_> {
         let mut out = Vec::new();
         backend::authentication_cleartext(&mut out);
         let body = self.ask(out).await?;
-        let setup = self.gateway.setup();
+        let setup = self.gateway.config.setup();
         let cause = if method == AuthMethod::Ldap { Cause::Ldap } else { Cause::Pam };
         let refused = || LoginError::Denied(cause.refusal(setup.config.listen.dialect));
         let password = match std::str::from_utf8(frontend::password_text(&body)?) {
@@ -132,7 +132,7 @@ impl Login<'_> {
             tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
-        self.gateway.connector.secrets.note_vouched(self.entry, self.user, password);
+        self.gateway.pools.connector.secrets.note_vouched(self.entry, self.user, password);
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl Login<'_> {
     fn keep_keys(&self, keys: SaltedKeys) {
         if let Some(UserSecret::Scram(verifier)) = &self.secret {
             let entry = self.is_looked_up.then_some(self.entry);
-            self.gateway.connector.secrets.note_keys(entry, self.user, verifier, keys);
+            self.gateway.pools.connector.secrets.note_keys(entry, self.user, verifier, keys);
         }
     }
 
@@ -235,21 +235,21 @@ impl Login<'_> {
     /// of the password if there is one, else with those that a user would seem to have.
     fn mock_verifier(&self) -> Verifier {
         let decoy = self.gateway.decoy_iterations(self.entry, self.user);
-        let general = self.gateway.scram_iterations();
+        let general = self.gateway.config.setup().config.auth.scram_iterations;
         let iterations = if self.has_password() { general } else { decoy.unwrap_or(general) };
-        self.gateway.mock_verifier(self.user, iterations)
+        self.gateway.clients.mock_verifier(self.user, iterations)
     }
 
     /// Makes a verifier of a configured password, once, on another thread; its salt and iterations are those of `mock`.
     async fn derive(&self, password: &str, mock: &Verifier) -> Option<Verifier> {
         let (salt, iterations) = (mock.salt().to_vec(), mock.iterations());
-        if let Some(verifier) = self.gateway.known_verifier(self.user, password, iterations) {
+        if let Some(verifier) = self.gateway.clients.known_verifier(self.user, password, iterations) {
             return Some(verifier);
         }
         let text = password.to_owned();
         let derive = move || Verifier::derive(text.as_bytes(), &salt, iterations);
-        let verifier = self.gateway.connector.resolver.offload("a verifier", derive).await?;
-        self.gateway.keep_verifier(self.user, password, verifier.clone());
+        let verifier = self.gateway.pools.connector.resolver.offload("a verifier", derive).await?;
+        self.gateway.clients.keep_verifier(self.user, password, verifier.clone());
         Some(verifier)
     }
 

@@ -12,7 +12,7 @@ use crate::plane::{CancelAsker, Card, ClientState, PeerLine, Signal, Worker, pee
 /// client is meant, has dealt with it: as with Postgres, what the client asks after that is not cancelled any more.
 pub(super) async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     let gateway = &worker.gateway;
-    let own = gateway.peer_id();
+    let own = gateway.peers.own_id();
     let peer = peer_key::peer_of(pid);
     if own != 0 && peer != own {
         return pass_on(worker, peer, pid, key).await;
@@ -43,7 +43,7 @@ fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>, asker: CancelAsker) {
     match card.state.get() {
         ClientState::Waiting(_) => card.signal(Signal::CancelWait),
         ClientState::Active => {
-            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.known_pool(&card.key())) {
+            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.pools.get(&card.key())) {
                 owner.cancel(linked.identity.clone(), linked.gate.begin(), pool, Some(asker));
             }
         }
@@ -55,12 +55,14 @@ fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>, asker: CancelAsker) {
 /// Sends a request to the peer whose client it means.
 async fn pass_on(worker: &Rc<Worker>, peer: u16, pid: u32, key: &[u8]) {
     let hops = peer_key::hops_of(key);
-    let Some((host, line)) = worker.gateway.peer(peer).filter(|_| hops > 0) else {
+    let Some((host, line)) =
+        worker.gateway.peers.find(peer, &worker.gateway.config.setup().config).filter(|_| hops > 0)
+    else {
         return tracing::debug!(peer, hops, "a cancel request for no peer that is known");
     };
     let mut request = Vec::new();
     startup::cancel_request(pid, &peer_key::with_hops(key, hops - 1), &mut request);
-    let addresses = worker.gateway.connector.addresses(&host);
+    let addresses = worker.gateway.pools.connector.addresses(&host);
     let delivery = async {
         let mut failed = None;
         for address in addresses.await.map_err(io::Error::other)? {
@@ -71,7 +73,7 @@ async fn pass_on(worker: &Rc<Worker>, peer: u16, pid: u32, key: &[u8]) {
         }
         Err(failed.unwrap_or_else(|| io::Error::other("it has no address")))
     };
-    let limit = worker.gateway.setup().config.timeouts.cancel;
+    let limit = worker.gateway.config.setup().config.timeouts.cancel;
     match within(&worker.reactor, limit, delivery).await {
         Some(Ok(())) => tracing::debug!(peer, "cancel request passed on"),
         Some(Err(error)) => tracing::warn!(peer, %host, %error, "cancel request not passed on"),

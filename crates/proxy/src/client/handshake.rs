@@ -102,7 +102,7 @@ async fn arrive(
 ) -> Result<Option<Box<Session>>, LoginError> {
     let mut arriving = Arriving::new(worker, accepted, id)?;
     let worker = arriving.worker.clone();
-    let limit = worker.gateway.setup().config.timeouts.login;
+    let limit = worker.gateway.config.setup().config.timeouts.login;
     let in_time = async |arriving: &mut Arriving| {
         within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout))
     };
@@ -217,7 +217,7 @@ impl Arriving {
     fn new(worker: Rc<Worker>, accepted: Accepted, id: u64) -> Result<Self, LoginError> {
         let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
         if peer != Address::Unix {
-            tcp::tune(&accepted.fd, &worker.gateway.setup().config.tcp)?;
+            tcp::tune(&accepted.fd, &worker.gateway.config.setup().config.tcp)?;
         }
         Ok(Self {
             link: Link::new(&worker.reactor, accepted.fd)?,
@@ -261,7 +261,7 @@ impl Arriving {
         self.await_turn().await?;
         self.admit(&request)?;
         self.negotiate(&request);
-        let setup = self.worker.gateway.setup();
+        let setup = self.worker.gateway.config.setup();
         let gateway = self.worker.gateway.clone();
         if self.is_own_process(&request) {
             return Ok(Admitted::Console(request, true));
@@ -275,7 +275,7 @@ impl Arriving {
             return Err(LoginError::Refused(no_database(&gateway, &request.database)));
         };
         let pool = self.worker.pool(&shared);
-        let seated = gateway.seat_client(
+        let seated = gateway.clients.admit(
             &request.database,
             &request.user,
             &setup.config.client_limits(&request.database, &request.user),
@@ -312,8 +312,8 @@ impl Arriving {
 
 /// The error for a client of a database that does not exist or is disabled.
 pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
-    let disabled = gateway.is_disabled(name);
-    match (gateway.setup().config.listen.dialect, disabled) {
+    let disabled = gateway.lifecycle.is_disabled(name);
+    match (gateway.config.setup().config.listen.dialect, disabled) {
         (Dialect::Pgbouncer, false) => ErrorReply::protocol(format!("no such database: {name}")),
         (Dialect::Pgbouncer, true) => ErrorReply::protocol(format!("database \"{name}\" is disabled")),
         (Dialect::Postgres, _) => {

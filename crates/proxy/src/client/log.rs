@@ -14,7 +14,7 @@ pub(super) const NO_SERVER: &str = "no server";
 
 /// A client was let in. In PgBouncer's words it was told of when it had said who it is.
 pub(super) fn arrived(gateway: &Gateway, card: &Card) {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Postgres {
         return;
     }
@@ -39,7 +39,7 @@ pub(super) struct Attempt<'a> {
 
 impl Attempt<'_> {
     pub(super) fn log(&self, gateway: &Gateway) {
-        let setup = gateway.setup();
+        let setup = gateway.config.setup();
         if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Pgbouncer {
             return;
         }
@@ -62,7 +62,7 @@ pub(super) fn place(peer: Address, process: u32, unix_port: u16) -> String {
 
 /// A client has left, or was sent away and `told` why: in these words, or in none if the server has told it.
 pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: Option<&[u8]>) {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let log = &setup.config.log;
     if setup.config.listen.dialect == Dialect::Postgres {
         if log.disconnections {

@@ -71,7 +71,7 @@ pub(super) async fn look_up(
         Some(Ok(found)) => found,
         Some(Err(unserved)) => return Err(LoginError::Server(unserved.words())),
         None => {
-            let dialect = worker.gateway.setup().config.listen.dialect;
+            let dialect = worker.gateway.config.setup().config.listen.dialect;
             return Err(LoginError::Refused(session::checkout_timeout(limit, dialect)));
         }
     };
@@ -80,7 +80,7 @@ pub(super) async fn look_up(
     lease.release(fate, worker.reactor.now());
     asked.map_err(|error| {
         tracing::warn!(user, database = at, %error, "the look-up of a user failed");
-        let dialect = worker.gateway.setup().config.listen.dialect;
+        let dialect = worker.gateway.config.setup().config.listen.dialect;
         let text =
             if dialect == Dialect::Pgbouncer { "bouncer config error" } else { "the look-up of the user failed" };
         LoginError::Refused(ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text))
@@ -93,8 +93,8 @@ fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
     if at == database {
         return no_database(gateway, database);
     }
-    let fault = if gateway.is_disabled(at) { "is disabled" } else { "is not configured" };
-    let sqlstate = match gateway.setup().config.listen.dialect {
+    let fault = if gateway.lifecycle.is_disabled(at) { "is disabled" } else { "is not configured" };
+    let sqlstate = match gateway.config.setup().config.listen.dialect {
         Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
         Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
     };

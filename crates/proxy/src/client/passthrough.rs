@@ -106,7 +106,7 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
                 && let Some(connected) = connect_unless_useless(worker, &chosen, request).await
             {
                 let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
-                worker.gateway.note_server(&chosen.shared.key, &server.identity);
+                worker.gateway.pools.note_server(&chosen.shared.key, &server.identity);
                 return Ok(Apart { server, _held: (replicating, quota) });
             }
         }
@@ -130,13 +130,13 @@ async fn connect_unless_useless(
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
-    let setup = worker.gateway.setup();
+    let setup = worker.gateway.config.setup();
     let mode = request.replication.as_deref().unwrap_or(b"true");
     let mut extra: Vec<(&[u8], &[u8])> = vec![(b"replication", mode)];
     extra.extend(request.params.iter().map(|(name, value)| (name.as_bytes(), value.as_slice())));
     let limit = plan.timeouts.connect;
     let tls = setup.server_tls.get(&plan.entry);
-    let attempt = worker.gateway.connector.connect_as(&worker.reactor, &plan, tls, &extra);
+    let attempt = worker.gateway.pools.connector.connect_as(&worker.reactor, &plan, tls, &extra);
     within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit))).map(Server::new)
 }
 

@@ -153,7 +153,7 @@ impl Search<'_> {
         let mut rest = (began + limit).saturating_duration_since(now);
         if rest.is_zero() {
             // An operator who pauses a database wants nobody to be sent away.
-            if !self.worker.gateway.is_paused(&self.home.shared.key.database) {
+            if !self.worker.gateway.lifecycle.is_paused(&self.home.shared.key.database) {
                 return Err(self.give_up(fleet, limit, mute));
             }
             self.began = Some(now);

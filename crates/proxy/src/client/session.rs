@@ -99,7 +99,7 @@ impl Goodbye {
     }
 
     fn cause(cause: Cause, gateway: &Gateway) -> Self {
-        Self::refusal(&cause.refusal(gateway.setup().config.listen.dialect), cause.reason())
+        Self::refusal(&cause.refusal(gateway.config.setup().config.listen.dialect), cause.reason())
     }
 }
 
@@ -623,7 +623,7 @@ impl Waiting<'_> {
         // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
         // wait.
         if ctx.poll_cancelled(cx).is_ready()
-            && (matches!(activity, Activity::Idle(_)) || self.gateway.phase() == Phase::Stopping)
+            && (matches!(activity, Activity::Idle(_)) || self.gateway.lifecycle.phase() == Phase::Stopping)
         {
             return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
         }
@@ -650,7 +650,7 @@ impl Waiting<'_> {
         if let Some(cause) = sent_away {
             return Poll::Ready(Ended::Interrupted(Goodbye::cause(cause, self.gateway)));
         }
-        if ctx.poll_cancelled(cx).is_ready() && self.gateway.phase() == Phase::Stopping {
+        if ctx.poll_cancelled(cx).is_ready() && self.gateway.lifecycle.phase() == Phase::Stopping {
             return Poll::Ready(Ended::Interrupted(Goodbye::cause(Cause::ShuttingDown, self.gateway)));
         }
         match exchange.flush(cx) {
@@ -732,7 +732,7 @@ fn server_deposed() -> Goodbye {
 
 /// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
 fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> Goodbye {
-    let text = match gateway.setup().config.listen.dialect {
+    let text = match gateway.config.setup().config.listen.dialect {
         Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
         Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
     };

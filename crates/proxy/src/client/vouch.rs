@@ -47,7 +47,7 @@ impl Judge {
 /// # Cancel safety
 /// Safe: what was begun ends by itself, and keeps its place among the checks until then.
 pub(super) async fn ask(gateway: &Gateway, question: Question) -> Result<(), String> {
-    let Ok(permit) = gateway.password_checks.clone().acquire_owned().await else {
+    let Ok(permit) = gateway.clients.password_checks.clone().acquire_owned().await else {
         return Err("the gateway is stopping".to_owned());
     };
     let check = move || {
@@ -55,7 +55,7 @@ pub(super) async fn ask(gateway: &Gateway, question: Question) -> Result<(), Str
         drop(permit);
         answer
     };
-    let answer = gateway.connector.resolver.offload("a check of a password", check).await;
+    let answer = gateway.pools.connector.resolver.offload("a check of a password", check).await;
     answer.unwrap_or_else(|| Err("the check has broken off".to_owned()))
 }
 

@@ -1,11 +1,10 @@
 //! What all threads of one gateway share. Nothing here is touched while a query is under way.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    path::PathBuf,
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Instant, SystemTime},
 };
@@ -13,52 +12,49 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::ClientConfig;
 use tidegate_pool::{Limits, Pool};
-use tidegate_supervise::{Scope, Supervisor, Tokio};
-use tidegate_wire::auth::scram::Verifier;
-use tokio::sync::mpsc;
 
 use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
-use tidegate_logging as log;
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_query_log::record::Archive;
-use tidegate_session_state::statements::CatalogChanges;
 use tidegate_streams::Board;
-use tidegate_tasks as tree;
-use tidegate_tasks::{Duty, Ear};
 use tidegate_tls as tls;
 use tidegate_tls::TlsError;
 use tidegate_topology::{Cluster, Node};
 
-use crate::{error::Cause, plane::Mailbox, server::Server, stats::History};
+use crate::{error::Cause, plane::Mailbox, server::Server};
 
 mod cancels;
 mod census;
+mod clients;
 mod clusters;
+mod configuration;
 mod decoys;
 mod failed_logins;
 mod idle;
+mod lifecycle;
 mod operator;
 mod peers;
+mod pools;
 mod quota;
 mod register;
+mod statistics;
 mod welcome;
 
 use cancels::Cancels;
-use decoys::{Decoys, salt_secret};
-use operator::{Orders, RELOADS_MAX};
-use peers::PeerLines;
-use quota::Quotas;
-use register::Register;
+use decoys::Decoys;
 use welcome::Welcome;
 
 pub use cancels::{CancelStage, CountedCancel};
-pub use census::ConsoleCounts;
+pub use clients::Clients;
+pub use configuration::{Configuration, ReloadReply};
 pub use failed_logins::{FailedLoginCounts, FailedLogins, Network, Offender, Rules as FailedLoginRules};
 pub use idle::Unused;
-pub use operator::ReloadReply;
-pub use peers::{OnTheWay, PeerCounts, PeerLine};
+pub use lifecycle::{Lifecycle, Phase};
+pub use peers::{OnTheWay, PeerCounts, PeerLine, Peers};
+pub use pools::Pools;
 pub use quota::{Full, Quota, Room, Share};
 pub use register::ServerEntry;
+pub use statistics::{ConsoleCounts, Statistics};
 
 /// Which pool: what the client said, and, where there is a choice of servers, which of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -294,102 +290,25 @@ impl SharedPool {
     }
 }
 
-/// What the operator wants of the whole gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Phase {
-    /// It works.
-    #[default]
-    Active,
-    /// No server is given out.
-    Paused,
-    /// No server is given out, and none is closed for that.
-    Suspended,
-    /// No new client is let in; it ends when the last one has left.
-    WaitingForClients,
-    /// Clients are sent away as soon as they have no transaction open.
-    WaitingForTransactions,
-    /// It ends now.
-    Stopping,
-}
-
-impl Phase {
-    /// Whether no server of any database is given out.
-    #[must_use]
-    pub const fn holds_all(self) -> bool {
-        matches!(self, Self::Paused | Self::Suspended)
-    }
-
-    /// Whether the gateway is not about to end.
-    #[must_use]
-    pub const fn goes_on(self) -> bool {
-        matches!(self, Self::Active | Self::Paused | Self::Suspended)
-    }
-}
-
-/// A check by PAM or by a directory holds a thread for as long as that takes.
-const PASSWORD_CHECKS_MAX: usize = 16;
-
-/// What all threads of one gateway share.
+/// State shared by all threads of one gateway, by owner. A function takes the owner that it uses, not the whole gateway.
 pub struct Gateway {
-    setup: ArcSwap<Setup>,
-    /// Held by whoever is about to make another configuration, from its reading on.
-    configuring: Mutex<()>,
-    /// Held while a configuration takes the place of another: all pools follow one before the next comes.
-    replacing: Mutex<()>,
-    workers: OnceLock<Vec<Arc<Mailbox>>>,
-    pools: Mutex<BTreeMap<PoolKey, Arc<SharedPool>>>,
-    clusters: Mutex<Vec<Arc<Cluster>>>,
-    /// When the catalogue of each database was last seen to change.
-    pub catalog_changes: Arc<CatalogChanges>,
-    /// Opens server connections.
-    pub connector: Connector,
-    /// Verifiers made of configured passwords, each once: by user, with the password it was made of.
-    verifiers: Mutex<HashMap<String, (String, Verifier)>>,
-    /// The salts of users without a verifier are derived from this.
-    salt_secret: [u8; 32],
-    /// The brake on failed logins.
-    pub failed_logins: FailedLogins,
-    phase: Mutex<Phase>,
-    /// Woken when the phase changes.
-    pub phase_changed: tokio::sync::Notify,
-    /// The tree of tasks.
-    pub scope: Scope,
-    /// The tasks of clients, of all threads.
-    pub client_scope: Scope,
-    /// The tasks that accept.
-    pub listen_scope: Scope<Ear>,
-    /// What the control plane does again and again.
-    pub duties: Supervisor<Tokio, Duty>,
-    /// The timers of the threads.
-    pub sweep_scope: Scope<usize>,
-    /// The server connections of all pools.
-    pub server_scope: Scope,
-    /// Clients per thread, for an even spread and for the limit.
-    pub clients: Vec<AtomicUsize>,
-    /// The query journal, if one is kept.
+    /// The configuration in force, and the requests to reload it.
+    pub config: Configuration,
+    /// Server connections: pools, clusters of servers, and what opens a connection.
+    pub pools: Pools,
+    /// Clients: their number, their limits and the state of failed logins.
+    pub clients: Clients,
+    /// The phase of the gateway, the orders of operators and the tree of tasks.
+    pub lifecycle: Lifecycle,
+    /// Other gateways behind the same address.
+    pub peers: Peers,
+    /// Counters of the console, and samples for averages.
+    pub statistics: Statistics,
+    /// The query log, if there is one.
     pub archive: Option<Archive>,
-    /// The log, whose level a setup decides.
-    pub log: Option<log::Handle>,
     /// The streams that run beside the queries.
     pub streams: OnceLock<Board>,
-    /// When it was started.
-    pub started_at: SystemTime,
-    next_client: AtomicU64,
-    next_pool: AtomicUsize,
-    /// What the console counts of its own clients.
-    pub console: ConsoleCounts,
-    orders: Mutex<Orders>,
-    register: Mutex<Register>,
-    history: Mutex<History>,
-    quotas: Quotas,
-    /// Checks by PAM or by a directory at a time.
-    pub password_checks: Arc<tokio::sync::Semaphore>,
-    /// The file that a reload reads, if there is one.
-    config_file: Mutex<Option<PathBuf>>,
-    reloads: mpsc::Sender<ReloadReply>,
-    reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
-    peer_id: u16,
-    peer_lines: PeerLines,
+    workers: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
 /// A lock whose holder panicked still guards sound data here: every section replaces whole values.
@@ -403,95 +322,39 @@ impl Gateway {
     /// # Errors
     /// When the system has no random numbers.
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
-        let salt_secret = salt_secret(&setup.config.auth.salt_secret)?;
-        let peer_id = setup.config.listen.peer_id;
-        let scope: Scope = Scope::root("tidegate");
-        let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        let clients = Clients::new(workers, &setup.config.auth)?;
+        let lifecycle = Lifecycle::new(&resolver);
         resolver.set_times(&setup.config.dns);
-        let resolver = resolver.under(&scope);
+        let resolver = resolver.under(&lifecycle.scope);
         Ok(Self {
-            client_scope: scope.child("clients"),
-            listen_scope: tree::control(&scope, "listen").build(),
-            duties: tree::control(&scope, "control").phase(1).build().on(resolver.runtime()),
-            sweep_scope: scope.child_builder("sweeps").phase(1).build(),
-            server_scope: scope.child_builder("servers").phase(2).build(),
-            scope,
-            setup: ArcSwap::from_pointee(setup),
-            configuring: Mutex::default(),
-            replacing: Mutex::default(),
-            workers: OnceLock::new(),
-            pools: Mutex::default(),
-            clusters: Mutex::default(),
-            catalog_changes: Arc::default(),
-            connector: Connector::new(resolver),
-            verifiers: Mutex::default(),
-            salt_secret,
-            failed_logins: FailedLogins::default(),
-            phase: Mutex::default(),
-            phase_changed: tokio::sync::Notify::new(),
-            clients: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            pools: Pools::new(Connector::new(resolver)),
+            clients,
+            lifecycle,
+            peers: Peers::new(setup.config.listen.peer_id),
+            statistics: Statistics::new(Instant::now()),
+            config: Configuration::new(setup),
             archive: None,
-            log: None,
             streams: OnceLock::new(),
-            started_at: SystemTime::now(),
-            next_client: AtomicU64::new(1),
-            next_pool: AtomicUsize::new(0),
-            console: ConsoleCounts::default(),
-            orders: Mutex::default(),
-            register: Mutex::default(),
-            history: Mutex::new(History::new(Instant::now())),
-            quotas: Quotas::default(),
-            peer_id,
-            peer_lines: PeerLines::default(),
-            password_checks: Arc::new(tokio::sync::Semaphore::new(PASSWORD_CHECKS_MAX)),
-            config_file: Mutex::default(),
-            reloads,
-            reload_requests: Mutex::new(Some(reload_requests)),
+            workers: OnceLock::new(),
         })
-    }
-
-    /// The file that a reload reads; none if the configuration came without one.
-    #[must_use]
-    pub fn config_file(&self) -> Option<PathBuf> {
-        lock(&self.config_file).clone()
-    }
-
-    /// Lets the next reload read another file.
-    pub fn set_config_file(&self, file: Option<PathBuf>) {
-        *lock(&self.config_file) = file;
-    }
-
-    /// The configuration in force.
-    #[must_use]
-    pub fn setup(&self) -> Arc<Setup> {
-        self.setup.load_full()
-    }
-
-    /// To be held from the moment on at which a configuration is read that is then changed or replaced: of two who do so at
-    /// a time, neither undoes what the other has done. It may take as long as files take to be read.
-    pub fn configure(&self) -> MutexGuard<'_, ()> {
-        lock(&self.configuring)
     }
 
     /// Puts another configuration in force, for logins and pools from now on.
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
-        let replacing = lock(&self.replacing);
-        self.setup.store(Arc::new(setup));
-        self.connector.secrets.forget_derived();
-        let setup = self.setup();
-        if let Some(log) = &self.log {
-            log.set_level(setup.config.log.level);
-            log.follow(&setup.config.log);
-        }
+        let replacing = self.pools.hold_replacing();
+        self.config.store(setup);
+        let connector = &self.pools.connector;
+        connector.secrets.forget_derived();
+        let setup = self.config.setup();
         if !setup.config.auth.method.may_vouch() {
-            self.connector.secrets.forget_vouched();
+            connector.secrets.forget_vouched();
         }
-        self.connector.resolver.set_times(&setup.config.dns);
-        let (homes, _) = self.homes_and_hosts();
+        connector.resolver.set_times(&setup.config.dns);
+        let (homes, _) = self.pools.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
         // Before the pools of their servers: from a cluster that is closed none is made any more.
         self.close_unused_clusters();
-        let (_, hosts) = self.homes_and_hosts();
+        let (_, hosts) = self.pools.homes_and_hosts();
         hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
         drop(replacing);
         self.open_kept_pools();
@@ -500,8 +363,8 @@ impl Gateway {
     /// Opens the pools that keep connections (`min_size`) before a client comes: those of databases whose clients all log in
     /// as one user. Nobody knows the users of the others yet.
     pub fn open_kept_pools(self: &Arc<Self>) {
-        for (database, user) in self.setup().config.shared_users() {
-            let plan = self.setup().config.pool_for(database, user);
+        for (database, user) in self.config.setup().config.shared_users() {
+            let plan = self.config.setup().config.pool_for(database, user);
             if plan.is_none_or(|plan| plan.pool.min_size == 0 || plan.choice.is_some()) {
                 continue;
             }
@@ -513,20 +376,15 @@ impl Gateway {
         }
     }
 
-    /// The pools of clients, and those of single servers that they choose from.
-    fn homes_and_hosts(&self) -> (Vec<Arc<SharedPool>>, Vec<Arc<SharedPool>>) {
-        self.pools().into_iter().partition(|pool| pool.key.host.is_none())
-    }
-
     /// A pool takes its settings over, or ends.
     fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
         let Some(plan) = pool.key.plan(&setup.config) else {
             let refusal = Cause::Removed.refusal(setup.config.listen.dialect);
-            return self.remove_pool(pool, ConnectError::Removed(refusal));
+            return self.pools.remove(pool, ConnectError::Removed(refusal));
         };
         let Some(plan) = self.follow_choice(pool, plan) else {
             let why = ConnectError::Closed("the server was taken out of the configuration");
-            return self.remove_pool(pool, why);
+            return self.pools.remove(pool, why);
         };
         let old = pool.plan();
         pool.pool.set_limits(limits(&plan));
@@ -536,24 +394,6 @@ impl Gateway {
         if reconnects {
             pool.reconnect();
         }
-    }
-
-    /// Closes every pool for good: idle servers now, the others when they are released.
-    pub fn close_pools(&self) {
-        for pool in self.pools() {
-            pool.pool.close(ConnectError::Closed("the gateway is stopping"));
-        }
-    }
-
-    /// Nothing is connected there any more; what is in use ends when it is released.
-    fn remove_pool(&self, pool: &SharedPool, why: ConnectError) {
-        let mut pools = lock(&self.pools);
-        if pools.get(&pool.key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), pool)) {
-            pools.remove(&pool.key);
-        }
-        drop(pools);
-        // Last: nobody finds a pool that is closed.
-        pool.pool.close(why);
     }
 
     /// The threads.
@@ -568,22 +408,10 @@ impl Gateway {
         assert!(self.workers.set(workers).is_ok(), "the workers of a gateway are set once");
     }
 
-    /// All pools, in order of database and user.
-    #[must_use]
-    pub fn pools(&self) -> Vec<Arc<SharedPool>> {
-        lock(&self.pools).values().cloned().collect()
-    }
-
-    /// The pool of that key, if there is one.
-    #[must_use]
-    pub fn known_pool(&self, key: &PoolKey) -> Option<Arc<SharedPool>> {
-        lock(&self.pools).get(key).cloned()
-    }
-
     /// The pool for a client's database and user; `None` if there is no such database, or if it is disabled.
     #[must_use]
     pub fn pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
-        if self.is_disabled(database) {
+        if self.lifecycle.is_disabled(database) {
             return None;
         }
         self.pool_of_client(database, user)
@@ -592,29 +420,29 @@ impl Gateway {
     /// The pool of a client that was let in; `None` if there is no such database any more.
     #[must_use]
     pub fn pool_of_client(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
-        let setup = self.setup();
+        let setup = self.config.setup();
         let user = setup.config.pool_user(database, user);
         self.pool_of(PoolKey::new(database, user), &setup)
     }
 
     /// The pool on which users of a database are looked up by `user`; `None` as for [`pool`](Self::pool).
     pub fn lookup_pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
-        if self.is_disabled(database) {
+        if self.lifecycle.is_disabled(database) {
             return None;
         }
-        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.setup())
+        self.pool_of(PoolKey { looks_up: true, ..PoolKey::new(database, user) }, &self.config.setup())
     }
 
     fn pool_of(self: &Arc<Self>, key: PoolKey, setup: &Arc<Setup>) -> Option<Arc<SharedPool>> {
-        if let Some(pool) = lock(&self.pools).get(&key) {
-            return Some(pool.clone());
+        if let Some(pool) = self.pools.get(&key) {
+            return Some(pool);
         }
         let plan = key.plan(&setup.config)?;
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
         // A reload that came meanwhile may not have seen it.
-        let _replacing = lock(&self.replacing);
-        let now = self.setup();
+        let _replacing = self.pools.hold_replacing();
+        let now = self.config.setup();
         if !Arc::ptr_eq(&now, setup) {
             self.follow_setup(&now, &pool);
         }
@@ -642,7 +470,7 @@ impl Gateway {
         }
         // Another choice of servers may have taken it over: then it stays.
         if pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)) {
-            self.remove_pool(&pool, ConnectError::Closed("the server was taken out"));
+            self.pools.remove(&pool, ConnectError::Closed("the server was taken out"));
         }
         None
     }
@@ -655,13 +483,13 @@ impl Gateway {
         cluster: Option<Arc<Cluster>>,
         welcome: Arc<Mutex<Welcome>>,
     ) -> Arc<SharedPool> {
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         if let Some(pool) = pools.get(&key) {
             return pool.clone();
         }
         let pool = Arc::new(SharedPool {
             key: key.clone(),
-            id: self.next_pool.fetch_add(1, Ordering::Relaxed),
+            id: self.pools.next_id(),
             pool: self.open_pool(&plan, &key),
             welcome,
             cluster: Mutex::new(cluster),
@@ -673,7 +501,7 @@ impl Gateway {
             replicating: AtomicUsize::new(0),
             cancels: Cancels::default(),
         });
-        if self.is_paused(&key.database) {
+        if self.lifecycle.is_paused(&key.database) {
             pool.pool.pause();
         }
         pools.insert(key, pool.clone());
@@ -688,52 +516,16 @@ impl Gateway {
                 mailbox.pool_mail(key.clone());
             }
         };
-        Pool::new(self.clients.len(), limits(plan), fastrand::u64(..), Instant::now(), wake)
-    }
-
-    /// Clients connected.
-    #[must_use]
-    pub fn client_count(&self) -> usize {
-        self.clients.iter().map(|count| count.load(Ordering::Relaxed)).sum()
-    }
-
-    /// A number that tells clients apart.
-    pub fn next_client_id(&self) -> u64 {
-        self.next_client.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The verifier of a user whose password is configured; made at its first use, which takes milliseconds.
-    #[must_use]
-    pub fn known_verifier(&self, user: &str, password: &str, iterations: u32) -> Option<Verifier> {
-        let known = lock(&self.verifiers);
-        let fits = |known: &&(String, Verifier)| known.0 == password && known.1.iterations() == iterations;
-        known.get(user).filter(fits).map(|(_, verifier)| verifier.clone())
-    }
-
-    /// Iterations of verifiers that are made here.
-    #[must_use]
-    pub fn scram_iterations(&self) -> u32 {
-        self.setup.load().config.auth.scram_iterations
-    }
-
-    /// Keeps a verifier for the user's next login.
-    pub fn keep_verifier(&self, user: &str, password: &str, verifier: Verifier) {
-        lock(&self.verifiers).insert(user.to_owned(), (password.to_owned(), verifier));
-    }
-
-    /// A verifier that no password fits, with the salt of a user who has none.
-    #[must_use]
-    pub fn mock_verifier(&self, user: &str, iterations: u32) -> Verifier {
-        Verifier::fake(user.as_bytes(), &self.salt_secret, iterations)
+        Pool::new(self.clients.threads(), limits(plan), fastrand::u64(..), Instant::now(), wake)
     }
 
     /// The iterations of the verifier that an unknown user of an entry of `[databases]` seems to have; `None` if it seems to
     /// have a password or a hash.
     #[must_use]
     pub fn decoy_iterations(&self, entry: &str, user: &str) -> Option<u32> {
-        match self.connector.secrets.looked_up_iterations(entry) {
+        match self.pools.connector.secrets.looked_up_iterations(entry) {
             Some(looked_up) => looked_up,
-            None => self.setup.load().decoys.pick(&self.salt_secret, user),
+            None => self.config.setup().decoys.pick(self.clients.salt_secret(), user),
         }
     }
 }

@@ -267,16 +267,16 @@ impl Worker {
     /// A worker for the calling thread.
     #[must_use]
     pub fn new(index: usize, reactor: Reactor, gateway: Arc<Gateway>, mailbox: Arc<Mailbox>) -> Rc<Self> {
-        let client_scope = gateway.client_scope.child(&index.to_string());
-        let chores = gateway.scope.child(&format!("chores-{index}"));
-        let settings = &gateway.setup().config.journal;
+        let client_scope = gateway.lifecycle.client_scope.child(&index.to_string());
+        let chores = gateway.lifecycle.scope.child(&format!("chores-{index}"));
+        let settings = &gateway.config.setup().config.journal;
         let archive = gateway.archive.as_ref();
         let recorder = archive.and_then(|archive| Recorder::new(archive, index, settings, reactor.now()));
         Rc::new(Self {
             index,
             swept_at: Cell::new(reactor.now()),
             reactor,
-            catalog: Catalog::new(gateway.catalog_changes.clone()),
+            catalog: Catalog::new(gateway.pools.catalog_changes.clone()),
             gateway,
             interned: Interned::default(),
             roster: Roster::default(),
@@ -305,7 +305,7 @@ impl Worker {
     /// When the event loop fails.
     pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
         let worker = self.clone();
-        let timer = self.gateway.sweep_scope.wrap_as(self.index, |ctx| async move {
+        let timer = self.gateway.lifecycle.sweep_scope.wrap_as(self.index, |ctx| async move {
             // The timer only ends the wait; the sweep itself happens in `turn`.
             while within(&worker.reactor, SWEEP_EVERY, ctx.cancelled()).await.is_none() {}
         });
@@ -506,7 +506,7 @@ impl Worker {
     /// Takes the settings of a reload over.
     pub fn refresh_plans(&self) {
         if let Some(recorder) = &self.recorder {
-            recorder.adopt(&self.gateway.setup().config.journal);
+            recorder.adopt(&self.gateway.config.setup().config.journal);
         }
         self.pools.borrow_mut().retain(|_, pool| {
             *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());
@@ -531,7 +531,7 @@ impl Worker {
 
     /// Tells the clients whose servers are those of another user now, or that share a pool now or no longer do.
     fn note_replaced_pools(&self) {
-        let setup = self.gateway.setup();
+        let setup = self.gateway.config.setup();
         for card in self.roster.cards() {
             let key = card.key();
             card.is_pool_replaced.set(*key.user != *setup.config.pool_user(&key.database, &card.user));
@@ -566,7 +566,7 @@ impl Worker {
 
     /// Takes over whether the gateway is suspended.
     pub fn follow_phase(&self) {
-        self.suspended.set(self.gateway.phase() == Phase::Suspended);
+        self.suspended.set(self.gateway.lifecycle.phase() == Phase::Suspended);
         self.held.borrow_mut().clear();
         for card in self.roster.cards() {
             if card.peek_signal() == Some(Signal::SuspendTimeout) {
@@ -601,18 +601,18 @@ impl Worker {
         loop {
             // The limits may change meanwhile.
             let plan = pool.shared.plan();
-            let full = match gateway.seat_server(key, &plan) {
+            let full = match gateway.pools.admit_server(key, &plan) {
                 Ok(quota) => return Some(quota),
                 Err(full) => full,
             };
-            if gateway.phase() == Phase::Stopping || room.is_given_up(&pool.shared.pool) {
+            if gateway.lifecycle.phase() == Phase::Stopping || room.is_given_up(&pool.shared.pool) {
                 return None;
             }
             let now = self.reactor.now();
             // One at a time: the room it makes is seen at the next look.
             let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
             if !asked && (room == Room::Apart || pool.shared.pool.counts().waiting > 0) {
-                gateway.evict_for(key, &plan, full, room);
+                gateway.pools.evict_for(key, &plan, full, room);
                 evicted_at = Some(now);
             }
             self.reactor.sleep(ROOM_EVERY).await;
@@ -629,7 +629,7 @@ impl Worker {
         asker: Option<CancelAsker>,
     ) {
         let worker = self.clone();
-        let limit = self.gateway.setup().config.timeouts.cancel;
+        let limit = self.gateway.config.setup().config.timeouts.cancel;
         self.spawn_chore(identity.id, async move {
             let coming = Cell::new(asker.as_ref().map(|_| pool.count_cancel(CancelStage::Coming)));
             let sent = Cell::new(None);
@@ -684,7 +684,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
                 // The server may have been restarted with another configuration.
                 pool.shared.outdate_welcome();
             }
-            log_closed(&worker.gateway.setup(), &pool.shared, server, why);
+            log_closed(&worker.gateway.config.setup(), &pool.shared, server, why);
         }
     }
 
@@ -705,11 +705,11 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     };
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
-    let setup = worker.gateway.setup();
+    let setup = worker.gateway.config.setup();
     let limit = plan.timeouts.connect;
     let tls = setup.server_tls.get(&plan.entry);
     let attempt = async {
-        let mut server = Server::new(worker.gateway.connector.connect(&worker.reactor, &plan, tls).await?);
+        let mut server = Server::new(worker.gateway.pools.connector.connect(&worker.reactor, &plan, tls).await?);
         introduce(&mut server, &worker, plan.connect_query.reveal()).await?;
         server.take_news();
         Ok(server)
@@ -725,11 +725,11 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     match outcome {
         Ok(mut server) => {
             // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
-            let Ok(held) = worker.gateway.server_scope.hold(server.identity.id) else { return };
+            let Ok(held) = worker.gateway.lifecycle.server_scope.hold(server.identity.id) else { return };
             server.quota = Some(Box::new((quota, held)));
             pool.shared.set_welcome(&server.settings, server.identity.connected_at);
             let identity = server.identity.clone();
-            worker.gateway.note_server(&pool.shared.key, &identity);
+            worker.gateway.pools.note_server(&pool.shared.key, &identity);
             log_opened(&setup, &pool.shared, &identity);
             slot.fulfil(server, now);
         }
@@ -799,7 +799,7 @@ fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan
     pool.note_failure();
     tracing::warn!(%database, %user, %error, "server connection failed");
     if setup.config.listen.dialect == Dialect::Pgbouncer {
-        let (id, reason) = (worker.gateway.connector.next_id(), error.log_words());
+        let (id, reason) = (worker.gateway.pools.connector.next_id(), error.log_words());
         let place = place_of(&plan.hosts[0], plan.address);
         tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age=0s)");
     }
@@ -813,7 +813,7 @@ async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<()
     if sql.is_empty() {
         return Ok(());
     }
-    let goes_on = worker.gateway.setup().config.listen.dialect == Dialect::Pgbouncer;
+    let goes_on = worker.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
     let failed = |error: &dyn std::fmt::Display| ConnectError::Query(error.to_string());
     server.settle(&worker.reactor).map_err(|error| failed(&error))?;
     let before = server.settings.clone();

@@ -27,7 +27,7 @@ pub(super) fn start(gateway: &Arc<Gateway>) {
     let class = Class::new(tree::kept(Restart::Permanent), move |duty: &Duty, ctx| attend(*duty, owner.clone(), ctx));
     for duty in [Duty::Averages, Duty::Names, Duty::Pools, Duty::Unused, Duty::Empty] {
         // It is refused when the process is ending already.
-        let _ = gateway.duties.spawn_kept(duty, &class);
+        let _ = gateway.lifecycle.duties.spawn_kept(duty, &class);
     }
 }
 
@@ -56,7 +56,7 @@ async fn check_names(gateway: &Gateway, ctx: &Ctx) {
         tokio::select! {
             () = ctx.cancelled() => return,
             () = pass(gateway, |config| config.dns.check_period) => {
-                gateway.connector.resolver.refresh().await;
+                gateway.pools.connector.resolver.refresh().await;
                 gateway.follow_names();
             }
         }
@@ -67,7 +67,7 @@ async fn check_names(gateway: &Gateway, ctx: &Ctx) {
 async fn pass(gateway: &Gateway, period: fn(&Config) -> Duration) {
     let begun = Instant::now();
     loop {
-        let period = period(&gateway.setup().config);
+        let period = period(&gateway.config.setup().config);
         let left = period.saturating_sub(begun.elapsed());
         if left.is_zero() && !period.is_zero() {
             return;
@@ -80,7 +80,7 @@ async fn pass(gateway: &Gateway, period: fn(&Config) -> Duration) {
 async fn forget_unused(gateway: &Arc<Gateway>, ctx: &Ctx) {
     let mut unused = Unused::default();
     loop {
-        let limit = gateway.setup().config.timeouts.auto_database;
+        let limit = gateway.config.setup().config.timeouts.auto_database;
         let pause = if limit.is_zero() { UNUSED_EVERY } else { UNUSED_EVERY.min(limit / 4).max(UNUSED_EVERY_MIN) };
         tokio::select! {
             () = ctx.cancelled() => return,
@@ -94,7 +94,7 @@ async fn forget_empty(gateway: &Arc<Gateway>, ctx: &Ctx) {
         tokio::select! {
             () = ctx.cancelled() => return,
             () = tokio::time::sleep(EMPTY_EVERY) => {
-                gateway.failed_logins.sweep(Instant::now());
+                gateway.clients.failed_logins.sweep(Instant::now());
                 gateway.forget_empty().await;
             }
         }
@@ -109,7 +109,7 @@ async fn close_pools(gateway: &Gateway, ctx: &Ctx) {
         fn drop(&mut self) {
             // Else it is started again.
             if self.1.is_stopping() {
-                self.0.close_pools();
+                self.0.pools.close_all();
             }
         }
     }
@@ -120,12 +120,12 @@ async fn close_pools(gateway: &Gateway, ctx: &Ctx) {
 /// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.
 async fn sample_once(gateway: &Gateway) {
     gateway.sample().await;
-    if !gateway.setup().config.log.stats {
+    if !gateway.config.setup().config.log.stats {
         return;
     }
     let now =
         tidegate_proxy::stats::Sample { at: std::time::Instant::now(), totals: tidegate_proxy::stats::Totals::new() };
-    let of = gateway.averages_of_all(&now);
+    let of = gateway.statistics.averages_of_all(&now);
     tracing::info!(
         "stats: {} xacts/s, {} queries/s, {} client parses/s, {} server parses/s, {} binds/s, in {} B/s, out {} B/s, \
          xact {} us, query {} us, wait {} us",

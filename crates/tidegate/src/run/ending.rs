@@ -16,7 +16,7 @@ type Peers = Arc<Mutex<HashMap<u64, String>>>;
 /// How many tasks of the gateway have ended so far.
 pub(super) fn exits(gateway: &Gateway) -> Exits {
     let mut sum = Exits::default();
-    for (_, counts) in gateway.scope.tree() {
+    for (_, counts) in gateway.lifecycle.scope.tree() {
         sum.add(&counts.exits);
     }
     sum
@@ -71,7 +71,7 @@ impl<'a> Names<'a> {
                 None => format!("client {id}"),
             },
             ("servers", None, Some(id)) => {
-                let known = self.gateway.servers().into_iter().find(|server| server.identity.id == id);
+                let known = self.gateway.pools.servers().into_iter().find(|server| server.identity.id == id);
                 known.map_or_else(
                     || format!("server {id}"),
                     |server| format!("server {id}, {}, pid {}", server.identity.address.host, server.identity.pid),
@@ -124,11 +124,12 @@ mod tests {
         let config = Config::from_url("postgres://db.example/shop").unwrap();
         let resolver = Resolver::new(control.handle().clone());
         let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
-        let (thread, jobs): (Scope, Scope<&str>) = (gateway.client_scope.child("0"), gateway.scope.child("jobs"));
+        let (thread, jobs): (Scope, Scope<&str>) =
+            (gateway.lifecycle.client_scope.child("0"), gateway.lifecycle.scope.child("jobs"));
         let _clients = [4711, 4712].map(|id| thread.hold(id).unwrap());
-        let _server = gateway.server_scope.hold(7).unwrap();
+        let _server = gateway.lifecycle.server_scope.hold(7).unwrap();
         let _job = jobs.wrap_as("a check", |_| ready(())).unwrap();
-        let report = control.block_on(gateway.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
+        let report = control.block_on(gateway.lifecycle.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
         let names = Names::gather(&gateway);
         names.peers.lock().unwrap().insert(4711, "10.0.0.1:4242".to_owned());
         let mut who: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();

@@ -213,7 +213,7 @@ pub(super) struct Goods {
 /// Opens the door, or takes over that of the process before, until nobody listens any more. Without one the gateway works as
 /// well.
 pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods, known: Option<OwnedFd>) {
-    let Some(path) = door_of(&gateway.setup().config) else { return };
+    let Some(path) = door_of(&gateway.config.setup().config) else { return };
     let opened = match known {
         Some(known) => Door::adopt(known, path.clone()),
         None => Door::open(path.clone()),
@@ -236,7 +236,7 @@ pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods, known: Option<OwnedFd>)
         }
     });
     // It is refused when the process is ending already.
-    let _ = gateway.listen_scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class);
+    let _ = gateway.lifecycle.listen_scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class);
 }
 
 /// Where the next process comes in.

@@ -61,6 +61,7 @@ impl Reloads {
 
 async fn reload(gateway: Arc<Gateway>, source: cli::Run) -> Outcome {
     let owner = gateway.clone();
-    let done = gateway.connector.resolver.offload("the configuration", move || super::reload(&owner, &source)).await;
+    let done =
+        gateway.pools.connector.resolver.offload("the configuration", move || super::reload(&owner, &source)).await;
     done.unwrap_or_else(|| Err(anyhow::anyhow!("the gateway is stopping")))
 }

@@ -25,10 +25,10 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
 /// Starts the streams of the configuration. Those that go to Postgres through the gateway come in as clients do, by a
 /// socket that leads nowhere else.
 pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Fleet> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     check(&setup.config)?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
-    let scope = gateway.scope.child("streams");
+    let scope = gateway.lifecycle.scope.child("streams");
     let fleet = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads, scope);
     let fleet = fleet.context("cannot start the streams")?;
     // It is set here only.
@@ -38,7 +38,7 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Fleet> {
 
 /// Goes by the configuration that is in force now.
 pub(super) fn adopt(fleet: &mut Fleet, gateway: &Arc<Gateway>) -> anyhow::Result<()> {
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     fleet.adopt(&setup.config.streams, &doors(gateway)).context("cannot start the streams; the rest is in force")
 }
 
@@ -49,12 +49,12 @@ fn doors(gateway: &Arc<Gateway>) -> Doors {
         let gateway = owner.upgrade().ok_or_else(gone)?;
         let (ours, theirs) = UnixStream::pair()?;
         theirs.set_nonblocking(true)?;
-        let emptiest = gateway.workers().iter().zip(&gateway.clients);
+        let emptiest = gateway.workers().iter().zip(&gateway.clients.per_thread);
         let (worker, _) = emptiest.min_by_key(|(_, count)| count.load(Ordering::Relaxed)).ok_or_else(gone)?;
         worker.client(Accepted { fd: theirs.into(), peer: Address::Unix, local: None });
         Ok(ours)
     };
-    Doors::new(Door::Inside(Arc::new(open)), &gateway.setup().config)
+    Doors::new(Door::Inside(Arc::new(open)), &gateway.config.setup().config)
 }
 
 /// Waits until no stream runs. Each has its own limit, `drain`.

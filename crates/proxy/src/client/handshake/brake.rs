@@ -22,7 +22,7 @@ impl Arriving {
     }
 
     fn rules(&self) -> FailedLoginRules {
-        FailedLoginRules::of(&self.worker.gateway.setup().config.auth)
+        FailedLoginRules::of(&self.worker.gateway.config.setup().config.auth)
     }
 
     /// Waits for the client's turn, once, before anything that costs much is done for it: TLS, or a check of a password.
@@ -32,7 +32,7 @@ impl Arriving {
         }
         let Some(ip) = self.ip() else { return Ok(()) };
         let now = self.worker.reactor.now();
-        let Some(wait) = self.worker.gateway.failed_logins.begin(ip, self.rules(), now) else {
+        let Some(wait) = self.worker.gateway.clients.failed_logins.begin(ip, self.rules(), now) else {
             return Err(self.cause(Cause::FailedLogins));
         };
         if wait.is_zero() {
@@ -57,7 +57,7 @@ impl Arriving {
         let worker = self.worker.clone();
         let now = worker.reactor.now();
         let user = self.asked.as_ref().map_or("", |(user, _)| user);
-        let delay = worker.gateway.failed_logins.fail(self.ip(), user, self.rules(), now);
+        let delay = worker.gateway.clients.failed_logins.fail(self.ip(), user, self.rules(), now);
         let until = self.answered_at.unwrap_or(now) + delay;
         let rest = until.saturating_duration_since(now);
         if !rest.is_zero() {
@@ -69,9 +69,9 @@ impl Arriving {
     /// Counts the connection among those of its address that have not logged in yet, if clients of an address have a limit. There
     /// may be as many of them as clients, and some in any case: for cancel requests, and for the console.
     pub(super) fn count_arrival(&mut self) -> Result<(), LoginError> {
-        let max = self.worker.gateway.setup().config.listen.max_clients_per_address;
+        let max = self.worker.gateway.config.setup().config.listen.max_clients_per_address;
         let (false, Some(ip)) = (max == 0, self.ip()) else { return Ok(()) };
-        match self.worker.gateway.seat_arrival(ip, max.max(ARRIVALS_MIN)) {
+        match self.worker.gateway.clients.admit_arrival(ip, max.max(ARRIVALS_MIN)) {
             Some(share) => {
                 self.arrival = Some(share);
                 Ok(())
@@ -82,10 +82,10 @@ impl Arriving {
 
     /// Counts the client among those of its address, if there is a limit for them.
     pub(super) fn count_address(&mut self, request: &Request) -> Result<(), LoginError> {
-        let max = self.worker.gateway.setup().config.listen.max_clients_per_address;
+        let max = self.worker.gateway.config.setup().config.listen.max_clients_per_address;
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
         let (false, Some(ip)) = (max == 0 || to_console, self.ip()) else { return Ok(()) };
-        match self.worker.gateway.seat_address(ip, max) {
+        match self.worker.gateway.clients.admit_address(ip, max) {
             Some(share) => {
                 self.address = Some(share);
                 Ok(())

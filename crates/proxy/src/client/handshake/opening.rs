@@ -48,7 +48,7 @@ impl Arriving {
                 }
                 First::Startup(startup) => {
                     self.require_tls()?;
-                    let setup = self.worker.gateway.setup();
+                    let setup = self.worker.gateway.config.setup();
                     let listen = &setup.config.listen;
                     let mut request = read_startup(&startup, &listen.ignore_startup_parameters, listen.dialect)?;
                     if listen.application_name_add_host {
@@ -85,7 +85,7 @@ impl Arriving {
 
     async fn answer_ssl(&mut self) -> Result<(), LoginError> {
         self.nothing_early()?;
-        let acceptor = self.worker.gateway.setup().client_tls.clone();
+        let acceptor = self.worker.gateway.config.setup().client_tls.clone();
         let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, Address::Tcp(_))) else {
             self.link.write(&b"N"[..]);
             return Ok(self.link.flush().await?);
@@ -100,13 +100,13 @@ impl Arriving {
     async fn start_tls(&mut self, acceptor: &tls::Acceptor, early: Chunk) -> Result<TlsInfo, LoginError> {
         self.link.start_tls(&self.worker.reactor, TlsSide::Server(acceptor.config.clone()), early)?;
         let info = self.link.handshake().await?;
-        let is_offered = self.worker.gateway.setup().config.auth.channel_binding;
+        let is_offered = self.worker.gateway.config.setup().config.auth.channel_binding;
         self.end_point = acceptor.end_point.clone().filter(|_| is_offered);
         Ok(info)
     }
 
     async fn direct_tls(&mut self) -> Result<(), LoginError> {
-        let Some(acceptor) = self.worker.gateway.setup().client_tls.clone() else {
+        let Some(acceptor) = self.worker.gateway.config.setup().client_tls.clone() else {
             return Err(LoginError::Gone);
         };
         self.await_turn().await?;
@@ -122,7 +122,7 @@ impl Arriving {
     }
 
     fn require_tls(&self) -> Result<(), LoginError> {
-        let required = self.worker.gateway.setup().config.listen.tls == ClientTls::Require;
+        let required = self.worker.gateway.config.setup().config.listen.tls == ClientTls::Require;
         if required && !self.link.is_tls() && matches!(self.peer, Address::Tcp(_)) {
             return Err(self.cause(Cause::TlsRequired));
         }

@@ -114,7 +114,7 @@ impl Arriving {
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
         let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.denied(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
-        let resolver = &self.worker.gateway.connector.resolver;
+        let resolver = &self.worker.gateway.pools.connector.resolver;
         let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
         let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
         let may = name.as_ref().is_some_and(may);
@@ -136,7 +136,7 @@ impl Arriving {
             lookup::Known::Nobody => Ok(configured),
             lookup::Known::User(secret) => {
                 if let Some((entry, _)) = setup.config.database(&request.database) {
-                    self.worker.gateway.connector.secrets.note_look_up(entry, &request.user, secret.as_ref());
+                    self.worker.gateway.pools.connector.secrets.note_look_up(entry, &request.user, secret.as_ref());
                 }
                 Ok(Found { known: true, secret, is_looked_up: true })
             }

@@ -44,7 +44,7 @@ impl Arriving {
     }
 
     pub(super) fn dialect(&self) -> Dialect {
-        self.worker.gateway.setup().config.listen.dialect
+        self.worker.gateway.config.setup().config.listen.dialect
     }
 
     pub(super) fn cause(&self, cause: Cause) -> LoginError {
@@ -53,7 +53,7 @@ impl Arriving {
 
     /// What is wrong with a client's certificate. PgBouncer tells that its log alone.
     pub(super) fn certificate_refused(&self, cause: Cause) -> LoginError {
-        let setup = self.worker.gateway.setup();
+        let setup = self.worker.gateway.config.setup();
         if let (Dialect::Pgbouncer, Some(what)) = (setup.config.listen.dialect, cause.detail()) {
             tracing::error!("{} {what}", self.who(&setup));
         }
@@ -73,7 +73,7 @@ impl Arriving {
     }
 
     fn log_refusal(&self, error: &LoginError, words: &[u8]) {
-        let setup = self.worker.gateway.setup();
+        let setup = self.worker.gateway.config.setup();
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
         let (sqlstate, reason) = match error {
             LoginError::Refused(refusal) | LoginError::Denied(refusal) => {

@@ -64,19 +64,19 @@ impl Arriving {
         let gateway = self.worker.gateway.clone();
         let to_console = Admin::DATABASES.contains(&request.database.as_str());
         // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
-        let ends = matches!(gateway.phase(), Phase::WaitingForTransactions | Phase::Stopping);
+        let ends = matches!(gateway.lifecycle.phase(), Phase::WaitingForTransactions | Phase::Stopping);
         if ends && !to_console {
             return Err(self.shutting_down());
         }
-        let max = gateway.setup().config.listen.max_clients as usize;
-        if gateway.client_count() > max && !to_console {
+        let max = gateway.config.setup().config.listen.max_clients as usize;
+        if gateway.clients.count() > max && !to_console {
             return Err(self.cause(Cause::Clients));
         }
         self.count_address(request)
     }
 
     pub(super) fn admit_to_console(&self, request: Request) -> Result<Admitted, LoginError> {
-        let setup = self.worker.gateway.setup();
+        let setup = self.worker.gateway.config.setup();
         let admin = &setup.config.admin;
         let may_change = admin.users.contains(&request.user);
         if may_change || admin.stats_users.contains(&request.user) {
@@ -93,7 +93,7 @@ impl Arriving {
 
     pub(super) fn enter(&self, key: PoolKey, request: &Request) -> Result<Entry, LoginError> {
         let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
-        let (pid, secret) = match self.worker.gateway.peer_id() {
+        let (pid, secret) = match self.worker.gateway.peers.own_id() {
             0 => (None, secret),
             own => {
                 let pid = peer_key::pid(own, u32::from_ne_bytes(random::<4>()?));
@@ -155,7 +155,7 @@ impl Arriving {
         let mut out = Vec::with_capacity(greeting.words.len() + 64);
         out.extend_from_slice(&greeting.words);
         backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
-        let setup = self.worker.gateway.setup();
+        let setup = self.worker.gateway.config.setup();
         if !setup.config.listen.login_notice.is_empty() {
             let notice = &setup.config.listen.login_notice;
             let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, notice);
@@ -201,7 +201,7 @@ impl Arriving {
         card: &Card,
     ) -> Result<Option<Lease<Server>>, LoginError> {
         let is_kept = pool.plan().pool.mode == Mode::Session && pool.fleet().is_none();
-        if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peer_id() != 0 {
+        if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peers.own_id() != 0 {
             return Ok(None);
         }
         let now = self.worker.reactor.now();

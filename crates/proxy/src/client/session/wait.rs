@@ -226,7 +226,7 @@ impl Session {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let dialect = self.worker.gateway.setup().config.listen.dialect;
+        let dialect = self.worker.gateway.config.setup().config.listen.dialect;
         let refusal = checkout_timeout(times.checkout, dialect);
         Poll::Ready(Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout")))
     }

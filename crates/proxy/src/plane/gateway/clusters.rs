@@ -20,7 +20,7 @@ impl Gateway {
     /// The cluster of a pool, if its transactions have a choice of servers; made at its first use.
     pub(super) fn cluster_of(self: &Arc<Self>, plan: &PoolPlan) -> Option<Arc<Cluster>> {
         let spec = ClusterSpec::of(plan)?;
-        let mut clusters = lock(&self.clusters);
+        let mut clusters = lock(&self.pools.clusters);
         if let Some(known) = clusters.iter().find(|cluster| cluster.spec == spec) {
             return Some(known.clone());
         }
@@ -35,9 +35,9 @@ impl Gateway {
         if !cluster.begins() {
             return;
         }
-        let scope: Scope<&'static str> = tree::control(&self.scope, &format!("hosts-{}", plan.entry)).build();
+        let scope: Scope<&'static str> = tree::control(&self.lifecycle.scope, &format!("hosts-{}", plan.entry)).build();
         let owner = Arc::downgrade(self);
-        own(cluster, &scope, &self.connector.resolver, move || Land(owner.clone()));
+        own(cluster, &scope, &self.pools.connector.resolver, move || Land(owner.clone()));
     }
 
     /// What a pool that stays has a choice of under a new configuration: its settings, or `None` if it is the pool of a
@@ -62,9 +62,9 @@ impl Gateway {
 
     /// Ends the clusters that no client chooses from any more.
     pub(super) fn close_unused_clusters(&self) {
-        let used: Vec<Arc<Cluster>> = self.homes_and_hosts().0.iter().filter_map(|pool| pool.cluster()).collect();
+        let used: Vec<Arc<Cluster>> = self.pools.homes_and_hosts().0.iter().filter_map(|pool| pool.cluster()).collect();
         let is_used = |cluster: &Arc<Cluster>| used.iter().any(|used| Arc::ptr_eq(used, cluster));
-        let unused: Vec<_> = lock(&self.clusters).extract_if(.., |cluster| !is_used(cluster)).collect();
+        let unused: Vec<_> = lock(&self.pools.clusters).extract_if(.., |cluster| !is_used(cluster)).collect();
         unused.iter().for_each(|cluster| cluster.close());
     }
 }
@@ -94,7 +94,7 @@ impl Ground for Land {
         let Some(gateway) = self.0.upgrade() else { return };
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref() == Some(&node.name)) {
             if node.is_gone() {
-                gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
+                gateway.pools.remove(&pool, ConnectError::Closed(TAKEN_OUT));
             } else {
                 pool.reconnect();
             }
@@ -105,7 +105,7 @@ impl Ground for Land {
         let Some(gateway) = self.0.upgrade() else { return };
         let is_left = |host: &Arc<str>| !nodes.iter().any(|node| node.name == *host);
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref().is_some_and(is_left)) {
-            gateway.remove_pool(&pool, ConnectError::Closed(TAKEN_OUT));
+            gateway.pools.remove(&pool, ConnectError::Closed(TAKEN_OUT));
         }
     }
 
@@ -114,7 +114,7 @@ impl Ground for Land {
         let keys: Vec<_> = pools_of(&gateway, cluster).map(|pool| pool.key.clone()).collect();
         let is_meant = |entry: &ServerEntry| entry.key.host.as_ref() == Some(&node.name) && keys.contains(&entry.key);
         let servers: Arc<[u64]> =
-            gateway.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
+            gateway.pools.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
         for worker in gateway.workers() {
             let servers = servers.clone();
             worker.visit(move |worker| worker.roster.sever(&servers));
@@ -128,7 +128,7 @@ const TAKEN_OUT: &str = "the server was taken out";
 /// The pools of single servers of a cluster.
 fn pools_of(gateway: &Gateway, cluster: &Cluster) -> impl Iterator<Item = Arc<SharedPool>> {
     let own = move |pool: &Arc<SharedPool>| pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster));
-    gateway.pools().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
+    gateway.pools.all().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
 }
 
 fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink: Sink) {
@@ -145,13 +145,13 @@ const PROBE_NAME: &[(&[u8], &[u8])] = &[(b"application_name", b"tidegate probe")
 /// a client is let in for, a probe is. If one login is refused, another is tried next.
 async fn log_in(worker: &Worker, cluster: &Arc<Cluster>, node: &Node, turn: usize) -> Result<Connection, ConnectError> {
     let gateway = &worker.gateway;
-    let mut homes = gateway.pools();
+    let mut homes = gateway.pools.all();
     homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));
     if homes.is_empty() {
         return Err(ConnectError::Closed("nobody has logged in yet whose login could be used to ask the server"));
     }
     let plan = super::one_of(&homes[turn % homes.len()].plan(), node);
-    let setup = gateway.setup();
+    let setup = gateway.config.setup();
     let tls = setup.server_tls.get(&plan.entry);
-    gateway.connector.connect_as(&worker.reactor, &plan, tls, PROBE_NAME).await
+    gateway.pools.connector.connect_as(&worker.reactor, &plan, tls, PROBE_NAME).await
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Gateway, PoolKey, SharedPool, lock};
+use super::{Gateway, PoolKey, SharedPool};
 
 /// Since when pools were seen without use.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Gateway {
     /// Forgets the databases that only `*` names and that nobody has used for `timeouts.auto_database`. To be called every
     /// now and then, with the same `unused`.
     pub async fn forget_unused(&self, unused: &mut Unused) {
-        let limit = self.setup().config.timeouts.auto_database;
+        let limit = self.config.setup().config.timeouts.auto_database;
         if !limit.is_zero() {
             self.forget_pools(self.idle_auto_pools(), unused, limit).await;
         }
@@ -64,11 +64,11 @@ impl Gateway {
         }
         // Behind each pool those of the servers that its clients choose from, which only it has in hand.
         let keys: Arc<[PoolKey]> = {
-            let pools = lock(&self.pools);
+            let pools = self.pools.lock();
             expired.iter().flat_map(|home| family(&pools, home).map(|pool| pool.key.clone())).collect()
         };
         self.ask_all(move |worker| worker.forget_pools(&keys)).await;
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         for home in expired {
             // Whoever logs in at this moment has it, and nobody can get it while the lock is held.
             if family(&pools, &home).all(|pool| Arc::strong_count(pool) == 1) {
@@ -82,7 +82,7 @@ impl Gateway {
     /// Pools of databases that only `*` names, whose connections, if there are any, nobody uses. Those with a choice of
     /// servers stay.
     fn idle_auto_pools(&self) -> Vec<PoolKey> {
-        let pools = lock(&self.pools);
+        let pools = self.pools.lock();
         let is_idle = |pool: &&Arc<SharedPool>| {
             let plain = pool.key.host.is_none() && pool.cluster().is_none();
             let counts = pool.pool.counts();
@@ -94,9 +94,9 @@ impl Gateway {
     /// Pools for which nothing is open or is being opened, and in which nobody waits: those to which no server was ever
     /// connected, and the others. Those that are kept open before a client comes stay.
     fn empty_pools(&self) -> (Vec<PoolKey>, Vec<PoolKey>) {
-        let setup = self.setup();
+        let setup = self.config.setup();
         let kept: BTreeSet<(&str, &str)> = setup.config.shared_users().collect();
-        let pools = lock(&self.pools);
+        let pools = self.pools.lock();
         let may_go = |pool: &&Arc<SharedPool>| {
             pool.key.host.is_none() && !kept.contains(&(&*pool.key.database, &*pool.key.user))
         };

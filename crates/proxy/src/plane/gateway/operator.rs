@@ -1,32 +1,13 @@
 //! What operators have ordered: which databases are paused or closed to newcomers, and a new reading of the file.
 
-use std::collections::BTreeSet;
-
-use tokio::sync::{mpsc, oneshot};
-
-use super::{Gateway, Phase, lock};
-
-/// Orders for single databases; those for the whole gateway are its [`Phase`].
-#[derive(Debug, Default)]
-pub(super) struct Orders {
-    /// All were held when a stop began that waits for clients: they still are.
-    all_held: bool,
-    paused: BTreeSet<String>,
-    disabled: BTreeSet<String>,
-}
-
-/// Where the outcome of a reload goes: if it failed, the reason without anything that files say.
-pub type ReloadReply = oneshot::Sender<Result<(), String>>;
-
-/// Requests to read the configuration again that may wait at a time; further ones wait to be put in line.
-pub(super) const RELOADS_MAX: usize = 16;
+use super::{Gateway, Phase};
 
 impl Gateway {
     /// Gives no server of a database out, nor of any without a name, and closes those that are free. What is in use
     /// goes on until it is released.
     pub fn pause(&self, database: Option<&str>) {
         match database {
-            Some(name) => drop(lock(&self.orders).paused.insert(name.to_owned())),
+            Some(name) => drop(self.lifecycle.orders().paused.insert(name.to_owned())),
             None => drop(self.change_phase(|phase| if phase.goes_on() { Phase::Paused } else { phase })),
         }
         self.follow_orders();
@@ -41,10 +22,10 @@ impl Gateway {
     /// Undoes [`Gateway::pause`] and [`Gateway::suspend`]. Without a name, every database works again, however it was paused.
     pub fn resume(&self, database: Option<&str>) {
         match database {
-            Some(name) => drop(lock(&self.orders).paused.remove(name)),
+            Some(name) => drop(self.lifecycle.orders().paused.remove(name)),
             None => {
                 self.change_phase(|phase| if phase.holds_all() { Phase::Active } else { phase });
-                let mut orders = lock(&self.orders);
+                let mut orders = self.lifecycle.orders();
                 orders.paused.clear();
                 orders.all_held = false;
             }
@@ -65,63 +46,29 @@ impl Gateway {
         held
     }
 
-    /// Whether no server of a database is given out.
-    #[must_use]
-    pub fn is_paused(&self, database: &str) -> bool {
-        self.holds_all() || lock(&self.orders).paused.contains(database)
-    }
-
-    /// Whether no server of any database is given out, be it that a stop has begun since.
-    #[must_use]
-    pub fn holds_all(&self) -> bool {
-        self.phase().holds_all() || lock(&self.orders).all_held
-    }
-
-    /// What the operator wants of the gateway.
-    #[must_use]
-    pub fn phase(&self) -> Phase {
-        *lock(&self.phase)
-    }
-
     /// Changes what the operator wants, in view of what that is. Returns what it is now.
     pub fn change_phase(&self, next: impl FnOnce(Phase) -> Phase) -> Phase {
-        let mut phase = lock(&self.phase);
+        let mut phase = self.lifecycle.lock_phase();
         let (before, now) = (*phase, next(*phase));
         if before.holds_all() && !now.goes_on() {
-            lock(&self.orders).all_held = true;
+            self.lifecycle.orders().all_held = true;
         }
         *phase = now;
         drop(phase);
-        self.phase_changed.notify_one();
+        self.lifecycle.phase_changed.notify_one();
         if before != now && (before == Phase::Suspended || now == Phase::Suspended) {
             self.workers().iter().for_each(|worker| worker.visit(|worker| worker.follow_phase()));
         }
         now
     }
 
-    /// Lets no new client into a database.
-    pub fn disable(&self, database: &str) {
-        lock(&self.orders).disabled.insert(database.to_owned());
-    }
-
-    /// Undoes [`Gateway::disable`].
-    pub fn enable(&self, database: &str) {
-        lock(&self.orders).disabled.remove(database);
-    }
-
-    /// Whether no new client is let into a database.
-    #[must_use]
-    pub fn is_disabled(&self, database: &str) -> bool {
-        lock(&self.orders).disabled.contains(database)
-    }
-
     /// Pools made later look at the orders themselves, under the lock of the list of pools.
     fn follow_orders(&self) {
-        for shared in self.pools() {
-            match (self.is_paused(&shared.key.database), shared.pool.is_paused()) {
+        for shared in self.pools.all() {
+            match (self.lifecycle.is_paused(&shared.key.database), shared.pool.is_paused()) {
                 (true, false) => {
                     shared.pool.pause();
-                    if self.phase() != Phase::Suspended {
+                    if self.lifecycle.phase() != Phase::Suspended {
                         shared.close_for_pause();
                     }
                 }
@@ -129,26 +76,6 @@ impl Gateway {
                 _ => {}
             }
         }
-    }
-
-    /// Has the configuration read again, and waits for the outcome.
-    ///
-    /// # Errors
-    /// Why the old one stays in force.
-    ///
-    /// # Cancel safety
-    /// Dropped, the reload may happen all the same.
-    pub async fn reload(&self) -> Result<(), String> {
-        let stopping = || "the gateway is stopping".to_owned();
-        let (reply, outcome) = oneshot::channel();
-        self.reloads.send(reply).await.map_err(|_| stopping())?;
-        outcome.await.unwrap_or_else(|_| Err(stopping()))
-    }
-
-    /// The requests for a reload, for the one who carries them out; `None` for all who ask later.
-    #[must_use]
-    pub fn take_reloads(&self) -> Option<mpsc::Receiver<ReloadReply>> {
-        lock(&self.reload_requests).take()
     }
 }
 
@@ -177,7 +104,7 @@ mod tests {
             gateway.pause(Some("shop"));
             let after = gateway.pool("shop", "b").unwrap();
             assert!(before.pool.is_paused() && after.pool.is_paused());
-            assert_eq!(gateway.phase(), Phase::Active);
+            assert_eq!(gateway.lifecycle.phase(), Phase::Active);
             gateway.resume(Some("shop"));
             assert!(!before.pool.is_paused() && !after.pool.is_paused());
         });
@@ -189,10 +116,10 @@ mod tests {
             let shared = gateway.pool("shop", "a").unwrap();
             gateway.pause(Some("shop"));
             gateway.pause(None);
-            assert_eq!(gateway.phase(), Phase::Paused);
+            assert_eq!(gateway.lifecycle.phase(), Phase::Paused);
             gateway.resume(None);
-            assert_eq!(gateway.phase(), Phase::Active);
-            assert!(!shared.pool.is_paused() && !gateway.is_paused("shop"));
+            assert_eq!(gateway.lifecycle.phase(), Phase::Active);
+            assert!(!shared.pool.is_paused() && !gateway.lifecycle.is_paused("shop"));
         });
     }
 
@@ -201,7 +128,7 @@ mod tests {
         with_gateway(async |gateway| {
             gateway.change_phase(|_| Phase::WaitingForClients);
             gateway.resume(None);
-            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+            assert_eq!(gateway.lifecycle.phase(), Phase::WaitingForClients);
         });
     }
 
@@ -212,10 +139,10 @@ mod tests {
             gateway.pause(None);
             gateway.change_phase(|_| Phase::WaitingForClients);
             let after = gateway.pool("shop", "b").unwrap();
-            assert!(before.pool.is_paused() && after.pool.is_paused() && gateway.is_paused("shop"));
+            assert!(before.pool.is_paused() && after.pool.is_paused() && gateway.lifecycle.is_paused("shop"));
             gateway.resume(None);
-            assert!(!before.pool.is_paused() && !after.pool.is_paused() && !gateway.is_paused("shop"));
-            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+            assert!(!before.pool.is_paused() && !after.pool.is_paused() && !gateway.lifecycle.is_paused("shop"));
+            assert_eq!(gateway.lifecycle.phase(), Phase::WaitingForClients);
         });
     }
 
@@ -225,7 +152,7 @@ mod tests {
             gateway.change_phase(|_| Phase::WaitingForClients);
             gateway.pause(None);
             gateway.suspend();
-            assert_eq!(gateway.phase(), Phase::WaitingForClients);
+            assert_eq!(gateway.lifecycle.phase(), Phase::WaitingForClients);
         });
     }
 
@@ -234,23 +161,23 @@ mod tests {
         let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
         with_gateway(async |gateway| {
             // A login has looked at the configuration, and a reload comes before it makes its pool.
-            let old = gateway.setup();
+            let old = gateway.config.setup();
             gateway.replace_setup(setup("postgres://other.example/shop"));
             let pool = gateway.pool_of(PoolKey::new("shop", "a"), &old).unwrap();
-            assert_eq!(pool.plan().hosts, gateway.setup().config.pool_for("shop", "a").unwrap().hosts);
-            let old = gateway.setup();
+            assert_eq!(pool.plan().hosts, gateway.config.setup().config.pool_for("shop", "a").unwrap().hosts);
+            let old = gateway.config.setup();
             gateway.replace_setup(setup("postgres://other.example/books"));
             assert!(gateway.pool_of(PoolKey::new("shop", "b"), &old).is_none(), "there is no such database any more");
-            assert!(gateway.pools().is_empty());
+            assert!(gateway.pools.all().is_empty());
         });
     }
 
     #[test]
     fn a_disabled_database_has_no_pool_for_newcomers() {
         with_gateway(async |gateway| {
-            gateway.disable("shop");
+            gateway.lifecycle.disable("shop");
             assert!(gateway.pool("shop", "a").is_none());
-            gateway.enable("shop");
+            gateway.lifecycle.enable("shop");
             assert!(gateway.pool("shop", "a").is_some());
         });
     }
@@ -258,13 +185,13 @@ mod tests {
     #[test]
     fn a_reload_tells_how_it_went() {
         with_gateway(async |gateway| {
-            let mut requests = gateway.take_reloads().unwrap();
-            assert!(gateway.take_reloads().is_none());
+            let mut requests = gateway.config.take_reloads().unwrap();
+            assert!(gateway.config.take_reloads().is_none());
             let answer = async { requests.recv().await.unwrap().send(Err("no such file".to_owned())) };
-            let (outcome, _) = tokio::join!(gateway.reload(), answer);
+            let (outcome, _) = tokio::join!(gateway.config.reload(), answer);
             assert_eq!(outcome, Err("no such file".to_owned()));
             drop(requests);
-            assert!(gateway.reload().await.is_err(), "nobody is left to reload");
+            assert!(gateway.config.reload().await.is_err(), "nobody is left to reload");
         });
     }
 }

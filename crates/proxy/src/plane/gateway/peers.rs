@@ -10,8 +10,8 @@ use std::{
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{Gateway, lock};
-use tidegate_config::Host;
+use super::lock;
+use tidegate_config::{Config, Host};
 
 /// The requests on their way to one peer.
 #[derive(Debug)]
@@ -92,34 +92,40 @@ impl OnTheWay<'_> {
     }
 }
 
-/// The lines of all peers that were asked for.
-#[derive(Debug, Default)]
-pub(super) struct PeerLines(Mutex<BTreeMap<u16, Arc<PeerLine>>>);
+/// Other gateways behind the same address.
+#[derive(Debug)]
+pub struct Peers {
+    id: u16,
+    lines: Mutex<BTreeMap<u16, Arc<PeerLine>>>,
+}
 
-impl Gateway {
-    /// The number of this gateway among its peers; 0 if it is alone.
-    #[must_use]
-    pub const fn peer_id(&self) -> u16 {
-        self.peer_id
+impl Peers {
+    pub(super) fn new(id: u16) -> Self {
+        Self { id, lines: Mutex::default() }
     }
 
-    /// Where a peer is, and the line of requests to it; `None` if no such peer is known.
+    /// The number of this gateway among its peers; 0 if it has none.
     #[must_use]
-    pub fn peer(&self, id: u16) -> Option<(Host, Arc<PeerLine>)> {
-        let setup = self.setup();
-        let peer = setup.config.peers.get(&id)?;
-        let mut lines = lock(&self.peer_lines.0);
+    pub const fn own_id(&self) -> u16 {
+        self.id
+    }
+
+    /// The address of a peer and the queue of requests to it; `None` if the configuration has no such peer.
+    #[must_use]
+    pub fn find(&self, id: u16, config: &Config) -> Option<(Host, Arc<PeerLine>)> {
+        let peer = config.peers.get(&id)?;
+        let mut lines = lock(&self.lines);
         let line = lines.entry(id).or_insert_with(|| Arc::new(PeerLine::new(peer.size)));
         if line.size != peer.size {
-            // Those who wait in the old one get there.
+            // Requests in the old queue are still delivered.
             *line = Arc::new(PeerLine::new(peer.size));
         }
         Some((peer.host(), line.clone()))
     }
 
-    /// The requests on their way to a peer.
+    /// Requests in flight to a peer.
     #[must_use]
-    pub fn peer_counts(&self, id: u16) -> PeerCounts {
-        lock(&self.peer_lines.0).get(&id).map(|line| line.counts()).unwrap_or_default()
+    pub fn counts(&self, id: u16) -> PeerCounts {
+        lock(&self.lines).get(&id).map(|line| line.counts()).unwrap_or_default()
     }
 }

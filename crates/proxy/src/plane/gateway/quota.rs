@@ -14,7 +14,7 @@ use std::{
 
 use tidegate_pool::Pool;
 
-use super::{Gateway, Network, PoolKey, lock};
+use super::{Network, PoolKey, Pools, lock};
 use tidegate_config::{PoolPlan, SharedLimits};
 
 use crate::{error::Cause, server::Server};
@@ -74,15 +74,34 @@ impl Drop for Share {
     }
 }
 
-/// What all pools have together.
+/// Limits of server connections.
 #[derive(Debug, Default)]
-pub(super) struct Quotas {
-    database_servers: Counts,
-    user_servers: Counts,
-    database_clients: Counts,
-    user_clients: Counts,
-    address_clients: Counts,
-    address_arrivals: Counts,
+pub(super) struct ServerQuotas {
+    by_database: Counts,
+    by_user: Counts,
+}
+
+/// Limits of clients.
+#[derive(Debug, Default)]
+pub(super) struct ClientQuotas {
+    by_database: Counts,
+    by_user: Counts,
+    by_address: Counts,
+    arrivals_by_address: Counts,
+}
+
+impl ClientQuotas {
+    pub(super) fn admit(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
+        both((&self.by_database, database, limits.database_clients), (&self.by_user, user, limits.user_clients))
+    }
+
+    pub(super) fn admit_address(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.by_address.take(&Network::of(address).to_string(), max)
+    }
+
+    pub(super) fn admit_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
+        self.arrivals_by_address.take(&Network::of(address).to_string(), max)
+    }
 }
 
 /// Something counted under a database and under a user.
@@ -130,38 +149,15 @@ fn both(
     Ok(Quota { _database: database, _user: user, _address: None })
 }
 
-impl Gateway {
-    /// Counts one more client of a database and a user.
-    ///
-    /// # Errors
-    /// Which of the two has as many as it may have.
-    pub fn seat_client(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
-        let counts = &self.quotas;
-        both(
-            (&counts.database_clients, database, limits.database_clients),
-            (&counts.user_clients, user, limits.user_clients),
-        )
-    }
-
-    /// Counts one more client of an address; `None` if there are `max` already.
-    pub fn seat_address(&self, address: IpAddr, max: u32) -> Option<Share> {
-        self.quotas.address_clients.take(&Network::of(address).to_string(), max)
-    }
-
-    /// Counts one more connection of an address that has not logged in; `None` if there are `max` already.
-    pub fn seat_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
-        self.quotas.address_arrivals.take(&Network::of(address).to_string(), max)
-    }
-
+impl Pools {
     /// Counts one more server connection of a pool.
     ///
     /// # Errors
     /// Which limit is reached.
-    pub fn seat_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<Quota, Full> {
-        let counts = &self.quotas;
+    pub fn admit_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<Quota, Full> {
         both(
-            (&counts.database_servers, &key.database, plan.shared.database_servers),
-            (&counts.user_servers, &plan.user, plan.shared.user_servers),
+            (&self.quotas.by_database, &key.database, plan.shared.database_servers),
+            (&self.quotas.by_user, &plan.user, plan.shared.user_servers),
         )
     }
 
@@ -172,8 +168,7 @@ impl Gateway {
             Full::Database => other.key.database == key.database,
             Full::User => other.plan().user == plan.user,
         };
-        let others =
-            self.pools().into_iter().filter(|other| (other.key != *key || room == Room::Apart) && gives(other));
+        let others = self.all().into_iter().filter(|other| (other.key != *key || room == Room::Apart) && gives(other));
         let idle = others.map(|other| (other.pool.counts().idle, other)).filter(|(idle, _)| *idle > 0);
         if let Some((_, fullest)) = idle.max_by_key(|(idle, _)| *idle) {
             fullest.pool.evict_idle();

@@ -26,40 +26,34 @@ pub struct ServerEntry {
 pub(super) struct Register(Vec<(PoolKey, Weak<Identity>)>);
 
 impl Register {
-    fn add(&mut self, key: PoolKey, identity: &Arc<Identity>) {
+    pub(super) fn add(&mut self, key: PoolKey, identity: &Arc<Identity>) {
         if self.0.len() == self.0.capacity() {
             self.0.retain(|(_, known)| known.strong_count() > 0);
         }
         self.0.push((key, Arc::downgrade(identity)));
     }
+
+    /// The open connections.
+    pub(super) fn entries(&self) -> Vec<(PoolKey, Arc<Identity>)> {
+        let open = |(key, identity): &(PoolKey, Weak<Identity>)| Some((key.clone(), identity.upgrade()?));
+        self.0.iter().filter_map(open).collect()
+    }
 }
 
 impl Gateway {
-    /// Notes a server that was just connected.
-    pub fn note_server(&self, key: &PoolKey, identity: &Arc<Identity>) {
-        lock(&self.register).add(key.clone(), identity);
-    }
-
-    /// The servers that are connected, in the order they came.
-    #[must_use]
-    pub fn servers(&self) -> Vec<ServerEntry> {
-        let known = lock(&self.register).0.clone();
-        let alive = known.into_iter().filter_map(|(key, identity)| Some((key, identity.upgrade()?)));
-        alive.map(|(key, identity)| self.entry(key, identity)).collect()
-    }
-
     /// Has connections replaced that lead to an address which their host name has lost.
     pub fn follow_names(&self) {
-        for moved in self.connector.resolver.take_changed_names() {
+        for moved in self.pools.connector.resolver.take_changed_names() {
             let strays = |server: &ServerEntry| {
                 let address = &server.identity.address;
                 let ip = address.address.as_socket().map(|socket| socket.ip());
                 let by_name = matches!(&address.host, Host::Tcp { name, .. } if *name == moved.name);
                 by_name && ip.is_some_and(|ip| !moved.addresses.contains(&ip))
             };
-            let left: BTreeSet<PoolKey> = self.servers().into_iter().filter(strays).map(|server| server.key).collect();
+            let left: BTreeSet<PoolKey> =
+                self.pools.servers().into_iter().filter(strays).map(|server| server.key).collect();
             tracing::info!(name = moved.name, addresses = ?moved.addresses, "a host name leads elsewhere");
-            let mut pools = self.pools();
+            let mut pools = self.pools.all();
             pools.retain(|pool| left.contains(&pool.key));
             self.reconnect(&pools);
         }
@@ -71,13 +65,6 @@ impl Gateway {
         for worker in self.workers() {
             worker.visit(|worker| worker.roster.wake_all());
         }
-    }
-
-    fn entry(&self, key: PoolKey, identity: Arc<Identity>) -> ServerEntry {
-        let pool = lock(&self.pools).get(&key).cloned();
-        // A server without a pool was left behind by a reload.
-        let outdated = pool.is_none_or(|pool| pool.is_outdated(identity.connected_at));
-        ServerEntry { key, identity, outdated }
     }
 }
 

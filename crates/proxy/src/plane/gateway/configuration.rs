@@ -1,0 +1,98 @@
+//! The configuration in force, and the requests to reload it.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use arc_swap::ArcSwap;
+use tidegate_logging as log;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Setup, lock};
+
+/// Outcome of a reload: if it failed, the reason without content of files.
+pub type ReloadReply = oneshot::Sender<Result<(), String>>;
+
+/// Reload requests that may wait in the queue; further requests wait for a place in it.
+const RELOADS_MAX: usize = 16;
+
+/// The configuration in force.
+pub struct Configuration {
+    setup: ArcSwap<Setup>,
+    /// Held from reading a configuration until it is in force.
+    editing: Mutex<()>,
+    file: Mutex<Option<PathBuf>>,
+    reloads: mpsc::Sender<ReloadReply>,
+    reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+    /// The log, whose level and target the configuration sets.
+    pub log: Option<log::Handle>,
+}
+
+impl Configuration {
+    pub(super) fn new(setup: Setup) -> Self {
+        let (reloads, reload_requests) = mpsc::channel(RELOADS_MAX);
+        Self {
+            setup: ArcSwap::from_pointee(setup),
+            editing: Mutex::default(),
+            file: Mutex::default(),
+            reloads,
+            reload_requests: Mutex::new(Some(reload_requests)),
+            log: None,
+        }
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn setup(&self) -> Arc<Setup> {
+        self.setup.load_full()
+    }
+
+    /// Puts a configuration in force for this owner and the log. The pools follow in [`Gateway::replace_setup`].
+    ///
+    /// [`Gateway::replace_setup`]: super::Gateway::replace_setup
+    pub(super) fn store(&self, setup: Setup) {
+        if let Some(log) = &self.log {
+            log.set_level(setup.config.log.level);
+            log.follow(&setup.config.log);
+        }
+        self.setup.store(Arc::new(setup));
+    }
+
+    /// Serialises changes of the configuration. The caller holds the guard from reading the configuration until the new one is in
+    /// force, so that of two concurrent changes neither undoes the other. This may take as long as reading files takes.
+    pub fn edit(&self) -> MutexGuard<'_, ()> {
+        lock(&self.editing)
+    }
+
+    /// The file that a reload reads; `None` if the configuration was built without a file.
+    #[must_use]
+    pub fn file(&self) -> Option<PathBuf> {
+        lock(&self.file).clone()
+    }
+
+    /// Sets the file that the next reload reads.
+    pub fn set_file(&self, file: Option<PathBuf>) {
+        *lock(&self.file) = file;
+    }
+
+    /// Requests a reload, and waits for its outcome.
+    ///
+    /// # Errors
+    /// The reason why the old configuration stays in force.
+    ///
+    /// # Cancel safety
+    /// The reload may still happen when the future is dropped.
+    pub async fn reload(&self) -> Result<(), String> {
+        let stopping = || "the gateway is stopping".to_owned();
+        let (reply, outcome) = oneshot::channel();
+        self.reloads.send(reply).await.map_err(|_| stopping())?;
+        outcome.await.unwrap_or_else(|_| Err(stopping()))
+    }
+
+    /// The queue of reload requests. The first caller gets it.
+    #[must_use]
+    pub fn take_reloads(&self) -> Option<mpsc::Receiver<ReloadReply>> {
+        lock(&self.reload_requests).take()
+    }
+}
