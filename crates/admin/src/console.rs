@@ -30,8 +30,8 @@ use super::{
     table::{Column, Formats, Row, Table, Value, data_row, describe},
 };
 use tidegate_proxy::{
-    client::{self, ConsoleClient},
-    plane::{ClientState, Entry, Gateway, Phase, Signal, Worker},
+    client,
+    plane::{ClientState, ConsoleClient, Entry, Gateway, Phase, Signal, Worker},
 };
 
 /// Serves a client of the console until it leaves, and says why it does.

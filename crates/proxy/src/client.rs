@@ -9,10 +9,12 @@ use tidegate_link::{Accepted, Link};
 use tidegate_supervise::Ctx;
 
 use crate::plane::{Gateway, Worker};
+use handshake::Admitted;
 
 mod auth;
 mod canceller;
 mod check;
+mod console;
 mod handshake;
 mod idle;
 mod ldap;
@@ -24,14 +26,12 @@ mod route;
 mod session;
 mod vouch;
 
-pub use handshake::{Console, ConsoleClient};
-
-/// Starts the task of a client on the thread of `worker`. `console` serves those that ask for the console.
-pub fn start(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
+/// Starts the task of a client on the thread of `worker`.
+pub fn start(worker: &Rc<Worker>, accepted: Accepted) {
     let seat = Seat::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
     let id = worker.gateway.clients.next_id();
-    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, console, seat));
+    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, seat));
     match task {
         Ok(task) => worker.reactor.spawn(task),
         Err(refused) => tracing::debug!(%peer, %refused, "client not served"),
@@ -58,19 +58,16 @@ fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
     &gateway.clients.per_thread[worker]
 }
 
-fn serve(
-    worker: Rc<Worker>,
-    accepted: Accepted,
-    id: u64,
-    ctx: Ctx,
-    console: Console,
-    seat: Seat,
-) -> impl Future<Output = ()> {
-    // The handshake's state is large and short-lived: in a box it does not count towards what an idle client costs.
-    let arrival = Box::pin(handshake::shake(worker, accepted, id, ctx.clone(), console));
+fn serve(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx, seat: Seat) -> impl Future<Output = ()> {
+    // The state of a login is large and short-lived: in a box it does not count towards the memory of an idle client.
+    let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {
-        if let Some(mut session) = arrival.await {
-            session.run(&ctx).await;
+        match login.await {
+            Some(Admitted::Session(mut session)) => session.run(&ctx).await,
+            Some(Admitted::Console(client)) => Box::pin(client.serve()).await,
+            Some(Admitted::Replication(client)) => Box::pin(client.serve(&ctx)).await,
+            Some(Admitted::Cancel(request)) => Box::pin(request.serve(&ctx)).await,
+            None => {}
         }
         drop(seat);
     }

@@ -14,10 +14,7 @@ use tidegate_supervise::{Class, Ctx, Restart};
 use tidegate_tasks as tree;
 use tidegate_tasks::Ear;
 
-use crate::{
-    client::{self, Console},
-    plane::Worker,
-};
+use crate::{client, plane::Worker};
 
 /// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -32,12 +29,12 @@ const UNEVENNESS_MAX: usize = 1;
 ///
 /// # Errors
 /// When the listener cannot be registered with this thread.
-pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear, console: Console) -> io::Result<()> {
+pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear) -> io::Result<()> {
     let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
     let (owner, timer) = (worker.clone(), worker.clone());
     let class = Class::new(tree::kept(Restart::Transient), move |_: &Ear, ctx| {
         let acceptor = first.take().map_or_else(|| listener.accept_on(&owner.reactor), Ok);
-        accept(owner.clone(), acceptor, console, ctx)
+        accept(owner.clone(), acceptor, ctx)
     });
     let sleep = move |wait: Duration| timer.reactor.sleep(wait);
     if let Ok(task) = worker.gateway.lifecycle.listen_scope.wrap_kept(ear, &class, sleep) {
@@ -46,7 +43,7 @@ pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear, console: Console
     Ok(())
 }
 
-async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Console, ctx: Ctx) -> io::Result<()> {
+async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) -> io::Result<()> {
     let acceptor = acceptor?;
     let mut told: Option<Instant> = None;
     loop {
@@ -58,7 +55,7 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Con
         });
         match accepted.await {
             None => break,
-            Some(Ok(accepted)) => place(&worker, accepted, console),
+            Some(Ok(accepted)) => place(&worker, accepted),
             Some(Err(error)) => {
                 let now = worker.reactor.now();
                 if told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_AGAIN) {
@@ -71,13 +68,13 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, console: Con
     }
     // Who has come so far is not turned away.
     while let Some(accepted) = std::future::poll_fn(|cx| acceptor.poll_close(cx)).await {
-        place(&worker, accepted, console);
+        place(&worker, accepted);
     }
     Ok(())
 }
 
 /// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.
-fn place(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
+fn place(worker: &Rc<Worker>, accepted: Accepted) {
     let counts = &worker.gateway.clients.per_thread;
     let own = counts[worker.index].load(Ordering::Relaxed);
     let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();
@@ -85,6 +82,6 @@ fn place(worker: &Rc<Worker>, accepted: Accepted, console: Console) {
         Some((fewest, index)) if own > fewest + UNEVENNESS_MAX - 1 && index != worker.index => {
             worker.gateway.workers()[index].client(accepted);
         }
-        _ => client::start(worker, accepted, console),
+        _ => client::start(worker, accepted),
     }
 }

@@ -3,6 +3,7 @@
 //! Nothing shared is touched while a query is under way. A thread owns its clients, its servers, its counters; others
 //! ask it questions by its mailbox.
 
+mod console;
 mod fleet;
 mod gateway;
 mod greetings;
@@ -12,6 +13,7 @@ mod roster;
 mod within;
 mod worker;
 
+pub use console::{Console, ConsoleClient};
 pub use fleet::{Fleet, Placed};
 pub use gateway::lock;
 pub use gateway::{

@@ -255,15 +255,15 @@ fn work(
     if started.recv().is_err() {
         return;
     }
-    let worker = Worker::new(index, reactor, gateway.clone(), mailbox);
+    let worker = Worker::new(index, reactor, gateway.clone(), mailbox, console::serve);
     // The thread keeps none of them: whoever keeps one keeps the kernel from refusing connections.
     for (number, listener) in listeners.into_iter().enumerate() {
         let ear = Ear::Clients { thread: index, listener: number };
-        if let Err(error) = listen::start(&worker, listener, ear, console::serve) {
+        if let Err(error) = listen::start(&worker, listener, ear) {
             tracing::error!(worker = index, %error, "cannot accept on this thread");
         }
     }
-    if let Err(error) = worker.run(|worker, accepted| client::start(worker, accepted, console::serve)) {
+    if let Err(error) = worker.run(client::start) {
         tracing::error!(worker = index, %error, "the event loop failed");
     }
 }

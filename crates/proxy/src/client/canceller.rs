@@ -3,14 +3,33 @@
 use std::{convert::Infallible, io, rc::Rc};
 
 use tidegate_link::Link;
+use tidegate_supervise::Ctx;
 use tidegate_wire::startup;
 use tokio::sync::mpsc;
 
 use crate::plane::{CancelAsker, Card, ClientState, PeerLine, Signal, Worker, peer_key, place_of, within};
 
+/// A cancel request. The client that sent it gets no answer, whatever the outcome.
+pub(super) struct CancelRequest {
+    pub(super) worker: Rc<Worker>,
+    pub(super) link: Link,
+    pub(super) pid: u32,
+    pub(super) key: Box<[u8]>,
+}
+
+impl CancelRequest {
+    /// Delivers the request, and closes the connection once the server has processed it.
+    pub(super) async fn serve(mut self, ctx: &Ctx) {
+        let limit = self.worker.gateway.config.setup().config.timeouts.login;
+        let delivery = within(&self.worker.reactor, limit, act(&self.worker, self.pid, &self.key));
+        let _ = ctx.run_until_cancelled(delivery).await;
+        self.link.shutdown();
+    }
+}
+
 /// Acts on a cancel request, if its key fits. Nobody is told whether it does. It is over when the server, or the peer whose
 /// client is meant, has dealt with it: as with Postgres, what the client asks after that is not cancelled any more.
-pub(super) async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
+async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     let gateway = &worker.gateway;
     let own = gateway.peers.own_id();
     let peer = peer_key::peer_of(pid);

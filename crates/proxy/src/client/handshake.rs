@@ -1,6 +1,6 @@
 //! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
 
-use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc, time::Instant};
+use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
 use tidegate_wire::backend::ErrorReply;
 
 use rustix::net::{UCred, sockopt::socket_peercred};
@@ -8,16 +8,15 @@ use tidegate_link::{Accepted, Address, Link};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 
-use super::{log, passthrough, route, session::Session};
+use super::{
+    canceller::CancelRequest, console::ConsoleLogin, log, passthrough::ReplicationLogin, route, session::Session,
+};
+use opening::FirstPacket;
 use tidegate_config::{Admin, Dialect};
 use tidegate_pg_client::tcp;
-use tidegate_query_log::record::Witness;
 use tidegate_tls as tls;
 
-use crate::{
-    error::Cause,
-    plane::{ClientState, Entry, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within},
-};
+use crate::plane::{ConsoleClient, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within};
 
 mod brake;
 mod greeting;
@@ -60,32 +59,23 @@ pub(super) enum LoginError {
     Timeout,
 }
 
-/// A client that asked for the console, logged in.
-pub struct ConsoleClient {
-    /// Its connection, with the greeting under way.
-    pub link: Link,
-    /// Its user.
-    pub user: String,
-    /// Whether it may change anything.
-    pub may_change: bool,
-    /// Its place among the clients.
-    pub entry: Entry,
+/// What a client was admitted to. The login serves none of it.
+pub(super) enum Admitted {
+    /// A database.
+    Session(Box<Session>),
+    /// The admin console.
+    Console(ConsoleLogin),
+    /// A replication connection.
+    Replication(Box<ReplicationLogin>),
+    /// The delivery of a cancel request.
+    Cancel(CancelRequest),
 }
 
-/// Serves a client of the console, and says why it has left.
-pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>;
-
-/// Brings a client in. `None` if it has had all it wanted, or was refused.
-pub(super) async fn shake(
-    worker: Rc<Worker>,
-    accepted: Accepted,
-    id: u64,
-    ctx: Ctx,
-    console: Console,
-) -> Option<Box<Session>> {
+/// Logs a client in. `None` if it left or was refused.
+pub(super) async fn log_in(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx) -> Option<Admitted> {
     let peer = accepted.peer;
-    match arrive(worker, accepted, id, &ctx, console).await {
-        Ok(session) => session,
+    match arrive(worker, accepted, id, &ctx).await {
+        Ok(admitted) => Some(admitted),
         Err(error) => {
             tracing::debug!(%peer, %error, "client did not log in");
             None
@@ -93,83 +83,43 @@ pub(super) async fn shake(
     }
 }
 
-async fn arrive(
-    worker: Rc<Worker>,
-    accepted: Accepted,
-    id: u64,
-    ctx: &Ctx,
-    console: Console,
-) -> Result<Option<Box<Session>>, LoginError> {
+async fn arrive(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: &Ctx) -> Result<Admitted, LoginError> {
     let mut arriving = Arriving::new(worker, accepted, id)?;
     let worker = arriving.worker.clone();
     let limit = worker.gateway.config.setup().config.timeouts.login;
     let in_time = async |arriving: &mut Arriving| {
-        within(&worker.reactor, limit, arriving.log_in()).await.unwrap_or(Err(LoginError::Timeout))
+        within(&worker.reactor, limit, arriving.authorize()).await.unwrap_or(Err(LoginError::Timeout))
     };
-    let (pool, request) = match arriving.unless_stopped(ctx, in_time).await {
-        Ok(Admitted::Pool(pool, request)) => (pool, request),
-        Ok(Admitted::Console(request, may_change)) => {
-            let entry = arriving.enter(PoolKey::new(&request.database, &request.user), &request)?;
-            arriving.greet_console(&request, &entry);
-            let (witness, card) = (worker.witness(&entry.card, None), entry.card.clone());
-            log::arrived(&worker.gateway, &card);
-            let client = ConsoleClient { link: arriving.link, user: request.user, may_change, entry };
-            let reason = console(worker.clone(), client).await;
-            log::left(&worker.gateway, &card, reason, None);
-            leave(witness.as_deref(), &worker, reason);
-            return Ok(None);
+    let (destination, request) = match arriving.unless_stopped(ctx, in_time).await {
+        Ok(Opening::Startup(destination, request)) => (destination, request),
+        Ok(Opening::Cancel { pid, key }) => {
+            return Ok(Admitted::Cancel(CancelRequest { worker, link: arriving.link, pid, key }));
         }
-        Ok(Admitted::Replication(pool, request)) => {
-            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
-            entry.card.state.set(ClientState::Replicating(request.stream()));
-            let witness = arriving.witness_of_replication();
-            log::arrived(&worker.gateway, &entry.card);
-            let replication = Box::pin(passthrough::replicate(&worker, &mut arriving, &pool, &request, &entry.card));
-            // It has no transaction that a stop could wait for. Nobody knows where a message begins, so it ends without a
-            // word, and goes on from where it was confirmed to be.
-            let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
-            worker.roster.leave(&entry);
-            let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
-            // Whoever is refused is told of once, with the reason.
-            if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
-                log::left(&worker.gateway, &entry.card, reason, None);
-            }
-            leave(witness.as_deref(), &worker, reason);
-            return match outcome {
-                Ok(_) => Ok(None),
-                Err(error) => Err(Box::pin(arriving.refuse(error)).await),
-            };
-        }
-        Ok(Admitted::Served) => return Ok(None),
         Err(error) => return Err(Box::pin(arriving.turn_away(error, ctx)).await),
     };
-    // It may have to wait, and is seen meanwhile.
-    let entry = arriving.enter(pool.shared.key.clone(), &request)?;
-    let greeting = async |arriving: &mut Arriving| {
-        let greeting = arriving.greeting(&pool, &request, &entry.card).await?;
-        Ok((greeting, arriving.reserve_server(&pool, &entry.card).await?))
-    };
-    match arriving.unless_stopped(ctx, greeting).await {
-        Ok((greeting, server)) => Ok(Some(Box::new(arriving.begin_session(pool, &request, greeting, server, entry)))),
-        Err(error) => {
-            worker.roster.leave(&entry);
-            Err(Box::pin(arriving.refuse(error)).await)
+    match destination {
+        Destination::Pool(pool) => Box::pin(arriving.open_session(pool, &request, ctx)).await,
+        Destination::Console { may_change } => arriving.open_console(request, may_change),
+        Destination::Replication(pool) => {
+            let entry = arriving.enter(pool.shared.key.clone(), &request)?;
+            Ok(Admitted::Replication(Box::new(ReplicationLogin { arriving, pool, request, entry })))
         }
     }
 }
 
-fn leave(witness: Option<&Witness>, worker: &Worker, reason: &str) {
-    if let Some(witness) = witness {
-        witness.leave(reason, worker.reactor.now());
-    }
+/// What the first packets of a connection ask for.
+enum Opening {
+    /// A session, whose user has proven its identity.
+    Startup(Destination, Request),
+    /// To cancel a query of another client.
+    Cancel { pid: u32, key: Box<[u8]> },
 }
 
-enum Admitted {
-    Pool(Rc<WorkerPool>, Request),
-    Console(Request, bool),
-    Replication(Rc<WorkerPool>, Request),
-    /// A cancel request, or nothing at all.
-    Served,
+/// Where an authenticated client goes.
+enum Destination {
+    Pool(Rc<WorkerPool>),
+    Console { may_change: bool },
+    Replication(Rc<WorkerPool>),
 }
 
 pub(super) struct Arriving {
@@ -192,8 +142,6 @@ pub(super) struct Arriving {
     application: Box<[u8]>,
     /// Its place among the clients of its database and of its user.
     quota: Option<Quota>,
-    /// It asks to cancel, and is told nothing whatever happens.
-    cancels: bool,
     /// Its turn has come, should there be many failed logins of its address.
     is_admitted: bool,
     /// When its last answer to a question for its password was there.
@@ -232,12 +180,15 @@ impl Arriving {
             asked: None,
             application: Box::default(),
             quota: None,
-            cancels: false,
             is_admitted: false,
             answered_at: None,
             address: None,
             arrival: None,
         })
+    }
+
+    pub(super) fn worker(&self) -> &Rc<Worker> {
+        &self.worker
     }
 
     /// What a part of the login comes to, unless the gateway ends meanwhile.
@@ -250,9 +201,13 @@ impl Arriving {
         outcome.unwrap_or_else(|| Err(self.shutting_down()))
     }
 
-    async fn log_in(&mut self) -> Result<Admitted, LoginError> {
+    /// Reads the startup packet, authenticates the user and finds the database.
+    async fn authorize(&mut self) -> Result<Opening, LoginError> {
         self.count_arrival()?;
-        let Some(mut request) = self.first_packet().await? else { return Ok(Admitted::Served) };
+        let mut request = match self.first_packet().await? {
+            FirstPacket::Startup(request) => request,
+            FirstPacket::Cancel { pid, key } => return Ok(Opening::Cancel { pid, key }),
+        };
         self.asked = Some((request.user.clone(), request.database.clone()));
         if self.worker.recorder.is_some() {
             self.application = request.application().into();
@@ -264,12 +219,13 @@ impl Arriving {
         let setup = self.worker.gateway.config.setup();
         let gateway = self.worker.gateway.clone();
         if self.is_own_process(&request) {
-            return Ok(Admitted::Console(request, true));
+            return Ok(Opening::Startup(Destination::Console { may_change: true }, request));
         }
         self.authenticate(&setup, &request).await?;
         self.arrival = None;
         if Admin::DATABASES.contains(&request.database.as_str()) {
-            return self.admit_to_console(request);
+            let may_change = self.may_change_console(&request.user)?;
+            return Ok(Opening::Startup(Destination::Console { may_change }, request));
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
             return Err(LoginError::Refused(no_database(&gateway, &request.database)));
@@ -286,9 +242,40 @@ impl Arriving {
             request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
         }
         if request.replication.is_some() {
-            return Ok(Admitted::Replication(pool, request));
+            return Ok(Opening::Startup(Destination::Replication(pool), request));
         }
-        Ok(Admitted::Pool(pool, request))
+        Ok(Opening::Startup(Destination::Pool(pool), request))
+    }
+
+    /// Greets the client of a database; it may have to wait for a server connection, and is in `SHOW CLIENTS` meanwhile.
+    async fn open_session(
+        mut self,
+        pool: Rc<WorkerPool>,
+        request: &Request,
+        ctx: &Ctx,
+    ) -> Result<Admitted, LoginError> {
+        let entry = self.enter(pool.shared.key.clone(), request)?;
+        let greeting = async |arriving: &mut Self| {
+            let greeting = arriving.greeting(&pool, request, &entry.card).await?;
+            Ok((greeting, arriving.reserve_server(&pool, &entry.card).await?))
+        };
+        match self.unless_stopped(ctx, greeting).await {
+            Ok((greeting, server)) => {
+                Ok(Admitted::Session(Box::new(self.begin_session(pool, request, greeting, server, entry))))
+            }
+            Err(error) => {
+                self.worker.roster.leave(&entry);
+                Err(Box::pin(self.refuse(error)).await)
+            }
+        }
+    }
+
+    fn open_console(mut self, request: Request, may_change: bool) -> Result<Admitted, LoginError> {
+        let entry = self.enter(PoolKey::new(&request.database, &request.user), &request)?;
+        self.greet_console(&request, &entry);
+        let witness = self.worker.witness(&entry.card, None);
+        let client = ConsoleClient { link: self.link, user: request.user, may_change, entry };
+        Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, witness }))
     }
 
     /// The process at the other end of a unix socket; else 0.
@@ -327,13 +314,13 @@ pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
 mod tests {
     use super::*;
 
-    fn size<F>(_: fn(Rc<Worker>, Accepted, u64, Ctx, Console) -> F) -> usize {
+    fn size<F>(_: fn(Rc<Worker>, Accepted, u64, Ctx) -> F) -> usize {
         size_of::<F>()
     }
 
     /// Thousands may arrive at once, and each is given this much memory, of which most see little use.
     #[test]
     fn whoever_arrives_takes_little_memory() {
-        assert!(size(shake) <= 2048, "{} bytes: is something rare not in a box of its own?", size(shake));
+        assert!(size(log_in) <= 2048, "{} bytes: is something rare not in a box of its own?", size(log_in));
     }
 }

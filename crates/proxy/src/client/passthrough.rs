@@ -10,10 +10,12 @@ use std::{
 };
 
 use tidegate_link::Link;
+use tidegate_supervise::Ctx;
 use tidegate_wire::backend::{self, TxStatus};
 
 use super::{
     handshake::{Arriving, LoginError, Request},
+    log,
     route::find_server,
 };
 use tidegate_pg_client::ConnectError;
@@ -21,12 +23,48 @@ use tidegate_session_state::params::Value;
 
 use crate::{
     error::Cause,
-    plane::{Card, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
+    plane::{Card, ClientState, Entry, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
     server::Server,
 };
 
+/// A client that was admitted to a replication connection.
+pub(super) struct ReplicationLogin {
+    pub(super) arriving: Arriving,
+    pub(super) pool: Rc<WorkerPool>,
+    pub(super) request: Request,
+    pub(super) entry: Entry,
+}
+
+impl ReplicationLogin {
+    /// Serves the client until it leaves, the server connection ends or the gateway stops.
+    pub(super) async fn serve(mut self, ctx: &Ctx) {
+        let worker = self.arriving.worker().clone();
+        let (entry, arriving) = (&self.entry, &mut self.arriving);
+        entry.card.state.set(ClientState::Replicating(self.request.stream()));
+        let witness = arriving.witness_of_replication();
+        log::arrived(&worker.gateway, &entry.card);
+        let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.card));
+        // A replication connection has no transaction that a stop could wait for. Message boundaries are not tracked, so it is
+        // closed without an error message; the standby resumes from its confirmed position.
+        let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
+        worker.roster.leave(entry);
+        let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
+        // A refusal is logged once, with its reason.
+        if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
+            log::left(&worker.gateway, &entry.card, reason, None);
+        }
+        if let Some(witness) = witness {
+            witness.leave(reason, worker.reactor.now());
+        }
+        if let Err(error) = outcome {
+            let error = Box::pin(arriving.refuse(error)).await;
+            tracing::debug!(client = entry.card.id, %error, "client did not log in");
+        }
+    }
+}
+
 /// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
-pub(super) async fn replicate(
+async fn replicate(
     worker: &Rc<Worker>,
     arriving: &mut Arriving,
     pool: &Rc<WorkerPool>,

@@ -33,7 +33,8 @@ use tidegate_sql::classify::sets_of;
 
 use crate::{
     plane::{
-        CancelStage, Card, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal, lock, within,
+        CancelStage, Card, Console, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
+        lock, within,
     },
     server::{Server, cancel, clean},
     stats::{PoolStats, PoolTotals, Spread},
@@ -236,6 +237,8 @@ pub struct Worker {
     pub catalog: Catalog,
     /// The settings its clients have.
     pub interned: Interned,
+    /// Serves clients of the admin console.
+    pub console: Console,
     /// Its clients.
     pub roster: Roster,
     /// Tasks of clients.
@@ -266,7 +269,13 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 impl Worker {
     /// A worker for the calling thread.
     #[must_use]
-    pub fn new(index: usize, reactor: Reactor, gateway: Arc<Gateway>, mailbox: Arc<Mailbox>) -> Rc<Self> {
+    pub fn new(
+        index: usize,
+        reactor: Reactor,
+        gateway: Arc<Gateway>,
+        mailbox: Arc<Mailbox>,
+        console: Console,
+    ) -> Rc<Self> {
         let client_scope = gateway.lifecycle.client_scope.child(&index.to_string());
         let chores = gateway.lifecycle.scope.child(&format!("chores-{index}"));
         let settings = &gateway.config.setup().config.journal;
@@ -279,6 +288,7 @@ impl Worker {
             catalog: Catalog::new(gateway.pools.catalog_changes.clone()),
             gateway,
             interned: Interned::default(),
+            console,
             roster: Roster::default(),
             client_scope,
             chores,
@@ -849,7 +859,7 @@ mod tests {
         let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::Settings::default()).unwrap());
         let mailbox = Arc::new(Mailbox::new(reactor.remote()));
         gateway.set_workers(vec![mailbox.clone()]);
-        let worker = Worker::new(0, reactor, gateway.clone(), mailbox);
+        let worker = Worker::new(0, reactor, gateway.clone(), mailbox, |_, _| Box::pin(async { "no console" }));
         gateway.pause(None);
         let old = worker.pool(&gateway.pool("shop", "a").unwrap());
         let mut waiting = pin!(old.local.checkout(worker.reactor.now()));

@@ -15,14 +15,20 @@ use super::{
 use tidegate_config::ClientTls;
 use tidegate_tls as tls;
 
-use crate::{client::canceller, error::Cause};
+use crate::error::Cause;
 
 /// The newest protocol that clients may speak.
 const MINOR_MAX: u16 = 2;
 
+/// The first packet of a connection behind requests for encryption.
+pub(super) enum FirstPacket {
+    Startup(Request),
+    Cancel { pid: u32, key: Box<[u8]> },
+}
+
 impl Arriving {
-    /// Reads up to the start-up packet, through TLS if the client asks for it.
-    pub(super) async fn first_packet(&mut self) -> Result<Option<Request>, LoginError> {
+    /// Reads up to the startup packet, through TLS if the client asks for it.
+    pub(super) async fn first_packet(&mut self) -> Result<FirstPacket, LoginError> {
         self.fill(1).await?;
         if self.bytes.first() == Some(&startup::TLS_RECORD) {
             Box::pin(self.direct_tls()).await?;
@@ -41,11 +47,7 @@ impl Arriving {
                     self.link.write(&b"N"[..]);
                     self.link.flush().await?;
                 }
-                First::Cancel { pid, key } => {
-                    self.cancels = true;
-                    Box::pin(canceller::act(&self.worker, pid, key)).await;
-                    return Ok(None);
-                }
+                First::Cancel { pid, key } => return Ok(FirstPacket::Cancel { pid, key: key.into() }),
                 First::Startup(startup) => {
                     self.require_tls()?;
                     let setup = self.worker.gateway.config.setup();
@@ -54,7 +56,7 @@ impl Arriving {
                     if listen.application_name_add_host {
                         self.add_host(&mut request);
                     }
-                    return Ok(Some(request));
+                    return Ok(FirstPacket::Startup(request));
                 }
             }
         }

@@ -17,12 +17,8 @@ use crate::{
 
 impl Arriving {
     /// Tells the client why, and gives the reason back for the log.
-    pub(super) async fn refuse(&mut self, error: LoginError) -> LoginError {
+    pub(in crate::client) async fn refuse(&mut self, error: LoginError) -> LoginError {
         let words = match &error {
-            _ if self.cancels => {
-                self.link.shutdown();
-                return error;
-            }
             LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
@@ -112,7 +108,7 @@ impl Arriving {
         recorder.refuse(&self.stranger(), field(b'C'), field(b'M'), self.worker.reactor.now());
     }
 
-    pub(super) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
+    pub(in crate::client) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
         let recorder = self.worker.recorder.as_ref()?;
         Some(Witness::new(recorder, self.stranger(), self.id, None, self.worker.reactor.now()))
     }

@@ -11,7 +11,7 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{Admitted, Arriving, LoginError, packet::Request, random};
+use super::{Arriving, LoginError, packet::Request, random};
 use tidegate_config::{Admin, Dialect, Mode};
 use tidegate_session_state::params::{Settings, Value, is_settable};
 use tidegate_tls as tls;
@@ -75,17 +75,18 @@ impl Arriving {
         self.count_address(request)
     }
 
-    pub(super) fn admit_to_console(&self, request: Request) -> Result<Admitted, LoginError> {
+    /// Whether a user of the console may run commands that change something.
+    pub(super) fn may_change_console(&self, user: &str) -> Result<bool, LoginError> {
         let setup = self.worker.gateway.config.setup();
         let admin = &setup.config.admin;
-        let may_change = admin.users.contains(&request.user);
-        if may_change || admin.stats_users.contains(&request.user) {
-            return Ok(Admitted::Console(request, may_change));
+        let may_change = admin.users.iter().any(|admin| admin == user);
+        if may_change || admin.stats_users.iter().any(|reader| reader == user) {
+            return Ok(may_change);
         }
         if self.dialect() == Dialect::Pgbouncer {
             return Err(LoginError::Refused(ErrorReply::protocol("not allowed")));
         }
-        let message = format!("user \"{}\" is not an admin user", request.user);
+        let message = format!("user \"{user}\" is not an admin user");
         let refusal = ErrorReply::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
             .hint("Name it in users or stats_users of [admin].");
         Err(LoginError::Refused(refusal))

@@ -1,0 +1,29 @@
+//! A client of the admin console: what is logged around its session.
+
+use std::rc::Rc;
+
+use tidegate_query_log::record::Witness;
+
+use super::log;
+use crate::plane::{ConsoleClient, Worker};
+
+/// A client that was admitted to the console.
+pub(super) struct ConsoleLogin {
+    pub(super) worker: Rc<Worker>,
+    pub(super) client: ConsoleClient,
+    pub(super) witness: Option<Rc<Witness>>,
+}
+
+impl ConsoleLogin {
+    /// Serves the client until it leaves.
+    pub(super) async fn serve(self) {
+        let Self { worker, client, witness } = self;
+        let card = client.entry.card.clone();
+        log::arrived(&worker.gateway, &card);
+        let reason = (worker.console)(worker.clone(), client).await;
+        log::left(&worker.gateway, &card, reason, None);
+        if let Some(witness) = witness {
+            witness.leave(reason, worker.reactor.now());
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The interface to the admin console, which lives above this crate.
+
+use std::{future::Future, pin::Pin, rc::Rc};
+
+use tidegate_link::Link;
+
+use super::{Entry, Worker};
+
+/// A client of the console after its login.
+pub struct ConsoleClient {
+    /// Its connection; the greeting is queued.
+    pub link: Link,
+    /// Its user.
+    pub user: String,
+    /// Whether it may run commands that change something.
+    pub may_change: bool,
+    /// Its place among the clients.
+    pub entry: Entry,
+}
+
+/// Serves a client of the console until it leaves; returns the reason for the log.
+pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>;
