@@ -18,8 +18,10 @@ use tidegate_session_state::{
     params::{Interned, RoleTurn, Settings, Value},
     statements::{Catalog, ClientStatements},
 };
-use tidegate_sql::StatementDigest;
-use tidegate_sql::classify::{Change, Pins, is_temporary_path};
+use tidegate_sql::{
+    StatementDigest,
+    classify::{Change, Pins, is_temporary_path},
+};
 use tidegate_wire::{
     DecodeError,
     backend::{self, ErrorFields, TxStatus},
@@ -28,7 +30,10 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use crate::{server::Server, stats::PoolStats};
+use crate::{
+    server::{Health, Server},
+    stats::PoolStats,
+};
 
 mod config_values;
 mod copy;
@@ -609,7 +614,7 @@ impl<'a> Exchange<'a> {
     fn flush_to_server(&mut self, cx: &Context<'_>) -> Result<(), End> {
         if let Poll::Ready(Err(error)) = self.server.link().poll_flush(cx) {
             // The server may have said why before it went: its last words are read first.
-            self.server.write_failed = true;
+            self.server.degrade(Health::WriteFailed);
             if !self.server.has_last_words(cx) {
                 return Err(End::Trouble(Trouble::ServerGone(Some(error))));
             }

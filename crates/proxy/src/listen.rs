@@ -7,9 +7,8 @@ use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
-use tidegate_pg_client::WithLimit;
-
 use tidegate_link::{Accepted, Acceptor, Listener};
+use tidegate_pg_client::WithLimit;
 use tidegate_supervise::{Class, Ctx, Restart};
 use tidegate_tasks as tree;
 use tidegate_tasks::Ear;

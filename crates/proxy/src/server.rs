@@ -51,14 +51,10 @@ pub struct Server {
     pub changes_catalog: bool,
     /// What has to be reset before its next client, as the session may hold something that nobody has noted.
     pub reset_need: ResetNeed,
-    /// The server has said that it ends the connection.
-    pub doomed: bool,
-    /// Postgres may have lost track of its own state: it goes to nobody else.
-    pub confused: bool,
-    /// It may not be what it was: it takes no writes any more, or it is about to end.
+    /// Whether it may serve another client.
+    pub health: Health,
+    /// The role of the server may have changed: it refuses writes, or it shuts down. The topology probes it.
     pub suspect: bool,
-    /// A send failed: the server reads no more.
-    pub write_failed: bool,
     /// Why its client could not leave it as it is, in PgBouncer's words for the log.
     pub fault: Option<&'static str>,
     /// Holds the server back while a cancel request for it is under way.
@@ -73,6 +69,20 @@ pub struct Server {
     pub cleaning: Cleaning,
     /// Its place in the limits that pools share, and in the tree of tasks.
     pub quota: Option<Box<dyn Send>>,
+}
+
+/// Whether a server connection may serve another client, from best to worst. It never gets better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Health {
+    /// It may.
+    #[default]
+    Clean,
+    /// A send failed: the server reads no more. What it had sent before can still be read.
+    WriteFailed,
+    /// The state of the session is unknown.
+    Tainted,
+    /// The server announced that it closes the connection.
+    Closing,
 }
 
 /// Settings of a client that a server has.
@@ -148,10 +158,8 @@ impl Server {
             unnamed: None,
             changes_catalog: false,
             reset_need: ResetNeed::Nothing,
-            doomed: false,
-            confused: false,
+            health: Health::Clean,
             suspect: false,
-            write_failed: false,
             fault: None,
             cancels,
             identity,
@@ -160,6 +168,18 @@ impl Server {
             cleaning: Cleaning::default(),
             quota: None,
         }
+    }
+
+    /// Lowers the health to `health`, if it was better.
+    #[inline]
+    pub fn degrade(&mut self, health: Health) {
+        self.health = self.health.max(health);
+    }
+
+    /// Whether the server announced that it closes the connection.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.health == Health::Closing
     }
 
     /// Its connection.
@@ -289,12 +309,14 @@ impl tidegate_pool::Connection for Server {
     type Error = ConnectError;
 
     fn is_usable(&mut self) -> bool {
-        !self.doomed && self.hear_idle()
+        !self.is_closing() && self.hear_idle()
     }
 
     fn rest(&mut self) {
         // A receive is put under way, so that the end of an idle connection is known before its next client comes.
-        self.doomed |= !self.hear_idle();
+        if !self.hear_idle() {
+            self.degrade(Health::Closing);
+        }
     }
 
     fn poll_park(&mut self, cx: &mut Context<'_>) -> Poll<()> {

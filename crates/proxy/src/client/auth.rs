@@ -1,15 +1,13 @@
 //! How a client proves who it is.
 
 use std::{sync::Arc, time::Instant};
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_link::{Address, Chunk, Link};
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password, md5_stored,
         scram::{self, Binding, Nonce, SaltedKeys, ScramError, ScramServer, Verifier},
     },
-    backend,
+    backend::{self, ErrorReply},
     frame::{HEADER, Header},
     frontend::{self, SaslInitial},
     sqlstate,

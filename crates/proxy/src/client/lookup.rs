@@ -4,11 +4,9 @@
 //! in it before, a `search_path` above all, does not decide what the query means.
 
 use std::rc::Rc;
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{
-    backend::{self, DataRow, ErrorFields},
+    backend::{self, DataRow, ErrorFields, ErrorReply},
     frame::HEADER,
     frontend::{self, BindMessage},
     scan::{Step, Want},

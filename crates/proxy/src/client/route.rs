@@ -15,11 +15,10 @@ use std::{
     task::Poll,
     time::{Duration, Instant},
 };
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_balance::Outcome;
 use tidegate_pool::{CheckoutError, Lease};
 use tidegate_wire::{
+    backend::ErrorReply,
     frame::{HEADER, Header},
     frontend::{self, Bind, Parse, Query},
     sqlstate,

@@ -6,15 +6,13 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_balance::Outcome;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     Reason,
-    backend::{self, ErrorFields},
+    backend::{self, ErrorFields, ErrorReply},
     frame::HEADER,
     frontend::Parse,
     sqlstate,
@@ -38,7 +36,7 @@ use crate::{
     error::{Cause, pgbouncer_reason},
     exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
     plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
-    server::{Cleaning, ResetNeed, Server},
+    server::{Cleaning, Health, ResetNeed, Server},
 };
 
 mod wait;
@@ -499,7 +497,7 @@ impl Session {
                 self.refuse_cancelled(request, &error)
             }
             Ended::Exchange(End::Trouble(trouble)) => {
-                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.doomed, plan, &self.worker.gateway);
+                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.is_closing(), plan, &self.worker.gateway);
                 if !server_is_sound {
                     lease.fault = Some(pgbouncer_reason(goodbye.reason()));
                     lease.release(Fate::Close, now);
@@ -523,7 +521,7 @@ impl Session {
     fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, cleaning: Cleaning) {
         let now = self.worker.reactor.now();
         let fate = match leftover {
-            _ if lease.doomed || lease.confused || lease.write_failed || lease.cancels.has_lost() => Fate::Close,
+            _ if lease.health != Health::Clean || lease.cancels.has_lost() => Fate::Close,
             _ if lease.reset_need == ResetNeed::Connection => Fate::Close,
             Leftover::Unsynced => Fate::Close,
             Leftover::Nothing

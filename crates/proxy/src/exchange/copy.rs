@@ -2,6 +2,8 @@
 
 use tidegate_wire::frontend::{self, Kind};
 
+use crate::server::Health;
+
 use super::{
     Exchange,
     flight::{Asked, For, Unsynced},
@@ -12,7 +14,9 @@ impl Exchange<'_> {
     /// pipeline (`start_xact_command` in `src/backend/tcop/postgres.c`), which nothing ends properly then: the requests that
     /// follow get internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
     pub(super) fn note_end_of_pipeline(&mut self) {
-        self.server.confused |= self.flight.unsynced() == Unsynced::Executed;
+        if self.flight.unsynced() == Unsynced::Executed {
+            self.server.degrade(Health::Tainted);
+        }
     }
 
     /// What decides on the messages that are held may itself wait for messages that are held.

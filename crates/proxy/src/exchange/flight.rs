@@ -12,8 +12,7 @@ use tidegate_wire::backend::TxStatus;
 
 use super::{forward::Unnamed, usual::Usual};
 use tidegate_session_state::statements::{ClientStatements, Known, Moment, Prepared, Statement};
-use tidegate_sql::StatementDigest;
-use tidegate_sql::classify::Change;
+use tidegate_sql::{StatementDigest, classify::Change};
 
 mod copy;
 

@@ -25,8 +25,10 @@ use tidegate_session_state::{
     params::{ROLE, Settings},
     statements::{Analysis, ClientStatements, Known, Moment, NAME_PREFIX, Shape, Statement},
 };
-use tidegate_sql::StatementDigest;
-use tidegate_sql::classify::{Change, Pins, Traits, classify, pins_of_call};
+use tidegate_sql::{
+    StatementDigest,
+    classify::{Change, Pins, Traits, classify, pins_of_call},
+};
 
 use crate::server::ResetNeed;
 

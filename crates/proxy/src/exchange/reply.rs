@@ -20,7 +20,7 @@ use tidegate_query_log::record::Front;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
 use tidegate_sql::classify::Change;
 
-use crate::server::ResetNeed;
+use crate::server::{Health, ResetNeed};
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
 #[inline]
@@ -248,7 +248,9 @@ impl Exchange<'_> {
 
     /// The server speaks though it owes nothing: its client has had all it asked for and need not know.
     fn set_aside(&mut self, tag: u8) -> Fate {
-        self.server.confused |= tag != backend::NOTIFICATION_RESPONSE;
+        if tag != backend::NOTIFICATION_RESPONSE {
+            self.server.degrade(Health::Tainted);
+        }
         Fate::Swallow
     }
 
@@ -408,7 +410,9 @@ impl Exchange<'_> {
     fn error(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
         let fields = ErrorFields::decode(body).map_err(Trouble::BadServer)?;
         let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
-        self.server.doomed |= fatal;
+        if fatal {
+            self.server.degrade(Health::Closing);
+        }
         self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
         if self.adopting > 0 && !fatal {
             self.adoption_error = Some(body.into());

@@ -11,10 +11,9 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::ClientConfig;
-use tidegate_pool::{Limits, Pool};
-
 use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
+use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::record::Archive;
 use tidegate_streams::Board;
 use tidegate_tls as tls;

@@ -690,7 +690,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
 
     fn retire(&self, server: &Server, why: Retirement) {
         if let Some((worker, pool)) = self.upgrade() {
-            if why == Retirement::Unusable || server.doomed {
+            if why == Retirement::Unusable || server.is_closing() {
                 // The server may have been restarted with another configuration.
                 pool.shared.outdate_welcome();
             }
@@ -794,7 +794,7 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement
             Retirement::Replaced if pool.is_closed_by_pause() => "pause mode",
             Retirement::Replaced => "database configuration changed",
             Retirement::Surplus => "evicted",
-            Retirement::Released if !server.doomed => server.fault.unwrap_or("unclean server"),
+            Retirement::Released if !server.is_closing() => server.fault.unwrap_or("unclean server"),
             _ => "server conn crashed?",
         };
         let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());

@@ -6,11 +6,9 @@
 //! otherwise, as each client may have another.
 
 use std::rc::Rc;
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{
-    backend::{self, TxStatus},
+    backend::{self, ErrorReply, TxStatus},
     sqlstate,
 };
 

@@ -1,9 +1,11 @@
 //! What a client is told that is not let in, and what is noted of it.
 
 use std::rc::Rc;
-use tidegate_wire::backend::ErrorReply;
-
-use tidegate_wire::{backend::ErrorFields, frame::HEADER, sqlstate};
+use tidegate_wire::{
+    backend::{ErrorFields, ErrorReply},
+    frame::HEADER,
+    sqlstate,
+};
 
 use super::{Arriving, LoginError};
 use tidegate_config::Dialect;

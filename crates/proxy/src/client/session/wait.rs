@@ -5,13 +5,11 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tidegate_wire::backend::ErrorReply;
-
 use tidegate_link::Chunk;
 use tidegate_pool::{Fate, Lease};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
-    backend::{self, ErrorReport, Severity},
+    backend::{self, ErrorReply, ErrorReport, Severity},
     sqlstate,
 };
 
