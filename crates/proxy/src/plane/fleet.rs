@@ -1,4 +1,4 @@
-//! The servers that clients of one pool have a choice of, as one thread sees them.
+//! The servers that clients of one pool choose from, as seen by one thread.
 
 use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
@@ -8,33 +8,33 @@ use tidegate_topology::{Cluster, Group, Node};
 
 use crate::plane::{Worker, WorkerPool};
 
-/// The servers of one pool and what this thread knows of them.
+/// The servers of one pool, with what this thread knows of each.
 pub struct Fleet {
-    /// What all threads see of them.
+    /// State shared by all threads.
     pub cluster: Arc<Cluster>,
     pickers: RefCell<[Picker<Arc<Node>>; 3]>,
-    /// The pools of those that were chosen so far.
+    /// Pools of the servers that were chosen so far.
     pools: RefCell<Vec<(Arc<Node>, Rc<WorkerPool>)>>,
-    /// Whether the policy wants to know how long a transaction took; else nobody measures it.
+    /// Whether the policy uses latencies; otherwise nothing is measured.
     measures: bool,
 }
 
-/// The choice of a server for a transaction, until it ends.
+/// The server chosen for a transaction, until the transaction ends.
 pub struct Placed {
-    /// Counts as in flight.
+    /// Counts as in flight at that server.
     lease: Lease<Arc<Node>>,
-    /// The server's pool.
+    /// Pool of the server.
     pub pool: Rc<WorkerPool>,
 }
 
 impl Placed {
-    /// Which server.
+    /// The server.
     #[must_use]
     pub fn node(&self) -> &Arc<Node> {
         &self.lease
     }
 
-    /// The transaction has ended, or came to nothing.
+    /// The transaction ended, with this outcome.
     pub fn finish(self, now: Instant, outcome: Outcome) {
         if outcome == Outcome::Failure {
             self.node().suspect();
@@ -54,7 +54,7 @@ impl Fleet {
         Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default(), measures })
     }
 
-    /// Chooses a server that serves the route, other than those. `None` if there is none now.
+    /// Picks a server for the route, none of `tried`. `None` if there is none now.
     #[inline]
     pub fn pick(
         &self,
@@ -69,7 +69,7 @@ impl Fleet {
         self.pick_by(worker, home, route, pick, now)
     }
 
-    /// Chooses a server like that one: one that serves the route as well as it, other than those.
+    /// Picks a server that serves the route as well as this one, none of `tried`.
     pub fn pick_like(
         &self,
         worker: &Rc<Worker>,
@@ -86,7 +86,7 @@ impl Fleet {
         self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
     }
 
-    /// Chooses a server like that one of which a connection lies idle on this thread.
+    /// Picks a server like this one that has an idle connection on this thread.
     pub fn pick_idle_like(
         &self,
         worker: &Rc<Worker>,
@@ -100,7 +100,7 @@ impl Fleet {
         self.pick_by(worker, home, route, Pick::new().filter(&is_wanted), now)
     }
 
-    /// Any of them, lest all go to the same.
+    /// Starts at a random server, so that threads do not all pick the same one.
     fn find_idle(&self, route: Route, tier: u16) -> Option<Arc<Node>> {
         let pools = self.pools.borrow();
         let (before, after) = pools.split_at(fastrand::usize(..=pools.len()));
@@ -145,19 +145,19 @@ impl Fleet {
         Some(pool)
     }
 
-    /// Those of which this thread knows that they have no connection to give, and can open no more.
+    /// Servers that are known to this thread to be at their connection limit.
     #[must_use]
     pub fn taken(&self) -> Vec<Arc<Node>> {
         let pools = self.pools.borrow();
         pools.iter().filter(|(_, pool)| pool.local.is_exhausted()).map(|(node, _)| node.clone()).collect()
     }
 
-    /// Forgets the pools of servers that were taken out.
+    /// Drops the pools of removed servers.
     pub fn forget_gone(&self) {
         self.pools.borrow_mut().retain(|(known, _)| !known.is_gone());
     }
 
-    /// Forgets the pool of a server: it was closed.
+    /// Drops the pool of a server after it was closed.
     pub fn forget(&self, node: &Arc<Node>) {
         self.pools.borrow_mut().retain(|(known, _)| !Arc::ptr_eq(known, node));
     }

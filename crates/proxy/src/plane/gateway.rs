@@ -1,4 +1,4 @@
-//! What all threads of one gateway share. Nothing here is touched while a query is under way.
+//! State shared by all threads of one gateway. No query touches it while it runs.
 
 use std::{
     collections::HashMap,
@@ -55,21 +55,21 @@ pub use quota::{Full, Quota, Room, Share};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
 
-/// Which pool: what the client said, and, where there is a choice of servers, which of them.
+/// Key of a pool: what the client named, and where several servers can be chosen, the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolKey {
-    /// The database, as clients name it.
+    /// The database as clients name it.
     pub database: Arc<str>,
-    /// The client's user.
+    /// The user of the client.
     pub user: Arc<str>,
-    /// Whether users are looked up on it, and no clients served.
+    /// Whether the pool is for user look-ups (`lookup_query`) and serves no clients.
     pub looks_up: bool,
-    /// The server; none for the pool of a client itself, from which those of single servers are made.
+    /// The server; none for the pool of the clients, from which the pools of single servers are derived.
     pub host: Option<Arc<str>>,
 }
 
 impl PoolKey {
-    /// The pool of clients of this database and user.
+    /// The key for clients of this database and user.
     #[must_use]
     pub fn new(database: &str, user: &str) -> Self {
         Self { database: database.into(), user: user.into(), looks_up: false, host: None }
@@ -83,38 +83,38 @@ impl PoolKey {
     }
 }
 
-/// One configuration with what was made of its files; swapped whole.
+/// A configuration with the files it names, loaded. Replaced as a whole.
 pub struct Setup {
     /// The configuration.
     pub config: Config,
     /// TLS for clients.
     pub client_tls: Option<Arc<tls::Acceptor>>,
-    /// TLS towards servers, by entry of `[databases]`.
+    /// TLS for server connections, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
-    /// Who may come from where, for method `hba`.
+    /// The rules of the HBA file, for method `hba`.
     pub hba: Option<hba::Rules>,
-    /// Who judges passwords, for method `ldap`.
+    /// The directory, for method `ldap`.
     pub ldap: Option<Arc<hba::Ldap>>,
-    /// The apparent secrets of users that do not exist.
+    /// Mock secrets for unknown users.
     decoys: Decoys,
 }
 
-/// Which file of a configuration cannot be used.
+/// A file of the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// A certificate, a key or the like.
+    /// A certificate or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The rules of `hba_file`, or the maps of `ident_file`.
+    /// The HBA file or the ident map file.
     #[error(transparent)]
     Hba(#[from] hba::HbaError),
-    /// What `ldap_options` says.
+    /// `ldap_options`.
     #[error("auth.ldap_options: {0}")]
     Ldap(String),
 }
 
 impl SetupError {
-    /// The error as a finding: in the file that cannot be used, unless it is about a key.
+    /// The error as a finding, placed in the file at fault, or at the key.
     #[must_use]
     pub fn finding(&self) -> Finding {
         match self {
@@ -126,7 +126,7 @@ impl SetupError {
         }
     }
 
-    /// The file or key, without its content.
+    /// The file or key, without its content: safe for an admin console.
     #[must_use]
     pub fn outline(&self) -> String {
         match self {
@@ -138,10 +138,10 @@ impl SetupError {
 }
 
 impl Setup {
-    /// Reads the files that a configuration names.
+    /// Loads the files that the configuration names.
     ///
     /// # Errors
-    /// Which of them cannot be used, and why.
+    /// The first file that cannot be used, and why.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         let client_tls = tls::for_clients(&config.listen)?;
         let mut server_tls = HashMap::new();
@@ -155,7 +155,7 @@ impl Setup {
         Ok(Self { config, client_tls, server_tls, hba, ldap, decoys })
     }
 
-    /// Every file of a configuration that cannot be used, where [`Setup::new`] stops at the first.
+    /// Every error, where [`Setup::new`] stops at the first.
     #[must_use]
     pub fn errors(config: &Config) -> Vec<SetupError> {
         let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
@@ -171,7 +171,8 @@ impl Setup {
     }
 }
 
-/// The rules of a configuration with method `hba`, which ask for nothing that clients are not asked for.
+/// The HBA rules of a configuration with method `hba`. Rules that need a certificate are refused if clients are not asked for
+/// one.
 fn rules(config: &Config) -> Result<Option<hba::Rules>, hba::HbaError> {
     if config.auth.method != AuthMethod::Hba {
         return Ok(None);
@@ -192,32 +193,32 @@ fn directory(config: &Config) -> Result<Option<Arc<hba::Ldap>>, SetupError> {
     options.map(|ldap| Some(Arc::new(ldap))).map_err(SetupError::Ldap)
 }
 
-/// A pool as seen from all threads.
+/// A pool, shared by all threads.
 pub struct SharedPool {
-    /// Which one.
+    /// Its key.
     pub key: PoolKey,
-    /// Its number, in the order in which they were made.
+    /// Its number, in order of creation.
     pub id: usize,
     /// The connections.
     pub pool: Arc<Pool<Server>>,
-    /// What the servers report to a client that has set nothing. One for all servers of a cluster.
+    /// What servers report to a client without settings. Shared by all servers of a cluster.
     welcome: Arc<Mutex<Welcome>>,
-    /// The servers that there is a choice of.
+    /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
     reconnected_at: Mutex<Option<SystemTime>>,
-    /// It was a pause that wanted its connections closed last.
+    /// The last reconnect was caused by a pause.
     closed_by_pause: AtomicBool,
-    /// The last connect has failed.
+    /// The last connection attempt failed.
     fails: AtomicBool,
     /// See [`spare_places`](Self::spare_places).
     spare_places: AtomicUsize,
-    /// Servers that replication connections have, which are none of the pool's.
+    /// Server connections of replication clients, which do not belong to the pool.
     replicating: AtomicUsize,
     cancels: Cancels,
 }
 
-/// A server that a replication connection has for itself, as long as it has it.
+/// A server connection of a replication client; counted until dropped.
 pub struct Replicating(Arc<SharedPool>);
 
 impl Drop for Replicating {
@@ -227,50 +228,50 @@ impl Drop for Replicating {
 }
 
 impl SharedPool {
-    /// Counts a server that a replication connection is about to have; `None` while the pool is paused.
+    /// Counts a server connection for a replication client; `None` while the pool is paused.
     #[must_use]
     pub fn replicate(self: &Arc<Self>) -> Option<Replicating> {
-        // Counted first, so that of a pause and a newcomer at least one sees the other.
+        // Counted before the check, so that of a concurrent pause and a new client at least one sees the other.
         self.replicating.fetch_add(1, Ordering::SeqCst);
         let counted = Replicating(self.clone());
         (!self.pool.is_paused()).then_some(counted)
     }
 
-    /// Servers that replication connections have.
+    /// Number of server connections of replication clients.
     #[must_use]
     pub fn replicating(&self) -> usize {
         self.replicating.load(Ordering::SeqCst)
     }
 
-    /// All servers: those of the pool, and those that replication connections have.
+    /// All server connections: pooled, and of replication clients.
     #[must_use]
     pub fn open(&self) -> usize {
         self.pool.counts().open + self.replicating()
     }
 
-    /// Places that its clients have in lines of its servers beyond the first: who waits for several servers waits once.
+    /// Queue places of its clients beyond one per client. A client that waits for several servers has several places.
     #[must_use]
     pub fn spare_places(&self) -> usize {
         self.spare_places.load(Ordering::Relaxed)
     }
 
-    /// A client that had so many has so many now.
+    /// Changes the number of places of one client.
     pub fn recount_places(&self, before: usize, now: usize) {
-        // Wraps on purpose where it had more.
+        // Wrapping subtraction: `now` may be smaller.
         self.spare_places.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// A connect has failed.
+    /// Records a failed connection attempt.
     pub fn note_failure(&self) {
         self.fails.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the last connect has failed.
+    /// Whether the last connection attempt failed.
     fn fails(&self) -> bool {
         self.fails.load(Ordering::Relaxed)
     }
 
-    /// Whether the connect before this one has failed.
+    /// Whether the previous connection attempt failed; clears the flag.
     pub fn take_failure(&self) -> bool {
         self.fails.swap(false, Ordering::Relaxed)
     }
@@ -281,8 +282,7 @@ impl SharedPool {
         self.plan.load_full()
     }
 
-    /// The servers that its transactions have a choice of, if they have; for the pool of a single one of them, those it
-    /// is among.
+    /// The cluster that its transactions choose from; for the pool of a single server, the cluster of that server.
     #[must_use]
     pub fn cluster(&self) -> Option<Arc<Cluster>> {
         lock(&self.cluster).clone()
@@ -305,21 +305,21 @@ pub struct Gateway {
     pub statistics: Statistics,
     /// The query log, if there is one.
     pub archive: Option<Archive>,
-    /// The streams that run beside the queries.
+    /// The streams of the configuration.
     pub streams: OnceLock<Board>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
-/// A lock whose holder panicked still guards sound data here: every section replaces whole values.
+/// Ignores poisoning: every critical section replaces whole values, so the data is consistent after a panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Gateway {
-    /// A gateway for `workers` threads, which are yet to be started.
+    /// A gateway for `workers` threads, which the caller starts.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// If the system has no random numbers.
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
         let clients = Clients::new(workers, &setup.config.auth)?;
         let lifecycle = Lifecycle::new(&resolver);
@@ -338,7 +338,7 @@ impl Gateway {
         })
     }
 
-    /// Puts another configuration in force, for logins and pools from now on.
+    /// Puts a configuration in force for logins and pools.
     pub fn replace_setup(self: &Arc<Self>, setup: Setup) {
         let replacing = self.pools.hold_replacing();
         self.config.store(setup);
@@ -351,7 +351,7 @@ impl Gateway {
         connector.resolver.set_times(&setup.config.dns);
         let (homes, _) = self.pools.homes_and_hosts();
         homes.iter().for_each(|pool| self.follow_setup(&setup, pool));
-        // Before the pools of their servers: from a cluster that is closed none is made any more.
+        // Before the pools of the servers: a closed cluster creates no pool.
         self.close_unused_clusters();
         let (_, hosts) = self.pools.homes_and_hosts();
         hosts.iter().for_each(|pool| self.follow_setup(&setup, pool));
@@ -359,8 +359,8 @@ impl Gateway {
         self.open_kept_pools();
     }
 
-    /// Opens the pools that keep connections (`min_size`) before a client comes: those of databases whose clients all log in
-    /// as one user. Nobody knows the users of the others yet.
+    /// Opens the pools with `min_size` before a client connects. Only databases with one server user for all clients have
+    /// such a pool; the users of the others are unknown.
     pub fn open_kept_pools(self: &Arc<Self>) {
         for (database, user) in self.config.setup().config.shared_users() {
             let plan = self.config.setup().config.pool_for(database, user);
@@ -369,13 +369,13 @@ impl Gateway {
             }
             let (Some(pool), workers) = (self.pool(database, user), self.workers()) else { continue };
             if let Some(worker) = workers.get(pool.id % workers.len().max(1)) {
-                // Its timer opens what the pool is to keep.
+                // The sweep timer of that thread opens the connections.
                 worker.visit(move |worker| drop(worker.pool(&pool)));
             }
         }
     }
 
-    /// A pool takes its settings over, or ends.
+    /// Applies a new configuration to a pool, or removes the pool.
     fn follow_setup(self: &Arc<Self>, setup: &Setup, pool: &SharedPool) {
         let Some(plan) = pool.key.plan(&setup.config) else {
             let refusal = Cause::Removed.refusal(setup.config.listen.dialect);
@@ -389,7 +389,7 @@ impl Gateway {
         pool.pool.set_limits(limits(&plan));
         let reconnects = needs_reconnect(&old, &plan);
         pool.plan.store(Arc::new(plan));
-        // Last: what is connected from here on is connected by the new plan.
+        // Last, so that connections opened from here on follow the new plan.
         if reconnects {
             pool.reconnect();
         }
@@ -401,13 +401,13 @@ impl Gateway {
         self.workers.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Names the threads, once.
+    /// Sets the threads, once.
     pub fn set_workers(&self, workers: Vec<Arc<Mailbox>>) {
-        // A second call would mean two sets of threads for one gateway.
+        // A second call would mean two sets of threads.
         assert!(self.workers.set(workers).is_ok(), "the workers of a gateway are set once");
     }
 
-    /// The pool for a client's database and user; `None` if there is no such database, or if it is disabled.
+    /// The pool for a client's database and user; `None` if the database does not exist or is disabled.
     #[must_use]
     pub fn pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
         if self.lifecycle.is_disabled(database) {
@@ -416,7 +416,7 @@ impl Gateway {
         self.pool_of_client(database, user)
     }
 
-    /// The pool of a client that was let in; `None` if there is no such database any more.
+    /// The pool of a client that is logged in; `None` if the database was removed.
     #[must_use]
     pub fn pool_of_client(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
         let setup = self.config.setup();
@@ -424,7 +424,7 @@ impl Gateway {
         self.pool_of(PoolKey::new(database, user), &setup)
     }
 
-    /// The pool on which users of a database are looked up by `user`; `None` as for [`pool`](Self::pool).
+    /// The pool for look-ups of users of a database; `None` as for [`pool`](Self::pool).
     pub fn lookup_pool(self: &Arc<Self>, database: &str, user: &str) -> Option<Arc<SharedPool>> {
         if self.lifecycle.is_disabled(database) {
             return None;
@@ -439,7 +439,7 @@ impl Gateway {
         let plan = key.plan(&setup.config)?;
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
-        // A reload that came meanwhile may not have seen it.
+        // A concurrent reload may not have seen the new pool.
         let _replacing = self.pools.hold_replacing();
         let now = self.config.setup();
         if !Arc::ptr_eq(&now, setup) {
@@ -451,8 +451,7 @@ impl Gateway {
         (!pool.pool.is_closed()).then_some(pool)
     }
 
-    /// The pool of one of the servers that the clients of `home` have a choice of; `None` if the server, or the whole
-    /// choice, was taken out meanwhile.
+    /// The pool of one server of a cluster, for the clients of `home`; `None` if the server or the cluster was removed.
     #[must_use]
     pub fn host_pool(
         self: &Arc<Self>,
@@ -463,18 +462,18 @@ impl Gateway {
         let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
         let plan = one_of(&home.plan(), node);
         let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone());
-        // Looked at when the pool can be found: whoever takes the server out says so first, and looks for its pools then.
+        // Checked after the pool is registered: a removal marks the server first and looks for its pools second.
         if !cluster.is_closed() && !node.is_gone() {
             return Some(pool);
         }
-        // Another choice of servers may have taken it over: then it stays.
+        // If another cluster has taken the pool over, it stays.
         if pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)) {
             self.pools.remove(&pool, ConnectError::Closed("the server was taken out"));
         }
         None
     }
 
-    /// The pool of that key, made if it is not there.
+    /// The pool with that key; created if missing.
     fn enter_pool(
         self: &Arc<Self>,
         key: PoolKey,
@@ -518,8 +517,7 @@ impl Gateway {
         Pool::new(self.clients.threads(), limits(plan), fastrand::u64(..), Instant::now(), wake)
     }
 
-    /// The iterations of the verifier that an unknown user of an entry of `[databases]` seems to have; `None` if it seems to
-    /// have a password or a hash.
+    /// SCRAM iterations that a mock login of an unknown user shows; `None` if it appears to have a password or an md5 hash.
     #[must_use]
     pub fn decoy_iterations(&self, entry: &str, user: &str) -> Option<u32> {
         match self.pools.connector.secrets.looked_up_iterations(entry) {
@@ -529,13 +527,13 @@ impl Gateway {
     }
 }
 
-/// The pool's bounds, from its settings.
+/// Limits of the pool, from its settings.
 fn limits(plan: &PoolPlan) -> Limits {
     let or_none = |time: std::time::Duration| (!time.is_zero()).then_some(time);
     let (pool, timeouts) = (&plan.pool, &plan.timeouts);
     Limits {
         size: pool.size as usize,
-        // Where there is a choice of servers, each has a pool of its own, and this one opens nothing.
+        // Where several servers can be chosen, each has a pool of its own, and this one opens nothing.
         min: if plan.choice.is_some() { 0 } else { pool.min_size as usize },
         reserve: pool.reserve_size as usize,
         reserve_after: pool.reserve_after,
@@ -550,12 +548,12 @@ fn limits(plan: &PoolPlan) -> Limits {
     }
 }
 
-/// The settings of the pool of a single server.
+/// The settings for the pool of a single server.
 fn one_of(plan: &PoolPlan, node: &Node) -> PoolPlan {
     PoolPlan { hosts: vec![node.host.clone()], address: node.address, choice: None, ..plan.clone() }
 }
 
-/// Whether servers connected under the old settings are of no use under the new ones.
+/// Whether connections opened under the old settings must be replaced.
 fn needs_reconnect(old: &PoolPlan, new: &PoolPlan) -> bool {
     old.hosts != new.hosts
         || old.address != new.address

@@ -1,4 +1,4 @@
-//! The clients of one thread, for the console and for cancel requests.
+//! The clients of one thread: for the console, and to match cancel requests.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,30 +19,30 @@ use tidegate_sql::classify::Pins;
 
 use crate::{plane::PoolKey, server::Linked};
 
-/// What a client is doing.
+/// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientState {
-    /// Nothing: it has no server.
+    /// Idle: it has no server connection.
     Idle,
-    /// It waits for a server, since this moment.
+    /// Waiting for a server connection since this moment.
     Waiting(Instant),
-    /// It has a server.
+    /// It holds a server connection.
     Active,
-    /// It has a server of its own for as long as it stays, and gets a stream of changes.
+    /// A replication connection with a server connection of its own.
     Replicating(Replication),
 }
 
-/// What a stream of changes holds.
+/// Scope of a replication connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
-    /// All of the server.
+    /// Physical: the whole server.
     Physical,
-    /// One database.
+    /// Logical: one database.
     Logical,
 }
 
 impl ClientState {
-    /// PgBouncer's word for it.
+    /// The word that PgBouncer's console shows.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,68 +53,69 @@ impl ClientState {
     }
 }
 
-/// What another party wants of a client's task.
+/// A signal to the task of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// An operator sends it away.
+    /// An operator disconnects it (`KILL`).
     Kill,
-    /// It asked to cancel its wait for a server.
+    /// The client cancelled its wait for a server connection.
     CancelWait,
-    /// Its server must not be used any more: another one is primary.
+    /// Its server is no longer the primary: the server connection must not be used.
     Deposed,
-    /// It does not take what is sent to it, and everybody waits for that.
+    /// It does not read, and `SUSPEND` waits for it.
     SuspendTimeout,
-    /// Its database is none any more: it leaves when it has no transaction open.
+    /// Its database was removed from the configuration: disconnect outside a transaction.
     Removed,
 }
 
-/// One client, as others see it.
+/// What other tasks and threads see of one client.
 #[derive(Debug)]
 pub struct Card {
-    /// Tells it from all other clients of the gateway.
+    /// Unique in this process.
     pub id: u64,
-    /// The database that it named.
+    /// The database as named in the startup packet.
     pub database: Arc<str>,
-    /// The user of the pool that it uses.
+    /// User of its pool.
     pool_user: Told<Arc<str>>,
-    /// A reload has made another pool the client's: it uses that one from its next transaction on.
+    /// Pool user after a reload; takes effect with its next transaction.
     pub is_pool_replaced: Cell<bool>,
-    /// Who it is; the user of its pool, unless that is another's.
+    /// User name, unless it equals the user of its pool.
     pub user: Arc<str>,
-    /// Where it comes from.
+    /// Peer address.
     pub peer: Address,
-    /// Which of the addresses of [`Roster::local_of`] it has come to.
+    /// Index of its local address in [`Roster::local_of`].
     local: Option<NonZeroU16>,
-    /// Its process, if it has come over the unix socket and the kernel has said which it is; else 0.
+    /// Process id of the peer on a unix socket, if the kernel reports it; else 0.
     pub process: u32,
-    /// Its TLS, as "TLSv1.3/...".
+    /// Version and cipher suite, such as "TLSv1.3/...".
     pub tls: Option<Box<str>>,
-    /// When it was let in.
+    /// Time of the login.
     pub connected_at: SystemTime,
-    /// The process id that it was told, if that is not its place.
+    /// Announced process id, if it is not derived from the slot.
     pid: Cell<Option<NonZeroU32>>,
-    /// What it has to name to cancel.
+    /// Secret of its cancel key.
     secret: Box<[u8]>,
-    /// What it is doing.
+    /// Current state.
     pub state: Cell<ClientState>,
-    /// When it last asked for something.
+    /// Time of its last request.
     pub request_at: Cell<Option<Instant>>,
-    /// Why it stays on its server.
+    /// Reasons why it keeps its server connection.
     pub pins: Cell<Pins>,
-    /// What it has set, its application name among it.
+    /// Its run-time parameters, `application_name` included.
     settings: Told<Option<Rc<Settings>>>,
-    /// The statements it has prepared.
+    /// Number of its prepared statements.
     pub prepared: Cell<u32>,
     linked: Told<Option<Rc<Linked>>>,
     signal: Cell<Option<Signal>>,
     task: Told<Option<Waker>>,
 }
 
-/// With the two counts of its `Rc` it fills a block of the allocator: one byte more would cost each client 64.
+/// Together with the two counts of its `Rc` this fills a size class of the allocator: one byte more costs 64 bytes per
+/// client.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Card>() <= 240, "a card has grown out of its block");
 
-/// What is looked at for a moment at a time. A card is one of many thousands, and a `RefCell` would be larger.
+/// Fields that are borrowed for a moment. There are many thousands of these, and a `RefCell` is larger.
 #[derive(Default)]
 struct Told<T>(Cell<T>);
 
@@ -137,7 +138,7 @@ impl<T: Default + fmt::Debug> fmt::Debug for Told<T> {
     }
 }
 
-/// What a card is made of.
+/// Arguments of [`Roster::enter`].
 pub struct NewCard<'a> {
     /// See [`Card::id`].
     pub id: u64,
@@ -147,20 +148,20 @@ pub struct NewCard<'a> {
     pub user: &'a str,
     /// See [`Card::peer`].
     pub peer: Address,
-    /// The address of this machine that it has come to; none for the unix socket.
+    /// Local address; none for a unix socket.
     pub local: Option<SocketAddr>,
     /// See [`Card::process`].
     pub process: u32,
     /// See [`Card::tls`].
     pub tls: Option<Box<str>>,
-    /// The process id that it is told, if that is not to be its place.
+    /// Process id to announce instead of the one derived from the slot.
     pub pid: Option<u32>,
-    /// What the client has to name to cancel.
+    /// Secret of the cancel key.
     pub secret: Box<[u8]>,
 }
 
 impl Card {
-    /// Sends a signal to the client's task. Who is sent away already is, whatever else is wanted of it.
+    /// Sends a signal to the task of the client. `Kill` is never replaced by another signal.
     pub fn signal(&self, signal: Signal) {
         if self.signal.get() != Some(Signal::Kill) {
             self.signal.set(Some(signal));
@@ -168,13 +169,13 @@ impl Card {
         self.wake();
     }
 
-    /// The signal that was sent, if there is one.
+    /// The pending signal.
     #[inline]
     pub fn peek_signal(&self) -> Option<Signal> {
         self.signal.get()
     }
 
-    /// Takes the signal away.
+    /// Clears the pending signal.
     pub fn clear_signal(&self) {
         self.signal.set(None);
     }
@@ -187,34 +188,34 @@ impl Card {
         });
     }
 
-    /// The pool that the client uses; the console's for the console.
+    /// The key of its pool; for the console, that of the console.
     #[must_use]
     pub fn key(&self) -> PoolKey {
         let user = self.pool_user.with(Arc::clone);
         PoolKey { database: self.database.clone(), user, looks_up: false, host: None }
     }
 
-    /// The client uses the pool of this user from now on.
+    /// Switches the client to the pool of this user.
     pub fn set_pool_user(&self, user: Arc<str>) {
         self.pool_user.set(user);
         self.is_pool_replaced.set(false);
     }
 
-    /// The task to be woken by signals.
+    /// Registers the task that signals wake.
     pub fn set_waker(&self, waker: &Waker) {
         self.task.set(Some(waker.clone()));
     }
 
-    /// The client has got a server, or has given it back.
+    /// Sets or clears the server connection of the client.
     pub fn link(&self, linked: Option<Rc<Linked>>) {
         if linked.is_none() && matches!(self.signal.get(), Some(Signal::Deposed | Signal::SuspendTimeout)) {
-            // Of a server that it no longer has.
+            // A signal about the server connection that was released.
             self.signal.set(None);
         }
         self.linked.set(linked);
     }
 
-    /// The client's settings as they are now.
+    /// Updates the parameters of the client.
     pub fn note_settings(&self, settings: &Rc<Settings>) {
         let is_known = self.settings.with(|known| known.as_ref().is_some_and(|known| Rc::ptr_eq(known, settings)));
         if !is_known {
@@ -222,7 +223,7 @@ impl Card {
         }
     }
 
-    /// What it calls itself.
+    /// Its `application_name`.
     #[must_use]
     pub fn application_name(&self) -> Option<String> {
         self.settings.with(|settings| {
@@ -231,18 +232,18 @@ impl Card {
         })
     }
 
-    /// What the client has to name to cancel.
+    /// The secret of its cancel key.
     #[must_use]
     pub fn secret(&self) -> &[u8] {
         &self.secret
     }
 
-    /// The client is told the process id of this server, which it has for as long as it stays.
+    /// Announces the process id of this server, which the client keeps for its session (session mode).
     pub fn announce(&self, server: &Identity) {
         self.pid.set(NonZeroU32::new(server.pid));
     }
 
-    /// The server that the client has.
+    /// The server connection of the client.
     #[must_use]
     pub fn linked(&self) -> Option<Rc<Linked>> {
         self.linked.with(Option::clone)
@@ -253,11 +254,11 @@ impl Card {
 #[derive(Debug, Default)]
 pub struct Roster {
     slots: RefCell<Slots>,
-    /// The addresses that clients have come to, each once, so that a card has but two bytes for its own.
+    /// Local addresses, each once, so that a client stores two bytes.
     locals: RefCell<Vec<SocketAddr>>,
 }
 
-/// A machine has few addresses; of clients that come to more than that it is not told which.
+/// Number of local addresses that are remembered; a machine has few.
 const LOCALS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -266,7 +267,7 @@ struct Slots {
     free: Vec<u32>,
 }
 
-/// Keeps a client on the roster as long as it lives.
+/// Removes a client from the registry on drop.
 #[derive(Debug)]
 pub struct Entry {
     /// The client.
@@ -275,10 +276,10 @@ pub struct Entry {
 }
 
 impl Roster {
-    /// Puts a client on the roster.
+    /// Registers a client.
     pub fn enter(&self, new: NewCard<'_>) -> Entry {
         let NewCard { id, key, user, peer, local, process, tls, pid, secret } = new;
-        // The same name takes no memory of this client's own.
+        // The pool's name is shared; no copy per client.
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
         let card = Rc::new(Card {
             id,
@@ -327,13 +328,13 @@ impl Roster {
         NonZeroU16::new(u16::try_from(number).ok()?)
     }
 
-    /// The address of this machine that a client of this roster has come to; none for the unix socket.
+    /// Local address of a client; none for a unix socket.
     #[must_use]
     pub fn local_of(&self, card: &Card) -> Option<SocketAddr> {
         self.locals.borrow().get(usize::from(card.local?.get()) - 1).copied()
     }
 
-    /// Takes a client off the roster.
+    /// Unregisters a client.
     pub fn leave(&self, entry: &Entry) {
         let mut slots = self.slots.borrow_mut();
         slots.cards[entry.slot as usize] = None;
@@ -346,7 +347,7 @@ impl Roster {
         self.slots.borrow().cards.iter().flatten().cloned().collect()
     }
 
-    /// Sends those away who have one of these servers.
+    /// Disconnects the clients that hold one of these server connections.
     pub fn sever(&self, servers: &[u64]) {
         let is_on = |card: &Rc<Card>| card.linked().is_some_and(|linked| servers.contains(&linked.identity.id));
         for card in self.cards().into_iter().filter(is_on) {
@@ -354,14 +355,14 @@ impl Roster {
         }
     }
 
-    /// Lets every client look at what has changed around it.
+    /// Wakes the tasks of all clients.
     pub fn wake_all(&self) {
         for card in self.cards() {
             card.wake();
         }
     }
 
-    /// The client that was told this process id and this secret. Looks at every client.
+    /// The client with this announced process id and secret. Scans all clients.
     #[must_use]
     pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
         let slots = self.slots.borrow();
@@ -371,7 +372,7 @@ impl Roster {
         slots.cards.iter().flatten().find(told).cloned()
     }
 
-    /// The client at `slot`, if `secret` is its secret. Takes the same time whatever the secret is.
+    /// The client at `slot`, if `secret` is its secret. Constant time in the secret.
     #[must_use]
     pub fn find(&self, slot: u32, secret: &[u8]) -> Option<Rc<Card>> {
         let slots = self.slots.borrow();
@@ -381,30 +382,30 @@ impl Roster {
 }
 
 impl Entry {
-    /// The process id that the client is told: the thread's number and the slot, or what was said otherwise.
+    /// The announced process id: thread number and slot, unless another one was set.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
         self.card.pid.get().map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
     }
 }
 
-/// Bits of a process id that name the slot; those above name the thread. The highest bit stays zero, because drivers
-/// read a signed number.
+/// Bits of a process id for the slot; the bits above are for the thread. The sign bit stays zero, because drivers parse a
+/// signed number.
 const SLOT_BITS: u32 = 22;
 
-/// No process of Linux has a higher number (`PID_MAX_LIMIT` in `include/linux/threads.h`), so those that the gateway makes up are
-/// above it: a client that ends a process by the number that it was told ends nobody else's.
+/// Highest process id of Linux (`PID_MAX_LIMIT` in `include/linux/threads.h`). Virtual process ids are above it, so that
+/// `pg_terminate_backend` with one never hits another client's backend.
 pub const PROCESS_ID_MAX: u32 = 1 << SLOT_BITS;
 
-/// The process id of a client: thread and slot. Beyond four million clients of one thread it no longer tells them
-/// apart, and cancelling fails for those.
+/// The process id of a client: thread and slot. Beyond four million clients per thread the ids repeat, and cancel requests
+/// for those clients fail.
 #[must_use]
 fn pid_of(worker: usize, slot: u32) -> u32 {
     let worker = u32::try_from(worker + 1).unwrap_or(u32::MAX) & 0x1ff;
     ((worker << SLOT_BITS) | (slot & ((1 << SLOT_BITS) - 1))) + 1
 }
 
-/// The thread and the slot that a process id names; `None` for that of a server.
+/// Thread and slot of a process id; `None` for the process id of a server.
 #[must_use]
 pub fn place_of(pid: u32) -> Option<(usize, u32)> {
     let pid = pid.checked_sub(1)?;

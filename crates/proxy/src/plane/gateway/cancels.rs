@@ -1,4 +1,4 @@
-//! Cancel requests under way, counted for the pool whose query they mean.
+//! Cancel requests in flight, counted per pool.
 
 use std::sync::{
     Arc,
@@ -7,38 +7,38 @@ use std::sync::{
 
 use super::SharedPool;
 
-/// What is counted of cancel requests.
+/// Stage of a cancel request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelStage {
-    /// A client's request whose server is being connected.
+    /// A client's request; connecting to the server.
     Coming,
-    /// A client's request that the server has.
+    /// A client's request; sent to the server.
     Sent,
-    /// A connection by which a server has a request, be it a client's or that of the gateway for one that has left.
+    /// A connection that carries a cancel request, of a client or of the gateway for a client that left.
     Carried,
-    /// A server that goes to no other client before the requests for it are through.
+    /// A server connection that is held back until its cancel requests have completed.
     HeldUp,
 }
 
-/// How many there are of each.
+/// Number of requests by stage.
 #[derive(Debug, Default)]
 pub(super) struct Cancels([AtomicUsize; 4]);
 
-/// One more as long as it lives.
+/// A counted request; uncounted on drop.
 pub struct CountedCancel {
     pool: Arc<SharedPool>,
     stage: CancelStage,
 }
 
 impl SharedPool {
-    /// Counts one more.
+    /// Counts a request.
     #[must_use]
     pub fn count_cancel(self: &Arc<Self>, stage: CancelStage) -> CountedCancel {
         self.cancels.0[stage as usize].fetch_add(1, Ordering::Relaxed);
         CountedCancel { pool: self.clone(), stage }
     }
 
-    /// How many there are.
+    /// Number of requests in that stage.
     #[must_use]
     pub fn cancels(&self, stage: CancelStage) -> usize {
         self.cancels.0[stage as usize].load(Ordering::Relaxed)

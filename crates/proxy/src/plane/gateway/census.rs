@@ -1,4 +1,4 @@
-//! Questions to all threads at once.
+//! Queries to all threads at once.
 
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
 
@@ -11,10 +11,10 @@ use crate::{
 };
 
 impl Gateway {
-    /// Asks every thread the same question, between two of its tasks. Threads that have ended do not answer.
+    /// Runs a function on every thread between two of its tasks. Threads that have ended are left out.
     ///
     /// # Cancel safety
-    /// Safe: the answers are dropped.
+    /// Safe: results are dropped.
     pub async fn ask_all<T: Send + 'static>(
         &self,
         question: impl Fn(&Rc<Worker>) -> T + Clone + Send + 'static,
@@ -27,7 +27,7 @@ impl Gateway {
         answers
     }
 
-    /// What was counted since the start, by database; the console is one.
+    /// Counters since the start, by database, the console included.
     pub async fn totals(&self) -> Totals {
         let mut totals = Totals::new();
         for (database, counted) in self.ask_all(Worker::totals).await.into_iter().flatten() {
@@ -37,7 +37,7 @@ impl Gateway {
         totals
     }
 
-    /// How long things took since the start, by database.
+    /// Durations since the start, by database.
     pub async fn spreads(&self) -> BTreeMap<Arc<str>, Spread> {
         let mut spreads = BTreeMap::<_, Spread>::new();
         for (database, counted) in self.ask_all(Worker::spreads).await.into_iter().flatten() {
@@ -46,7 +46,7 @@ impl Gateway {
         spreads
     }
 
-    /// Keeps the totals of this moment, for averages.
+    /// Stores the current totals for averages.
     pub async fn sample(&self) {
         let sample = Sample { at: Instant::now(), totals: self.totals().await };
         self.statistics.push(sample);

@@ -1,4 +1,4 @@
-//! The clusters of servers that pools choose from: each is made once for all databases that agree in it.
+//! The clusters that pools choose servers from. Databases with the same list of hosts share one.
 
 use std::{
     rc::Rc,
@@ -17,7 +17,7 @@ use tidegate_topology::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch};
 use crate::plane::Worker;
 
 impl Gateway {
-    /// The cluster of a pool, if its transactions have a choice of servers; made at its first use.
+    /// The cluster of a pool with several servers; created at first use.
     pub(super) fn cluster_of(self: &Arc<Self>, plan: &PoolPlan) -> Option<Arc<Cluster>> {
         let spec = ClusterSpec::of(plan)?;
         let mut clusters = lock(&self.pools.clusters);
@@ -30,7 +30,7 @@ impl Gateway {
         Some(cluster)
     }
 
-    /// Has a cluster watched from now on, unless it is: once there is a pool whose login its probes can use.
+    /// Starts the probes of a cluster, once there is a pool whose login they can use.
     pub(super) fn watch_cluster(self: &Arc<Self>, cluster: &Arc<Cluster>, plan: &PoolPlan) {
         if !cluster.begins() {
             return;
@@ -40,8 +40,8 @@ impl Gateway {
         own(cluster, &scope, &self.pools.connector.resolver, move || Land(owner.clone()));
     }
 
-    /// What a pool that stays has a choice of under a new configuration: its settings, or `None` if it is the pool of a
-    /// server that is no longer among them.
+    /// Applies a new configuration to the cluster of a pool. Returns the pool's settings, or `None` if it is the pool of a
+    /// removed server.
     pub(super) fn follow_choice(self: &Arc<Self>, pool: &SharedPool, plan: PoolPlan) -> Option<PoolPlan> {
         let cluster = self.cluster_of(&plan);
         let Some(name) = &pool.key.host else {
@@ -60,7 +60,7 @@ impl Gateway {
         Some(PoolPlan { hosts: old.hosts.clone(), address: old.address, choice: None, ..plan })
     }
 
-    /// Ends the clusters that no client chooses from any more.
+    /// Closes clusters that no pool uses.
     pub(super) fn close_unused_clusters(&self) {
         let used: Vec<Arc<Cluster>> = self.pools.homes_and_hosts().0.iter().filter_map(|pool| pool.cluster()).collect();
         let is_used = |cluster: &Arc<Cluster>| used.iter().any(|used| Arc::ptr_eq(used, cluster));
@@ -69,13 +69,13 @@ impl Gateway {
     }
 }
 
-/// Whether a server of this name stands for this entry of the list, alone or with others.
+/// Whether a server name belongs to this entry of the host list.
 fn is_of(name: &str, host: &Host) -> bool {
     let host = host.to_string();
     name.strip_prefix(&host).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The gateway around a cluster.
+/// The gateway as seen by a cluster.
 struct Land(Weak<Gateway>);
 
 impl Ground for Land {
@@ -122,7 +122,7 @@ impl Ground for Land {
     }
 }
 
-/// What is told to whoever waits for a server that is no longer among those to choose from.
+/// Error for waiters of a removed server.
 const TAKEN_OUT: &str = "the server was taken out";
 
 /// The pools of single servers of a cluster.
@@ -138,11 +138,11 @@ fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink
     worker.spawn_attempt(watch(node, sink, reactor, rules, connect));
 }
 
-/// Tells operators what this session is.
+/// Identifies the session in `pg_stat_activity`.
 const PROBE_NAME: &[(&[u8], &[u8])] = &[(b"application_name", b"tidegate probe")];
 
-/// Logs in to a server to ask it what it is, as one of the clients that use it would: roles need no privilege, and what
-/// a client is let in for, a probe is. If one login is refused, another is tried next.
+/// Logs in to probe a server, with the login of one of the pools: the role needs no privilege, and a host that admits clients
+/// admits the probe. If a login is refused, the next attempt uses another pool's.
 async fn log_in(worker: &Worker, cluster: &Arc<Cluster>, node: &Node, turn: usize) -> Result<Connection, ConnectError> {
     let gateway = &worker.gateway;
     let mut homes = gateway.pools.all();

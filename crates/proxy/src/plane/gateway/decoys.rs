@@ -6,12 +6,11 @@ use sha2::{Digest, Sha256};
 
 use tidegate_config::{Secret, User};
 
-/// Names the purpose of what is derived of the machine's number, so that the number itself is not given away
-/// (machine-id(5)).
+/// Application-specific key derivation, so that the machine id itself is not revealed (machine-id(5)).
 const PURPOSE: &[u8] = b"tidegate: salts of users without a verifier";
 
-/// The secret from which salts are derived: the configured one, else one of this machine, else a random one. It is not
-/// derived of passwords or verifiers: a salt, which anybody may ask for, would be a test for guesses of them.
+/// The secret that salts are derived from: configured, else from the machine id, else random. It does not depend on passwords
+/// or verifiers: a salt, which anyone can request, would confirm a guess.
 pub(super) fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
     let machine = || fs::read_to_string("/etc/machine-id").ok().filter(|id| is_machine_id(id.trim()));
     let source = match configured.is_empty() {
@@ -28,7 +27,7 @@ pub(super) fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
     }
 }
 
-/// 128 random bits in hexadecimal digits; images of machines have `uninitialized`, or nothing.
+/// 128 random bits in hexadecimal. Images contain `uninitialized` or an empty file.
 fn is_machine_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) && text.bytes().any(|byte| byte != b'0')
 }
@@ -42,8 +41,7 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// The configured users by what they have: each number of iterations of verifiers, or a password or hash, and how many users
-/// have that.
+/// Kinds of secrets of the configured users (iterations of a verifier, or a password or hash), with their number of users.
 #[derive(Debug, Default)]
 pub(super) struct Decoys(Vec<(Option<u32>, u64)>);
 
@@ -60,7 +58,7 @@ impl Decoys {
         Self(kinds)
     }
 
-    /// What an unknown user seems to have, the same each time; of many users as often as configured ones have it.
+    /// The kind of secret that an unknown user appears to have: stable per user, distributed like the configured ones.
     pub(super) fn pick(&self, secret: &[u8], user: &str) -> Option<u32> {
         let total: u64 = self.0.iter().map(|(_, count)| count).sum();
         let hash = digest(&[b"kind", secret, user.as_bytes()]);

@@ -1,11 +1,11 @@
-//! A brake on failed logins: their answers are delayed, and so are further attempts from an address with many of them.
+//! Throttling of failed logins: delayed error messages, and delayed attempts from addresses with many failures.
 //!
-//! Each address and each user has a count of failures that halves every [`HALF_LIFE`]. The answer to a failed login is
-//! delayed by the larger of the two delays; a login that succeeds is not. From an address above [`FREE_FAILURES`] attempts
-//! begin one after the other, [`Rules::delay`] apart, and an attempt that would wait for more than [`Rules::delay_max`] is
-//! refused. Other addresses are not concerned, whatever user they name.
+//! Each address and each user has a count of failures that halves every [`HALF_LIFE`]. The error of a failed login is delayed
+//! by the larger of the two delays; a successful login is not delayed. From an address above [`FREE_FAILURES`], attempts
+//! begin one after the other, [`Rules::delay`] apart; an attempt that would wait longer than [`Rules::delay_max`] is refused.
+//! Other addresses are not affected, even for the same user.
 //!
-//! It is touched once per connection while there is any failure, and never by a query.
+//! Cost: one check per connection while any failure is recorded; none per query.
 
 use std::{
     collections::HashMap,
@@ -21,50 +21,50 @@ use std::{
 use super::lock;
 use tidegate_config::Auth;
 
-/// A count of failures halves after that.
+/// Half-life of a count of failures.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 
-/// So many failures are delayed by the shortest delay: passwords are mistyped, and applications are started with old ones.
+/// Failures with the shortest delay: passwords are mistyped, and applications start with old ones.
 const FREE_FAILURES: u32 = 10;
 
-/// Addresses, and users, of which failures are counted. Where there are more, those with the fewest are forgotten.
+/// Maximum number of addresses and of users with a record. Beyond it, records with few failures are evicted.
 const RECORDS_MAX: usize = 4096;
 
-/// So much of a user's name is kept: Postgres has no longer ones.
+/// Length of a user name in a record: NAMEDATALEN of Postgres.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Number of records among which the oldest is evicted.
+/// Sample size of the eviction.
 const SAMPLE: usize = 16;
 
-/// The configured rules.
+/// The configured limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// The shortest delay; zero is off.
+    /// Shortest delay; zero disables throttling.
     pub delay: Duration,
-    /// The longest delay.
+    /// Longest delay.
     pub delay_max: Duration,
 }
 
 impl Rules {
-    /// The rules of a configuration.
+    /// The limits of a configuration.
     #[must_use]
     pub fn of(auth: &Auth) -> Self {
         Self { delay: auth.failed_login_delay, delay_max: auth.failed_login_delay_max.max(auth.failed_login_delay) }
     }
 
-    /// The delay after so many failures.
+    /// Delay after that many failures.
     fn after(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(FREE_FAILURES).min(16);
         self.delay.saturating_mul(1 << doublings).min(self.delay_max)
     }
 }
 
-/// Addresses that are counted as one: an IPv6 network of 64 bits is what one machine is given.
+/// The unit of counting addresses: an IPv4 address or an IPv6 /64 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Network(IpAddr);
 
 impl Network {
-    /// That of an address.
+    /// The network of an address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -86,13 +86,13 @@ impl std::fmt::Display for Network {
     }
 }
 
-/// The failures of one address or user.
+/// Failures of one address or user.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     failures: u32,
-    /// When the count was made.
+    /// Time of the last update of the count.
     at: Instant,
-    /// When the next attempt may begin.
+    /// Earliest start of the next attempt.
     next: Instant,
 }
 
@@ -101,13 +101,13 @@ impl Record {
         Self { failures: 0, at: now, next: now }
     }
 
-    /// The count at this moment.
+    /// The count, decayed to `now`.
     fn failures(&self, now: Instant) -> u32 {
         let halvings = now.saturating_duration_since(self.at).as_secs() / HALF_LIFE.as_secs();
         self.failures.checked_shr(u32::try_from(halvings).unwrap_or(u32::MAX)).unwrap_or(0)
     }
 
-    /// Counts one more.
+    /// Adds a failure.
     fn fail(&mut self, now: Instant) -> u32 {
         self.failures = self.failures(now).saturating_add(1);
         self.at = now;
@@ -115,7 +115,7 @@ impl Record {
     }
 }
 
-/// Records by address or by user, of a bounded number.
+/// Records by address or by user, bounded in number.
 #[derive(Debug)]
 struct Records<K>(HashMap<K, Record>);
 
@@ -136,7 +136,7 @@ impl<K: Clone + Eq + Hash> Records<K> {
         self.0.entry(key.clone()).or_insert_with(|| Record::new(now)).fail(now)
     }
 
-    /// Forgets one of some records, the one with the fewest failures: a look at all would cost more than a login.
+    /// Evicts the record with the fewest failures of a sample: scanning all would cost more than a login.
     fn make_room(&mut self, now: Instant) {
         let fewest = self.0.iter().take(SAMPLE).min_by_key(|(_, record)| record.failures(now));
         if let Some(key) = fewest.map(|(key, _)| key.clone()) {
@@ -144,7 +144,7 @@ impl<K: Clone + Eq + Hash> Records<K> {
         }
     }
 
-    /// Forgets the records whose failures are over.
+    /// Removes records that have decayed.
     fn sweep(&mut self, now: Instant) {
         self.0.retain(|_, record| record.failures(now) > 0 || record.next > now);
     }
@@ -159,30 +159,30 @@ struct Tables {
 /// Counters of failed logins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedLoginCounts {
-    /// Logins that failed.
+    /// Failed logins.
     pub failed: u64,
-    /// Attempts that had to wait before they began.
+    /// Attempts that were delayed.
     pub delayed: u64,
-    /// Attempts that were refused, as too many of the same address waited.
+    /// Attempts refused because too many from the same address were waiting.
     pub refused: u64,
 }
 
-/// An address or a user with failures.
+/// An address or user with failures.
 #[derive(Clone, Debug)]
 pub struct Offender {
-    /// The address, or the user's name.
+    /// The address or user name.
     pub name: String,
-    /// Its failures, halved every minute.
+    /// Failures, decayed.
     pub failures: u32,
-    /// The delay of the next failure's answer.
+    /// Delay of the next error message.
     pub delay: Duration,
 }
 
-/// Failed logins by address and by user, and the delays that they cause.
+/// Failed logins by address and by user.
 #[derive(Debug, Default)]
 pub struct FailedLogins {
     tables: Mutex<Tables>,
-    /// Whether there is any record: without one no connection takes the lock.
+    /// Whether any record exists. Without one, connections skip the lock.
     any: AtomicBool,
     failed: AtomicU64,
     delayed: AtomicU64,
@@ -190,7 +190,7 @@ pub struct FailedLogins {
 }
 
 impl FailedLogins {
-    /// How long an attempt from this address has to wait before it begins; `None` if it is refused.
+    /// Delay of a new attempt from this address; `None` if it is refused.
     pub fn begin(&self, address: IpAddr, rules: Rules, now: Instant) -> Option<Duration> {
         if !self.any.load(Ordering::Relaxed) || rules.delay.is_zero() {
             return Some(Duration::ZERO);
@@ -213,7 +213,7 @@ impl FailedLogins {
         Some(wait)
     }
 
-    /// Notes a failed login, from an address unless it came over a unix socket; how long its answer is to be delayed.
+    /// Records a failed login; the address is `None` for a unix socket. Returns the delay of its error message.
     pub fn fail(&self, address: Option<IpAddr>, user: &str, rules: Rules, now: Instant) -> Duration {
         self.failed.fetch_add(1, Ordering::Relaxed);
         if rules.delay.is_zero() {
@@ -226,7 +226,7 @@ impl FailedLogins {
         rules.after(of_user.max(of_address))
     }
 
-    /// Forgets what is over. To be called every now and then.
+    /// Removes decayed records. Called periodically.
     pub fn sweep(&self, now: Instant) {
         if !self.any.load(Ordering::Relaxed) {
             return;
@@ -237,14 +237,14 @@ impl FailedLogins {
         self.any.store(!tables.addresses.0.is_empty() || !tables.users.0.is_empty(), Ordering::Relaxed);
     }
 
-    /// The counters since the start.
+    /// Counters since the start.
     #[must_use]
     pub fn counts(&self) -> FailedLoginCounts {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         FailedLoginCounts { failed: of(&self.failed), delayed: of(&self.delayed), refused: of(&self.refused) }
     }
 
-    /// The addresses, and the users, with failures; those with the most first.
+    /// Addresses and users with failures, most failures first.
     #[must_use]
     pub fn offenders(&self, rules: Rules, now: Instant) -> (Vec<Offender>, Vec<Offender>) {
         fn listed<K: ToString>(records: &Records<K>, rules: Rules, now: Instant) -> Vec<Offender> {
@@ -278,7 +278,7 @@ mod tests {
         assert!(delays[..10].iter().all(|delay| *delay == RULES.delay));
         assert_eq!(delays[10], RULES.delay * 2);
         assert_eq!(delays[19], RULES.delay_max);
-        // Of another address the user has failed as often, of another user the address.
+        // The user's count applies to another address, and the address's count to another user.
         assert_eq!(logins.fail(Some(ip("10.0.0.2")), "app", RULES, now), RULES.delay_max);
         assert_eq!(logins.fail(Some(ip("10.0.0.1")), "other", RULES, now), RULES.delay_max);
         assert_eq!(logins.fail(Some(ip("10.0.0.2")), "other", RULES, now), RULES.delay);

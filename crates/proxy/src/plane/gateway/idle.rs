@@ -1,4 +1,4 @@
-//! Pools that nobody uses any more: they are forgotten, or a client could fill the memory with names of databases and of users.
+//! Removal of unused pools. Otherwise clients could fill the memory with names of databases and users.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -8,12 +8,12 @@ use std::{
 
 use super::{Gateway, PoolKey, SharedPool};
 
-/// Since when pools were seen without use.
+/// Pools that were seen unused, with the time of the first observation.
 #[derive(Debug, Default)]
 pub struct Unused(HashMap<PoolKey, Instant>);
 
 impl Unused {
-    /// The pools among `idle` that were so at every look for `limit`; all others are forgotten.
+    /// The pools of `idle` that were idle in every check for `limit`. Forgets all others.
     fn expired(&mut self, idle: Vec<PoolKey>, now: Instant, limit: Duration) -> Vec<PoolKey> {
         let since = |key: PoolKey| {
             let since = self.0.get(&key).copied().unwrap_or(now);
@@ -25,15 +25,15 @@ impl Unused {
     }
 }
 
-/// So many pools may stay that have no connection and no client, and whose users no server has ever let in. Names cost nothing
-/// where nobody asks for a password.
+/// Maximum number of pools without connections and clients whose user no server ever admitted. With method `trust` a client
+/// can create one with any name.
 const EMPTY_STRANGERS_MAX: usize = 256;
-/// The same of those that have had connections: the next client would have to wait for one anyway.
+/// The same limit for pools that had connections. Their next client has to wait for a connection anyway.
 const EMPTY_MAX: usize = 1024;
 
 impl Gateway {
-    /// Forgets the databases that only `*` names and that nobody has used for `timeouts.auto_database`. To be called every
-    /// now and then, with the same `unused`.
+    /// Removes databases that only `*` matches and that were unused for `timeouts.auto_database`. Called periodically with
+    /// the same `unused`.
     pub async fn forget_unused(&self, unused: &mut Unused) {
         let limit = self.config.setup().config.timeouts.auto_database;
         if !limit.is_zero() {
@@ -41,7 +41,7 @@ impl Gateway {
         }
     }
 
-    /// Forgets the pools that have no connection and no client, if there are many of them. To be called every now and then.
+    /// Removes pools without connections and clients, if there are many. Called periodically.
     pub async fn forget_empty(&self) {
         let (strangers, others) = self.empty_pools();
         for (empty, most) in [(strangers, EMPTY_STRANGERS_MAX), (others, EMPTY_MAX)] {
@@ -62,7 +62,7 @@ impl Gateway {
         if expired.is_empty() {
             return;
         }
-        // Behind each pool those of the servers that its clients choose from, which only it has in hand.
+        // Pools of single servers go together with the pool of the clients, which alone refers to them.
         let keys: Arc<[PoolKey]> = {
             let pools = self.pools.lock();
             expired.iter().flat_map(|home| family(&pools, home).map(|pool| pool.key.clone())).collect()
@@ -70,7 +70,7 @@ impl Gateway {
         self.ask_all(move |worker| worker.forget_pools(&keys)).await;
         let mut pools = self.pools.lock();
         for home in expired {
-            // Whoever logs in at this moment has it, and nobody can get it while the lock is held.
+            // A concurrent login holds a reference; while the lock is held no further one appears.
             if family(&pools, &home).all(|pool| Arc::strong_count(pool) == 1) {
                 let keys: Vec<PoolKey> = family(&pools, &home).map(|pool| pool.key.clone()).collect();
                 keys.iter().for_each(|key| drop(pools.remove(key)));
@@ -79,8 +79,7 @@ impl Gateway {
         }
     }
 
-    /// Pools of databases that only `*` names, whose connections, if there are any, nobody uses. Those with a choice of
-    /// servers stay.
+    /// Pools of databases that only `*` matches, with no connection in use. Pools with a cluster stay.
     fn idle_auto_pools(&self) -> Vec<PoolKey> {
         let pools = self.pools.lock();
         let is_idle = |pool: &&Arc<SharedPool>| {
@@ -91,8 +90,8 @@ impl Gateway {
         pools.values().filter(is_idle).map(|pool| pool.key.clone()).collect()
     }
 
-    /// Pools for which nothing is open or is being opened, and in which nobody waits: those to which no server was ever
-    /// connected, and the others. Those that are kept open before a client comes stay.
+    /// Pools without connections and waiters: those to which no server was ever connected, and the others. Pools with
+    /// `min_size` stay.
     fn empty_pools(&self) -> (Vec<PoolKey>, Vec<PoolKey>) {
         let setup = self.config.setup();
         let kept: BTreeSet<(&str, &str)> = setup.config.shared_users().collect();
@@ -110,7 +109,7 @@ impl Gateway {
     }
 }
 
-/// The pool of clients, and those of the single servers that they choose from.
+/// The pool of the clients, and the pools of the single servers behind it.
 fn family<'a>(
     pools: &'a BTreeMap<PoolKey, Arc<SharedPool>>,
     home: &PoolKey,

@@ -13,48 +13,48 @@ use tidegate_tasks::{Duty, Ear};
 
 use super::lock;
 
-/// What the operator wants of the whole gateway.
+/// Phase of the gateway, as set by operators and signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// It works.
+    /// Serving.
     #[default]
     Active,
-    /// No server is given out.
+    /// PAUSE: no server connection is leased.
     Paused,
-    /// No server is given out, and none is closed for that.
+    /// SUSPEND: no server connection is leased, and none is closed.
     Suspended,
-    /// No new client is let in; it ends when the last one has left.
+    /// Shutdown that waits for clients: no new client is admitted.
     WaitingForClients,
-    /// Clients are sent away as soon as they have no transaction open.
+    /// Shutdown that waits for transactions: clients are disconnected outside a transaction.
     WaitingForTransactions,
-    /// It ends now.
+    /// Immediate shutdown.
     Stopping,
 }
 
 impl Phase {
-    /// Whether no server of any database is given out.
+    /// Whether no server connection of any database is leased.
     #[must_use]
     pub const fn holds_all(self) -> bool {
         matches!(self, Self::Paused | Self::Suspended)
     }
 
-    /// Whether the gateway is not about to end.
+    /// Whether the gateway is not shutting down.
     #[must_use]
     pub const fn goes_on(self) -> bool {
         matches!(self, Self::Active | Self::Paused | Self::Suspended)
     }
 }
 
-/// Orders for single databases; those for the whole gateway are its [`Phase`].
+/// Orders for single databases. Orders for all are the [`Phase`].
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    /// All were held when a stop began that waits for clients: they still are.
+    /// All databases were paused when a shutdown began, and stay paused.
     pub(super) all_held: bool,
     pub(super) paused: BTreeSet<String>,
     pub(super) disabled: BTreeSet<String>,
 }
 
-/// What runs, and what operators have ordered.
+/// Phase, orders and tasks of the gateway.
 pub struct Lifecycle {
     phase: Mutex<Phase>,
     /// Notified when the phase changes.
@@ -101,35 +101,35 @@ impl Lifecycle {
         lock(&self.phase)
     }
 
-    /// Whether no server of a database is given out.
+    /// Whether no server connection of a database is leased.
     #[must_use]
     pub fn is_paused(&self, database: &str) -> bool {
         self.holds_all() || lock(&self.orders).paused.contains(database)
     }
 
-    /// Whether no server of any database is given out, be it that a stop has begun since.
+    /// Whether no server connection of any database is leased, also during a shutdown.
     #[must_use]
     pub fn holds_all(&self) -> bool {
         self.phase().holds_all() || lock(&self.orders).all_held
     }
 
-    /// What the operator wants of the gateway.
+    /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         *lock(&self.phase)
     }
 
-    /// Lets no new client into a database.
+    /// DISABLE: admits no new client to a database.
     pub fn disable(&self, database: &str) {
         lock(&self.orders).disabled.insert(database.to_owned());
     }
 
-    /// Undoes [`Gateway::disable`].
+    /// ENABLE: undoes [`Lifecycle::disable`].
     pub fn enable(&self, database: &str) {
         lock(&self.orders).disabled.remove(database);
     }
 
-    /// Whether no new client is let into a database.
+    /// Whether a database is disabled.
     #[must_use]
     pub fn is_disabled(&self, database: &str) -> bool {
         lock(&self.orders).disabled.contains(database)

@@ -1,10 +1,10 @@
-//! What operators have ordered: which databases are paused or closed to newcomers, and a new reading of the file.
+//! Commands of operators: PAUSE, SUSPEND, RESUME, and changes of the phase.
 
 use super::{Gateway, Phase};
 
 impl Gateway {
-    /// Gives no server of a database out, nor of any without a name, and closes those that are free. What is in use
-    /// goes on until it is released.
+    /// PAUSE: leases no further server connection of a database (or of any), and closes idle ones. Leased connections stay
+    /// until released.
     pub fn pause(&self, database: Option<&str>) {
         match database {
             Some(name) => drop(self.lifecycle.orders().paused.insert(name.to_owned())),
@@ -13,13 +13,13 @@ impl Gateway {
         self.follow_orders();
     }
 
-    /// Gives no server out any more, as [`Gateway::pause`], but closes none, and nothing is read of those who have one.
+    /// SUSPEND: as [`Gateway::pause`], but closes nothing, and stops reading from clients that hold a server connection.
     pub fn suspend(&self) {
         self.change_phase(|phase| if phase.goes_on() { Phase::Suspended } else { phase });
         self.follow_orders();
     }
 
-    /// Undoes [`Gateway::pause`] and [`Gateway::suspend`]. Without a name, every database works again, however it was paused.
+    /// RESUME: undoes [`Gateway::pause`] and [`Gateway::suspend`]. Without a name it resumes every database.
     pub fn resume(&self, database: Option<&str>) {
         match database {
             Some(name) => drop(self.lifecycle.orders().paused.remove(name)),
@@ -33,7 +33,7 @@ impl Gateway {
         self.follow_orders();
     }
 
-    /// Undoes a pause of all databases, but none that was ordered by name. Whether there was one.
+    /// Undoes a pause of all databases, but not of single ones. Returns whether there was one.
     pub fn lift(&self) -> bool {
         let mut held = false;
         self.change_phase(|phase| {
@@ -46,7 +46,7 @@ impl Gateway {
         held
     }
 
-    /// Changes what the operator wants, in view of what that is. Returns what it is now.
+    /// Changes the phase, given the current one. Returns the new phase.
     pub fn change_phase(&self, next: impl FnOnce(Phase) -> Phase) -> Phase {
         let mut phase = self.lifecycle.lock_phase();
         let (before, now) = (*phase, next(*phase));
@@ -62,7 +62,7 @@ impl Gateway {
         now
     }
 
-    /// Pools made later look at the orders themselves, under the lock of the list of pools.
+    /// Pools created later check the orders themselves, under the lock of the pools.
     fn follow_orders(&self) {
         for shared in self.pools.all() {
             match (self.lifecycle.is_paused(&shared.key.database), shared.pool.is_paused()) {
@@ -160,7 +160,7 @@ mod tests {
     fn a_pool_that_is_made_while_the_configuration_is_replaced_follows_the_new_one() {
         let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
         with_gateway(async |gateway| {
-            // A login has looked at the configuration, and a reload comes before it makes its pool.
+            // A login has read the configuration; the reload comes before it creates its pool.
             let old = gateway.config.setup();
             gateway.replace_setup(setup("postgres://other.example/shop"));
             let pool = gateway.pool_of(PoolKey::new("shop", "a"), &old).unwrap();

@@ -1,4 +1,4 @@
-//! The server connections of all threads, for the console.
+//! Registry of server connections of all threads, for the console.
 
 use std::{
     collections::BTreeSet,
@@ -10,18 +10,18 @@ use super::{Gateway, PoolKey, SharedPool, lock};
 use tidegate_config::Host;
 use tidegate_pg_client::Identity;
 
-/// A server connection as the console sees it.
+/// A server connection as shown by the console.
 #[derive(Clone, Debug)]
 pub struct ServerEntry {
-    /// Which pool it belongs to.
+    /// Key of its pool.
     pub key: PoolKey,
-    /// Who it is.
+    /// Its identity.
     pub identity: Arc<Identity>,
-    /// It is of an age that `RECONNECT` wants gone.
+    /// It is older than the last RECONNECT.
     pub outdated: bool,
 }
 
-/// Who is connected. Nobody signs off: an entry whose server is gone is found dead.
+/// Open server connections. Entries are weak: a closed connection is found dead.
 #[derive(Debug, Default)]
 pub(super) struct Register(Vec<(PoolKey, Weak<Identity>)>);
 
@@ -41,7 +41,7 @@ impl Register {
 }
 
 impl Gateway {
-    /// Has connections replaced that lead to an address which their host name has lost.
+    /// Reconnects pools with connections to an address that their host name no longer resolves to.
     pub fn follow_names(&self) {
         for moved in self.pools.connector.resolver.take_changed_names() {
             let strays = |server: &ServerEntry| {
@@ -59,7 +59,7 @@ impl Gateway {
         }
     }
 
-    /// Has every connection of these pools replaced, and lets clients see it that leave with theirs.
+    /// Replaces every connection of these pools, and wakes their clients in session mode.
     pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
         pools.iter().for_each(|pool| pool.reconnect());
         for worker in self.workers() {
@@ -69,19 +69,19 @@ impl Gateway {
 }
 
 impl super::SharedPool {
-    /// Has every connection closed that is open now, each when it is free, since the pool is paused.
+    /// Closes every open connection of a paused pool, as each becomes idle.
     pub fn close_for_pause(&self) {
         self.reconnect();
         self.closed_by_pause.store(true, Ordering::Relaxed);
     }
 
-    /// Whether connections that are of no use any more were closed for a pause.
+    /// Whether the last reconnect was caused by a pause.
     #[must_use]
     pub fn is_closed_by_pause(&self) -> bool {
         self.closed_by_pause.load(Ordering::Relaxed)
     }
 
-    /// Has every connection replaced that is open now, each when it is free.
+    /// Replaces every open connection, as each becomes idle.
     pub fn reconnect(&self) {
         self.closed_by_pause.store(false, Ordering::Relaxed);
         *lock(&self.reconnected_at) = Some(SystemTime::now());

@@ -49,18 +49,18 @@ pub struct ConsoleCounts {
 }
 
 impl ConsoleCounts {
-    /// A client has logged in.
+    /// Counts a login.
     pub fn enter(&self) {
         self.clients.fetch_add(1, Ordering::Relaxed);
         self.logins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A client has left.
+    /// Counts the end of a session.
     pub fn leave(&self) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A client has asked for something, if only for what there is not.
+    /// Counts a query, valid or not.
     pub fn note_query(&self) {
         self.queries.fetch_add(1, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl ConsoleCounts {
         self.clients.load(Ordering::Relaxed)
     }
 
-    /// As in PgBouncer, each query is a transaction, and its bytes and its time are not counted.
+    /// As in PgBouncer, each query is a transaction; bytes and times are not counted.
     pub(super) fn totals(&self) -> PoolTotals {
         let queries = self.queries.load(Ordering::Relaxed);
         PoolTotals {
