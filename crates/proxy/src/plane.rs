@@ -22,8 +22,8 @@ pub use gateway::{
     Pools, Quota, ReloadReply, Replicating, Room, ServerEntry, Setup, SetupError, Share, SharedPool, Statistics,
     Unused,
 };
-pub use greetings::{Announced, Greeting};
-pub use refresh::refresh;
+pub use greetings::{Announced, Greeting, Greetings};
+pub use refresh::{is_refresh_due, refresh};
 pub use roster::{Card, ClientState, Entry, NewCard, PROCESS_ID_MAX, Replication, Roster, Signal, place_of};
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

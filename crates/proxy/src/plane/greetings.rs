@@ -1,8 +1,9 @@
 //! What servers have made of the parameters with which clients logged in: most clients of a pool come with the same.
 
-use std::{collections::VecDeque, rc::Rc};
+use std::{cell::RefCell, collections::VecDeque, rc::Rc, sync::Arc};
 
-use tidegate_session_state::params::Settings;
+use tidegate_config::Route;
+use tidegate_session_state::params::{ServerSettings, Settings};
 
 /// The answers of a pool's servers to the parameters of logins, newest first.
 #[derive(Debug, Default)]
@@ -11,7 +12,7 @@ pub(super) struct Answers {
 }
 
 /// The answer of a server to the parameters of a login.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
     /// The resulting settings, as the server spells them.
     pub settings: Settings,
@@ -19,18 +20,64 @@ pub struct Announced {
     pub reported: Settings,
 }
 
-/// What a client has set when it has logged in, and the messages that tell it so.
+/// The settings of a client at the end of its login, and the messages that report them.
+#[derive(Clone)]
 pub struct Greeting {
-    /// What it has set.
+    /// The settings of the client.
     pub settings: Rc<Settings>,
     /// The parameters that the login reports.
     pub told: Rc<Settings>,
     /// From AuthenticationOk to the last ParameterStatus.
-    pub words: Vec<u8>,
+    pub words: Rc<[u8]>,
 }
 
-/// Answers kept for a pool.
+/// The greetings that logins on one thread have received, newest first.
+#[derive(Default)]
+pub struct Greetings {
+    recent: RefCell<VecDeque<(GreetingKey, Greeting)>>,
+}
+
+/// All that a greeting depends on.
+struct GreetingKey {
+    /// What the servers report. A pool replaces it whenever that changes, or an answer to the parameters of a login.
+    welcome: Arc<ServerSettings>,
+    /// The parameters of the login.
+    params: Vec<(String, Vec<u8>)>,
+    /// The route that decides `in_hot_standby`, where there is a choice of servers.
+    route: Option<Route>,
+}
+
+/// Answers kept for a pool, and greetings kept for a thread.
 const KEPT: usize = 32;
+
+impl Greetings {
+    /// The greeting of an earlier login with the same parameters.
+    #[must_use]
+    pub fn get(
+        &self,
+        welcome: &Arc<ServerSettings>,
+        params: &[(String, Vec<u8>)],
+        route: Option<Route>,
+    ) -> Option<Greeting> {
+        let is_same =
+            |key: &GreetingKey| Arc::ptr_eq(&key.welcome, welcome) && key.route == route && key.params == params;
+        let recent = self.recent.borrow();
+        recent.iter().find(|(key, _)| is_same(key)).map(|(_, greeting)| greeting.clone())
+    }
+
+    /// Keeps the greeting of a login.
+    pub fn put(
+        &self,
+        welcome: Arc<ServerSettings>,
+        params: Vec<(String, Vec<u8>)>,
+        route: Option<Route>,
+        greeting: Greeting,
+    ) {
+        let mut recent = self.recent.borrow_mut();
+        recent.truncate(KEPT - 1);
+        recent.push_front((GreetingKey { welcome, params, route }, greeting));
+    }
+}
 
 impl Answers {
     /// The answer of a server to `asked`, if it is known.
@@ -40,11 +87,14 @@ impl Answers {
         known.map(|(_, announced)| announced.clone())
     }
 
-    /// Keeps what a server has answered.
-    pub(super) fn put(&mut self, asked: Settings, announced: Announced) {
-        self.recent.retain(|(known, _)| *known != asked);
+    /// Keeps the answer of a server. Returns whether it replaces another answer to the same parameters.
+    pub(super) fn put(&mut self, asked: Settings, announced: Announced) -> bool {
+        let before = self.recent.iter().position(|(known, _)| *known == asked);
+        let before = before.and_then(|at| self.recent.remove(at));
+        let is_new = before.is_some_and(|(_, before)| before != announced);
         self.recent.truncate(KEPT - 1);
         self.recent.push_front((asked, announced));
+        is_new
     }
 }
 
@@ -62,8 +112,9 @@ mod tests {
             settings
         };
         let announced = |zone: &str| Announced { settings: asked(zone), reported: Settings::default() };
-        answers.put(asked("utc"), announced("utc"));
-        answers.put(asked("utc"), announced("UTC"));
+        assert!(!answers.put(asked("utc"), announced("utc")));
+        assert!(answers.put(asked("utc"), announced("UTC")), "it replaces another answer");
+        assert!(!answers.put(asked("utc"), announced("UTC")));
         assert_eq!(answers.get(&asked("utc")).unwrap().settings, asked("UTC"));
         assert!(answers.get(&asked("gmt")).is_none());
         for client in 0..KEPT {
@@ -71,5 +122,27 @@ mod tests {
         }
         assert_eq!(answers.recent.len(), KEPT);
         assert!(answers.get(&asked("utc")).is_none(), "the oldest one has made room");
+    }
+
+    #[test]
+    fn greeting_is_kept_for_the_same_login() {
+        let greetings = Greetings::default();
+        let welcome = Arc::new(ServerSettings::default());
+        let params = |name: &str| vec![("application_name".to_owned(), name.as_bytes().to_vec())];
+        let greeting =
+            |name: &str| Greeting { settings: Rc::default(), told: Rc::default(), words: name.as_bytes().into() };
+        greetings.put(welcome.clone(), params("a"), None, greeting("a"));
+        let words = |welcome, name: &str, route| {
+            greetings.get(welcome, &params(name), route).map(|greeting| greeting.words.to_vec())
+        };
+        assert_eq!(words(&welcome, "a", None).as_deref(), Some(&b"a"[..]));
+        assert!(words(&welcome, "b", None).is_none());
+        assert!(words(&welcome, "a", Some(Route::Any)).is_none());
+        assert!(words(&Arc::default(), "a", None).is_none(), "the servers report other values since");
+        for client in 0..KEPT {
+            greetings.put(welcome.clone(), params(&client.to_string()), None, greeting("b"));
+        }
+        assert_eq!(greetings.recent.borrow().len(), KEPT);
+        assert!(words(&welcome, "a", None).is_none(), "the oldest one has made room");
     }
 }

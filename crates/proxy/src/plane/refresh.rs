@@ -13,12 +13,18 @@ use crate::server::clean;
 /// A pool of which nothing was asked for so long may have servers with another configuration.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Lets servers of the pool that are at rest report what has changed, unless that was done lately.
+/// Whether servers of the pool that are at rest are to be asked what has changed: at most once in a while.
+#[must_use]
+pub fn is_refresh_due(worker: &Worker, pool: &WorkerPool) -> bool {
+    pool.is_refresh_due(worker.reactor.now(), EVERY)
+}
+
+/// Lets servers of the pool that are at rest report what has changed.
 ///
 /// # Cancel safety
 /// Dropped, a server that is being asked is closed.
 pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
-    if !pool.is_refresh_due(worker.reactor.now(), EVERY) || refresh_one(worker, pool).await {
+    if refresh_one(worker, pool).await {
         return;
     }
     if pool.shared.pool.counts().idle == 0 {

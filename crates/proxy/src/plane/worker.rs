@@ -33,7 +33,8 @@ use tidegate_sql::classify::sets_of;
 
 use crate::{
     plane::{
-        CancelStage, Card, Console, Fleet, Gateway, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool, Signal,
+        CancelStage, Card, Console, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool,
+        Signal,
         lock, within,
     },
     server::{Server, cancel, clean},
@@ -239,6 +240,8 @@ pub struct Worker {
     pub interned: Interned,
     /// Serves clients of the admin console.
     pub console: Console,
+    /// The greetings of its last logins.
+    pub greetings: Greetings,
     /// Its clients.
     pub roster: Roster,
     /// Tasks of clients.
@@ -289,6 +292,7 @@ impl Worker {
             gateway,
             interned: Interned::default(),
             console,
+            greetings: Greetings::default(),
             roster: Roster::default(),
             client_scope,
             chores,

@@ -23,7 +23,7 @@ use crate::{
         session::as_fatal,
     },
     error::Cause,
-    plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, refresh, within},
+    plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, is_refresh_due, refresh, within},
     server::{
         Adopted, Cleaning, ResetNeed, Server,
         clean::{self, CleanError},
@@ -95,20 +95,30 @@ impl Arriving {
         card: &Card,
     ) -> Result<Greeting, LoginError> {
         let has_choice = pool.fleet().is_some();
-        if !has_choice {
+        if !has_choice && is_refresh_due(&self.worker, pool) {
             Box::pin(refresh(&self.worker, pool)).await;
         }
-        let parameters = Parameters::of(request);
-        let known = pool.shared.welcome().and_then(|welcome| {
-            let known = parameters.known(&welcome);
-            known.or_else(|| pool.shared.answer(&parameters.asked))
-        });
-        let announced = match known {
-            Some(announced) => announced,
-            None => Box::pin(self.ask_server(pool, request, &parameters, card)).await?,
-        };
         let route = has_choice.then(|| request.route.unwrap_or(pool.plan().route.route));
-        Ok(self.compose(announced, parameters.application, route))
+        let welcome = pool.shared.welcome();
+        let kept = welcome.as_ref().and_then(|welcome| self.worker.greetings.get(welcome, &request.params, route));
+        if let Some(greeting) = kept {
+            return Ok(greeting);
+        }
+        let parameters = Parameters::of(request);
+        let known = welcome.and_then(|welcome| {
+            let known = parameters.known(&welcome).or_else(|| pool.shared.answer(&parameters.asked));
+            known.map(|announced| (welcome, announced))
+        });
+        let Some((welcome, announced)) = known else {
+            let announced = Box::pin(self.ask_server(pool, request, &parameters, card)).await?;
+            return Ok(self.compose(announced, parameters.application, route));
+        };
+        let greeting = self.compose(announced, parameters.application, route);
+        if parameters.all.get(ROLE).is_none() {
+            // The role belongs to this client alone.
+            self.worker.greetings.put(welcome, request.params.clone(), route, greeting.clone());
+        }
+        Ok(greeting)
     }
 
     async fn ask_server(
@@ -169,7 +179,7 @@ impl Arriving {
             backend::parameter_status(name.as_bytes(), value.bytes(), &mut words);
         }
         let interned = &self.worker.interned;
-        Greeting { settings: interned.intern(settings), told: interned.intern(reported), words }
+        Greeting { settings: interned.intern(settings), told: interned.intern(reported), words: words.into() }
     }
 }
 

@@ -30,8 +30,8 @@ impl SharedPool {
         let welcome = lock(&self.welcome);
         // While the pool is paused or no server can be connected, nobody can be asked, and clients are let in nevertheless;
         // likewise where one of several servers has failed.
-        let cannot_ask = self.pool.is_paused() || self.fails() || self.cluster().is_some();
-        let holds = !welcome.is_outdated || cannot_ask;
+        let cannot_ask = || self.pool.is_paused() || self.fails() || self.cluster().is_some();
+        let holds = !welcome.is_outdated || cannot_ask();
         welcome.settings.clone().filter(|_| holds)
     }
 
@@ -76,8 +76,10 @@ impl SharedPool {
     /// Keeps what a server has made of the parameters of a login that reports `welcome` of itself.
     pub fn keep_answer(&self, welcome: &Arc<ServerSettings>, asked: Settings, announced: Announced) {
         let mut known = lock(&self.welcome);
-        if known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, welcome)) {
-            known.answers.put(asked, announced);
+        let is_current = known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, welcome));
+        if is_current && known.answers.put(asked, announced) {
+            // Greetings that were composed of the former answer are kept by this address.
+            known.settings = Some(Arc::new(ServerSettings::clone(welcome)));
         }
     }
 
