@@ -49,7 +49,7 @@ mod usual;
 use flight::{Flight, Unsynced};
 pub use forward::Unnamed;
 use pending::Pending;
-use settings::{Reports, Unexplained};
+use settings::{Inquiry, Reports};
 use shapes::ShapeChecks;
 
 /// A client as an exchange sees it: its link and what it has set up in its session.
@@ -284,8 +284,8 @@ pub struct Exchange<'a> {
     pending: Pending,
     /// Parameters that the server has reported meanwhile.
     reports: Reports,
-    /// Those of which the server is being asked whose value it is.
-    unexplained: Unexplained,
+    /// Whether the server is being asked whose some reported values are.
+    inquiry: Inquiry,
     /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
     pins_behind: Option<Pins>,
     /// Statements that were taught behind others which are not answered yet: by what they are read may have changed.
@@ -368,7 +368,7 @@ impl<'a> Exchange<'a> {
             adoption_error: None,
             pending: Pending::default(),
             reports: Reports::default(),
-            unexplained: Unexplained::new(),
+            inquiry: Inquiry::None,
             pins_behind: None,
             doubtful: Vec::new(),
             shapes: ShapeChecks::default(),
@@ -441,7 +441,7 @@ impl<'a> Exchange<'a> {
             ledger.turn(now);
         }
         let is_own = self.adopting > 0 || self.shapes.holds;
-        let was_asking = !self.unexplained.is_empty();
+        let was_asking = self.inquiry.is_under_way();
         self.reply(chunk)?;
         // The client's own query has yet to begin.
         if !is_own {
@@ -658,6 +658,14 @@ impl<'a> Exchange<'a> {
     fn take_beginning(&mut self) -> Option<Chunk> {
         let beginning = self.scanner.take_unfinished();
         (!beginning.is_empty()).then(|| beginning.into())
+    }
+
+    /// Changes of the server's own values since the last call, for the logins of other clients; none while a transaction or a
+    /// reply is under way.
+    #[inline]
+    pub fn take_news(&mut self) -> Option<Settings> {
+        let is_due = self.server.settings.has_news() && self.flight.is_over();
+        is_due.then(|| self.server.take_news())
     }
 
     /// What the exchange is doing.

@@ -445,9 +445,9 @@ fn unknown() -> Value {
 
 /// RESET of each of these.
 #[must_use]
-pub fn resets(names: &[Box<str>]) -> Vec<u8> {
+pub fn resets<'n>(names: impl Iterator<Item = &'n str>) -> Vec<u8> {
     let mut sql = Vec::new();
-    names.iter().for_each(|name| write_reset(name, &mut sql));
+    names.for_each(|name| write_reset(name, &mut sql));
     sql
 }
 

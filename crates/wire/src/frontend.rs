@@ -9,8 +9,8 @@ mod write;
 
 pub use view::{Bind, Execute, Kind, Parse, Query, SaslInitial, Target, Values, password_text};
 pub use write::{
-    BindMessage, bind, close, copy_data, copy_done, copy_fail, describe, execute, flush, parse, password, query,
-    rename_statement, sasl_initial, sasl_response, sync, terminate,
+    BindMessage, bind, close, copy_data, copy_done, copy_fail, describe, execute, flush, function_call, parse,
+    password, query, rename_statement, sasl_initial, sasl_response, sync, terminate,
 };
 
 /// Bind: values for a prepared statement make a portal.

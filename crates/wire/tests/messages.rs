@@ -44,7 +44,7 @@ fn client_messages_have_the_documented_bytes() {
         values: &[Some(b"x"), None],
         result_formats: &[0, 1],
     };
-    let cases: [(Vec<u8>, &[u8]); 18] = [
+    let cases: [(Vec<u8>, &[u8]); 19] = [
         (written(|out| frontend::query(b"a", out)), b"Q\0\0\0\x06a\0"),
         (written(|out| frontend::parse(b"s", b"q", &[23], out)), b"P\0\0\0\x0es\0q\0\0\x01\0\0\0\x17"),
         (
@@ -56,6 +56,10 @@ fn client_messages_have_the_documented_bytes() {
         (written(|out| frontend::execute(b"", 5, out)), b"E\0\0\0\x09\0\0\0\0\x05"),
         (written(frontend::sync), b"S\0\0\0\x04"),
         (written(frontend::flush), b"H\0\0\0\x04"),
+        (
+            written(|out| frontend::function_call(2077, &[Some(b"a"), None], out)),
+            b"F\0\0\0\x17\0\0\x08\x1d\0\0\0\x02\0\0\0\x01a\xff\xff\xff\xff\0\0",
+        ),
         (written(frontend::terminate), b"X\0\0\0\x04"),
         (written(frontend::copy_done), b"c\0\0\0\x04"),
         (written(|out| frontend::copy_data(b"1\n", out)), b"d\0\0\0\x061\n"),

@@ -421,6 +421,9 @@ impl Session {
                     if let Poll::Ready(end) = exchange.poll(now, cx) {
                         return Poll::Ready(Ended::Exchange(end));
                     }
+                    if let Some(news) = exchange.take_news() {
+                        self.pool.shared.renew_welcome(&news);
+                    }
                     waiting.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
                 })
                 .await

@@ -8,8 +8,8 @@
 use std::rc::Rc;
 
 use tidegate_wire::{
-    backend::{self, ParameterStatus, TxStatus},
-    frontend,
+    backend::{self, ErrorFields, ParameterStatus, TxStatus},
+    frontend, sqlstate,
 };
 
 use super::{
@@ -64,8 +64,25 @@ fn add(names: &mut Vec<Box<str>>, name: &str) {
     }
 }
 
-/// Values that nothing explains, each with its name: a RESET is on its way that will tell whose they are.
-pub(super) type Unexplained = Vec<(Box<str>, Value)>;
+/// Asking the server whose some reported values are, which nothing explains.
+#[derive(Debug)]
+pub(super) enum Inquiry {
+    /// Nothing is asked.
+    None,
+    /// A RESET of these parameters is on its way; each with the value that was reported.
+    Reset(Vec<(Box<str>, Value)>),
+    /// The values that turned out to be the client's are being set again.
+    Restore(Vec<(Box<str>, Value)>),
+}
+
+impl Inquiry {
+    pub(super) fn is_under_way(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+}
+
+/// The OID of `set_config`.
+const SET_CONFIG: u32 = 2078;
 
 impl Exchange<'_> {
     /// Gives the server the client's settings before its first message, if it has others.
@@ -128,9 +145,22 @@ impl Exchange<'_> {
             return Ok(Fate::Swallow);
         }
         let error = self.adoption_error.take();
-        if !self.unexplained.is_empty() {
-            self.explain(error.is_some());
-            return Ok(Fate::Swallow);
+        // A request of the client to cancel may have hit it, and hits once.
+        let is_cancelled = error.as_ref().is_some_and(|error| is_cancelled(error));
+        match std::mem::replace(&mut self.inquiry, Inquiry::None) {
+            Inquiry::Reset(values) if is_cancelled => {
+                self.ask_whose(values);
+                return Ok(Fate::Swallow);
+            }
+            Inquiry::Reset(values) => {
+                self.explain(values, error.is_some());
+                return Ok(Fate::Swallow);
+            }
+            Inquiry::Restore(values) if is_cancelled => {
+                self.restore(values);
+                return Ok(Fate::Swallow);
+            }
+            Inquiry::Restore(_) | Inquiry::None => {}
         }
         if let Some(error) = error {
             return Err(Trouble::Settings(error));
@@ -295,12 +325,10 @@ impl Exchange<'_> {
             return;
         }
         self.server.adopted = None;
-        let keeps_server = !self.keeps_state_apart() || self.front.pins.has(Pins::SETTING);
-        if keeps_server || self.server.reset_need >= ResetNeed::Session {
-            // The client keeps its server, which is reset before the next one gets it.
-            unexplained.iter().for_each(|name| self.note_value(name));
-        } else if self.flight.is_over() {
-            self.ask_whose(unexplained);
+        if self.flight.is_over() {
+            let value = |name: Box<str>| Some((name.clone(), self.server.settings.reported().get(&name)?.clone()));
+            let values = unexplained.into_iter().filter_map(value).collect();
+            self.ask_whose(values);
         } else {
             self.reports.names = unexplained;
         }
@@ -318,36 +346,67 @@ impl Exchange<'_> {
         }
     }
 
-    fn ask_whose(&mut self, names: Vec<Box<str>>) {
+    /// Asks the server whose these values are, which it has reported.
+    fn ask_whose(&mut self, values: Vec<(Box<str>, Value)>) {
         let mut out = Vec::new();
-        frontend::query(&resets(&names), &mut out);
-        let value = |name: Box<str>| Some((name.clone(), self.server.settings.reported().get(&name)?.clone()));
-        self.unexplained = names.into_iter().filter_map(value).collect();
-        self.flight.push(Asked::Query(None, None), For::Gateway);
-        self.adopting += 1;
-        self.server.unnamed = None;
+        if self.keeps_state_apart() {
+            frontend::query(&resets(values.iter().map(|(name, _)| &**name)), &mut out);
+            self.flight.push(Asked::Query(None, None), For::Gateway);
+            self.adopting += 1;
+            self.server.unnamed = None;
+        } else {
+            // A Query would make an end of the unnamed statement, which is the client's own here. With NULL it is a RESET.
+            for (name, _) in &values {
+                self.call_set_config(name, None, &mut out);
+            }
+        }
+        self.inquiry = Inquiry::Reset(values);
         self.server.link().write(out);
     }
 
+    fn call_set_config(&mut self, name: &str, value: Option<&[u8]>, out: &mut Vec<u8>) {
+        frontend::function_call(SET_CONFIG, &[Some(name.as_bytes()), value, Some(b"false")], out);
+        self.flight.push(Asked::FunctionCall, For::Gateway);
+        self.adopting += 1;
+    }
+
     /// The server has been asked whose some values are.
-    fn explain(&mut self, is_refused: bool) {
+    fn explain(&mut self, values: Vec<(Box<str>, Value)>, is_refused: bool) {
         if is_refused {
             self.server.needs_reset(ResetNeed::Session);
+            values.iter().for_each(|(name, _)| self.note_value(name));
+            return;
         }
-        for (name, value) in std::mem::take(&mut self.unexplained) {
+        let mut set = Vec::new();
+        for (name, value) in values {
             self.server.settings.reset(&name);
             let was_set = self.server.settings.reported().get(&name) != Some(&value);
             self.server.settings.learn_unless_set(&name);
-            let value = Some(value).filter(|_| was_set && !self.front.settings.has_no_room_for(&name));
-            self.front.settings = self.interned.with(&self.front.settings, &name, value);
+            let kept = Some(value).filter(|_| was_set && !self.front.settings.has_no_room_for(&name));
+            self.front.settings = self.interned.with(&self.front.settings, &name, kept.clone());
+            set.extend(kept.map(|value| (name, value)));
         }
-        // A client that stays on this server is given what it had set again.
-        self.has_reset = true;
+        if self.keeps_state_apart() {
+            // A client that stays on this server is given what it had set again.
+            self.has_reset = true;
+        } else if !set.is_empty() {
+            self.restore(set);
+        }
+    }
+
+    /// Gives the client of a session what it had set again.
+    fn restore(&mut self, values: Vec<(Box<str>, Value)>) {
+        let mut out = Vec::new();
+        for (name, value) in &values {
+            self.call_set_config(name, Some(value.bytes()), &mut out);
+        }
+        self.inquiry = Inquiry::Restore(values);
+        self.server.link().write(out);
     }
 
     /// The exchange ends: reports that nothing has explained yet are taken for settings of a client.
     pub(super) fn give_up_reports(&mut self) {
-        if !self.reports.is_empty() || !self.unexplained.is_empty() {
+        if !self.reports.is_empty() || self.inquiry.is_under_way() {
             self.server.settings.doubt_reports();
             self.server.adopted = None;
         }
@@ -369,4 +428,8 @@ impl Exchange<'_> {
         }
         out
     }
+}
+
+fn is_cancelled(error: &[u8]) -> bool {
+    ErrorFields::decode(error).is_ok_and(|fields| fields.code() == Some(sqlstate::QUERY_CANCELED))
 }

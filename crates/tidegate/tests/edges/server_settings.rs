@@ -71,6 +71,36 @@ on_each_postgres! {
         }
     }
 
+    /// The session asks its server whose the new value is. Its unnamed statement stays.
+    fn reload_seen_by_a_session_is_told_at_logins(fixture) {
+        let server = Server::start(fixture.server.major());
+        server.sql(
+            "create function zone(text) returns text language plpgsql as
+             $$ begin return set_config('TimeZone', $1, false); end $$",
+        );
+        let gateway = gateway_of(&server, "mode = \"session\"\nsize = 2\n");
+        let mut clients = [gateway.client("postgres"), gateway.client("postgres")];
+        clients.iter_mut().for_each(|client| drop(client.ok("select 1")));
+        reload_with(&server, &[("TimeZone", "Asia/Tokyo")]);
+        let [first, second] = &mut clients;
+        eventually("the session is told", || {
+            first.send(&Frames::new().parse("", "select 40 + 2").sync());
+            first.until_ready();
+            first.parameters["TimeZone"] == "Asia/Tokyo"
+        });
+        first.send(&Frames::new().run("").sync());
+        assert_eq!(first.until_ready().value(), "42");
+        eventually("logins are told", || gateway.client("postgres").parameters["TimeZone"] == "Asia/Tokyo");
+        let setting = Frames::new().run("").sync();
+        second.send(&Frames::new().parse("", "select zone('Europe/Rome')").then(&setting));
+        assert_eq!(second.until_ready().code(), "");
+        second.send(&setting);
+        assert_eq!(second.until_ready().value(), "Europe/Rome", "the unnamed statement has stayed");
+        assert_eq!(second.parameters["TimeZone"], "Europe/Rome");
+        assert_eq!(second.value("show timezone"), "Europe/Rome");
+        assert_eq!(gateway.client("postgres").parameters["TimeZone"], "Asia/Tokyo", "it is the client's own");
+    }
+
     /// The server does not report the new value, as what the client has set hides it.
     fn default_reloaded_behind_a_set_is_seen_by_others(fixture) {
         let server = Server::start(fixture.server.major());

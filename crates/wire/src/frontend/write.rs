@@ -1,8 +1,8 @@
 //! Client messages, appended to a buffer.
 
 use super::{
-    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, Kind, PARSE, PASSWORD, QUERY, SYNC,
-    TERMINATE, Target,
+    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, FUNCTION_CALL, Kind, PARSE, PASSWORD,
+    QUERY, SYNC, TERMINATE, Target,
 };
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, Reason};
@@ -84,6 +84,16 @@ pub fn sync(out: &mut Vec<u8>) {
 /// Appends a Flush.
 pub fn flush(out: &mut Vec<u8>) {
     put(FLUSH, out, |_| {});
+}
+
+/// Appends a FunctionCall of the function with this OID. Arguments and result are text, an argument of `None` is NULL.
+pub fn function_call(function: u32, arguments: &[Option<&[u8]>], out: &mut Vec<u8>) {
+    put(FUNCTION_CALL, out, |out| {
+        out.extend_from_slice(&function.to_be_bytes());
+        out.extend_from_slice(&[0, 0]);
+        put_list(arguments, out, put_value);
+        out.extend_from_slice(&[0, 0]);
+    });
 }
 
 /// Appends a Terminate.
