@@ -15,6 +15,7 @@ use std::{
 
 use crate::{
     Checkout, CheckoutError, Connection, Courier, Fate, Host, Lease, Limits, Pool, Retirement, Slot,
+    backoff::Seeker,
     board::{Line, Stamp, lower, raise},
     checkout::Answer,
     courier::{Parcel, Promise},
@@ -79,7 +80,7 @@ impl<C: Connection> Local<C> {
         let pool = &self.0.pool;
         let size = self.0.control.borrow().limits.size;
         pool.board.lines().all(|line| line.idle() == 0)
-            && (pool.permits.open() >= size || pool.backoff().pausing(self.0.now.get()))
+            && (pool.permits.open() >= size || pool.backoff().pausing(self.0.now.get(), pool.client()))
     }
 
     /// Does a connection lie idle on this core?
@@ -459,20 +460,20 @@ impl<C: Connection> Inner<C> {
                     return;
                 }
             }
-            if self.is_backing_off() || !self.connect(self.limits().size) {
+            if self.is_backing_off(self.pool.client()) || !self.connect(self.limits().size) {
                 return;
             }
         }
     }
 
-    /// Is it too early to connect? If so, and nothing is open that could serve them, the waiting clients get the error
-    /// of the last attempt.
-    pub(crate) fn is_backing_off(&self) -> bool {
+    /// Is it too early to connect? If so, and nothing is open that could serve the waiting clients, they get the error of the
+    /// last attempt.
+    pub(crate) fn is_backing_off(&self, seeker: Seeker) -> bool {
         let backoff = self.pool.backoff();
-        if !backoff.pausing(self.now.get()) {
+        if !backoff.pausing(self.now.get(), seeker) {
             return false;
         }
-        let error = backoff.error();
+        let error = backoff.error().filter(|_| seeker != Seeker::Nobody);
         drop(backoff);
         if let Some(error) = error
             && self.pool.permits.open() == 0

@@ -18,6 +18,12 @@ impl Permits {
         (self.0.load(SeqCst) / OPEN) as usize
     }
 
+    /// Whether a connection is open that is no longer being opened.
+    pub(crate) fn has_established(&self) -> bool {
+        let word = self.0.load(SeqCst);
+        word / OPEN > word % OPEN
+    }
+
     /// Take a permit for a new connection, if fewer than `open_max` are open and fewer than `connecting_max` are being
     /// opened.
     pub(crate) fn take(&self, open_max: usize, connecting_max: usize) -> bool {

@@ -13,7 +13,7 @@ use crate::{
         AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
-    backoff::Backoff,
+    backoff::{Backoff, Seeker},
     board::{Board, Stamp},
     local::Inner,
     mail::{Mail, Mailbox},
@@ -254,13 +254,18 @@ impl<C: Connection> Pool<C> {
         backoff.share()
     }
 
-    pub(crate) fn connect_failed(&self, error: Option<C::Error>, pauses: bool, now: Instant, limits: &Limits) {
+    pub(crate) fn connect_failed(&self, error: Option<C::Error>, is_refusal: bool, now: Instant, limits: &Limits) {
         let (error, mut backoff) = (error.map(Arc::new), self.backoff());
-        if pauses {
-            backoff.failed(now, error, limits.retry_start, limits.retry_max);
+        if is_refusal {
+            backoff.refused(now, error, limits.retry_start, limits.retry_max);
         } else {
-            backoff.failed_for_now(now, error);
+            backoff.failed(now, error, limits.retry_start, limits.retry_max);
         }
+    }
+
+    /// A client that waits.
+    pub(crate) fn client(&self) -> Seeker {
+        if self.permits.has_established() { Seeker::ClientBehindOthers } else { Seeker::Client }
     }
 
     fn change(&self, apply: impl FnOnce(&mut Control<C::Error>)) {

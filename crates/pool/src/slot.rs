@@ -39,21 +39,21 @@ impl<C: Connection> Slot<C> {
 
     /// The connect failed. If no connection is open and none is being opened, every waiting client gets the error.
     pub fn fail(mut self, error: C::Error, now: Instant) {
-        self.end(Some(error), true, now);
+        self.end(Some(error), false, now);
     }
 
     /// The connect failed for a reason that may be gone at any time, and that costs the other side little to find out. As
-    /// [`fail`](Self::fail), but the next client has it tried again without a pause. With other connections open or being
-    /// opened, or some to be kept open ([`Limits::min`](crate::Limits::min)), there is a pause.
+    /// [`fail`](Self::fail), but the next client has it tried again without a pause. A client that waits for a connection
+    /// that is open already has it tried again after [`Limits::retry_start`](crate::Limits::retry_start), at most a second.
+    /// Without a client the pause grows.
     pub fn refuse(mut self, error: C::Error, now: Instant) {
-        let is_only = self.local.pool.permits.open() <= 1 && self.local.limits().min == 0;
-        self.end(Some(error), !is_only, now);
+        self.end(Some(error), true, now);
     }
 
     /// The connect failed, and clients keep waiting for one that does not. It is tried again as after
     /// [`fail`](Self::fail): after a pause, at a [`sweep`](crate::Local::sweep).
     pub fn retry(mut self, now: Instant) {
-        self.end(None, true, now);
+        self.end(None, false, now);
     }
 
     /// Nothing was tried, and need not be now: the order is given anew when somebody waits.
@@ -80,14 +80,14 @@ impl<C: Connection> Slot<C> {
         self.local.core
     }
 
-    fn end(&mut self, error: Option<C::Error>, pauses: bool, now: Instant) {
+    fn end(&mut self, error: Option<C::Error>, is_refusal: bool, now: Instant) {
         let Some(permit) = self.permit.take() else {
             return;
         };
         lower(&self.local.line().connecting);
         // One that began before all were to be replaced says nothing of those that begin now.
         if self.generation == self.local.pool.generation() {
-            self.local.pool.connect_failed(error, pauses, now, &self.local.limits());
+            self.local.pool.connect_failed(error, is_refusal, now, &self.local.limits());
         }
         drop(permit);
         self.local.serve(now);
@@ -97,7 +97,7 @@ impl<C: Connection> Slot<C> {
 impl<C: Connection> Drop for Slot<C> {
     fn drop(&mut self) {
         let now = self.local.now();
-        self.end(None, true, now);
+        self.end(None, false, now);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::atomic::Ordering::Relaxed, time::Instant};
 
-use crate::{Connection, Limits, Retirement, board::Stamp, held::Held, local::Inner};
+use crate::{Connection, Limits, Retirement, backoff::Seeker, board::Stamp, held::Held, local::Inner};
 
 impl<C: Connection> Inner<C> {
     pub(crate) fn sweep(self: &Rc<Self>, now: Instant) {
@@ -66,7 +66,7 @@ impl<C: Connection> Inner<C> {
         let overdue = self.waiting_since(since, limits.reserve);
         let coming = self.line().coming() + self.line().connecting.load(Relaxed);
         for _ in coming..overdue {
-            if self.is_backing_off() || !self.connect(limits.size + limits.reserve) {
+            if self.is_backing_off(self.pool.client()) || !self.connect(limits.size + limits.reserve) {
                 return;
             }
         }
@@ -76,7 +76,7 @@ impl<C: Connection> Inner<C> {
     pub(crate) fn open_min(self: &Rc<Self>) {
         let limits = self.limits();
         while self.granting() && self.pool.permits.open() < limits.min.min(limits.size) {
-            if self.is_backing_off() || !self.connect(limits.min.min(limits.size)) {
+            if self.is_backing_off(Seeker::Nobody) || !self.connect(limits.min.min(limits.size)) {
                 return;
             }
         }

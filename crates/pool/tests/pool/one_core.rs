@@ -340,15 +340,53 @@ fn a_refused_connect_is_tried_again_without_a_pause() {
         assert_eq!(bench.slots(0), 0, "those who waited are told, and nothing is tried for nobody");
         bench.advance_ms(1);
     }
+}
+
+#[test]
+fn a_refused_connect_of_a_minimum_delays_no_client() {
+    let bench = Bench::new(1, Limits { min: 1, ..limits(2) });
+    for number in 0..4 {
+        bench.sweep(0);
+        if bench.slots(0) > 0 {
+            bench.slot(0).refuse(Failure(number), bench.now());
+        }
+        bench.advance_ms(1);
+        bench.sweep(0);
+        assert_eq!(bench.slots(0), 0, "nothing is tried for nobody during the pause");
+        let mut waiter = bench.waiter(0);
+        assert_eq!(bench.slots(0), 1, "the client has it tried again");
+        bench.slot(0).refuse(Failure(10 + number), bench.now());
+        let error = waiter.poll().expect("answered").unwrap_err();
+        assert!(matches!(&error, CheckoutError::Connect(e) if **e == Failure(10 + number)), "{error:?}");
+        bench.advance_ms(1);
+    }
+}
+
+#[test]
+fn a_refused_connect_beside_open_ones_pauses_shortly() {
+    let bench = Bench::new(1, limits(2));
     let mut waiter = bench.waiter(0);
     bench.connected(0);
-    let _lease = waiter.lease();
-    // With one open, the waiting client may get that, and is no reason to ask again and again.
-    let _waiter = bench.waiter(0);
-    bench.slot(0).refuse(Failure(4), bench.now());
+    let lease = waiter.lease();
+    // The waiting client may get that one, and is no reason to ask again and again.
+    let mut waiter = bench.waiter(0);
+    for number in 0..5 {
+        bench.slot(0).refuse(Failure(number), bench.now());
+        bench.advance_ms(99);
+        bench.sweep(0);
+        assert_eq!(bench.slots(0), 0);
+        bench.advance_ms(1);
+        bench.sweep(0);
+        assert_eq!(bench.slots(0), 1, "the pause does not grow for a client");
+    }
+    bench.slot(0).refuse(Failure(9), bench.now());
     bench.advance_ms(1);
-    bench.sweep(0);
-    assert_eq!(bench.slots(0), 0);
+    // Nothing is open any more: the client gets the answer to an attempt of now.
+    lease.release(Fate::Close, bench.now());
+    assert!(waiter.poll().is_none());
+    bench.slot(0).refuse(Failure(10), bench.now());
+    let error = waiter.poll().expect("answered").unwrap_err();
+    assert!(matches!(&error, CheckoutError::Connect(e) if **e == Failure(10)), "{error:?}");
 }
 
 #[test]

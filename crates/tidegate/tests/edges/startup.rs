@@ -1,5 +1,7 @@
 //! From the first byte to the first ReadyForQuery: versions, TLS, parameters, passwords.
 
+use std::collections::BTreeMap;
+
 use tidegate_testkit::{Authority, FaultyServer, Fixture, Frames, Gateway, Lost, Startup, TlsMode, eventually, reply};
 
 use crate::gateway_before;
@@ -192,9 +194,10 @@ on_each_postgres! {
     }
 
     fn a_refused_login_is_tried_again_at_once(fixture) {
-        for mode in ["transaction", "session"] {
+        for (mode, min_size) in [("transaction", 0), ("session", 0), ("transaction", 1), ("session", 2)] {
             let late = fixture.name("late");
-            let keys = format!("mode = \"{mode}\"\nsize = 2\n[timeouts]\nconnect_retry = \"60s\"\n");
+            let pool = format!("mode = \"{mode}\"\nsize = 2\nmin_size = {min_size}\n");
+            let keys = format!("{pool}[timeouts]\nconnect_retry = \"60s\"\n");
             let gateway = fixture.gateway_to(&[("late", &late)], &keys);
             for _ in 0..3 {
                 assert_eq!(gateway.startup("late").refused().code, "3D000");
@@ -208,6 +211,23 @@ on_each_postgres! {
             fixture.server.sql(&format!("create role {role} login"));
             assert_eq!(gateway.startup("late").user(&role).connect().value("select current_user"), role);
         }
+    }
+
+    /// A client waits for the servers of other clients, and gets a new one as soon as the server accepts the login again.
+    fn a_refused_login_beside_open_servers_is_retried(fixture) {
+        let role = fixture.name("role");
+        fixture.server.sql(&format!("create role {role} login"));
+        let gateway = fixture.gateway("size = 2\n[timeouts]\nconnect_retry = \"60s\"\n");
+        let mut holder = gateway.startup("postgres").user(&role).connect();
+        holder.ok("begin; select 1");
+        fixture.server.sql(&format!("alter role {role} nologin"));
+        let mut waiting = gateway.startup("postgres").user(&role).connect();
+        waiting.send(&Frames::new().query("select current_user"));
+        let is_refused = |row: &BTreeMap<String, String>| row["total_server_login_error_count"] != "0";
+        eventually("the login is refused", || gateway.show("STATS").iter().any(is_refused));
+        fixture.server.sql(&format!("alter role {role} login"));
+        assert_eq!(waiting.until_ready().value(), role);
+        holder.ok("commit");
     }
 
     fn edge_44_a_startup_packet_without_an_end_or_a_user_is_refused(fixture) {
