@@ -202,8 +202,21 @@ impl Setting for Target {
             }
             Self::Gateway(target) => format!("gateway://{}@{}", target.user, target.database),
             Self::Kafka(topics) => topics.shown(),
-            Self::Command(command) => format!("command:{command}"),
+            Self::Command(command) => format!("command:{}", program(command)),
         }
+    }
+}
+
+/// A command without its arguments, any of which may be a secret: `exec sh send.sh --token=x` is `sh ...`.
+fn program(command: &str) -> String {
+    let mut words = command.split_whitespace().skip_while(|word| *word == "exec");
+    let first = words.next().unwrap_or_default();
+    // Anything else is a variable that is set for the program, or more of the shell's syntax.
+    let is_name = first.chars().all(|c| c.is_alphanumeric() || "/._-+~@:".contains(c));
+    match (is_name, words.next()) {
+        (true, None) => first.to_owned(),
+        (true, Some(_)) => format!("{first} ..."),
+        (false, _) => "...".to_owned(),
     }
 }
 
@@ -254,7 +267,11 @@ mod tests {
     fn ends_are_read_and_shown_without_their_secrets() {
         for (written, shown) in [
             ("-", "-"),
-            ("command: sh -c 'x'", "command:sh -c 'x'"),
+            ("command: sh -c 'x'", "command:sh ..."),
+            ("command:./handle.py", "command:./handle.py"),
+            ("command:exec sh send.sh --token=t", "command:sh ..."),
+            ("command:TOKEN='a b' ./handle.py", "command:..."),
+            ("command:./handle.py<secret", "command:..."),
             ("https://me:pw@host:1/path?token=t", "https://host:1/path"),
             ("postgres://me:pw@host/db", "postgres://me@host:5432/db"),
             ("gateway://app:pw@shop", "gateway://app@shop"),

@@ -1,6 +1,6 @@
 //! Standard output: a line per record, written by a thread of its own, many at a time.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -9,10 +9,14 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor};
 use tidegate_lanes::{Batch, Completion};
 use tokio::sync::watch;
 
+use tidegate_sql::escape::escaped;
+
 use crate::{error::StreamError, text::Texts};
 
 pub(crate) struct Stdout {
     texts: Texts,
+    /// A terminal obeys control characters; a file or a pipe gets records as they are.
+    is_terminal: bool,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     broken: watch::Receiver<Option<String>>,
@@ -57,7 +61,8 @@ impl Stdout {
         let owner = Arc::clone(&shared);
         let started = std::thread::Builder::new().name("stdout".to_owned()).spawn(move || write(&owner, &alarm));
         let thread = started.map_err(|error| StreamError::Sink(error.to_string()))?;
-        Ok(Self { texts, shared, thread: Mutex::new(Some(thread)), broken })
+        let is_terminal = std::io::stdout().is_terminal();
+        Ok(Self { texts, is_terminal, shared, thread: Mutex::new(Some(thread)), broken })
     }
 
     /// The thread ends the completion when the lines are written.
@@ -67,6 +72,7 @@ impl Stdout {
         if let Err(failure) = records.iter().try_for_each(|record| self.texts.line(record, &mut lines)) {
             return completion.fail(failure);
         }
+        let lines = if self.is_terminal { for_terminal(&lines) } else { lines };
         let mut queue = self.shared.lock();
         queue.lines.extend_from_slice(&lines);
         queue.waiting.push(completion);
@@ -90,6 +96,15 @@ impl Stdout {
         // It has nothing left to write: every completion was ended, or dropped with its subscription.
         drop(thread);
     }
+}
+
+/// Lines without what a terminal would obey.
+fn for_terminal(lines: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(lines);
+    text.split_inclusive('\n')
+        .flat_map(|line| [escaped(line.trim_end_matches('\n')), "\n".into()])
+        .collect::<String>()
+        .into()
 }
 
 const CLOSED: &str = "standard output is closed (or a /dev/null that is open for reading, too), and what is written to it \
@@ -120,5 +135,18 @@ fn write(shared: &Shared, alarm: &watch::Sender<Option<String>>) {
         drop(out);
         taken.lines.clear();
         taken.waiting.drain(..).for_each(Completion::finish);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_reach_no_terminal() {
+        assert_eq!(
+            for_terminal(b"{\"a\": 1}\n\x1b]0;title\x07\r\n\n\xffx\n"),
+            "{\"a\": 1}\n\\u{1b}]0;title\\u{7}\\r\n\n\u{fffd}x\n".as_bytes()
+        );
     }
 }
