@@ -26,7 +26,7 @@ mod pss;
 mod verifier;
 
 use key::KeyKind;
-use verifier::{Names, Trust, Verifier};
+use verifier::{ClientVerifier, Names, Trust, Verifier};
 
 pub use certificate::{Subject, end_point, subject};
 
@@ -144,7 +144,7 @@ pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
             ClientCertificate::Allow => verifier.allow_unauthenticated(),
         };
         let verifier = verifier.build().map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
-        builder.with_client_cert_verifier(verifier)
+        builder.with_client_cert_verifier(Arc::new(ClientVerifier(verifier)))
     };
     let mut config = builder
         .with_single_cert(chain, key)
@@ -260,4 +260,96 @@ fn machine_roots() -> RootCertStore {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     store
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use ::ring::{rand::SystemRandom, rsa, signature::RSA_PSS_SHA256};
+    use rustls::{
+        ClientConnection, Error, ServerConnection, SignatureAlgorithm, SignatureScheme,
+        sign::{CertifiedKey, Signer, SigningKey, SingleCertAndKey},
+        version::TLS12,
+    };
+
+    use super::*;
+
+    macro_rules! file {
+        ($name:literal) => {
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../tidegate/tests/pgbouncer/certificates/", $name)
+        };
+    }
+
+    const PSS_SHA256: SignatureScheme = SignatureScheme::Unknown(0x0809);
+
+    /// A key for RSASSA-PSS alone. rustls does not sign with one, and in TLS 1.3 does not let others.
+    #[derive(Clone, Debug)]
+    struct PssKey(Arc<rsa::KeyPair>);
+
+    impl SigningKey for PssKey {
+        fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+            offered.contains(&PSS_SHA256).then(|| Box::new(self.clone()) as _)
+        }
+
+        fn algorithm(&self) -> SignatureAlgorithm {
+            SignatureAlgorithm::RSA
+        }
+    }
+
+    impl Signer for PssKey {
+        fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+            let mut signature = vec![0; self.0.public().modulus_len()];
+            self.0.sign(&RSA_PSS_SHA256, &SystemRandom::new(), message, &mut signature).expect("the key signs");
+            Ok(signature)
+        }
+
+        fn scheme(&self) -> SignatureScheme {
+            PSS_SHA256
+        }
+    }
+
+    fn client_with(certificate: &str, key: &str) -> ClientConfig {
+        let PrivateKeyDer::Pkcs1(key) = PrivateKeyDer::from_pem_file(key).expect("a key") else {
+            panic!("not PKCS #1")
+        };
+        let key = PssKey(Arc::new(rsa::KeyPair::from_der(key.secret_pkcs1_der()).expect("a key of RSA")));
+        let chain = vec![CertificateDer::from_pem_file(certificate).expect("a certificate")];
+        let identity = SingleCertAndKey::from(CertifiedKey::new(chain, Arc::new(key)));
+        ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS12])
+            .expect("TLS 1.2")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Verifier::new(None, provider())))
+            .with_client_cert_resolver(Arc::new(identity))
+    }
+
+    #[test]
+    fn client_may_have_a_key_for_rsassa_pss() {
+        let listen = Listen {
+            tls: ClientTls::Require,
+            tls_cert: PathBuf::from(file!("rsa-2048.pem")),
+            tls_key: PathBuf::from(file!("rsa-2048.key")),
+            tls_client_ca: PathBuf::from(file!("ca-p256.pem")),
+            tls_client_cert: ClientCertificate::Require,
+            ..Listen::default()
+        };
+        let acceptor = for_clients(&listen).expect("the files are good").expect("TLS is on");
+        let mut server = ServerConnection::new(Arc::clone(&acceptor.config)).expect("a connection");
+        let client = client_with(file!("client-pss.pem"), file!("client-pss.key"));
+        let name = "localhost".try_into().expect("a name");
+        let mut client = ClientConnection::new(Arc::new(client), name).expect("a connection");
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).expect("memory takes everything");
+            server.read_tls(&mut &bytes[..]).expect("memory is read");
+            server.process_new_packets().expect("the server takes the certificate");
+            bytes.clear();
+            server.write_tls(&mut bytes).expect("memory takes everything");
+            client.read_tls(&mut &bytes[..]).expect("memory is read");
+            client.process_new_packets().expect("the client goes on");
+        }
+        let own = server.peer_certificates().and_then(|chain| chain.first()).expect("the client has shown one");
+        assert_eq!(subject(own).and_then(|subject| subject.common_name).as_deref(), Some("client"));
+    }
 }

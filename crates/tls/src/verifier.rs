@@ -1,9 +1,9 @@
-//! Whether the certificate of a server is one to be trusted, as libpq and PgBouncer have it.
+//! Whether the certificate of a server is one to be trusted, as libpq and PgBouncer have it; and that of a client.
 
 use std::{sync::Arc, time::Duration};
 
 use rustls::{
-    CertificateError, DigitallySignedStruct, Error, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
     client::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -11,7 +11,10 @@ use rustls::{
     },
     crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime},
-    server::ParsedCertificate,
+    server::{
+        ParsedCertificate,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
 };
 
 use super::{
@@ -130,10 +133,8 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = match pss::verify(message, cert, dss) {
-            Some(verified) => verified,
-            None => rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms),
-        };
+        let verified = pss::verify(message, cert, dss)
+            .unwrap_or_else(|| rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms));
         verified.map_err(|error| because_of_key(error, cert))
     }
 
@@ -144,10 +145,8 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = match pss::verify(message, cert, dss) {
-            Some(verified) => verified,
-            None => rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms),
-        };
+        let verified = pss::verify(message, cert, dss)
+            .unwrap_or_else(|| rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms));
         verified.map_err(|error| because_of_key(error, cert))
     }
 
@@ -157,6 +156,57 @@ impl ServerCertVerifier for Verifier {
         // A server with such a key shows its certificate only if it is asked for one: then the reason is known. Last, as those
         // that are preferred come first.
         schemes.push(SignatureScheme::ED448);
+        schemes
+    }
+}
+
+/// Checks the certificate of a client. rustls does, but for signatures of keys for RSASSA-PSS alone.
+#[derive(Debug)]
+pub(super) struct ClientVerifier(pub(super) Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ClientVerifier {
+    fn offer_client_auth(&self) -> bool {
+        self.0.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.0.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        pss::verify(message, cert, dss).unwrap_or_else(|| self.0.verify_tls12_signature(message, cert, dss))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        pss::verify(message, cert, dss).unwrap_or_else(|| self.0.verify_tls13_signature(message, cert, dss))
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        let mut schemes = self.0.supported_verify_schemes();
+        schemes.extend(pss::SCHEMES);
         schemes
     }
 }

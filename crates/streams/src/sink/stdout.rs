@@ -9,7 +9,7 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor};
 use tidegate_lanes::{Batch, Completion};
 use tokio::sync::watch;
 
-use tidegate_sql::escape::escaped;
+use tidegate_config::escape::escaped;
 
 use crate::{error::StreamError, text::Texts};
 
