@@ -33,18 +33,21 @@ fn differential(major: u32, mode: &'static str) {
         let script = Script::random(case);
         let script = if mode == "statement" { script.without_blocks() } else { script };
         let Some(difference) = stage.difference(&script) else { continue };
-        let (script, difference) = shrink::smallest(&mut stage, script, difference);
+        let (script, difference) = shrink::smallest(script, difference, |script| stage.difference(script));
         panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
     }
 }
 
 fn settings(major: u32, mode: &'static str) {
-    let mut stage = settings::Stage::new(env!("CARGO_BIN_EXE_tidegate"), major, mode);
+    let new_stage = || settings::Stage::new(env!("CARGO_BIN_EXE_tidegate"), major, mode);
+    let mut stage = new_stage();
     let seed = number("TIDEGATE_SEED", 1);
     println!("TIDEGATE_SEED={seed}");
     for case in seed..seed + number("TIDEGATE_CASES", CASES) {
-        println!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}");
-        stage.play(case);
+        let script = settings::Script::random(case);
+        let Some(difference) = stage.difference(&script) else { continue };
+        let (script, difference) = shrink::smallest(script, difference, |script| new_stage().difference(script));
+        panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
     }
 }
 

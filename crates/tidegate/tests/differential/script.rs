@@ -1,9 +1,12 @@
 //! What a client may do, at random.
 
 use std::fmt;
+use std::ops::Range;
 
 use fastrand::Rng;
 use tidegate_testkit::Frames;
+
+use crate::shrink::Shrinks;
 
 /// One message of a client, or the wish to read the answers.
 #[derive(Clone, Debug)]
@@ -199,6 +202,18 @@ const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n
 
 /// What begins a transaction block, or needs one, and is not all of it.
 const OF_BLOCKS: &[&str] = &["begin", "savepoint", "declare c", "fetch", "rollback; select", "commit; begin"];
+
+impl Shrinks for Script {
+    fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    fn without(&self, range: Range<usize>) -> Self {
+        let mut rest = self.clone();
+        rest.ops.drain(range);
+        rest
+    }
+}
 
 impl Script {
     /// The same without transaction blocks, which statement mode refuses.
