@@ -34,8 +34,7 @@ use tidegate_sql::classify::sets_of;
 use crate::{
     plane::{
         CancelStage, Card, Console, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool,
-        Signal,
-        lock, within,
+        Signal, lock, within,
     },
     server::{Server, cancel, clean},
     stats::{PoolStats, PoolTotals, Spread},
