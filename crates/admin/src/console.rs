@@ -112,7 +112,7 @@ impl Presence {
     /// What ends the conversation, whatever the client does.
     fn interrupt(&self) -> Option<Goodbye> {
         let ended = |reason| Some(Goodbye::Told(ErrorReply::new(sqlstate::ADMIN_SHUTDOWN, reason)));
-        if self.entry.card.peek_signal() == Some(Signal::Kill) {
+        if self.entry.client_info.peek_signal() == Some(Signal::Kill) {
             return ended("the connection was ended by an operator");
         }
         match self.worker.gateway.lifecycle.phase() {
@@ -124,9 +124,9 @@ impl Presence {
 
     /// Whether the client has cancelled what it waits for.
     fn take_cancel(&self) -> bool {
-        let cancelled = self.entry.card.peek_signal() == Some(Signal::CancelWait);
+        let cancelled = self.entry.client_info.peek_signal() == Some(Signal::CancelWait);
         if cancelled {
-            self.entry.card.clear_signal();
+            self.entry.client_info.clear_signal();
         }
         cancelled
     }
@@ -135,14 +135,14 @@ impl Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         self.worker.gateway.statistics.console.leave();
-        self.worker.roster.leave(&self.entry);
+        self.worker.registry.leave(&self.entry);
     }
 }
 
 impl Conversation {
     async fn run(mut self) -> &'static str {
         std::future::poll_fn(|cx| {
-            self.presence.entry.card.set_waker(cx.waker());
+            self.presence.entry.client_info.set_waker(cx.waker());
             Poll::Ready(())
         })
         .await;
@@ -157,7 +157,7 @@ impl Conversation {
             }
             Goodbye::Told(refusal) => {
                 self.send();
-                client::part(&self.presence.worker, &mut self.link, refusal.fatal()).await;
+                client::close_with(&self.presence.worker, &mut self.link, refusal.fatal()).await;
                 "console closed"
             }
         }
@@ -454,11 +454,11 @@ impl Conversation {
         state: ClientState,
         work: impl Future<Output = Result<T, Fault>>,
     ) -> Result<Result<T, Fault>, Goodbye> {
-        let card = self.presence.entry.card.clone();
+        let client_info = self.presence.entry.client_info.clone();
         // A cancel request that came too late for what went before.
         self.presence.take_cancel();
-        card.request_at.set(Some(self.presence.worker.reactor.now()));
-        card.state.set(state);
+        client_info.request_at.set(Some(self.presence.worker.reactor.now()));
+        client_info.state.set(state);
         let mut work = pin!(work);
         let done = std::future::poll_fn(|cx| {
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
@@ -467,7 +467,7 @@ impl Conversation {
             self.poll_meanwhile(cx).map(|ended| ended.map(Err))
         })
         .await;
-        card.state.set(ClientState::Idle);
+        client_info.state.set(ClientState::Idle);
         done
     }
 

@@ -154,7 +154,7 @@ impl Format {
         for range in wanted.flat_map(|list| list.split(',')) {
             let mut parts = range.split(';').map(str::trim);
             let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
-            let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
+            let parameters: Vec<_> = parts.filter_map(|close_with| close_with.split_once('=')).collect();
             let given = |name: &str| {
                 let found = parameters.iter().find(|(known, _)| known.trim().eq_ignore_ascii_case(name));
                 found.map(|(_, value)| value.trim().trim_matches('"'))

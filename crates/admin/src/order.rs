@@ -12,7 +12,7 @@ use tidegate_config::{
     Admin, ChangeError, Dialect, Holds,
     pgbouncer::{CONFIG_FILE, alias},
 };
-use tidegate_proxy::plane::{Card, Gateway, Phase, Setup, SharedPool, Signal, Worker};
+use tidegate_proxy::plane::{ClientInfo, Gateway, Phase, Setup, SharedPool, Signal, Worker};
 
 pub(super) use stream::StreamOrder;
 
@@ -238,7 +238,7 @@ async fn suspend(worker: &Worker) -> Result<(), Fault> {
         if !limit.is_zero() && worker.reactor.now() - since >= limit {
             tracing::info!("suspend_timeout");
             let send_away = |worker: &Rc<Worker>| {
-                worker.held_and_others().1.iter().for_each(|card| card.signal(Signal::SuspendTimeout));
+                worker.held_and_others().1.iter().for_each(|client_info| client_info.signal(Signal::SuspendTimeout));
             };
             gateway.ask_all(send_away).await;
         }
@@ -346,16 +346,16 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     must_not_be_stopping(gateway)?;
     gateway.pause(database);
     let name: Option<Arc<str>> = database.map(Into::into);
-    send_away(gateway, move |card| match &name {
-        Some(name) => card.database == *name,
-        None => !Admin::DATABASES.contains(&&*card.database),
+    send_away(gateway, move |client_info| match &name {
+        Some(name) => client_info.database == *name,
+        None => !Admin::DATABASES.contains(&&*client_info.database),
     })
     .await;
     Ok(())
 }
 
 async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), Fault> {
-    if send_away(gateway, move |card| card.id == id).await == 0 {
+    if send_away(gateway, move |client_info| client_info.id == id).await == 0 {
         let fault = Fault::new(sqlstate::UNDEFINED_OBJECT, format!("there is no client {id}"));
         return Err(fault.hint("SHOW CLIENTS has the ids in its last but one column."));
     }
@@ -363,12 +363,12 @@ async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), Fault> {
 }
 
 /// Tells the clients that are meant to leave, and says how many they are.
-async fn send_away(gateway: &Gateway, is_meant: impl Fn(&Card) -> bool + Clone + Send + 'static) -> usize {
+async fn send_away(gateway: &Gateway, is_meant: impl Fn(&ClientInfo) -> bool + Clone + Send + 'static) -> usize {
     let told = gateway.ask_all(move |worker| {
-        let mut cards = worker.roster.cards();
-        cards.retain(|card| is_meant(card));
-        cards.iter().for_each(|card| card.signal(Signal::Kill));
-        cards.len()
+        let mut client_infos = worker.registry.client_infos();
+        client_infos.retain(|client_info| is_meant(client_info));
+        client_infos.iter().for_each(|client_info| client_info.signal(Signal::Kill));
+        client_infos.len()
     });
     told.await.iter().sum()
 }

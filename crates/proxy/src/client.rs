@@ -15,6 +15,7 @@ mod auth;
 mod canceller;
 mod check;
 mod console;
+mod external_auth;
 mod handshake;
 mod idle;
 mod ldap;
@@ -24,11 +25,10 @@ mod pam;
 mod passthrough;
 mod route;
 mod session;
-mod vouch;
 
 /// Starts the task of a client on the thread of `worker`.
 pub fn start(worker: &Rc<Worker>, accepted: Accepted) {
-    let seat = Seat::take(worker);
+    let seat = ClientGuard::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
     let id = worker.gateway.clients.next_id();
     let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, seat));
@@ -39,16 +39,16 @@ pub fn start(worker: &Rc<Worker>, accepted: Accepted) {
 }
 
 /// A client counted among those of its thread.
-pub(crate) struct Seat(Rc<Worker>);
+pub(crate) struct ClientGuard(Rc<Worker>);
 
-impl Seat {
+impl ClientGuard {
     fn take(worker: &Rc<Worker>) -> Self {
         count(&worker.gateway, worker.index).fetch_add(1, Ordering::Relaxed);
         Self(worker.clone())
     }
 }
 
-impl Drop for Seat {
+impl Drop for ClientGuard {
     fn drop(&mut self) {
         count(&self.0.gateway, self.0.index).fetch_sub(1, Ordering::Relaxed);
     }
@@ -58,7 +58,7 @@ fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
     &gateway.clients.per_thread[worker]
 }
 
-fn serve(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx, seat: Seat) -> impl Future<Output = ()> {
+fn serve(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx, seat: ClientGuard) -> impl Future<Output = ()> {
     // The state of a login is large and short-lived: in a box it does not count towards the memory of an idle client.
     let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {
@@ -77,7 +77,7 @@ fn serve(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx, seat: Seat) 
 const FAREWELL_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Sends the last words and closes.
-pub async fn part(worker: &Worker, link: &mut Link, words: Vec<u8>) {
+pub async fn close_with(worker: &Worker, link: &mut Link, words: Vec<u8>) {
     link.write(words);
     link.write_farewell();
     let _ = crate::plane::within(&worker.reactor, FAREWELL_LIMIT, link.flush()).await;

@@ -37,23 +37,23 @@ use crate::{
 
 mod config_values;
 mod copy;
-mod flight;
+mod fast_path;
 mod forward;
-mod pending;
+mod pending_changes;
+mod pending_replies;
 mod reply;
 mod settings;
 mod shapes;
 mod splice;
-mod usual;
 
-use flight::{Flight, Unsynced};
 pub use forward::Unnamed;
-use pending::Pending;
+use pending_changes::PendingChanges;
+use pending_replies::{PendingReplies, Unsynced};
 use settings::{Inquiry, Reports};
 use shapes::ShapeChecks;
 
 /// A client as an exchange sees it: its link and what it has set up in its session.
-pub struct Frontend {
+pub struct ClientSide {
     /// The connection.
     pub link: Link,
     /// Tells this client from all others of its thread.
@@ -81,7 +81,7 @@ pub struct Frontend {
     stamps: u64,
 }
 
-impl Frontend {
+impl ClientSide {
     /// A client that has just logged in.
     #[must_use]
     pub fn new(link: Link, id: u64, settings: Rc<Settings>, told: Rc<Settings>) -> Self {
@@ -169,7 +169,7 @@ const STATEMENT_CHANGES_MAX: usize = 4096;
 
 /// What goes wrong between a client and a server.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum ExchangeError {
     /// The server refuses the client's settings, with this error.
     Settings(Box<[u8]>),
     /// The client's link is gone; `None` if it ended without an error.
@@ -200,7 +200,7 @@ pub enum End {
     /// The client has cancelled while the server took its settings: what it asked, and the server's error, a message.
     Cancelled(Chunk, Vec<u8>),
     /// Something went wrong.
-    Trouble(Trouble),
+    ExchangeError(ExchangeError),
 }
 
 /// What an exchange is doing, for deadlines and for `SHOW CLIENTS`.
@@ -216,7 +216,7 @@ pub enum Activity {
 
 /// What a server is left with when its client goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftover {
+pub enum ServerResidue {
     /// Nothing: no transaction is open.
     Nothing,
     /// An open transaction; nothing is owed.
@@ -233,7 +233,7 @@ pub enum Leftover {
 }
 
 /// What all exchanges of a pool on one thread share.
-pub struct Surroundings<'a> {
+pub struct ExchangeCtx<'a> {
     /// The statements of this thread.
     pub catalog: &'a Catalog,
     /// The settings of this thread.
@@ -248,7 +248,7 @@ pub struct Surroundings<'a> {
 
 /// One exchange. See the [module](self).
 pub struct Exchange<'a> {
-    front: &'a mut Frontend,
+    front: &'a mut ClientSide,
     server: &'a mut Server,
     catalog: &'a Catalog,
     interned: &'a Interned,
@@ -261,7 +261,7 @@ pub struct Exchange<'a> {
     held: Option<Chunk>,
     /// How far the server was when they were held, if it is its answers that they wait for.
     held_at: Option<u64>,
-    flight: Flight,
+    pending_replies: PendingReplies,
     clock: Clock,
     /// What has ended in the chunk at hand.
     ended: Ended,
@@ -281,7 +281,7 @@ pub struct Exchange<'a> {
     /// Why the server refused one of them.
     adoption_error: Option<Box<[u8]>>,
     /// Changes of settings that wait for their transaction to end.
-    pending: Pending,
+    pending: PendingChanges,
     /// Parameters that the server has reported meanwhile.
     reports: Reports,
     /// Whether the server is being asked whose some reported values are.
@@ -339,9 +339,9 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 impl<'a> Exchange<'a> {
     /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.
     pub fn new(
-        front: &'a mut Frontend,
+        front: &'a mut ClientSide,
         server: &'a mut Server,
-        around: &Surroundings<'a>,
+        around: &ExchangeCtx<'a>,
         keep: bool,
         now: Instant,
     ) -> Self {
@@ -356,7 +356,7 @@ impl<'a> Exchange<'a> {
             scanner: Scanner::new(around.plan.pool.message_max as usize),
             held: None,
             held_at: None,
-            flight: Flight::new(),
+            pending_replies: PendingReplies::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
             ended: Ended::default(),
             keep,
@@ -366,7 +366,7 @@ impl<'a> Exchange<'a> {
             has_reset: false,
             tells_settings: false,
             adoption_error: None,
-            pending: Pending::default(),
+            pending: PendingChanges::default(),
             reports: Reports::default(),
             inquiry: Inquiry::None,
             pins_behind: None,
@@ -396,7 +396,7 @@ impl<'a> Exchange<'a> {
     /// When they are none, or when the client leaves with them.
     pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
         self.server.forget_rolled_back();
-        self.adopt_settings();
+        self.sync_params();
         self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
         if self.adopting > 0 {
             self.stats.received_bytes.add(first.len() as u64);
@@ -412,21 +412,21 @@ impl<'a> Exchange<'a> {
     }
 
     fn take_messages(&mut self, chunk: Chunk, now: Instant) -> Result<(), End> {
-        if self.flight.is_over() {
+        if self.pending_replies.is_over() {
             self.clock.transaction = Some(now);
         }
         if let Some(ledger) = &mut self.ledger {
             ledger.turn(now);
         }
-        let owed_nothing = self.flight.owes_nothing();
+        let owed_nothing = self.pending_replies.has_no_replies_due();
         self.served = true;
         self.shapes.holds = false;
         match self.forward(chunk) {
             Ok(true) => {}
             Ok(false) => return Err(End::Farewell),
-            Err(trouble) => return Err(End::Trouble(trouble)),
+            Err(exchange_error) => return Err(End::ExchangeError(exchange_error)),
         }
-        if owed_nothing && !self.flight.owes_nothing() {
+        if owed_nothing && !self.pending_replies.has_no_replies_due() {
             self.clock.query = Some(now);
         }
         if self.answered {
@@ -435,7 +435,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    fn take_from_server(&mut self, chunk: Chunk, now: Instant) -> Result<(), Trouble> {
+    fn take_from_server(&mut self, chunk: Chunk, now: Instant) -> Result<(), ExchangeError> {
         self.stats.sent_bytes.add(chunk.len() as u64);
         if let Some(ledger) = &mut self.ledger {
             ledger.turn(now);
@@ -458,7 +458,7 @@ impl<'a> Exchange<'a> {
     #[inline]
     fn note_rest(&mut self, now: Instant) {
         let ended = std::mem::take(&mut self.ended);
-        if !self.flight.owes_nothing() {
+        if !self.pending_replies.has_no_replies_due() {
             if ended.queries > 0 {
                 self.note_queries(ended.queries, Some(now), now);
             }
@@ -471,7 +471,7 @@ impl<'a> Exchange<'a> {
             self.note_queries(ended.queries.max(1), None, now);
             self.clock.quiet = now;
         }
-        if self.flight.is_over() {
+        if self.pending_replies.is_over() {
             self.note_transactions(ended.transactions.max(1), None, now);
         } else if ended.transactions > 0 {
             self.note_transactions(ended.transactions, Some(now), now);
@@ -501,15 +501,15 @@ impl<'a> Exchange<'a> {
                 return Poll::Ready(end);
             }
             let from_server = self.poll_server(now, cx);
-            if let Poll::Ready(Err(trouble)) = from_server {
-                return Poll::Ready(self.end_of(trouble));
+            if let Poll::Ready(Err(exchange_error)) = from_server {
+                return Poll::Ready(self.end_of(exchange_error));
             }
-            if self.has_reset && self.flight.is_over() && !self.may_part() {
+            if self.has_reset && self.pending_replies.is_over() && !self.may_part() {
                 self.has_reset = false;
-                self.adopt_settings();
+                self.sync_params();
             }
             let answered = std::mem::take(&mut self.answered);
-            if self.flight.is_over() && (from_server.is_ready() || answered) && self.may_part() {
+            if self.pending_replies.is_over() && (from_server.is_ready() || answered) && self.may_part() {
                 return Poll::Ready(End::Over(self.take_beginning()));
             }
             if from_client.is_pending() && from_server.is_pending() {
@@ -524,22 +524,22 @@ impl<'a> Exchange<'a> {
     /// When one of the two has gone.
     pub fn flush(&mut self, cx: &Context<'_>) -> Result<bool, End> {
         self.flush_to_server(cx)?;
-        self.flush_to_client(cx).map_err(End::Trouble)?;
+        self.flush_to_client(cx).map_err(End::ExchangeError)?;
         // An error is met by whoever reads.
         Ok(self.server.link().poll_sent(cx).is_ready() && self.front.link.poll_sent(cx).is_ready())
     }
 
-    fn end_of(&mut self, trouble: Trouble) -> End {
-        let Trouble::Settings(error) = trouble else { return End::Trouble(trouble) };
+    fn end_of(&mut self, exchange_error: ExchangeError) -> End {
+        let ExchangeError::Settings(error) = exchange_error else { return End::ExchangeError(exchange_error) };
         // What it has on this server would be lost with it.
         let stays = self.served && (self.keep || !self.front.pins.is_empty());
         let request = if stays { None } else { self.held.take() };
-        let Some(request) = request else { return End::Trouble(Trouble::Settings(error)) };
+        let Some(request) = request else { return End::ExchangeError(ExchangeError::Settings(error)) };
         let is_cancelled = |fields: ErrorFields<'_>| fields.code() == Some(sqlstate::QUERY_CANCELED);
         if ErrorFields::decode(&error).is_ok_and(is_cancelled) {
             return End::Cancelled(request, reply::message(backend::ERROR_RESPONSE, &error));
         }
-        if self.may_ask_another() { End::Again(request) } else { End::Trouble(Trouble::Settings(error)) }
+        if self.may_ask_another() { End::Again(request) } else { End::ExchangeError(ExchangeError::Settings(error)) }
     }
 
     /// Whether it may not be the client's fault that its settings are refused: what other clients have left on this server may be
@@ -559,7 +559,7 @@ impl<'a> Exchange<'a> {
         if self.adopting == 0
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
             // They may be long, and a look at them for each piece of a large result would hold up other clients.
-            && self.held_at != Some(self.flight.progress)
+            && self.held_at != Some(self.pending_replies.progress)
             && let Some(held) = self.held.take()
         {
             let bytes = held.len();
@@ -568,7 +568,7 @@ impl<'a> Exchange<'a> {
                 progress = Poll::Ready(Ok(()));
             }
         }
-        let gone = |error| Err(End::Trouble(Trouble::ClientGone(error)));
+        let gone = |error| Err(End::ExchangeError(ExchangeError::ClientGone(error)));
         if !self.may_read_client() {
             // What runs for it is of no use to it any more.
             if self.front.link.poll_left(cx).is_ready() {
@@ -598,7 +598,7 @@ impl<'a> Exchange<'a> {
     /// Whether the client may be owed more. If not, the server is told to send what it keeps until it gets a Sync: the client may
     /// not have come to that, and all of our own replies wait behind it.
     fn may_owe_more(&mut self) -> bool {
-        let is_bounded = self.flight.len() < OWED_MAX && self.flight.kept_bytes() < KEPT_BYTES_MAX;
+        let is_bounded = self.pending_replies.len() < OWED_MAX && self.pending_replies.kept_bytes() < KEPT_BYTES_MAX;
         if is_bounded || self.scanner.is_streaming() {
             self.hurried = false;
             return true;
@@ -616,22 +616,22 @@ impl<'a> Exchange<'a> {
             // The server may have said why before it went: its last words are read first.
             self.server.degrade(Health::WriteFailed);
             if !self.server.has_last_words(cx) {
-                return Err(End::Trouble(Trouble::ServerGone(Some(error))));
+                return Err(End::ExchangeError(ExchangeError::ServerGone(Some(error))));
             }
         }
         Ok(())
     }
 
-    fn poll_server(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), Trouble>> {
+    fn poll_server(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), ExchangeError>> {
         self.flush_to_client(cx)?;
         let mut progress = Poll::Pending;
         if self.front.link.queued_bytes() < QUEUE_BYTES_MAX
             && let Poll::Ready(read) = self.server.link().poll_read(cx)
         {
             match read {
-                Ok(chunk) if chunk.is_empty() => return Poll::Ready(Err(Trouble::ServerGone(None))),
+                Ok(chunk) if chunk.is_empty() => return Poll::Ready(Err(ExchangeError::ServerGone(None))),
                 Ok(chunk) => self.take_from_server(chunk, now)?,
-                Err(error) => return Poll::Ready(Err(Trouble::ServerGone(Some(error)))),
+                Err(error) => return Poll::Ready(Err(ExchangeError::ServerGone(Some(error)))),
             }
             progress = Poll::Ready(Ok(()));
         }
@@ -639,9 +639,9 @@ impl<'a> Exchange<'a> {
         progress
     }
 
-    fn flush_to_client(&mut self, cx: &Context<'_>) -> Result<(), Trouble> {
+    fn flush_to_client(&mut self, cx: &Context<'_>) -> Result<(), ExchangeError> {
         match self.front.link.poll_flush(cx) {
-            Poll::Ready(Err(error)) => Err(Trouble::ClientGone(Some(error))),
+            Poll::Ready(Err(error)) => Err(ExchangeError::ClientGone(Some(error))),
             _ => Ok(()),
         }
     }
@@ -664,7 +664,7 @@ impl<'a> Exchange<'a> {
     /// reply is under way.
     #[inline]
     pub fn take_news(&mut self) -> Option<Settings> {
-        let is_due = self.server.settings.has_news() && self.flight.is_over();
+        let is_due = self.server.settings.has_news() && self.pending_replies.is_over();
         is_due.then(|| self.server.take_news())
     }
 
@@ -673,7 +673,7 @@ impl<'a> Exchange<'a> {
     pub fn activity(&self) -> Activity {
         match self.clock.query {
             Some(since) => Activity::Query(since),
-            None if self.flight.is_over() => Activity::Idle(self.clock.quiet),
+            None if self.pending_replies.is_over() => Activity::Idle(self.clock.quiet),
             None => Activity::IdleInTransaction(self.clock.quiet),
         }
     }
@@ -691,18 +691,18 @@ impl<'a> Exchange<'a> {
     }
 
     /// The state of the server when the exchange ends.
-    pub fn leftover(&mut self) -> Leftover {
+    pub fn residue(&mut self) -> ServerResidue {
         self.give_up_reports();
-        if self.scanner.is_streaming() || !self.flight.owes_nothing() {
-            Leftover::Busy
-        } else if self.flight.unsynced() == Unsynced::Executed {
-            Leftover::Unsynced
-        } else if self.flight.unsynced() == Unsynced::Prepared {
-            Leftover::Prepared { in_transaction: self.flight.status != TxStatus::Idle }
-        } else if self.flight.is_over() {
-            Leftover::Nothing
+        if self.scanner.is_streaming() || !self.pending_replies.has_no_replies_due() {
+            ServerResidue::Busy
+        } else if self.pending_replies.unsynced() == Unsynced::Executed {
+            ServerResidue::Unsynced
+        } else if self.pending_replies.unsynced() == Unsynced::Prepared {
+            ServerResidue::Prepared { in_transaction: self.pending_replies.status != TxStatus::Idle }
+        } else if self.pending_replies.is_over() {
+            ServerResidue::Nothing
         } else {
-            Leftover::Transaction
+            ServerResidue::Transaction
         }
     }
 }

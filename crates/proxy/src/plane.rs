@@ -3,27 +3,29 @@
 //! Nothing shared is touched while a query is under way. A thread owns its clients, its servers, its counters; others
 //! ask it questions by its mailbox.
 
+mod client_registry;
 mod console;
-mod fleet;
 mod gateway;
 mod greetings;
 pub mod peer_key;
 mod refresh;
-mod roster;
+mod replica_set;
 mod within;
 mod worker;
 
+pub use client_registry::{
+    ClientInfo, ClientRegistry, ClientState, Entry, NewClient, PROCESS_ID_MAX, Replication, Signal, place_of,
+};
 pub use console::{Console, ConsoleClient};
-pub use fleet::{Fleet, Placed};
 pub use gateway::lock;
 pub use gateway::{
-    CancelStage, Clients, Configuration, ConsoleCounts, CountedCancel, FailedLoginCounts, FailedLoginRules,
-    FailedLogins, Full, Gateway, Lifecycle, Network, Offender, OnTheWay, PeerCounts, PeerLine, Peers, Phase, PoolKey,
-    Pools, Quota, ReloadReply, Replicating, Room, ServerEntry, Setup, SetupError, Share, SharedPool, Statistics,
-    Unused,
+    CancelStage, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard, CountedCancel, FailedLoginCounts,
+    FailedLoginRules, FailedLoginSource, FailedLogins, Gateway, Lifecycle, Network, PeerCounts, PeerQueue, PeerRequest,
+    Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadReply, Replicating, ServerEntry, Setup, SetupError,
+    SharedPool, Statistics, Unused,
 };
-pub use greetings::{Announced, Greeting, Greetings};
+pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};
-pub use roster::{Card, ClientState, Entry, NewCard, PROCESS_ID_MAX, Replication, Roster, Signal, place_of};
+pub use replica_set::{Placed, ReplicaSet};
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

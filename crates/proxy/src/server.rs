@@ -27,7 +27,7 @@ pub use cancel::CancelGate;
 /// What a client's card says of the server that the client has. One for each server, as it changes hands with every
 /// transaction.
 #[derive(Debug)]
-pub struct Linked {
+pub struct ServerHandle {
     /// Who it is.
     pub identity: Arc<Identity>,
     /// Keeps it from going to another client while a cancel request is under way.
@@ -42,7 +42,7 @@ pub struct Server {
     /// What the session has set.
     pub settings: ServerSettings,
     /// The client settings that the server is known to have, and what it reports with them.
-    pub adopted: Option<Adopted>,
+    pub synced_params: Option<SyncedParams>,
     /// The statements it was taught.
     pub statements: ServerStatements,
     /// Whose unnamed statement it has: the client and its stamp.
@@ -62,7 +62,7 @@ pub struct Server {
     /// Who it is.
     pub identity: Arc<Identity>,
     /// The same, for the card of its client.
-    pub linked: Rc<Linked>,
+    pub server_handle: Rc<ServerHandle>,
     /// The transaction, as far as a cleaning has seen it.
     pub status: TxStatus,
     /// What is to be done before its next client, should it be released for cleaning.
@@ -87,7 +87,7 @@ pub enum Health {
 
 /// Settings of a client that a server has.
 #[derive(Clone, Debug)]
-pub struct Adopted {
+pub struct SyncedParams {
     /// The settings of the client.
     pub settings: Rc<Settings>,
     /// The parameters that the server reports under these settings.
@@ -148,12 +148,12 @@ impl Server {
     /// A server at rest: nothing is under way on it.
     fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<Identity>) -> Self {
         let cancels = CancelGate::default();
-        let linked = Rc::new(Linked { identity: Arc::clone(&identity), gate: cancels.clone() });
+        let server_handle = Rc::new(ServerHandle { identity: Arc::clone(&identity), gate: cancels.clone() });
         Self {
             place,
             scanner: Scanner::new(MESSAGE_MAX),
             settings,
-            adopted: None,
+            synced_params: None,
             statements,
             unnamed: None,
             changes_catalog: false,
@@ -163,7 +163,7 @@ impl Server {
             fault: None,
             cancels,
             identity,
-            linked,
+            server_handle,
             status: TxStatus::Idle,
             cleaning: Cleaning::default(),
             quota: None,
@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// Takes in what an idle server has said. Whether it may still be used.
-    fn hear_idle(&mut self) -> bool {
+    fn read_idle(&mut self) -> bool {
         let Place::Here(link) = &mut self.place else { return !matches!(self.place, Place::Nowhere) };
         let cx = Context::from_waker(Waker::noop());
         loop {
@@ -261,7 +261,7 @@ impl Server {
                 Poll::Ready(Err(_)) => return false,
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return false,
                 Poll::Ready(Ok(chunk)) => {
-                    if !hear(&mut self.scanner, &mut self.settings, &mut self.adopted, &chunk) {
+                    if !on_message(&mut self.scanner, &mut self.settings, &mut self.synced_params, &chunk) {
                         return false;
                     }
                 }
@@ -272,7 +272,12 @@ impl Server {
 
 /// An idle server may report a parameter, a notice, or a notification that nobody waits for. Anything else means that
 /// it and the gateway disagree about whose turn it is.
-fn hear(scanner: &mut Scanner, settings: &mut ServerSettings, adopted: &mut Option<Adopted>, chunk: &[u8]) -> bool {
+fn on_message(
+    scanner: &mut Scanner,
+    settings: &mut ServerSettings,
+    synced_params: &mut Option<SyncedParams>,
+    chunk: &[u8],
+) -> bool {
     let mut at = 0;
     loop {
         let (tag, body, end) = match scanner.step(chunk, at, |_| Want::Whole) {
@@ -287,7 +292,7 @@ fn hear(scanner: &mut Scanner, settings: &mut ServerSettings, adopted: &mut Opti
                 let Ok(status) = ParameterStatus::decode(&body) else { return false };
                 let Ok(name) = str::from_utf8(status.name) else { return false };
                 settings.report_own(name, status.value);
-                *adopted = None;
+                *synced_params = None;
             }
             _ => return false,
         }
@@ -309,12 +314,12 @@ impl tidegate_pool::Connection for Server {
     type Error = ConnectError;
 
     fn is_usable(&mut self) -> bool {
-        !self.is_closing() && self.hear_idle()
+        !self.is_closing() && self.read_idle()
     }
 
     fn rest(&mut self) {
         // A receive is put under way, so that the end of an idle connection is known before its next client comes.
-        if !self.hear_idle() {
+        if !self.read_idle() {
             self.degrade(Health::Closing);
         }
     }

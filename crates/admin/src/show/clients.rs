@@ -11,7 +11,7 @@ use tidegate_link::Address;
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, on_the_wall, timestamp, wait};
-use tidegate_proxy::plane::{Card, ClientState, Gateway, PoolKey, Replication, Worker};
+use tidegate_proxy::plane::{ClientInfo, ClientState, Gateway, PoolKey, Replication, Worker};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("type"),
@@ -65,25 +65,25 @@ pub(super) async fn all(gateway: &Gateway) -> Vec<Client> {
 }
 
 fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
-    worker.roster.cards().iter().map(|card| of_card(worker, card)).collect()
+    worker.registry.client_infos().iter().map(|client_info| of_card(worker, client_info)).collect()
 }
 
-fn of_card(worker: &Worker, card: &Card) -> Client {
+fn of_card(worker: &Worker, client_info: &ClientInfo) -> Client {
     Client {
-        id: card.id,
-        key: card.key(),
-        user: card.user.clone(),
-        state: card.state.get(),
-        peer: card.peer,
-        local: worker.roster.local_of(card),
-        process: card.process,
-        connected_at: card.connected_at,
-        request_at: card.request_at.get(),
-        server: card.linked().map(|linked| linked.identity.id),
-        tls: card.tls.as_deref().map(str::to_owned),
-        application_name: card.application_name(),
-        prepared: card.prepared.get(),
-        pinned: card.pins.get().to_string(),
+        id: client_info.id,
+        key: client_info.key(),
+        user: client_info.user.clone(),
+        state: client_info.state.get(),
+        peer: client_info.peer,
+        local: worker.registry.local_of(client_info),
+        process: client_info.process,
+        connected_at: client_info.connected_at,
+        request_at: client_info.request_at.get(),
+        server: client_info.server_handle().map(|server_handle| server_handle.identity.id),
+        tls: client_info.tls.as_deref().map(str::to_owned),
+        application_name: client_info.application_name(),
+        prepared: client_info.prepared.get(),
+        pinned: client_info.pins.get().to_string(),
     }
 }
 

@@ -120,14 +120,14 @@ impl Figures {
 
 fn alike(worker: &Rc<Worker>) -> FxHashMap<Kin, usize> {
     let mut alike = FxHashMap::default();
-    for card in worker.roster.cards() {
-        let state = card.state.get();
+    for client_info in worker.registry.client_infos() {
+        let state = client_info.state.get();
         let kin = Kin {
-            application_name: card.application_name().unwrap_or_default(),
-            key: card.key(),
+            application_name: client_info.application_name().unwrap_or_default(),
+            key: client_info.key(),
             state: state.as_str(),
             waits: matches!(state, ClientState::Waiting(_)),
-            user: card.user.clone(),
+            user: client_info.user.clone(),
         };
         *alike.entry(kin).or_default() += 1;
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::table::{Column, Value, int8, row, text};
-use tidegate_proxy::plane::{FailedLoginRules, Gateway, Offender};
+use tidegate_proxy::plane::{FailedLoginRules, FailedLoginSource, Gateway};
 
 pub(super) const COLUMNS: &[Column] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
 
@@ -11,7 +11,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     let rules = FailedLoginRules::of(&gateway.config.setup().config.auth);
     let (addresses, users) = gateway.clients.failed_logins.offenders(rules, Instant::now());
     let row = |kind: &'static str| {
-        move |offender: Offender| {
+        move |offender: FailedLoginSource| {
             let delay_ms = u64::try_from(offender.delay.as_millis()).unwrap_or(u64::MAX);
             row![kind, offender.name, u64::from(offender.failures), delay_ms]
         }

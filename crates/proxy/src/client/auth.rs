@@ -14,8 +14,8 @@ use tidegate_wire::{
 };
 
 use super::{
+    external_auth::{self, Judge, Question},
     handshake::{LoginError, random},
-    vouch::{self, Judge, Question},
 };
 use tidegate_config::{AuthMethod, Secret, UserSecret, hba::Ldap};
 
@@ -72,7 +72,7 @@ impl Login<'_> {
     fn seems_to_have_verifier(&self) -> bool {
         match &self.secret {
             Some(secret) if self.has_password() => matches!(secret, UserSecret::Scram(_)),
-            _ => self.gateway.decoy_iterations(self.entry, self.user).is_some(),
+            _ => self.gateway.mock_iterations(self.entry, self.user).is_some(),
         }
     }
 
@@ -126,7 +126,7 @@ impl Login<'_> {
         };
         let (name, limit) = (judge.name(), setup.config.timeouts.login);
         let question = Question { judge, user: self.user.to_owned(), password: password.clone(), limit };
-        if let Err(reason) = vouch::ask(self.gateway, question).await {
+        if let Err(reason) = external_auth::ask(self.gateway, question).await {
             tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
@@ -232,7 +232,7 @@ impl Login<'_> {
     /// A verifier that no password fits, of a user without one: with the salt and iterations of the verifier that is derived
     /// of the password if there is one, else with those that a user would seem to have.
     fn mock_verifier(&self) -> Verifier {
-        let decoy = self.gateway.decoy_iterations(self.entry, self.user);
+        let decoy = self.gateway.mock_iterations(self.entry, self.user);
         let general = self.gateway.config.setup().config.auth.scram_iterations;
         let iterations = if self.has_password() { general } else { decoy.unwrap_or(general) };
         self.gateway.clients.mock_verifier(self.user, iterations)

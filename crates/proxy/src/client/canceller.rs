@@ -7,7 +7,7 @@ use tidegate_supervise::Ctx;
 use tidegate_wire::startup;
 use tokio::sync::mpsc;
 
-use crate::plane::{CancelAsker, Card, ClientState, PeerLine, Signal, Worker, peer_key, place_of, within};
+use crate::plane::{CancelAsker, ClientInfo, ClientState, PeerQueue, Signal, Worker, peer_key, place_of, within};
 
 /// A cancel request. The client that sent it gets no answer, whatever the outcome.
 pub(super) struct CancelRequest {
@@ -42,13 +42,13 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     {
         let Some(mailbox) = gateway.workers().get(index) else { return };
         let key: Box<[u8]> = key.into();
-        mailbox.visit(move |owner| cancel(owner, owner.roster.find(slot, &key), asker));
+        mailbox.visit(move |owner| cancel(owner, owner.registry.find(slot, &key), asker));
     } else {
         // Servers of two hosts may have the same process id: the key tells whose client is meant.
         for mailbox in gateway.workers() {
             let key = if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX) };
             let asker = asker.clone();
-            mailbox.visit(move |owner| cancel(owner, owner.roster.find_told(pid, &key), asker));
+            mailbox.visit(move |owner| cancel(owner, owner.registry.find_told(pid, &key), asker));
         }
         drop(asker);
     }
@@ -56,14 +56,16 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     let _: Option<Infallible> = over.recv().await;
 }
 
-fn cancel(owner: &Rc<Worker>, card: Option<Rc<Card>>, asker: CancelAsker) {
-    let Some(card) = card else { return };
-    tracing::debug!(client = card.id, "cancel request");
-    match card.state.get() {
-        ClientState::Waiting(_) => card.signal(Signal::CancelWait),
+fn cancel(owner: &Rc<Worker>, client_info: Option<Rc<ClientInfo>>, asker: CancelAsker) {
+    let Some(client_info) = client_info else { return };
+    tracing::debug!(client = client_info.id, "cancel request");
+    match client_info.state.get() {
+        ClientState::Waiting(_) => client_info.signal(Signal::CancelWait),
         ClientState::Active => {
-            if let (Some(linked), Some(pool)) = (card.linked(), owner.gateway.pools.get(&card.key())) {
-                owner.cancel(linked.identity.clone(), linked.gate.begin(), pool, Some(asker));
+            if let (Some(server_handle), Some(pool)) =
+                (client_info.server_handle(), owner.gateway.pools.get(&client_info.key()))
+            {
+                owner.cancel(server_handle.identity.clone(), server_handle.gate.begin(), pool, Some(asker));
             }
         }
         // The query has ended already.
@@ -100,7 +102,7 @@ async fn pass_on(worker: &Rc<Worker>, peer: u16, pid: u32, key: &[u8]) {
     }
 }
 
-async fn deliver(worker: &Worker, line: &PeerLine, address: socket2::SockAddr, request: &[u8]) -> io::Result<()> {
+async fn deliver(worker: &Worker, line: &PeerQueue, address: socket2::SockAddr, request: &[u8]) -> io::Result<()> {
     let gone = || io::Error::other("the peer was taken out");
     let on_the_way = line.join().await.ok_or_else(gone)?;
     let mut link = Link::new(&worker.reactor, worker.reactor.connect(address).await?)?;

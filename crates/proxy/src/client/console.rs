@@ -18,10 +18,10 @@ impl ConsoleLogin {
     /// Serves the client until it leaves.
     pub(super) async fn serve(self) {
         let Self { worker, client, witness } = self;
-        let card = client.entry.card.clone();
-        log::arrived(&worker.gateway, &card);
+        let client_info = client.entry.client_info.clone();
+        log::arrived(&worker.gateway, &client_info);
         let reason = (worker.console)(worker.clone(), client).await;
-        log::left(&worker.gateway, &card, reason, None);
+        log::left(&worker.gateway, &client_info, reason, None);
         if let Some(witness) = witness {
             witness.leave(reason, worker.reactor.now());
         }

@@ -16,8 +16,9 @@ use tidegate_config::{Admin, Dialect};
 use tidegate_pg_client::tcp;
 use tidegate_tls as tls;
 
-use crate::plane::{ConsoleClient, Gateway, PoolKey, Quota, Share, Worker, WorkerPool, within};
+use crate::plane::{ConsoleClient, CountGuard, Gateway, PoolKey, QuotaGuard, Worker, WorkerPool, within};
 
+mod admission;
 mod brake;
 mod greeting;
 mod opening;
@@ -25,7 +26,6 @@ mod packet;
 mod proof;
 mod random;
 mod refusal;
-mod seat;
 
 pub(super) use packet::Request;
 pub(super) use random::random;
@@ -141,15 +141,15 @@ pub(super) struct Arriving {
     /// What it calls itself, if there is a journal.
     application: Box<[u8]>,
     /// Its place among the clients of its database and of its user.
-    quota: Option<Quota>,
+    quota: Option<QuotaGuard>,
     /// Its turn has come, should there be many failed logins of its address.
     is_admitted: bool,
     /// When its last answer to a question for its password was there.
     answered_at: Option<Instant>,
     /// Its place among the clients of its address, if those have a limit.
-    address: Option<Share>,
+    address: Option<CountGuard>,
     /// The same among the connections of its address that have not logged in.
-    arrival: Option<Share>,
+    arrival: Option<CountGuard>,
     since: Instant,
 }
 
@@ -195,9 +195,9 @@ impl Arriving {
     async fn unless_stopped<T>(
         &mut self,
         ctx: &Ctx,
-        part: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
+        close_with: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
     ) -> Result<T, LoginError> {
-        let outcome = ctx.run_until_cancelled(part(self)).await;
+        let outcome = ctx.run_until_cancelled(close_with(self)).await;
         outcome.unwrap_or_else(|| Err(self.shutting_down()))
     }
 
@@ -238,7 +238,7 @@ impl Arriving {
         );
         let quota = seated.map_err(|full| self.cause(full.cause()))?;
         self.quota = Some(quota.with_address(self.address.take()));
-        if pool.fleet().is_some() {
+        if pool.replica_set().is_some() {
             request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
         }
         if request.replication.is_some() {
@@ -256,15 +256,15 @@ impl Arriving {
     ) -> Result<Admitted, LoginError> {
         let entry = self.enter(pool.shared.key.clone(), request)?;
         let greeting = async |arriving: &mut Self| {
-            let greeting = arriving.greeting(&pool, request, &entry.card).await?;
-            Ok((greeting, arriving.reserve_server(&pool, &entry.card).await?))
+            let greeting = arriving.greeting(&pool, request, &entry.client_info).await?;
+            Ok((greeting, arriving.reserve_server(&pool, &entry.client_info).await?))
         };
         match self.unless_stopped(ctx, greeting).await {
             Ok((greeting, server)) => {
                 Ok(Admitted::Session(Box::new(self.begin_session(pool, request, greeting, server, entry))))
             }
             Err(error) => {
-                self.worker.roster.leave(&entry);
+                self.worker.registry.leave(&entry);
                 Err(Box::pin(self.refuse(error)).await)
             }
         }
@@ -273,7 +273,7 @@ impl Arriving {
     fn open_console(mut self, request: Request, may_change: bool) -> Result<Admitted, LoginError> {
         let entry = self.enter(PoolKey::new(&request.database, &request.user), &request)?;
         self.greet_console(&request, &entry);
-        let witness = self.worker.witness(&entry.card, None);
+        let witness = self.worker.witness(&entry.client_info, None);
         let client = ConsoleClient { link: self.link, user: request.user, may_change, entry };
         Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, witness }))
     }
@@ -284,7 +284,7 @@ impl Arriving {
     }
 
     fn log_attempt(&self, request: &Request) {
-        let attempt = log::Attempt {
+        let attempt = log::LoginAttempt {
             id: self.id,
             peer: self.peer,
             process: self.process_number(),

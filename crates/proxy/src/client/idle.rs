@@ -27,14 +27,14 @@ pub(super) struct Idle {
 }
 
 /// What clients may prepare without a server.
-pub(super) trait Shelf {
+pub(super) trait BufferPool {
     /// Has the client know the statement of this Parse message. False if that needs a server.
     fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool;
 }
 
 /// What an idle client's bytes amount to.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum IdleAction {
     /// These bytes begin with a message that needs a server.
     Request(Chunk),
     /// Nothing that needs a server.
@@ -60,17 +60,17 @@ impl Idle {
     }
 
     /// Takes a chunk. Replies are appended to `out`.
-    pub(super) fn hear(
+    pub(super) fn on_message(
         &mut self,
         chunk: Chunk,
         statements: &mut Option<Box<ClientStatements>>,
-        shelf: &impl Shelf,
+        buffers: &impl BufferPool,
         out: &mut Vec<u8>,
-    ) -> Result<Heard, DecodeError> {
+    ) -> Result<IdleAction, DecodeError> {
         if self.wants_more_than(chunk.len()) {
             // What is there of a long message grows in its place: nothing of it is looked at, or copied, before it is whole.
             self.beginning.extend_from_slice(&chunk);
-            return Ok(Heard::Nothing);
+            return Ok(IdleAction::Nothing);
         }
         let mut chunk = if self.beginning.is_empty() {
             chunk
@@ -97,7 +97,7 @@ impl Idle {
             }
             let body = &chunk[HEADER..header.total().min(chunk.len())];
             match header.tag {
-                frontend::TERMINATE => return Ok(Heard::Farewell),
+                frontend::TERMINATE => return Ok(IdleAction::Farewell),
                 frontend::SYNC => {
                     self.skipping = false;
                     backend::ready_for_query(TxStatus::Idle, out);
@@ -107,7 +107,7 @@ impl Idle {
                 frontend::CLOSE if close(body, statements.as_mut())? => backend::close_complete(out),
                 // With more behind it there is need of a server, and the answer would cost a write of its own.
                 frontend::PARSE
-                    if chunk[header.total()..].starts_with(SYNC) && shelf.take(&Parse::decode(body)?, statements) =>
+                    if chunk[header.total()..].starts_with(SYNC) && buffers.take(&Parse::decode(body)?, statements) =>
                 {
                     backend::parse_complete(out);
                 }
@@ -117,8 +117,8 @@ impl Idle {
                 | frontend::DESCRIBE
                 | frontend::EXECUTE
                 | frontend::CLOSE
-                | frontend::FUNCTION_CALL => return Ok(Heard::Request(chunk)),
-                tag => return Ok(Heard::Unknown(tag)),
+                | frontend::FUNCTION_CALL => return Ok(IdleAction::Request(chunk)),
+                tag => return Ok(IdleAction::Unknown(tag)),
             }
             chunk.advance(header.total());
         }
@@ -133,9 +133,9 @@ impl Idle {
         })
     }
 
-    fn keep(&mut self, rest: &[u8]) -> Heard {
+    fn keep(&mut self, rest: &[u8]) -> IdleAction {
         self.beginning = rest.to_vec();
-        Heard::Nothing
+        IdleAction::Nothing
     }
 
     /// Refuses the flight at the front of `request` with `error`, as a server would: everything up to its Sync is
@@ -175,27 +175,27 @@ mod tests {
 
     struct Empty;
 
-    impl Shelf for Empty {
+    impl BufferPool for Empty {
         fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
             false
         }
     }
 
-    struct Full;
+    struct QuotaExceeded;
 
-    impl Shelf for Full {
+    impl BufferPool for QuotaExceeded {
         fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
             true
         }
     }
 
-    fn hear(idle: &mut Idle, bytes: &[u8]) -> (Heard, Vec<u8>) {
-        hear_with(idle, bytes, &Empty)
+    fn on_message(idle: &mut Idle, bytes: &[u8]) -> (IdleAction, Vec<u8>) {
+        on_message_with(idle, bytes, &Empty)
     }
 
-    fn hear_with(idle: &mut Idle, bytes: &[u8], shelf: &impl Shelf) -> (Heard, Vec<u8>) {
+    fn on_message_with(idle: &mut Idle, bytes: &[u8], buffers: &impl BufferPool) -> (IdleAction, Vec<u8>) {
         let mut out = Vec::new();
-        let heard = idle.hear(bytes.to_vec().into(), &mut None, shelf, &mut out).unwrap();
+        let heard = idle.on_message(bytes.to_vec().into(), &mut None, buffers, &mut out).unwrap();
         (heard, out)
     }
 
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn a_sync_is_answered_without_a_server() {
-        let (heard, out) = hear(&mut Idle::default(), &message(frontend::sync));
-        assert!(matches!(heard, Heard::Nothing));
+        let (heard, out) = on_message(&mut Idle::default(), &message(frontend::sync));
+        assert!(matches!(heard, IdleAction::Nothing));
         assert_eq!(out, b"Z\0\0\0\x05I");
     }
 
@@ -216,16 +216,16 @@ mod tests {
     fn what_is_prepared_and_not_used_yet_needs_no_server() {
         let parse = message(|out| frontend::parse(b"s", b"select 1", &[], out));
         let alone = [&parse[..], SYNC].concat();
-        let (heard, out) = hear_with(&mut Idle::default(), &alone, &Full);
-        assert!(matches!(heard, Heard::Nothing));
+        let (heard, out) = on_message_with(&mut Idle::default(), &alone, &QuotaExceeded);
+        assert!(matches!(heard, IdleAction::Nothing));
         assert_eq!(out, b"1\0\0\0\x04Z\0\0\0\x05I");
         let describe = message(|out| frontend::describe(Kind::Statement, b"s", out));
         for (bytes, shelf_is_full) in [(alone, false), ([&parse[..], &describe, SYNC].concat(), true)] {
             let (heard, out) = match shelf_is_full {
-                true => hear_with(&mut Idle::default(), &bytes, &Full),
-                false => hear(&mut Idle::default(), &bytes),
+                true => on_message_with(&mut Idle::default(), &bytes, &QuotaExceeded),
+                false => on_message(&mut Idle::default(), &bytes),
             };
-            assert!(matches!(heard, Heard::Request(chunk) if chunk.len() == bytes.len()));
+            assert!(matches!(heard, IdleAction::Request(chunk) if chunk.len() == bytes.len()));
             assert!(out.is_empty());
         }
     }
@@ -235,10 +235,10 @@ mod tests {
         let query = message(|out| frontend::query(b"select 1", out));
         let mut idle = Idle::default();
         for at in 0..query.len() - 1 {
-            assert!(matches!(hear(&mut idle, &query[at..=at]).0, Heard::Nothing));
+            assert!(matches!(on_message(&mut idle, &query[at..=at]).0, IdleAction::Nothing));
         }
-        match hear(&mut idle, &query[query.len() - 1..]).0 {
-            Heard::Request(chunk) => assert_eq!(&*chunk, &query[..]),
+        match on_message(&mut idle, &query[query.len() - 1..]).0 {
+            IdleAction::Request(chunk) => assert_eq!(&*chunk, &query[..]),
             other => panic!("{other:?}"),
         }
         assert!(idle.beginning.is_empty());
@@ -252,11 +252,11 @@ mod tests {
         let mut idle = Idle::default();
         let mut sizes = std::collections::BTreeSet::new();
         for piece in pieces.chunks(1024) {
-            assert!(matches!(hear(&mut idle, piece).0, Heard::Nothing));
+            assert!(matches!(on_message(&mut idle, piece).0, IdleAction::Nothing));
             sizes.insert(idle.beginning.capacity());
         }
         assert!(sizes.len() < 32, "each allocation is a copy of all that is there: {sizes:?}");
-        assert!(matches!(hear(&mut idle, &[*last]).0, Heard::Request(chunk) if *chunk == query[..]));
+        assert!(matches!(on_message(&mut idle, &[*last]).0, IdleAction::Request(chunk) if *chunk == query[..]));
     }
 
     #[test]
@@ -265,9 +265,9 @@ mod tests {
         bytes.extend(message(frontend::copy_done));
         bytes.extend(message(frontend::sync));
         let mut idle = Idle::default();
-        let (_, early) = hear(&mut idle, &bytes[..50]);
+        let (_, early) = on_message(&mut idle, &bytes[..50]);
         assert!(early.is_empty());
-        assert_eq!(hear(&mut idle, &bytes[50..]).1, b"Z\0\0\0\x05I");
+        assert_eq!(on_message(&mut idle, &bytes[50..]).1, b"Z\0\0\0\x05I");
     }
 
     #[test]
@@ -277,8 +277,8 @@ mod tests {
         call.extend([7; 100]);
         call.extend(message(frontend::sync));
         let mut idle = Idle { skipping: true, ..Idle::default() };
-        assert!(matches!(hear(&mut idle, &call[..50]).0, Heard::Nothing));
-        assert_eq!(hear(&mut idle, &call[50..]).1, b"Z\0\0\0\x05I");
+        assert!(matches!(on_message(&mut idle, &call[..50]).0, IdleAction::Nothing));
+        assert_eq!(on_message(&mut idle, &call[50..]).1, b"Z\0\0\0\x05I");
     }
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
         bytes.extend(message(|out| frontend::query(b"select 2", out)));
         let (mut idle, mut out) = (Idle::default(), Vec::new());
         let rest = idle.refuse(bytes.into(), b"E", &mut out).unwrap();
-        let heard = idle.hear(rest, &mut None, &Empty, &mut out).unwrap();
+        let heard = idle.on_message(rest, &mut None, &Empty, &mut out).unwrap();
         assert_eq!(out, b"EZ\0\0\0\x05I");
-        assert!(matches!(heard, Heard::Request(chunk) if chunk[0] == b'Q'));
+        assert!(matches!(heard, IdleAction::Request(chunk) if chunk[0] == b'Q'));
     }
 }

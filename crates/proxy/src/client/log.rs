@@ -6,25 +6,25 @@ use tidegate_wire::{backend::ErrorFields, frame::HEADER};
 
 use crate::{
     error::pgbouncer_reason,
-    plane::{Card, Gateway},
+    plane::{ClientInfo, Gateway},
 };
 
 /// Why a client leaves that got no server: what it is told says more.
 pub(super) const NO_SERVER: &str = "no server";
 
 /// A client was let in. In PgBouncer's words it was told of when it had said who it is.
-pub(super) fn arrived(gateway: &Gateway, card: &Card) {
+pub(super) fn arrived(gateway: &Gateway, client_info: &ClientInfo) {
     let setup = gateway.config.setup();
     if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Postgres {
         return;
     }
-    let (database, user, peer) = (&card.database, &card.user, card.peer);
-    let tls = card.tls.as_deref().unwrap_or("none");
-    tracing::info!(client = card.id, %peer, %database, %user, tls, "client connected");
+    let (database, user, peer) = (&client_info.database, &client_info.user, client_info.peer);
+    let tls = client_info.tls.as_deref().unwrap_or("none");
+    tracing::info!(client = client_info.id, %peer, %database, %user, tls, "client connected");
 }
 
 /// A client has said who it is, and is not let in yet.
-pub(super) struct Attempt<'a> {
+pub(super) struct LoginAttempt<'a> {
     /// The client's number.
     pub(super) id: u64,
     pub(super) peer: Address,
@@ -37,7 +37,7 @@ pub(super) struct Attempt<'a> {
     pub(super) replicates: bool,
 }
 
-impl Attempt<'_> {
+impl LoginAttempt<'_> {
     pub(super) fn log(&self, gateway: &Gateway) {
         let setup = gateway.config.setup();
         if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Pgbouncer {
@@ -61,21 +61,21 @@ pub(super) fn place(peer: Address, process: u32, unix_port: u16) -> String {
 }
 
 /// A client has left, or was sent away and `told` why: in these words, or in none if the server has told it.
-pub(super) fn left(gateway: &Gateway, card: &Card, reason: &str, told: Option<&[u8]>) {
+pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, reason: &str, told: Option<&[u8]>) {
     let setup = gateway.config.setup();
     let log = &setup.config.log;
     if setup.config.listen.dialect == Dialect::Postgres {
         if log.disconnections {
-            tracing::info!(client = card.id, reason, "client disconnected");
+            tracing::info!(client = client_info.id, reason, "client disconnected");
         }
         return;
     }
     let words = told.and_then(|words| ErrorFields::decode(words.get(HEADER..)?).ok());
     let message = words.as_ref().filter(|_| reason == NO_SERVER).and_then(ErrorFields::message);
     let reason = message.as_deref().unwrap_or_else(|| pgbouncer_reason(reason));
-    let age = card.connected_at.elapsed().map_or(0, |age| age.as_secs());
-    let peer = place(card.peer, card.process, setup.config.listen.unix_port());
-    let who = format!("C-{}: {}/{}@{peer}", card.id, card.database, card.user);
+    let age = client_info.connected_at.elapsed().map_or(0, |age| age.as_secs());
+    let peer = place(client_info.peer, client_info.process, setup.config.listen.unix_port());
+    let who = format!("C-{}: {}/{}@{peer}", client_info.id, client_info.database, client_info.user);
     if log.disconnections {
         tracing::info!("{who} closing because: {reason} (age={age}s)");
     }

@@ -35,7 +35,7 @@ pub(super) enum Known {
 
 /// Why the server could not be asked.
 #[derive(Debug, thiserror::Error)]
-enum Wrong {
+enum LookupFault {
     #[error("{0}")]
     Link(#[from] std::io::Error),
     #[error("{0}")]
@@ -99,7 +99,7 @@ fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
     ErrorReply::new(sqlstate, format!("authentication database \"{at}\" {fault}"))
 }
 
-async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, Wrong> {
+async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, LookupFault> {
     lease.settle(&worker.reactor)?;
     clean::clean(lease, Cleaning::default(), &[clean::DISCARD_ALL]).await?;
     let mut out = Vec::new();
@@ -115,8 +115,8 @@ async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str
         if chunk.is_empty() {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
-        if answer.hear(lease, &chunk)? {
-            return answer.refused.map_or(Ok(answer.known), |text| Err(Wrong::Refused(text)));
+        if answer.on_message(lease, &chunk)? {
+            return answer.refused.map_or(Ok(answer.known), |text| Err(LookupFault::Refused(text)));
         }
     }
 }
@@ -128,7 +128,7 @@ struct Answer {
 
 impl Answer {
     /// Takes messages in; whether the last was among them.
-    fn hear(&mut self, server: &mut Server, chunk: &[u8]) -> Result<bool, Wrong> {
+    fn on_message(&mut self, server: &mut Server, chunk: &[u8]) -> Result<bool, LookupFault> {
         let mut at = 0;
         loop {
             let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
@@ -150,9 +150,9 @@ impl Answer {
     }
 }
 
-fn row(body: &[u8]) -> Result<Known, Wrong> {
+fn row(body: &[u8]) -> Result<Known, LookupFault> {
     let columns: Vec<_> = DataRow::decode(body)?.collect();
-    let [Some(_), password] = columns[..] else { return Err(Wrong::Columns) };
+    let [Some(_), password] = columns[..] else { return Err(LookupFault::Columns) };
     let text = password.map(|text| String::from_utf8_lossy(text).into_owned());
     // A verifier that is no verifier fits nobody.
     let secret = text.filter(|text| !text.is_empty()).and_then(|text| UserSecret::parse(&text).ok());

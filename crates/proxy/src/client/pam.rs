@@ -21,7 +21,7 @@ pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) ->
     }
     let begun = TransactionBuilder::new_with_service(service).username(user);
     let mut transaction = begun
-        .build(Knows { user, password }.into_conversation())
+        .build(StatementState { user, password }.into_conversation())
         .map_err(|error| format!("PAM cannot be asked: {error}"))?;
     let told = transaction.items_mut().set_remote_host(Some(OsStr::new(host)));
     told.map_err(|error| format!("PAM takes no host: {error}"))?;
@@ -38,13 +38,13 @@ pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) ->
 
 /// Answers a module that asks for the user or for the password.
 #[cfg(feature = "pam")]
-struct Knows<'a> {
+struct StatementState<'a> {
     user: &'a str,
     password: &'a Secret,
 }
 
 #[cfg(feature = "pam")]
-impl nonstick::ConversationAdapter for Knows<'_> {
+impl nonstick::ConversationAdapter for StatementState<'_> {
     fn prompt(&self, _: impl AsRef<std::ffi::OsStr>) -> nonstick::Result<std::ffi::OsString> {
         Ok(self.user.into())
     }

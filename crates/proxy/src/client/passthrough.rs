@@ -23,7 +23,9 @@ use tidegate_session_state::params::Value;
 
 use crate::{
     error::Cause,
-    plane::{Card, ClientState, Entry, Quota, Replicating, Room, Signal, Worker, WorkerPool, within},
+    plane::{
+        ClientInfo, ClientState, ConnectionUse, Entry, QuotaGuard, Replicating, Signal, Worker, WorkerPool, within,
+    },
     server::Server,
 };
 
@@ -40,25 +42,25 @@ impl ReplicationLogin {
     pub(super) async fn serve(mut self, ctx: &Ctx) {
         let worker = self.arriving.worker().clone();
         let (entry, arriving) = (&self.entry, &mut self.arriving);
-        entry.card.state.set(ClientState::Replicating(self.request.stream()));
+        entry.client_info.state.set(ClientState::Replicating(self.request.stream()));
         let witness = arriving.witness_of_replication();
-        log::arrived(&worker.gateway, &entry.card);
-        let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.card));
+        log::arrived(&worker.gateway, &entry.client_info);
+        let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.client_info));
         // A replication connection has no transaction that a stop could wait for. Message boundaries are not tracked, so it is
         // closed without an error message; the standby resumes from its confirmed position.
         let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
-        worker.roster.leave(entry);
+        worker.registry.leave(entry);
         let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
         // A refusal is logged once, with its reason.
         if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
-            log::left(&worker.gateway, &entry.card, reason, None);
+            log::left(&worker.gateway, &entry.client_info, reason, None);
         }
         if let Some(witness) = witness {
             witness.leave(reason, worker.reactor.now());
         }
         if let Err(error) = outcome {
             let error = Box::pin(arriving.refuse(error)).await;
-            tracing::debug!(client = entry.card.id, %error, "client did not log in");
+            tracing::debug!(client = entry.client_info.id, %error, "client did not log in");
         }
     }
 }
@@ -69,12 +71,12 @@ async fn replicate(
     arriving: &mut Arriving,
     pool: &Rc<WorkerPool>,
     request: &Request,
-    card: &Card,
+    client_info: &ClientInfo,
 ) -> Result<&'static str, LoginError> {
-    let found = unless_killed(card, find(worker, pool, request));
+    let found = unless_killed(client_info, find(worker, pool, request));
     let Some(found) = arriving.in_line(pool, found).await? else { return Ok(Cause::Killed.reason()) };
-    let Apart { mut server, _held } = found?;
-    card.link(Some(server.linked.clone()));
+    let DedicatedServer { mut server, _held } = found?;
+    client_info.link(Some(server.server_handle.clone()));
     let mut out = Vec::new();
     backend::authentication_ok(&mut out);
     for (name, value) in server.settings.reported().iter() {
@@ -89,26 +91,26 @@ async fn replicate(
     let client = arriving.link();
     client.write(out);
     let streaming = std::future::poll_fn(|cx| match worker.is_suspended() {
-        true => poll_held(client, server.link(), (worker, card), cx),
+        true => poll_held(client, server.link(), (worker, client_info), cx),
         false => poll_both(client, server.link(), cx),
     });
-    let Some(ended) = unless_killed(card, streaming).await else { return Ok(Cause::Killed.reason()) };
+    let Some(ended) = unless_killed(client_info, streaming).await else { return Ok(Cause::Killed.reason()) };
     // The last words of the one are still on their way to the other, who may be slow.
     let other = match ended? {
         Side::Client => server.link(),
         Side::Server => client,
     };
     other.write_farewell();
-    let sent = unless_killed(card, other.flush()).await;
+    let sent = unless_killed(client_info, other.flush()).await;
     Ok(sent.map_or(Cause::Killed.reason(), |_| "replication ended"))
 }
 
 /// What `work` comes to; `None` if an operator sends the client away meanwhile.
-pub(super) async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn unless_killed<T>(client_info: &ClientInfo, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| {
-        card.set_waker(cx.waker());
-        if card.peek_signal() == Some(Signal::Kill) {
+        client_info.set_waker(cx.waker());
+        if client_info.peek_signal() == Some(Signal::Kill) {
             return Poll::Ready(None);
         }
         work.as_mut().poll(cx).map(Some)
@@ -117,17 +119,17 @@ pub(super) async fn unless_killed<T>(card: &Card, work: impl Future<Output = T>)
 }
 
 /// A server of which no pool knows, and its places in what is counted.
-struct Apart {
+struct DedicatedServer {
     server: Server,
-    _held: (Replicating, Quota),
+    _held: (Replicating, QuotaGuard),
 }
 
 /// How often it is looked whether a pause is over.
 const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(20);
 
-async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<Apart, LoginError> {
+async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<DedicatedServer, LoginError> {
     // Where there is a choice of servers, its route decides, as for a transaction.
-    let chosen = match pool.fleet() {
+    let chosen = match pool.replica_set() {
         None => pool.clone(),
         Some(_) => {
             let route = request.route.unwrap_or(pool.plan().route.route);
@@ -139,13 +141,14 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
     };
     loop {
         if !chosen.shared.pool.is_paused() {
-            let quota = worker.room_for(&chosen, Room::Apart).await.ok_or(LoginError::Gone)?;
+            let quota =
+                worker.reserve_connection(&chosen, ConnectionUse::DedicatedServer).await.ok_or(LoginError::Gone)?;
             if let Some(replicating) = chosen.shared.replicate()
                 && let Some(connected) = connect_unless_useless(worker, &chosen, request).await
             {
                 let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
                 worker.gateway.pools.note_server(&chosen.shared.key, &server.identity);
-                return Ok(Apart { server, _held: (replicating, quota) });
+                return Ok(DedicatedServer { server, _held: (replicating, quota) });
             }
         }
         worker.reactor.sleep(PAUSE_LOOK_EVERY).await;
@@ -202,14 +205,14 @@ fn poll_both(client: &mut Link, server: &mut Link, cx: &Context<'_>) -> Poll<std
 fn poll_held(
     a: &mut Link,
     b: &mut Link,
-    (worker, card): (&Worker, &Card),
+    (worker, client_info): (&Worker, &ClientInfo),
     cx: &Context<'_>,
 ) -> Poll<std::io::Result<Side>> {
-    if card.peek_signal() == Some(Signal::SuspendTimeout) {
+    if client_info.peek_signal() == Some(Signal::SuspendTimeout) {
         return Poll::Ready(Err(std::io::Error::other(Cause::Suspend.reason())));
     }
     let (there, back) = (a.poll_sent(cx)?, b.poll_sent(cx)?);
-    worker.hold(card, there.is_ready() && back.is_ready());
+    worker.hold(client_info, there.is_ready() && back.is_ready());
     Poll::Pending
 }
 

@@ -36,7 +36,7 @@ use tidegate_session_state::{
 use tidegate_topology::Node;
 
 use crate::{
-    plane::{Fleet, Placed, Worker, WorkerPool},
+    plane::{Placed, ReplicaSet, Worker, WorkerPool},
     server::Server,
 };
 
@@ -46,14 +46,14 @@ mod lines;
 pub(super) type Found = (Option<Placed>, Lease<Server>);
 
 /// Why there is no server.
-pub(super) enum Unserved {
+pub(super) enum CheckoutFailure {
     /// What the pool says.
     Checkout(CheckoutError<ConnectError>),
     /// No server fits, or none of those that fit can be connected.
     NoHost(ErrorReply),
 }
 
-impl Unserved {
+impl CheckoutFailure {
     /// What the client is told.
     pub(super) fn words(&self) -> Vec<u8> {
         match self {
@@ -76,26 +76,26 @@ pub(super) async fn find_server(
     home: &Rc<WorkerPool>,
     route: Route,
     mut placed: Option<Placed>,
-) -> Result<Found, Unserved> {
+) -> Result<Found, CheckoutFailure> {
     let mut search = Search { worker, home, route, tried: Vec::new(), error: None, began: None };
     loop {
-        let Some(fleet) = search.fleet() else {
+        let Some(replica_set) = search.replica_set() else {
             // A reload has left one server, or none.
             let checkout = home.local.checkout(worker.reactor.now());
-            return checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout);
+            return checkout.await.map(|lease| (None, lease)).map_err(CheckoutFailure::Checkout);
         };
         // Before the look: what is published after it is seen.
-        let mut changes = fleet.cluster.subscribe();
-        if fleet.cluster.is_closed() {
+        let mut changes = replica_set.cluster.subscribe();
+        if replica_set.cluster.is_closed() {
             continue;
         }
         let now = worker.reactor.now();
-        let chosen = placed.take().or_else(|| fleet.pick(worker, home, route, &search.tried, now));
+        let chosen = placed.take().or_else(|| replica_set.pick(worker, home, route, &search.tried, now));
         let Some(chosen) = chosen else {
-            search.wait(&fleet, &mut changes).await?;
+            search.wait(&replica_set, &mut changes).await?;
             continue;
         };
-        if let Some(found) = search.in_lines(&fleet, chosen, &mut changes).await? {
+        if let Some(found) = search.in_lines(&replica_set, chosen, &mut changes).await? {
             return Ok(found);
         }
     }
@@ -119,33 +119,37 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn fleet(&self) -> Option<Rc<Fleet>> {
-        let fleet = self.home.fleet()?;
-        if !fleet.cluster.is_closed() {
-            return Some(fleet);
+    fn replica_set(&self) -> Option<Rc<ReplicaSet>> {
+        let replica_set = self.home.replica_set()?;
+        if !replica_set.cluster.is_closed() {
+            return Some(replica_set);
         }
         // The message that tells this thread of a reload is still on its way.
         self.home.follow_cluster();
-        self.home.fleet().filter(|fleet| !fleet.cluster.is_closed())
+        self.home.replica_set().filter(|replica_set| !replica_set.cluster.is_closed())
     }
 
     /// Nobody serves now: waits until that may have changed.
-    async fn wait(&mut self, fleet: &Fleet, changes: &mut watch::Receiver<u64>) -> Result<(), Unserved> {
+    async fn wait(
+        &mut self,
+        replica_set: &ReplicaSet,
+        changes: &mut watch::Receiver<u64>,
+    ) -> Result<(), CheckoutFailure> {
         let now = self.worker.reactor.now();
         let rules = self.home.plan().route.clone();
-        let mute = fleet.cluster.mute();
+        let mute = replica_set.cluster.mute();
         let mut limit = rules.failover_wait;
         if mute.is_some() {
             // Time enough for the probes to try the login of this client, too.
             limit = limit.min(rules.probe_interval * 3);
-        } else if fleet.cluster.has_unheard() {
+        } else if replica_set.cluster.has_unheard() {
             // Who waits for nobody still has to know who is there.
             limit = limit.max(rules.probe_timeout);
         }
         if self.began.is_none() {
             self.began = Some(now);
             if mute.is_some() {
-                fleet.cluster.nodes().iter().for_each(|node| node.suspect());
+                replica_set.cluster.nodes().iter().for_each(|node| node.suspect());
             }
         }
         let began = self.began.unwrap_or(now);
@@ -153,7 +157,7 @@ impl Search<'_> {
         if rest.is_zero() {
             // An operator who pauses a database wants nobody to be sent away.
             if !self.worker.gateway.lifecycle.is_paused(&self.home.shared.key.database) {
-                return Err(self.give_up(fleet, limit, mute));
+                return Err(self.give_up(replica_set, limit, mute));
             }
             self.began = Some(now);
             rest = limit.max(TRY_AGAIN);
@@ -172,14 +176,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn give_up(&mut self, fleet: &Fleet, limit: Duration, mute: Option<String>) -> Unserved {
+    fn give_up(&mut self, replica_set: &ReplicaSet, limit: Duration, mute: Option<String>) -> CheckoutFailure {
         // Where nobody serves any more, what one of them said of its end tells nothing of the others.
-        let serves = fleet.cluster.nodes().iter().any(|node| node.serves(self.route));
+        let serves = replica_set.cluster.nodes().iter().any(|node| node.serves(self.route));
         if let Some(error) = self.error.take().filter(|_| serves) {
-            return Unserved::Checkout(error);
+            return CheckoutFailure::Checkout(error);
         }
         if let Some(error) = mute {
-            return Unserved::NoHost(ErrorReply::new(sqlstate::CONNECTION_FAILURE, error));
+            return CheckoutFailure::NoHost(ErrorReply::new(sqlstate::CONNECTION_FAILURE, error));
         }
         let lack = match self.route {
             Route::Primary => "is a primary",
@@ -189,18 +193,18 @@ impl Search<'_> {
         let database = &self.home.shared.key.database;
         let message = format!("no server of database \"{database}\" {lack}; waited {limit:?} (failover_wait)");
         let refusal = ErrorReply::new(sqlstate::CANNOT_CONNECT_NOW, message);
-        Unserved::NoHost(refusal.hint("SHOW HOSTS in the admin console tells what is known of each server."))
+        CheckoutFailure::NoHost(refusal.hint("SHOW HOSTS in the admin console tells what is known of each server."))
     }
 
     /// Waits in the line of the chosen server, and of others if that one has nothing to give. `None` if none of them
     /// serves any more.
     async fn in_lines(
         &mut self,
-        fleet: &Fleet,
+        replica_set: &ReplicaSet,
         chosen: Placed,
         changes: &mut watch::Receiver<u64>,
-    ) -> Result<Option<Found>, Unserved> {
-        let mut lines = Lines::of(chosen, self.worker, self.home, fleet, self.route);
+    ) -> Result<Option<Found>, CheckoutFailure> {
+        let mut lines = Lines::of(chosen, self.worker, self.home, replica_set, self.route);
         while !lines.is_empty() {
             lines.spread(&self.tried);
             let mut changed = pin!(changes.changed());
@@ -210,7 +214,7 @@ impl Search<'_> {
             });
             match answered.await {
                 Some((placed, Ok(lease))) => return Ok(Some((Some(placed), lease))),
-                Some((placed, Err(error))) => self.failed(fleet, placed, error, lines.is_empty())?,
+                Some((placed, Err(error))) => self.failed(replica_set, placed, error, lines.is_empty())?,
                 // Roles have changed, or who is there.
                 None => lines.leave_unfit(),
             }
@@ -222,24 +226,26 @@ impl Search<'_> {
     /// `is_last` says whether no other line is waited in.
     fn failed(
         &mut self,
-        fleet: &Fleet,
+        replica_set: &ReplicaSet,
         chosen: Placed,
         error: CheckoutError<ConnectError>,
         is_last: bool,
-    ) -> Result<(), Unserved> {
+    ) -> Result<(), CheckoutFailure> {
         let node = chosen.node().clone();
         let outcome = match &error {
             CheckoutError::Connect(cause) if cause.is_of_server() => Outcome::Failure,
-            CheckoutError::Connect(cause) if cause.is_lack_of_room() && (!is_last || self.has_others(fleet, &node)) => {
+            CheckoutError::Connect(cause)
+                if cause.is_lack_of_room() && (!is_last || self.has_others(replica_set, &node)) =>
+            {
                 Outcome::Neutral
             }
             // Taken out by a reload.
             CheckoutError::Closed(_) => {
-                fleet.forget(&node);
+                replica_set.forget(&node);
                 Outcome::Neutral
             }
             CheckoutError::Full if !is_last => Outcome::Neutral,
-            _ => return Err(Unserved::Checkout(error)),
+            _ => return Err(CheckoutFailure::Checkout(error)),
         };
         chosen.finish(self.worker.reactor.now(), outcome);
         if outcome == Outcome::Failure {
@@ -250,10 +256,10 @@ impl Search<'_> {
     }
 
     /// Whether there is a server besides this one that has not failed just now.
-    fn has_others(&self, fleet: &Fleet, node: &Arc<Node>) -> bool {
+    fn has_others(&self, replica_set: &ReplicaSet, node: &Arc<Node>) -> bool {
         let is_other =
             |other: &Arc<Node>| !Arc::ptr_eq(other, node) && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, other));
-        fleet.cluster.nodes().iter().any(|other| is_other(other) && other.serves(self.route))
+        replica_set.cluster.nodes().iter().any(|other| is_other(other) && other.serves(self.route))
     }
 }
 

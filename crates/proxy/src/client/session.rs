@@ -19,9 +19,9 @@ use tidegate_wire::{
 };
 
 use super::{
-    check,
-    idle::{Heard, Idle, Shelf},
-    log, part,
+    check, close_with,
+    idle::{BufferPool, Idle, IdleAction},
+    log,
     route::{begins_read_only, is_serializable, narrowed},
 };
 use tidegate_config::{Dialect, Mode, PoolPlan, Route};
@@ -34,8 +34,10 @@ use tidegate_session_state::{
 
 use crate::{
     error::{Cause, pgbouncer_reason},
-    exchange::{Activity, End, Exchange, Frontend, Leftover, QUEUE_BYTES_MAX, Surroundings, Trouble},
-    plane::{Card, ClientState, Entry, Fleet, Gateway, Phase, Placed, Quota, Signal, Worker, WorkerPool},
+    exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
+    plane::{
+        ClientInfo, ClientState, Entry, Gateway, Phase, Placed, QuotaGuard, ReplicaSet, Signal, Worker, WorkerPool,
+    },
     server::{Cleaning, Health, ResetNeed, Server},
 };
 
@@ -44,7 +46,7 @@ mod wait;
 /// A client that is logged in.
 pub(super) struct Session {
     worker: Rc<Worker>,
-    front: Frontend,
+    front: ClientSide,
     /// The client's own pool.
     home: Rc<WorkerPool>,
     /// The one it gets servers from: its own, or that of the server that was chosen last.
@@ -63,18 +65,18 @@ pub(super) struct Session {
     /// Tells the journal of its queries, if there is one.
     witness: Option<Rc<Witness>>,
     /// Its place among the clients of its database and of its user.
-    _quota: Option<Quota>,
+    _quota: Option<QuotaGuard>,
 }
 
 /// Why a session ends.
-enum Goodbye {
+enum SessionEnd {
     /// The client left, or its link broke: there is nobody to tell.
     Gone(&'static str),
     /// The client is told this first.
     Told(Vec<u8>, &'static str),
 }
 
-impl Goodbye {
+impl SessionEnd {
     fn reason(&self) -> &'static str {
         match self {
             Self::Gone(reason) | Self::Told(_, reason) => reason,
@@ -104,14 +106,14 @@ impl Goodbye {
 impl Session {
     pub(super) fn new(
         worker: Rc<Worker>,
-        front: Frontend,
+        front: ClientSide,
         home: Rc<WorkerPool>,
         asked: Option<Route>,
         entry: Entry,
-        quota: Option<Quota>,
+        quota: Option<QuotaGuard>,
     ) -> Self {
         let deadline = worker.reactor.deadline();
-        let witness = worker.witness(&entry.card, Some(&front.settings));
+        let witness = worker.witness(&entry.client_info, Some(&front.settings));
         let (pool, placed) = (home.clone(), None);
         Self {
             worker,
@@ -138,24 +140,24 @@ impl Session {
     /// Serves the client until it leaves or is sent away.
     pub(super) async fn run(&mut self, ctx: &Ctx) {
         std::future::poll_fn(|cx| {
-            self.entry.card.set_waker(cx.waker());
+            self.entry.client_info.set_waker(cx.waker());
             Poll::Ready(())
         })
         .await;
-        let goodbye = self.serve(ctx).await;
+        let session_end = self.serve(ctx).await;
         self.give_up_reserved();
-        self.entry.card.link(None);
-        self.worker.roster.leave(&self.entry);
-        let told = match &goodbye {
-            Goodbye::Told(words, _) => Some(words.as_slice()),
-            Goodbye::Gone(_) => None,
+        self.entry.client_info.link(None);
+        self.worker.registry.leave(&self.entry);
+        let told = match &session_end {
+            SessionEnd::Told(words, _) => Some(words.as_slice()),
+            SessionEnd::Gone(_) => None,
         };
-        log::left(&self.worker.gateway, &self.entry.card, goodbye.reason(), told);
-        let reason = match goodbye {
+        log::left(&self.worker.gateway, &self.entry.client_info, session_end.reason(), told);
+        let reason = match session_end {
             // The link closes as it is dropped, with whatever is still under way on it.
-            Goodbye::Gone(reason) => reason,
-            Goodbye::Told(words, reason) => {
-                Box::pin(part(&self.worker, &mut self.front.link, words)).await;
+            SessionEnd::Gone(reason) => reason,
+            SessionEnd::Told(words, reason) => {
+                Box::pin(close_with(&self.worker, &mut self.front.link, words)).await;
                 reason
             }
         };
@@ -164,17 +166,17 @@ impl Session {
         }
     }
 
-    async fn serve(&mut self, ctx: &Ctx) -> Goodbye {
+    async fn serve(&mut self, ctx: &Ctx) -> SessionEnd {
         loop {
             let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
                 Ok(request) => request,
-                Err(goodbye) => return goodbye,
+                Err(session_end) => return session_end,
             };
-            if self.entry.card.is_pool_replaced.get() {
+            if self.entry.client_info.is_pool_replaced.get() {
                 self.follow_pool();
             }
             let now = self.worker.reactor.now();
-            self.entry.card.request_at.set(Some(now));
+            self.entry.client_info.request_at.set(Some(now));
             let (lease, request) = match self.try_server(&request, now) {
                 Some(lease) => {
                     self.pool.stats.durations.wait.record_none();
@@ -184,12 +186,12 @@ impl Session {
                 None => match Box::pin(self.wait_for_server(request, ctx)).await {
                     Ok(Some(got)) => got,
                     Ok(None) => continue,
-                    Err(goodbye) => return goodbye,
+                    Err(session_end) => return session_end,
                 },
             };
             // So is an exchange; its box costs less than a hundredth of a query.
-            if let Err(goodbye) = Box::pin(self.exchange(lease, request, ctx)).await {
-                return goodbye;
+            if let Err(session_end) = Box::pin(self.exchange(lease, request, ctx)).await {
+                return session_end;
             }
         }
     }
@@ -197,11 +199,11 @@ impl Session {
     /// Takes the pool that a reload has made the client's: the servers of the one before are those of another user.
     #[cold]
     fn follow_pool(&mut self) {
-        let card = &self.entry.card;
-        card.is_pool_replaced.set(false);
+        let client_info = &self.entry.client_info;
+        client_info.is_pool_replaced.set(false);
         // Without its database it is sent away.
-        let Some(shared) = self.worker.gateway.pool_of_client(&card.database, &card.user) else { return };
-        card.set_pool_user(shared.key.user.clone());
+        let Some(shared) = self.worker.gateway.pool_of_client(&client_info.database, &client_info.user) else { return };
+        client_info.set_pool_user(shared.key.user.clone());
         self.home = self.worker.pool(&shared);
         self.pool = self.home.clone();
         self.placed = None;
@@ -230,7 +232,7 @@ impl Session {
     /// A server that is free on this thread.
     #[inline]
     fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
-        let Some(fleet) = self.home.fleet() else {
+        let Some(replica_set) = self.home.replica_set() else {
             if self.reserved.is_some()
                 && let Some(server) = self.take_reserved(now)
             {
@@ -243,17 +245,17 @@ impl Session {
             return self.pool.local.try_checkout(now);
         };
         let route = self.route(request);
-        self.place(fleet.pick(&self.worker, &self.home, route, &[], now)?);
-        self.pool.local.try_checkout(now).or_else(|| self.try_another(&fleet, route, now))
+        self.place(replica_set.pick(&self.worker, &self.home, route, &[], now)?);
+        self.pool.local.try_checkout(now).or_else(|| self.try_another(&replica_set, route, now))
     }
 
     /// The chosen server has none free: one of another that fits as well, if that one can give none at all.
-    fn try_another(&mut self, fleet: &Fleet, route: Route, now: Instant) -> Option<Lease<Server>> {
+    fn try_another(&mut self, replica_set: &ReplicaSet, route: Route, now: Instant) -> Option<Lease<Server>> {
         if !self.pool.local.is_exhausted() {
             return None;
         }
         let chosen = self.placed.as_ref()?.node();
-        let other = fleet.pick_idle_like(&self.worker, &self.home, narrowed(route, chosen), chosen, now)?;
+        let other = replica_set.pick_idle_like(&self.worker, &self.home, narrowed(route, chosen), chosen, now)?;
         let lease = other.pool.local.try_checkout(now)?;
         self.place(other);
         Some(lease)
@@ -281,30 +283,30 @@ impl Session {
     }
 
     /// What ends any wait of the client.
-    fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<Goodbye> {
-        let sent_away = match self.entry.card.peek_signal() {
+    fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<SessionEnd> {
+        let sent_away = match self.entry.client_info.peek_signal() {
             Some(Signal::Kill) => Some(Cause::Killed),
             Some(Signal::Removed) => Some(Cause::Removed),
             _ => None,
         };
         if let Some(cause) = sent_away {
-            return Some(Goodbye::cause(cause, &self.worker.gateway));
+            return Some(SessionEnd::cause(cause, &self.worker.gateway));
         }
         if ctx.poll_cancelled(cx).is_ready() {
-            return Some(Goodbye::cause(Cause::ShuttingDown, &self.worker.gateway));
+            return Some(SessionEnd::cause(Cause::ShuttingDown, &self.worker.gateway));
         }
         None
     }
 
     /// Waits for bytes that need a server.
-    fn poll_request(&mut self, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
-        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
-            return Poll::Ready(Err(goodbye));
+    fn poll_request(&mut self, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Result<Chunk, SessionEnd>> {
+        if let Some(session_end) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Err(session_end));
         }
         let now = self.worker.reactor.now();
         loop {
             if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
-                return Poll::Ready(Err(Goodbye::Gone("connection lost")));
+                return Poll::Ready(Err(SessionEnd::Gone("connection lost")));
             }
             // One that does not read what it is answered is not read either.
             let read = if self.front.link.queued_bytes() < QUEUE_BYTES_MAX {
@@ -314,13 +316,13 @@ impl Session {
             };
             match read {
                 Poll::Pending => return self.poll_idle_deadline(now, cx),
-                Poll::Ready(Err(_)) => return Poll::Ready(Err(Goodbye::Gone("connection lost"))),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(SessionEnd::Gone("connection lost"))),
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => {
-                    return Poll::Ready(Err(Goodbye::Gone("client closed the connection")));
+                    return Poll::Ready(Err(SessionEnd::Gone("client closed the connection")));
                 }
                 Poll::Ready(Ok(chunk)) => {
                     self.deadline.set(None);
-                    if let Some(request) = self.hear(chunk)? {
+                    if let Some(request) = self.on_message(chunk)? {
                         return Poll::Ready(Ok(request));
                     }
                 }
@@ -328,7 +330,7 @@ impl Session {
         }
     }
 
-    fn poll_idle_deadline(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<Chunk, Goodbye>> {
+    fn poll_idle_deadline(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<Chunk, SessionEnd>> {
         let limit = self.pool.plan().timeouts.client_idle;
         if limit.is_zero() || self.worker.is_suspended() {
             return Poll::Pending;
@@ -336,47 +338,47 @@ impl Session {
         if self.deadline.at().is_none() {
             self.deadline.set(Some(now + limit));
         }
-        self.deadline.poll(now, cx).map(|()| Err(Goodbye::cause(Cause::ClientIdle, &self.worker.gateway)))
+        self.deadline.poll(now, cx).map(|()| Err(SessionEnd::cause(Cause::ClientIdle, &self.worker.gateway)))
     }
 
     /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
-    fn hear(&mut self, chunk: Chunk) -> Result<Option<Chunk>, Goodbye> {
+    fn on_message(&mut self, chunk: Chunk) -> Result<Option<Chunk>, SessionEnd> {
         let mut out = Vec::new();
-        let shelf = PoolShelf {
+        let buffers = PoolBuffers {
             catalog: &self.worker.catalog,
             pool: &self.home,
             settings: &self.front.settings,
-            card: &self.entry.card,
+            client_info: &self.entry.client_info,
         };
-        let heard = self.idle.hear(chunk, &mut self.front.statements, &shelf, &mut out);
+        let heard = self.idle.on_message(chunk, &mut self.front.statements, &buffers, &mut out);
         if !out.is_empty() {
             self.front.link.write(out);
         }
         match heard {
-            Ok(Heard::Request(request)) => Ok(Some(request)),
-            Ok(Heard::Nothing) => match self.idle.awaited_bytes() {
+            Ok(IdleAction::Request(request)) => Ok(Some(request)),
+            Ok(IdleAction::Nothing) => match self.idle.awaited_bytes() {
                 // One that has arrived whole is seen where it would be passed on.
                 Some(bytes) => self.check_length(bytes).map(|()| None),
                 None => Ok(None),
             },
-            Ok(Heard::Farewell) => Err(Goodbye::Gone("client said farewell")),
-            Ok(Heard::Unknown(tag)) => Err(unknown_message(tag)),
+            Ok(IdleAction::Farewell) => Err(SessionEnd::Gone("client said farewell")),
+            Ok(IdleAction::Unknown(tag)) => Err(unknown_message(tag)),
             Err(error) => Err(bad_client(&error)),
         }
     }
 
     /// Nobody gathers a message that is too long.
-    fn check_length(&self, bytes: usize) -> Result<(), Goodbye> {
+    fn check_length(&self, bytes: usize) -> Result<(), SessionEnd> {
         let bytes_max = self.home.plan().pool.message_max as usize;
         if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
     }
 
     /// Serves requests on one server until it can be given back.
-    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), Goodbye> {
+    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), SessionEnd> {
         if lease.settle(&self.worker.reactor).is_err() {
             self.placed = None;
             let refusal = ErrorReply::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
-            return Err(Goodbye::refusal(&refusal, "server not registered"));
+            return Err(SessionEnd::refusal(&refusal, "server not registered"));
         }
         let plan = self.pool.plan();
         if check::is_due(&lease, &plan, self.worker.reactor.now()) {
@@ -385,11 +387,11 @@ impl Session {
                 None => return Ok(()),
             }
         }
-        let card = self.entry.card.clone();
-        card.state.set(ClientState::Active);
-        card.link(Some(lease.linked.clone()));
+        let client_info = self.entry.client_info.clone();
+        client_info.state.set(ClientState::Active);
+        client_info.link(Some(lease.server_handle.clone()));
         self.pool.stats.server_assignment_count.add(1);
-        let around = Surroundings {
+        let around = ExchangeCtx {
             catalog: &self.worker.catalog,
             interned: &self.worker.interned,
             plan: &plan,
@@ -422,23 +424,23 @@ impl Session {
                         return Poll::Ready(Ended::Exchange(end));
                     }
                     if let Some(news) = exchange.take_news() {
-                        self.pool.shared.renew_welcome(&news);
+                        self.pool.shared.renew_server_params(&news);
                     }
                     waiting.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
                 })
                 .await
             }
         };
-        let leftover = exchange.leftover();
+        let residue = exchange.residue();
         let ledger = exchange.take_ledger();
         // Words put into the middle of a message would be read as a part of it.
         let torn = lease.scanner.is_streaming();
         self.deadline.set(None);
-        card.state.set(ClientState::Idle);
-        card.link(None);
+        client_info.state.set(ClientState::Idle);
+        client_info.link(None);
         self.show_state();
         let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
-        let outcome = self.part_from(lease, leftover, ended, &plan);
+        let outcome = self.release_server(lease, residue, ended, &plan);
         if let Some((placed, (outcome, suspect))) = judgement {
             if suspect {
                 placed.node().suspect();
@@ -446,50 +448,50 @@ impl Session {
             placed.finish(self.worker.reactor.now(), outcome);
         }
         if let Some(ledger) = ledger {
-            ledger.close(outcome.as_ref().err().map(Goodbye::words).unwrap_or_default(), self.worker.reactor.now());
+            ledger.close(outcome.as_ref().err().map(SessionEnd::words).unwrap_or_default(), self.worker.reactor.now());
         }
         match outcome {
-            Err(Goodbye::Told(_, reason)) if torn => Err(Goodbye::Told(Vec::new(), reason)),
+            Err(SessionEnd::Told(_, reason)) if torn => Err(SessionEnd::Told(Vec::new(), reason)),
             outcome => outcome,
         }
     }
 
     /// Lets the console show what the client has set up.
     fn show_state(&self) {
-        let card = &self.entry.card;
-        card.pins.set(self.front.pins);
-        card.note_settings(&self.front.settings);
-        card.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
+        let client_info = &self.entry.client_info;
+        client_info.pins.set(self.front.pins);
+        client_info.note_settings(&self.front.settings);
+        client_info.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
     }
 
     /// Tells the journal of what is done on that server.
     fn open_ledger(&self, server: &Server) -> Option<Ledger> {
-        let (witness, identity, card) = (self.witness.as_ref()?, &server.identity, &self.entry.card);
+        let (witness, identity, client_info) = (self.witness.as_ref()?, &server.identity, &self.entry.client_info);
         let now = self.worker.reactor.now();
-        let ledger = Ledger::open(witness, &self.front.settings, card.request_at.get(), now);
+        let ledger = Ledger::open(witness, &self.front.settings, client_info.request_at.get(), now);
         Some(ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid }))
     }
 
     /// Gives the server back in the state that the exchange left it in.
-    fn part_from(
+    fn release_server(
         &mut self,
         mut lease: Lease<Server>,
-        leftover: Leftover,
+        residue: ServerResidue,
         ended: Ended,
         plan: &PoolPlan,
-    ) -> Result<(), Goodbye> {
+    ) -> Result<(), SessionEnd> {
         let now = self.worker.reactor.now();
         self.pool.publish_news(&mut lease);
         let stays = matches!(ended, Ended::Exchange(End::Over(_)));
         let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
         let is_pinned = !keep && !self.front.pins.is_empty();
         let reset = keep || always || is_pinned;
-        let goodbye = match ended {
+        let session_end = match ended {
             Ended::Exchange(End::Over(beginning)) => {
                 self.idle.put_back(beginning);
                 Ok(())
             }
-            Ended::Exchange(End::Farewell) => Err(Goodbye::Gone("client said farewell")),
+            Ended::Exchange(End::Farewell) => Err(SessionEnd::Gone("client said farewell")),
             Ended::Exchange(End::Again(request)) => {
                 lease.needs_reset(ResetNeed::Session);
                 self.front.link.unread_before(request);
@@ -499,45 +501,49 @@ impl Session {
                 lease.needs_reset(ResetNeed::Session);
                 self.refuse_cancelled(request, &error)
             }
-            Ended::Exchange(End::Trouble(trouble)) => {
-                let (goodbye, server_is_sound) = of_trouble(&trouble, lease.is_closing(), plan, &self.worker.gateway);
+            Ended::Exchange(End::ExchangeError(exchange_error)) => {
+                let (session_end, server_is_sound) =
+                    of_trouble(&exchange_error, lease.is_closing(), plan, &self.worker.gateway);
                 if !server_is_sound {
-                    lease.fault = Some(pgbouncer_reason(goodbye.reason()));
+                    lease.fault = Some(pgbouncer_reason(session_end.reason()));
                     lease.release(Fate::Close, now);
-                    return Err(goodbye);
+                    return Err(session_end);
                 }
-                Err(goodbye)
+                Err(session_end)
             }
-            Ended::Interrupted(goodbye) => Err(goodbye),
+            Ended::Interrupted(session_end) => Err(session_end),
         };
-        lease.fault = goodbye.as_ref().err().map(|goodbye| fault_of(goodbye.reason()));
+        lease.fault = session_end.as_ref().err().map(|session_end| fault_of(session_end.reason()));
         let cleaning = Cleaning {
-            in_transaction: matches!(leftover, Leftover::Transaction | Leftover::Prepared { in_transaction: true }),
-            unsynced: matches!(leftover, Leftover::Prepared { .. }),
+            in_transaction: matches!(
+                residue,
+                ServerResidue::Transaction | ServerResidue::Prepared { in_transaction: true }
+            ),
+            unsynced: matches!(residue, ServerResidue::Prepared { .. }),
             reset: reset && (always || !stays),
             discard: is_pinned && !stays,
         };
-        self.give_back(lease, leftover, cleaning);
-        goodbye
+        self.return_lease(lease, residue, cleaning);
+        session_end
     }
 
-    fn give_back(&self, mut lease: Lease<Server>, leftover: Leftover, cleaning: Cleaning) {
+    fn return_lease(&self, mut lease: Lease<Server>, residue: ServerResidue, cleaning: Cleaning) {
         let now = self.worker.reactor.now();
-        let fate = match leftover {
+        let fate = match residue {
             _ if lease.health != Health::Clean || lease.cancels.has_lost() => Fate::Close,
             _ if lease.reset_need == ResetNeed::Connection => Fate::Close,
-            Leftover::Unsynced => Fate::Close,
-            Leftover::Nothing
+            ServerResidue::Unsynced => Fate::Close,
+            ServerResidue::Nothing
                 if !cleaning.reset && lease.reset_need == ResetNeed::Nothing && lease.cancels.is_open() =>
             {
                 Fate::Reuse
             }
-            Leftover::Nothing | Leftover::Transaction | Leftover::Prepared { .. } => {
+            ServerResidue::Nothing | ServerResidue::Transaction | ServerResidue::Prepared { .. } => {
                 lease.cleaning = cleaning;
                 Fate::Clean
             }
             // The server works on for a client that is gone: that is ended, and its connection with it.
-            Leftover::Busy => {
+            ServerResidue::Busy => {
                 let (identity, under_way) = (lease.identity.clone(), lease.cancels.begin());
                 self.worker.cancel(identity, under_way, self.pool.shared.clone(), None);
                 Fate::Close
@@ -548,14 +554,14 @@ impl Session {
 }
 
 /// The statements that servers of a client's pool have taken, by its settings.
-struct PoolShelf<'a> {
+struct PoolBuffers<'a> {
     catalog: &'a Catalog,
     pool: &'a WorkerPool,
     settings: &'a Settings,
-    card: &'a Card,
+    client_info: &'a ClientInfo,
 }
 
-impl Shelf for PoolShelf<'_> {
+impl BufferPool for PoolBuffers<'_> {
     fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool {
         let plan = self.pool.plan();
         let is_kept = plan.pool.mode == Mode::Session || plan.pool.prepared_statements_per_server == 0;
@@ -567,7 +573,7 @@ impl Shelf for PoolShelf<'_> {
         let demand = self.catalog.demand(&statement, &plan.dbname, plan.pool.prepared_statement_max_age);
         let statements = statements.get_or_insert_default();
         statements.insert(parse.name, statement, demand);
-        self.card.prepared.set(statements.len() as u32);
+        self.client_info.prepared.set(statements.len() as u32);
         self.pool.stats.client_parse_count.add(1);
         true
     }
@@ -585,15 +591,17 @@ fn fault_of(reason: &'static str) -> &'static str {
 /// How an exchange ends.
 enum Ended {
     Exchange(End),
-    Interrupted(Goodbye),
+    Interrupted(SessionEnd),
 }
 
 /// What an exchange tells of its server, and whether the server is to be asked what it is.
 fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
     match ended {
-        Ended::Exchange(End::Trouble(Trouble::ServerGone(_) | Trouble::BadServer(_))) => (Outcome::Failure, true),
+        Ended::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
+            (Outcome::Failure, true)
+        }
         Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
-        Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::Trouble(_)) | Ended::Interrupted(_) => {
+        Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_)) | Ended::Interrupted(_) => {
             (Outcome::Neutral, suspect)
         }
     }
@@ -610,14 +618,14 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Goodbye> {
+    fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         let activity = exchange.activity();
-        self.entry.card.pins.set(exchange.pins());
-        match self.entry.card.peek_signal() {
-            Some(Signal::Kill) => return Poll::Ready(Goodbye::cause(Cause::Killed, self.gateway)),
+        self.entry.client_info.pins.set(exchange.pins());
+        match self.entry.client_info.peek_signal() {
+            Some(Signal::Kill) => return Poll::Ready(SessionEnd::cause(Cause::Killed, self.gateway)),
             Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
             Some(Signal::Removed) if matches!(activity, Activity::Idle(_)) => {
-                return Poll::Ready(Goodbye::cause(Cause::Removed, self.gateway));
+                return Poll::Ready(SessionEnd::cause(Cause::Removed, self.gateway));
             }
             _ => {}
         }
@@ -626,37 +634,37 @@ impl Waiting<'_> {
         if ctx.poll_cancelled(cx).is_ready()
             && (matches!(activity, Activity::Idle(_)) || self.gateway.lifecycle.phase() == Phase::Stopping)
         {
-            return Poll::Ready(Goodbye::cause(Cause::ShuttingDown, self.gateway));
+            return Poll::Ready(SessionEnd::cause(Cause::ShuttingDown, self.gateway));
         }
         if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
-            && (pool.generation() != *generation || self.entry.card.is_pool_replaced.get())
+            && (pool.generation() != *generation || self.entry.client_info.is_pool_replaced.get())
         {
-            return Poll::Ready(Goodbye::cause(Cause::Outdated, self.gateway));
+            return Poll::Ready(SessionEnd::cause(Cause::Outdated, self.gateway));
         }
         let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
             self.deadline.set(None);
             return Poll::Pending;
         };
         self.deadline.set(Some(at));
-        self.deadline.poll(now, cx).map(|()| Goodbye::cause(cause, self.gateway))
+        self.deadline.poll(now, cx).map(|()| SessionEnd::cause(cause, self.gateway))
     }
 
     /// While the gateway is suspended: what was under way is sent, and then everything stays as it is.
     fn poll_held(&self, worker: &Worker, exchange: &mut Exchange<'_>, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Ended> {
-        let sent_away = match self.entry.card.peek_signal() {
+        let sent_away = match self.entry.client_info.peek_signal() {
             Some(Signal::Kill) => Some(Cause::Killed),
             Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
             _ => None,
         };
         if let Some(cause) = sent_away {
-            return Poll::Ready(Ended::Interrupted(Goodbye::cause(cause, self.gateway)));
+            return Poll::Ready(Ended::Interrupted(SessionEnd::cause(cause, self.gateway)));
         }
         if ctx.poll_cancelled(cx).is_ready() && self.gateway.lifecycle.phase() == Phase::Stopping {
-            return Poll::Ready(Ended::Interrupted(Goodbye::cause(Cause::ShuttingDown, self.gateway)));
+            return Poll::Ready(Ended::Interrupted(SessionEnd::cause(Cause::ShuttingDown, self.gateway)));
         }
         match exchange.flush(cx) {
             Ok(is_sent) => {
-                worker.hold(&self.entry.card, is_sent);
+                worker.hold(&self.entry.client_info, is_sent);
                 Poll::Pending
             }
             Err(end) => Poll::Ready(Ended::Exchange(end)),
@@ -679,32 +687,37 @@ impl Waiting<'_> {
 }
 
 /// What a client is told of trouble, and whether the server may be used on.
-fn of_trouble(trouble: &Trouble, server_had_last_words: bool, plan: &PoolPlan, gateway: &Gateway) -> (Goodbye, bool) {
-    match trouble {
-        Trouble::ClientGone(_) => (Goodbye::Gone("client left during a query"), true),
-        Trouble::BadClient(error) => match error.reason {
+fn of_trouble(
+    exchange_error: &ExchangeError,
+    server_had_last_words: bool,
+    plan: &PoolPlan,
+    gateway: &Gateway,
+) -> (SessionEnd, bool) {
+    match exchange_error {
+        ExchangeError::ClientGone(_) => (SessionEnd::Gone("client left during a query"), true),
+        ExchangeError::BadClient(error) => match error.reason {
             Reason::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
                 (too_long(len, max, gateway), true)
             }
             _ => (bad_client(error), true),
         },
-        Trouble::Settings(error) => (Goodbye::Told(as_fatal(error), "settings refused by the server"), true),
-        Trouble::UnknownMessage(tag) => (unknown_message(*tag), true),
-        Trouble::SimpleQuery => {
+        ExchangeError::Settings(error) => (SessionEnd::Told(as_fatal(error), "settings refused by the server"), true),
+        ExchangeError::UnknownMessage(tag) => (unknown_message(*tag), true),
+        ExchangeError::SimpleQuery => {
             let refusal = ErrorReply::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
-            (Goodbye::refusal(&refusal, "PQexec disallowed"), true)
+            (SessionEnd::refusal(&refusal, "PQexec disallowed"), true)
         }
-        Trouble::ServerGone(_) if server_had_last_words => {
-            (Goodbye::Told(Vec::new(), "server ended the connection"), false)
+        ExchangeError::ServerGone(_) if server_had_last_words => {
+            (SessionEnd::Told(Vec::new(), "server ended the connection"), false)
         }
-        Trouble::ServerGone(_) => (Goodbye::cause(Cause::ServerGone, gateway), false),
-        Trouble::Unasked(tag) => {
+        ExchangeError::ServerGone(_) => (SessionEnd::cause(Cause::ServerGone, gateway), false),
+        ExchangeError::Unasked(tag) => {
             let message = format!("the server sent message '{}' that nobody asked for", char::from(*tag));
-            (Goodbye::refusal(&ErrorReply::protocol(message), "server broke the protocol"), false)
+            (SessionEnd::refusal(&ErrorReply::protocol(message), "server broke the protocol"), false)
         }
-        Trouble::BadServer(error) => {
+        ExchangeError::BadServer(error) => {
             let refusal = ErrorReply::protocol(format!("the server sent an invalid message: {error}"));
-            (Goodbye::refusal(&refusal, "server broke the protocol"), false)
+            (SessionEnd::refusal(&refusal, "server broke the protocol"), false)
         }
     }
 }
@@ -725,27 +738,30 @@ pub(super) fn as_fatal(body: &[u8]) -> Vec<u8> {
     out
 }
 
-fn server_deposed() -> Goodbye {
+fn server_deposed() -> SessionEnd {
     let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
         .hint("Another one is. It is not known whether the last statement was carried out.");
-    Goodbye::refusal(&refusal, "server deposed")
+    SessionEnd::refusal(&refusal, "server deposed")
 }
 
 /// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
-fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> Goodbye {
+fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> SessionEnd {
     let text = match gateway.config.setup().config.listen.dialect {
         Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
         Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
     };
-    Goodbye::refusal(&ErrorReply::protocol(text), "message too long")
+    SessionEnd::refusal(&ErrorReply::protocol(text), "message too long")
 }
 
-fn bad_client(error: &tidegate_wire::DecodeError) -> Goodbye {
-    Goodbye::refusal(&ErrorReply::protocol(format!("invalid message: {error}")), "client broke the protocol")
+fn bad_client(error: &tidegate_wire::DecodeError) -> SessionEnd {
+    SessionEnd::refusal(&ErrorReply::protocol(format!("invalid message: {error}")), "client broke the protocol")
 }
 
-fn unknown_message(tag: u8) -> Goodbye {
-    Goodbye::refusal(&ErrorReply::protocol(format!("invalid frontend message type {tag}")), "client broke the protocol")
+fn unknown_message(tag: u8) -> SessionEnd {
+    SessionEnd::refusal(
+        &ErrorReply::protocol(format!("invalid frontend message type {tag}")),
+        "client broke the protocol",
+    )
 }
 
 /// What a client is told that got no server.

@@ -6,7 +6,7 @@ use crate::server::Health;
 
 use super::{
     Exchange,
-    flight::{Asked, For, Unsynced},
+    pending_replies::{Disposition, RequestKind, Unsynced},
 };
 
 impl Exchange<'_> {
@@ -14,7 +14,7 @@ impl Exchange<'_> {
     /// pipeline (`start_xact_command` in `src/backend/tcop/postgres.c`), which nothing ends properly then: the requests that
     /// follow get internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
     pub(super) fn note_end_of_pipeline(&mut self) {
-        if self.flight.unsynced() == Unsynced::Executed {
+        if self.pending_replies.unsynced() == Unsynced::Executed {
             self.server.degrade(Health::Tainted);
         }
     }
@@ -22,9 +22,9 @@ impl Exchange<'_> {
     /// What decides on the messages that are held may itself wait for messages that are held.
     pub(super) fn hurry_copy(&mut self) {
         let mut out = Vec::new();
-        if self.flight.begin_probe() {
+        if self.pending_replies.begin_probe() {
             frontend::sync(&mut out);
-            self.flight.push(Asked::Sync, For::Gateway);
+            self.pending_replies.push(RequestKind::Sync, Disposition::Discard);
             self.server.link().write(out);
             return self.count_syncs();
         }
@@ -38,9 +38,9 @@ impl Exchange<'_> {
     pub(super) fn count_syncs(&mut self) {
         let mut out = Vec::new();
         frontend::close(Kind::Portal, PORTAL_UNKNOWN, &mut out);
-        self.flight.push(Asked::Close(None), For::Gateway);
+        self.pending_replies.push(RequestKind::Close(None), Disposition::Discard);
         frontend::sync(&mut out);
-        self.flight.push(Asked::Sync, For::Gateway);
+        self.pending_replies.push(RequestKind::Sync, Disposition::Discard);
         self.server.link().write(out);
     }
 }

@@ -14,9 +14,9 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX, Trouble,
+    Exchange, ExchangeError, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX,
     copy::is_of_copy,
-    flight::{Again, Asked, Described, For, Forgotten, Undo, Use},
+    pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Undo, Use},
     shapes::Readiness,
     splice::Splice,
 };
@@ -66,12 +66,12 @@ fn want(tag: u8) -> Want {
 
 impl Exchange<'_> {
     /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
-    pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, Trouble> {
-        if self.forward_usual(&chunk) {
+    pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, ExchangeError> {
+        if self.forward_fast_path(&chunk) {
             self.server.link().write(chunk);
             return Ok(true);
         }
-        self.flight.unfold();
+        self.pending_replies.unfold();
         let mut splice = Splice::default();
         let (mut at, mut held_from) = (0, None);
         self.held_at = None;
@@ -79,7 +79,7 @@ impl Exchange<'_> {
         let stays = loop {
             if self.must_wait_for_reset() && scanner.is_between_messages() {
                 // Whether the next message is whole or not.
-                (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
+                (held_from, self.held_at) = (Some(at), Some(self.pending_replies.progress));
                 break true;
             }
             if splice.written() >= QUEUE_BYTES_MAX && scanner.is_between_messages() {
@@ -87,7 +87,7 @@ impl Exchange<'_> {
                 held_from = Some(at);
                 break true;
             }
-            match scanner.step(&chunk, at, want).map_err(Trouble::BadClient)? {
+            match scanner.step(&chunk, at, want).map_err(ExchangeError::BadClient)? {
                 Step::Message { tag: frontend::TERMINATE, .. } | Step::Carried { tag: frontend::TERMINATE, .. } => {
                     break false;
                 }
@@ -96,7 +96,7 @@ impl Exchange<'_> {
                     let is_held = matches!(words, Words::Hold(_));
                     put(words, &mut splice, &chunk, at, end);
                     if is_held {
-                        (held_from, self.held_at) = (Some(at), Some(self.flight.progress));
+                        (held_from, self.held_at) = (Some(at), Some(self.pending_replies.progress));
                         break true;
                     }
                     at = end;
@@ -107,7 +107,7 @@ impl Exchange<'_> {
                     if matches!(words, Words::Hold(_)) {
                         put(words, &mut splice, &chunk, at, at);
                         message.extend_from_slice(&chunk[end..]);
-                        (self.held, self.held_at) = (Some(message.into()), Some(self.flight.progress));
+                        (self.held, self.held_at) = (Some(message.into()), Some(self.pending_replies.progress));
                         break true;
                     }
                     match words {
@@ -118,7 +118,7 @@ impl Exchange<'_> {
                 }
                 Step::StreamHead { tag, end } => {
                     self.note_streamed(tag, &chunk[end..]);
-                    self.hear(scanner.carry().len());
+                    self.on_message(scanner.carry().len());
                     splice.put_vec(&chunk, scanner.carry().to_vec());
                     at = end;
                 }
@@ -126,7 +126,7 @@ impl Exchange<'_> {
                     if first {
                         self.note_streamed(tag, &chunk[at + HEADER..end]);
                     }
-                    self.hear(end - at);
+                    self.on_message(end - at);
                     splice.pass(&chunk, at, end);
                     at = end;
                 }
@@ -149,7 +149,7 @@ impl Exchange<'_> {
             }
         };
         self.server.link().write(sent);
-        if self.held.is_some() && self.flight.is_copy_undecided() {
+        if self.held.is_some() && self.pending_replies.is_copy_undecided() {
             self.hurry_copy();
         }
     }
@@ -157,17 +157,17 @@ impl Exchange<'_> {
     /// A message that passes in pieces; `body` is what has arrived of it.
     fn note_streamed(&mut self, tag: u8, body: &[u8]) {
         match tag {
-            _ if self.flight.skipping => {}
+            _ if self.pending_replies.skipping => {}
             frontend::FUNCTION_CALL => {
                 let pins = pins_of_body(body);
                 if self.keeps_state_apart() && !pins.is_empty() {
                     self.add_pins(pins);
                 }
                 self.note_end_of_pipeline();
-                self.flight.push(Asked::FunctionCall, For::Client);
+                self.pending_replies.push(RequestKind::FunctionCall, Disposition::Forward);
                 self.ledger.iter_mut().for_each(Ledger::call);
             }
-            _ => self.flight.note_copy_data(),
+            _ => self.pending_replies.note_copy_data(),
         }
     }
 
@@ -181,7 +181,7 @@ impl Exchange<'_> {
         self.ledger.iter_mut().for_each(Ledger::call);
         self.note_end_of_pipeline();
         self.server.unnamed = None;
-        self.owe(Asked::Query(None, None));
+        self.expect(RequestKind::Query(None, None));
         let mut out = Vec::new();
         frontend::query(refusal.as_bytes(), &mut out);
         Words::Other(out)
@@ -190,19 +190,22 @@ impl Exchange<'_> {
     /// Whether the server may be on its way back to settings of its own, so that all that follows waits.
     #[inline]
     fn must_wait_for_reset(&self) -> bool {
-        self.resetting && self.flight.is_pipelined() && !self.flight.skipping && !self.flight.copy_in
+        self.resetting
+            && self.pending_replies.is_pipelined()
+            && !self.pending_replies.skipping
+            && !self.pending_replies.copy_in
     }
 
     /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
     /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if !self.flight.is_pipelined() || self.flight.copy_in {
+        if !self.pending_replies.is_pipelined() || self.pending_replies.copy_in {
             return false;
         }
-        if !is_of_copy(tag) && self.flight.is_copy_undecided() {
+        if !is_of_copy(tag) && self.pending_replies.is_copy_undecided() {
             return true;
         }
-        if self.flight.skipping {
+        if self.pending_replies.skipping {
             return false;
         }
         if !self.tracks_statements() {
@@ -213,16 +216,17 @@ impl Exchange<'_> {
             frontend::BIND => Bind::decode(body).is_ok_and(|bind| self.is_undecided(bind.statement)),
             frontend::DESCRIBE | frontend::CLOSE => Target::decode(body)
                 .is_ok_and(|target| target.kind == Kind::Statement && self.is_undecided(target.name)),
-            frontend::QUERY if self.front.statements.is_some() || self.flight.is_naming() => Query::decode(body)
-                .is_ok_and(|query| {
+            frontend::QUERY if self.front.statements.is_some() || self.pending_replies.is_naming() => {
+                Query::decode(body).is_ok_and(|query| {
                     let change = classify(query.text).change;
                     self.gives_up_known(change.as_deref()) || self.forgets_undecided(change.as_deref())
-                }),
-            _ if !self.flight.is_naming() => false,
+                })
+            }
+            _ if !self.pending_replies.is_naming() => false,
             frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
                 let statement = self.catalog.intern(&parse, &self.front.settings, self.plan.identity());
                 let usage = Use { name: parse.name, digest: Some(statement.digest()) };
-                !parse.name.is_empty() && (self.is_undecided(parse.name) || self.flight.is_undecided(usage))
+                !parse.name.is_empty() && (self.is_undecided(parse.name) || self.pending_replies.is_undecided(usage))
             }),
             frontend::EXECUTE => {
                 let change = self.front.portal_changes.of(body);
@@ -243,65 +247,65 @@ impl Exchange<'_> {
     }
 
     fn forgets_undecided(&self, change: Option<&Change>) -> bool {
-        change.is_some_and(Change::forgets) && self.flight.is_any_undecided()
+        change.is_some_and(Change::forgets) && self.pending_replies.is_any_undecided()
     }
 
     fn is_undecided(&self, name: &[u8]) -> bool {
         if name.is_empty() {
-            return self.flight.is_unnamed_undecided();
+            return self.pending_replies.is_unnamed_undecided();
         }
-        self.flight.is_naming() && {
+        self.pending_replies.is_naming() && {
             let digest = self.known(name).map(|known| known.statement.digest());
-            self.flight.is_undecided(Use { name, digest })
+            self.pending_replies.is_undecided(Use { name, digest })
         }
     }
 
-    fn translate_in_turn(&mut self, tag: u8, message: &[u8]) -> Result<Words, Trouble> {
+    fn translate_in_turn(&mut self, tag: u8, message: &[u8]) -> Result<Words, ExchangeError> {
         if self.must_wait(tag, message) { Ok(Words::Hold(Vec::new())) } else { self.translate(tag, message) }
     }
 
     /// Notes what the server will answer to a message, and says in which words the server gets it.
-    fn translate(&mut self, tag: u8, message: &[u8]) -> Result<Words, Trouble> {
+    fn translate(&mut self, tag: u8, message: &[u8]) -> Result<Words, ExchangeError> {
         let body = &message[HEADER..];
-        if self.flight.drops {
+        if self.pending_replies.drops {
             if tag == frontend::SYNC {
-                self.flight.end_drops();
+                self.pending_replies.end_drops();
                 self.answered = true;
             }
             return Ok(Words::Other(Vec::new()));
         }
-        if self.flight.skipping && tag != frontend::SYNC {
+        if self.pending_replies.skipping && tag != frontend::SYNC {
             return Ok(Words::Same);
         }
         if tag == frontend::BIND {
             return self.bind(message);
         }
-        self.hear(message.len());
+        self.on_message(message.len());
         match tag {
             frontend::QUERY => return self.query(body),
             frontend::PARSE => return self.parse(message),
             frontend::DESCRIBE => return self.describe(message),
             frontend::CLOSE => return self.close(body),
             frontend::EXECUTE => return Ok(self.execute(message)),
-            frontend::SYNC => self.owe(Asked::Sync),
+            frontend::SYNC => self.expect(RequestKind::Sync),
             frontend::FUNCTION_CALL => return Ok(self.call(body)),
-            frontend::COPY_DONE | frontend::COPY_FAIL => self.flight.end_copy_in(),
-            frontend::COPY_DATA => self.flight.note_copy_data(),
+            frontend::COPY_DONE | frontend::COPY_FAIL => self.pending_replies.end_copy_in(),
+            frontend::COPY_DATA => self.pending_replies.note_copy_data(),
             frontend::FLUSH => {}
-            _ => return Err(Trouble::UnknownMessage(tag)),
+            _ => return Err(ExchangeError::UnknownMessage(tag)),
         }
         Ok(Words::Same)
     }
 
-    fn owe(&mut self, asked: Asked) {
-        self.flight.push(asked, For::Client);
+    fn expect(&mut self, asked: RequestKind) {
+        self.pending_replies.push(asked, Disposition::Forward);
     }
 
-    fn query(&mut self, body: &[u8]) -> Result<Words, Trouble> {
+    fn query(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
         if !self.plan.pool.simple_query {
-            return Err(Trouble::SimpleQuery);
+            return Err(ExchangeError::SimpleQuery);
         }
-        let text = Query::decode(body).map_err(Trouble::BadClient)?.text;
+        let text = Query::decode(body).map_err(ExchangeError::BadClient)?.text;
         let traits = classify(text);
         if let Some(ledger) = &mut self.ledger {
             ledger.query(text);
@@ -317,13 +321,13 @@ impl Exchange<'_> {
         }
         let undo = self.forget_for(traits.change.as_deref(), unnamed);
         if let Some(refusal) = self.pin(&traits) {
-            self.owe(Asked::Query(None, undo));
+            self.expect(RequestKind::Query(None, undo));
             let mut out = Vec::new();
             frontend::query(refusal.as_bytes(), &mut out);
             return Ok(Words::Other(out));
         }
         self.resetting |= traits.change.as_deref().is_some_and(Change::is_reset);
-        self.owe(Asked::Query(traits.change, undo));
+        self.expect(RequestKind::Query(traits.change, undo));
         Ok(Words::Same)
     }
 
@@ -337,16 +341,16 @@ impl Exchange<'_> {
             // What a client calls by a name that is ours may be gone then.
             self.server.statements.mark_stale_by_name(name);
         }
-        let may = self.flight.is_quiet() && self.flight.status != TxStatus::Failed;
+        let may = self.pending_replies.is_quiet() && self.pending_replies.status != TxStatus::Failed;
         let statements = self.front.statements.as_mut().filter(|_| may);
         if statements.and_then(|statements| statements.remove(name)).is_none() {
             return false;
         }
         let mut out = Vec::with_capacity(24);
         backend::command_complete(b"DEALLOCATE", &mut out);
-        backend::ready_for_query(self.flight.status, &mut out);
+        backend::ready_for_query(self.pending_replies.status, &mut out);
         if let Some(ledger) = &mut self.ledger {
-            ledger.answered(out.len(), b"DEALLOCATE\0", self.flight.status);
+            ledger.answered(out.len(), b"DEALLOCATE\0", self.pending_replies.status);
         }
         self.front.link.write(out);
         self.answered = true;
@@ -401,7 +405,7 @@ impl Exchange<'_> {
     /// does so whenever its pool takes back a connection with prepared statements.
     fn is_of_login(&self) -> bool {
         let has_role = |settings: &Settings| settings.get(ROLE).is_some();
-        self.flight.owes_nothing()
+        self.pending_replies.has_no_replies_due()
             && self.pending.is_empty()
             && self.front.pins.is_empty()
             && !has_role(&self.front.settings)
@@ -413,9 +417,9 @@ impl Exchange<'_> {
         self.pins_behind.iter_mut().for_each(|behind| behind.add(pins));
     }
 
-    fn parse(&mut self, message: &[u8]) -> Result<Words, Trouble> {
+    fn parse(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
         self.stats.client_parse_count.add(1);
-        let parse = Parse::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+        let parse = Parse::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         let is_kept = !self.tracks_statements();
         if let Some(ledger) = &mut self.ledger {
             ledger.parse(&parse, is_kept);
@@ -435,13 +439,13 @@ impl Exchange<'_> {
         self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), demand);
         let mut out = Vec::new();
         // The server may have analysed the text for another client, but a Parse sees the catalogue of its own time.
-        self.parse_on_server(&statement, For::Client, Some(parse.name), &mut out);
+        self.parse_on_server(&statement, Disposition::Forward, Some(parse.name), &mut out);
         Ok(Words::Other(out))
     }
 
     /// A statement that the server alone knows. Nobody will see when it is executed, so what it would do counts from here on.
     fn parse_untracked(&mut self, parse: &Parse<'_>) -> Words {
-        self.owe(Asked::Parse(None, None));
+        self.expect(RequestKind::Parse(None, None));
         self.stats.server_parse_count.add(1);
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
@@ -465,7 +469,7 @@ impl Exchange<'_> {
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
         let previous = self.front.unnamed.take();
-        self.owe(Asked::ParseUnnamed(previous));
+        self.expect(RequestKind::ParseUnnamed(previous));
         if self.keeps_state_apart() {
             let stamp = self.front.next_stamp();
             self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp, shape: None }));
@@ -478,15 +482,15 @@ impl Exchange<'_> {
 
     /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
     /// something else is wrong with the text. If the first Parse is still under way and fails, the second one succeeds.
-    fn parse_again(&mut self, known: &Known, second: Rc<Statement>, message: &[u8]) -> Result<Words, Trouble> {
+    fn parse_again(&mut self, known: &Known, second: Rc<Statement>, message: &[u8]) -> Result<Words, ExchangeError> {
         let mut out = Vec::new();
         let first = known.statement.clone();
         self.teach(&first, Moment::default(), &mut out);
         if !first.is_read_alike(&self.front.settings) {
             self.server.statements.mark_stale(first.digest());
         }
-        frontend::rename_statement(message, first.server_name(), &mut out).map_err(Trouble::BadClient)?;
-        self.owe(Asked::ParseAgain(Box::new(Again { name: (*known.name).into(), first, second })));
+        frontend::rename_statement(message, first.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
+        self.expect(RequestKind::ParseAgain(Box::new(Again { name: (*known.name).into(), first, second })));
         Ok(Words::Other(out))
     }
 
@@ -494,7 +498,7 @@ impl Exchange<'_> {
     pub(super) fn teach(&mut self, statement: &Rc<Statement>, oldest: Moment, out: &mut Vec<u8>) -> Analysis {
         match self.server.statements.find(statement.digest(), oldest) {
             Some(analysis) => analysis,
-            None => self.parse_on_server(statement, For::Gateway, None, out),
+            None => self.parse_on_server(statement, Disposition::Discard, None, out),
         }
     }
 
@@ -502,20 +506,20 @@ impl Exchange<'_> {
     fn parse_on_server(
         &mut self,
         statement: &Rc<Statement>,
-        to: For,
+        to: Disposition,
         name: Option<&[u8]>,
         out: &mut Vec<u8>,
     ) -> Analysis {
         let limit = self.plan.pool.prepared_statements_per_server as usize;
         let since = self.catalog.changes().now();
         let evict = self.server.statements.add(statement, limit, since);
-        let may_be_read_otherwise = !self.flight.owes_nothing();
+        let may_be_read_otherwise = !self.pending_replies.has_no_replies_due();
         for (digest, evicted) in evict {
             frontend::close(Kind::Statement, &evicted, out);
-            self.flight.push(Asked::Evict(digest, evicted), For::Gateway);
+            self.pending_replies.push(RequestKind::Evict(digest, evicted), Disposition::Discard);
         }
         out.extend_from_slice(statement.parse_message());
-        self.flight.push(Asked::Parse(Some(statement.clone()), name.map(Into::into)), to);
+        self.pending_replies.push(RequestKind::Parse(Some(statement.clone()), name.map(Into::into)), to);
         self.stats.server_parse_count.add(1);
         self.server.note_statements();
         if may_be_read_otherwise {
@@ -537,8 +541,8 @@ impl Exchange<'_> {
         self.doubtful.drain(..).for_each(|digest| self.server.statements.mark_stale(digest));
     }
 
-    fn bind(&mut self, message: &[u8]) -> Result<Words, Trouble> {
-        let bind = Bind::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+    fn bind(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
+        let bind = Bind::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         if bind.statement.is_empty() {
             return self.bind_unnamed(message, &bind);
         }
@@ -551,14 +555,14 @@ impl Exchange<'_> {
             self.front.portal_changes.bind(bind.portal, change);
             self.read_config_values(&bind);
             let words = self.behind_no_other(bind.statement, message);
-            self.owe(Asked::Bind(None));
+            self.expect(RequestKind::Bind(None));
             return Ok(words);
         };
         if let Some(refusal) = self.pin(known.statement.traits()) {
             self.note_bind(message, &bind, Some(&known.statement));
             self.front.portal_changes.bind(bind.portal, known.statement.traits().change.clone());
             let words = self.bind_refusal(&refusal, bind.portal);
-            self.owe(Asked::Bind(None));
+            self.expect(RequestKind::Bind(None));
             return Ok(words);
         }
         let mut out = Vec::with_capacity(message.len() + 32);
@@ -575,8 +579,8 @@ impl Exchange<'_> {
         self.note_bind(message, &bind, Some(&statement));
         self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
         self.read_config_values(&bind);
-        self.owe(Asked::Bind(Some(known)));
-        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
+        self.expect(RequestKind::Bind(Some(known)));
+        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
         Ok(Words::Other(out))
     }
 
@@ -587,16 +591,16 @@ impl Exchange<'_> {
     }
 
     /// Makes the server refuse a Bind, whose error is then put in the words of Postgres for changed columns.
-    fn bind_changed(&mut self, message: &[u8], mut out: Vec<u8>) -> Result<Words, Trouble> {
-        self.owe(Asked::BindChanged);
-        frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(Trouble::BadClient)?;
+    fn bind_changed(&mut self, message: &[u8], mut out: Vec<u8>) -> Result<Words, ExchangeError> {
+        self.expect(RequestKind::BindChanged);
+        frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(ExchangeError::BadClient)?;
         Ok(Words::Other(out))
     }
 
     /// A Bind is sent, which may have been held before.
     fn note_bind(&mut self, message: &[u8], bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
         self.stats.bind_count.add(1);
-        self.hear(message.len());
+        self.on_message(message.len());
         self.record_bind(bind, known);
     }
 
@@ -604,14 +608,14 @@ impl Exchange<'_> {
     fn bind_refusal(&mut self, refusal: &str, portal: &[u8]) -> Words {
         let mut out = Vec::new();
         frontend::parse(b"", refusal.as_bytes(), &[], &mut out);
-        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
         self.server.unnamed = None;
         frontend::bind(&frontend::BindMessage { portal, ..frontend::BindMessage::default() }, &mut out);
         Words::Other(out)
     }
 
     /// The unnamed statement is the client's own: if another client has used this server since, it is prepared again.
-    fn bind_unnamed(&mut self, message: &[u8], bind: &Bind<'_>) -> Result<Words, Trouble> {
+    fn bind_unnamed(&mut self, message: &[u8], bind: &Bind<'_>) -> Result<Words, ExchangeError> {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
             self.note_bind(message, bind, None);
@@ -619,14 +623,14 @@ impl Exchange<'_> {
             self.front.portal_changes.bind(bind.portal, change);
             self.read_config_values(bind);
             let words = self.behind_no_unnamed(message);
-            self.owe(Asked::Bind(None));
+            self.expect(RequestKind::Bind(None));
             return Ok(words);
         };
         if let Some(refusal) = self.pin(&traits) {
             self.note_bind(message, bind, None);
             self.front.portal_changes.bind(bind.portal, None);
             let words = self.bind_refusal(&refusal, bind.portal);
-            self.owe(Asked::Bind(None));
+            self.expect(RequestKind::Bind(None));
             return Ok(words);
         }
         let mut again = self.prepare_unnamed_again(stamp);
@@ -643,7 +647,7 @@ impl Exchange<'_> {
         }
         self.front.portal_changes.bind(bind.portal, traits.change);
         self.read_config_values(bind);
-        self.owe(Asked::Bind(None));
+        self.expect(RequestKind::Bind(None));
         Ok(match again {
             None => Words::Same,
             Some(mut out) => {
@@ -661,7 +665,7 @@ impl Exchange<'_> {
         }
         let mut out = Vec::with_capacity(message.len() + HEADER + 2);
         frontend::close(Kind::Statement, b"", &mut out);
-        self.flight.push(Asked::Close(None), For::Gateway);
+        self.pending_replies.push(RequestKind::Close(None), Disposition::Discard);
         self.server.unnamed = None;
         out.extend_from_slice(message);
         Words::Other(out)
@@ -676,7 +680,7 @@ impl Exchange<'_> {
         let Some(digest) = self.server.statements.remove_by_name(name) else { return Words::Same };
         let mut out = Vec::with_capacity(message.len() + HEADER + name.len() + 2);
         frontend::close(Kind::Statement, name, &mut out);
-        self.flight.push(Asked::Evict(digest, name.into()), For::Gateway);
+        self.pending_replies.push(RequestKind::Evict(digest, name.into()), Disposition::Discard);
         out.extend_from_slice(message);
         Words::Other(out)
     }
@@ -686,25 +690,25 @@ impl Exchange<'_> {
             return None;
         }
         self.server.unnamed = Some((self.front.id, stamp));
-        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
         self.stats.server_parse_count.add(1);
         self.front.unnamed.as_ref().map(|unnamed| unnamed.message.to_vec())
     }
 
-    fn describe(&mut self, message: &[u8]) -> Result<Words, Trouble> {
-        let target = Target::decode(&message[HEADER..]).map_err(Trouble::BadClient)?;
+    fn describe(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
+        let target = Target::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         if target.kind != Kind::Statement {
-            self.owe(Asked::Describe(None));
+            self.expect(RequestKind::Describe(None));
             return Ok(Words::Same);
         }
         if target.name.is_empty() {
             let Some(stamp) = self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp) else {
                 let words = self.behind_no_unnamed(message);
-                self.owe(Asked::Describe(None));
+                self.expect(RequestKind::Describe(None));
                 return Ok(words);
             };
             let prepared = self.prepare_unnamed_again(stamp);
-            self.owe(Asked::Describe(Some(Box::new(Described::Unnamed(stamp)))));
+            self.expect(RequestKind::Describe(Some(Box::new(Described::Unnamed(stamp)))));
             return Ok(prepared.map_or(Words::Same, |mut out| {
                 out.extend_from_slice(message);
                 Words::Other(out)
@@ -713,20 +717,20 @@ impl Exchange<'_> {
         let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(target.name));
         let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.demand.oldest)) else {
             let words = self.behind_no_other(target.name, message);
-            self.owe(Asked::Describe(None));
+            self.expect(RequestKind::Describe(None));
             return Ok(words);
         };
         let mut out = Vec::new();
         let since = self.teach_known(&mut known, oldest, &mut out).since;
         let statement = known.statement.clone();
         let described = self.note_asked(known, since);
-        self.owe(Asked::Describe(Some(described)));
-        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(Trouble::BadClient)?;
+        self.expect(RequestKind::Describe(Some(described)));
+        frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
         Ok(Words::Other(out))
     }
 
-    fn close(&mut self, body: &[u8]) -> Result<Words, Trouble> {
-        let target = Target::decode(body).map_err(Trouble::BadClient)?;
+    fn close(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
+        let target = Target::decode(body).map_err(ExchangeError::BadClient)?;
         if let (Some(ledger), Kind::Statement) = (&mut self.ledger, target.kind) {
             ledger.close_statement(target.name);
         }
@@ -736,18 +740,18 @@ impl Exchange<'_> {
         if target.kind == Kind::Statement && target.name.is_empty() {
             let previous = self.front.unnamed.take();
             self.server.unnamed = None;
-            self.owe(Asked::CloseUnnamed(previous));
+            self.expect(RequestKind::CloseUnnamed(previous));
             return Ok(Words::Same);
         }
         if target.kind != Kind::Statement || !self.tracks_statements() {
             self.front.statement_changes.close(target.name);
-            self.owe(Asked::Close(None));
+            self.expect(RequestKind::Close(None));
             return Ok(Words::Same);
         }
         // The server keeps the statement for other clients; only this client's name for it goes.
         let closed = self.front.statements.as_mut().and_then(|statements| statements.remove(target.name));
         let undo = closed.map(|prepared| Box::new((Box::from(target.name), prepared)));
-        self.answer(Asked::Close(undo), backend::close_complete);
+        self.answer(RequestKind::Close(undo), backend::close_complete);
         Ok(Words::Other(Vec::new()))
     }
 
@@ -759,7 +763,7 @@ impl Exchange<'_> {
     }
 
     #[inline]
-    fn hear(&mut self, bytes: usize) {
+    fn on_message(&mut self, bytes: usize) {
         if let Some(ledger) = &mut self.ledger {
             ledger.hear(bytes);
         }
@@ -774,13 +778,13 @@ impl Exchange<'_> {
         if let Some(Change::Deallocate(name)) = change.as_deref()
             && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
         {
-            self.owe(Asked::Execute(change, undo));
+            self.expect(RequestKind::Execute(change, undo));
             out.extend_from_slice(message);
             return Words::Other(out);
         }
         self.resetting |= change.as_deref().is_some_and(Change::is_reset);
         let undo = self.forget_for(change.as_deref(), None);
-        self.owe(Asked::Execute(change, undo));
+        self.expect(RequestKind::Execute(change, undo));
         Words::Same
     }
 
@@ -800,7 +804,7 @@ impl Exchange<'_> {
         given_up.put_back(name, prepared);
         let mut out = Vec::with_capacity(64);
         frontend::parse(name, b"select", &[], &mut out);
-        self.flight.push(Asked::Parse(None, None), For::Gateway);
+        self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
         Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(given_up)) }))))
     }
 
@@ -809,8 +813,8 @@ impl Exchange<'_> {
     }
 
     /// The gateway answers: at once if nothing is owed before it, else when its turn comes.
-    fn answer(&mut self, asked: Asked, write: impl Fn(&mut Vec<u8>)) {
-        if self.flight.push(asked, For::Answered) {
+    fn answer(&mut self, asked: RequestKind, write: impl Fn(&mut Vec<u8>)) {
+        if self.pending_replies.push(asked, Disposition::Synthesize) {
             let mut out = Vec::with_capacity(HEADER);
             write(&mut out);
             self.front.link.write(out);
@@ -855,9 +859,9 @@ fn put(words: Words, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
 }
 
 /// What the server forgets with a statement whose Parse it skipped.
-pub(super) fn taken_back(asked: &Asked) -> Option<StatementDigest> {
+pub(super) fn taken_back(asked: &RequestKind) -> Option<StatementDigest> {
     match asked {
-        Asked::Parse(Some(statement), _) => Some(statement.digest()),
+        RequestKind::Parse(Some(statement), _) => Some(statement.digest()),
         _ => None,
     }
 }

@@ -10,9 +10,9 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, LARGE_BYTES_MIN, Trouble,
-    flight::{Again, Asked, Completes, Described, For, Owed},
+    Exchange, ExchangeError, LARGE_BYTES_MIN,
     forward::taken_back,
+    pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
     splice::Splice,
 };
 use tidegate_config::Mode;
@@ -47,7 +47,7 @@ fn want_described(tag: u8) -> Want {
 }
 
 /// What becomes of a reply.
-pub(super) enum Fate {
+pub(super) enum ReplyAction {
     Pass,
     Swallow,
     Replace(Vec<u8>),
@@ -67,18 +67,18 @@ fn is_amid_rows(step: Step) -> Option<bool> {
 
 impl Exchange<'_> {
     /// Takes a chunk of the server's replies.
-    pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), Trouble> {
-        if self.reply_usual(&chunk) {
+    pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), ExchangeError> {
+        if self.reply_fast_path(&chunk) {
             self.rows_bytes = 0;
             self.front.link.write(chunk);
             return Ok(());
         }
-        self.flight.unfold();
+        self.pending_replies.unfold();
         let mut splice = Splice::default();
         let (mut at, mut amid_rows) = (0, false);
         loop {
-            let want = if self.flight.is_describing() { want_described } else { want };
-            let step = self.server.scanner.step(&chunk, at, want).map_err(Trouble::BadServer)?;
+            let want = if self.pending_replies.is_describing() { want_described } else { want };
+            let step = self.server.scanner.step(&chunk, at, want).map_err(ExchangeError::BadServer)?;
             amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
             match step {
                 Step::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
@@ -90,9 +90,9 @@ impl Exchange<'_> {
                     self.advance(end);
                     let fate = self.look_at(tag, &chunk[at + HEADER..end])?;
                     match fate {
-                        Fate::Pass => splice.pass(&chunk, at, end),
-                        Fate::Swallow => self.swallow(end - at),
-                        Fate::Replace(bytes) => splice.put(&chunk, &bytes),
+                        ReplyAction::Pass => splice.pass(&chunk, at, end),
+                        ReplyAction::Swallow => self.swallow(end - at),
+                        ReplyAction::Replace(bytes) => splice.put(&chunk, &bytes),
                     }
                     self.put_answers(&mut splice, &chunk);
                     at = end;
@@ -101,9 +101,9 @@ impl Exchange<'_> {
                     let message = self.server.scanner.take_carry();
                     self.advance(end);
                     match self.look_at(tag, &message[HEADER..])? {
-                        Fate::Pass => splice.put_vec(&chunk, message),
-                        Fate::Swallow => self.swallow(message.len()),
-                        Fate::Replace(bytes) => splice.put_vec(&chunk, bytes),
+                        ReplyAction::Pass => splice.put_vec(&chunk, message),
+                        ReplyAction::Swallow => self.swallow(message.len()),
+                        ReplyAction::Replace(bytes) => splice.put_vec(&chunk, bytes),
                     }
                     self.put_answers(&mut splice, &chunk);
                     at = end;
@@ -159,34 +159,34 @@ impl Exchange<'_> {
     #[inline]
     fn settle_ledger(&mut self) {
         if let Some(ledger) = &mut self.ledger {
-            ledger.settle(self.flight.queries());
+            ledger.settle(self.pending_replies.queries());
         }
     }
 
     /// Whether rows go to the client: the most frequent question, with the shortest answer.
     #[inline]
     fn rows_pass(&self) -> bool {
-        self.adopting == 0 && self.flight.front().is_some()
+        self.adopting == 0 && self.pending_replies.front().is_some()
     }
 
     /// The beginning of a message that is not seen whole. Says whether the client gets it.
-    fn begin_stream(&mut self, tag: u8) -> Result<bool, Trouble> {
-        Ok(matches!(self.look_at(tag, &[])?, Fate::Pass))
+    fn begin_stream(&mut self, tag: u8) -> Result<bool, ExchangeError> {
+        Ok(matches!(self.look_at(tag, &[])?, ReplyAction::Pass))
     }
 
     /// Gives the replies whose turn has come and which the gateway gives itself.
     fn put_answers(&mut self, splice: &mut Splice, chunk: &[u8]) {
-        while let Some(answered) = self.flight.next_answered() {
+        while let Some(answered) = self.pending_replies.next_answered() {
             let out = splice.change(chunk);
             match answered.asked {
-                Asked::Parse(..) => backend::parse_complete(out),
+                RequestKind::Parse(..) => backend::parse_complete(out),
                 _ => backend::close_complete(out),
             }
         }
     }
 
-    fn look_at(&mut self, tag: u8, body: &[u8]) -> Result<Fate, Trouble> {
-        if self.flight.is_over()
+    fn look_at(&mut self, tag: u8, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
+        if self.pending_replies.is_over()
             && self.may_part()
             && !matches!(tag, backend::PARAMETER_STATUS | backend::NOTICE_RESPONSE)
         {
@@ -197,16 +197,16 @@ impl Exchange<'_> {
             backend::ERROR_RESPONSE => return self.error(body),
             backend::PARAMETER_STATUS => return self.parameter(body),
             // Of a setting that the client made before, be it at its login.
-            backend::NOTICE_RESPONSE if self.adopting > 0 => return Ok(Fate::Swallow),
-            backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(Fate::Pass),
+            backend::NOTICE_RESPONSE if self.adopting > 0 => return Ok(ReplyAction::Swallow),
+            backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(ReplyAction::Pass),
             _ => {}
         }
-        self.flight.pass_ignored_syncs();
+        self.pending_replies.pass_ignored_syncs();
         let completes = match tag {
             backend::COMMAND_COMPLETE => return self.command_complete(body),
             backend::COPY_IN_RESPONSE => {
-                self.flight.begin_copy_in();
-                return Ok(Fate::Pass);
+                self.pending_replies.begin_copy_in();
+                return Ok(ReplyAction::Pass);
             }
             backend::PARAMETER_DESCRIPTION => {
                 self.note_parameters(body);
@@ -219,47 +219,47 @@ impl Exchange<'_> {
             backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => Completes::Execute,
             _ => return self.pass_unless_ours(tag),
         };
-        let completed = self.flight.complete(completes);
+        let completed = self.pending_replies.complete(completes);
         self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
         self.settle_ledger();
-        if let Some(Owed { asked: Asked::Parse(Some(statement), _), .. }) = &completed {
+        if let Some(ExpectedReply { asked: RequestKind::Parse(Some(statement), _), .. }) = &completed {
             statement.tried(true);
         }
         Ok(match completed {
-            Some(Owed { asked: Asked::Describe(Some(described)), to }) => {
+            Some(ExpectedReply { asked: RequestKind::Describe(Some(described)), to }) => {
                 let columns = (tag == backend::ROW_DESCRIPTION).then_some(body);
                 self.note_shape(*described, to, columns)?;
-                if to == For::Gateway { Fate::Swallow } else { Fate::Pass }
+                if to == Disposition::Discard { ReplyAction::Swallow } else { ReplyAction::Pass }
             }
-            Some(Owed { to: For::Gateway, .. }) => Fate::Swallow,
-            Some(Owed { asked: Asked::ParseAgain(again), .. }) => {
+            Some(ExpectedReply { to: Disposition::Discard, .. }) => ReplyAction::Swallow,
+            Some(ExpectedReply { asked: RequestKind::ParseAgain(again), .. }) => {
                 self.take_second(*again);
-                Fate::Pass
+                ReplyAction::Pass
             }
             // With its one row a SELECT of `set_config` is suspended, and done.
-            Some(Owed { asked: Asked::Execute(Some(change), _), .. }) if change.is_of_config() => {
+            Some(ExpectedReply { asked: RequestKind::Execute(Some(change), _), .. }) if change.is_of_config() => {
                 self.note_change(*change);
-                Fate::Pass
+                ReplyAction::Pass
             }
-            Some(_) => Fate::Pass,
+            Some(_) => ReplyAction::Pass,
             None => return self.pass_unless_ours(tag),
         })
     }
 
     /// The server speaks though it owes nothing: its client has had all it asked for and need not know.
-    fn set_aside(&mut self, tag: u8) -> Fate {
+    fn set_aside(&mut self, tag: u8) -> ReplyAction {
         if tag != backend::NOTIFICATION_RESPONSE {
             self.server.degrade(Health::Tainted);
         }
-        Fate::Swallow
+        ReplyAction::Swallow
     }
 
     /// Rows and the like belong to whoever asked first; if nobody has asked, they are nobody's.
-    fn pass_unless_ours(&self, tag: u8) -> Result<Fate, Trouble> {
-        match self.flight.front() {
-            Some(Owed { to: For::Gateway, .. }) => Ok(Fate::Swallow),
-            Some(_) => Ok(Fate::Pass),
-            None => Err(Trouble::Unasked(tag)),
+    fn pass_unless_ours(&self, tag: u8) -> Result<ReplyAction, ExchangeError> {
+        match self.pending_replies.front() {
+            Some(ExpectedReply { to: Disposition::Discard, .. }) => Ok(ReplyAction::Swallow),
+            Some(_) => Ok(ReplyAction::Pass),
+            None => Err(ExchangeError::Unasked(tag)),
         }
     }
 
@@ -273,42 +273,45 @@ impl Exchange<'_> {
         self.server.statements.mark_stale(first.digest());
     }
 
-    fn ready(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
-        let status = backend::ready_for_query_status(body).map_err(Trouble::BadServer)?;
-        let owed = self.flight.ready(status);
-        if owed.is_none() {
-            return Err(Trouble::Unasked(backend::READY_FOR_QUERY));
+    fn ready(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
+        let status = backend::ready_for_query_status(body).map_err(ExchangeError::BadServer)?;
+        let expected = self.pending_replies.ready(status);
+        if expected.is_none() {
+            return Err(ExchangeError::Unasked(backend::READY_FOR_QUERY));
         }
-        if self.flight.take_uncertain_syncs() {
+        if self.pending_replies.take_uncertain_syncs() {
             self.count_syncs();
         }
         self.settle_pending(status);
         self.settle_catalog_change(status);
-        if let (Some(ledger), Some(Owed { to: For::Client, .. })) = (&mut self.ledger, &owed) {
-            ledger.ready(status, self.flight.queries());
+        if let (Some(ledger), Some(ExpectedReply { to: Disposition::Forward, .. })) = (&mut self.ledger, &expected) {
+            ledger.ready(status, self.pending_replies.queries());
         }
-        if matches!(owed, Some(Owed { to: For::Gateway, .. })) {
+        if matches!(expected, Some(ExpectedReply { to: Disposition::Discard, .. })) {
             let fate = self.gateway_query_done()?;
             self.settle_reports(status);
             return Ok(fate);
         }
-        self.ended.queries += u32::from(matches!(owed, Some(Owed { asked: Asked::Query(..), .. })));
+        self.ended.queries += u32::from(matches!(expected, Some(ExpectedReply { asked: RequestKind::Query(..), .. })));
         self.ended.transactions += u32::from(status == TxStatus::Idle);
-        if self.flight.is_over() {
+        if self.pending_replies.is_over() {
             self.front.portal_changes.clear();
             self.doubtful.clear();
         }
-        self.resetting &= !self.flight.owes_nothing();
+        self.resetting &= !self.pending_replies.has_no_replies_due();
         self.settle_reports(status);
-        if self.plan.pool.mode == Mode::Statement && status != TxStatus::Idle && self.flight.owes_nothing() {
+        if self.plan.pool.mode == Mode::Statement
+            && status != TxStatus::Idle
+            && self.pending_replies.has_no_replies_due()
+        {
             return Ok(self.refuse_transaction());
         }
         if !std::mem::take(&mut self.tells_settings) {
-            return Ok(Fate::Pass);
+            return Ok(ReplyAction::Pass);
         }
         let mut out = self.settings_to_tell();
         backend::ready_for_query(status, &mut out);
-        Ok(Fate::Replace(out))
+        Ok(ReplyAction::Replace(out))
     }
 
     fn roll_back(&mut self) {
@@ -317,32 +320,32 @@ impl Exchange<'_> {
         let mut rollback = Vec::new();
         frontend::query(b"ROLLBACK", &mut rollback);
         self.server.link().write(rollback);
-        self.flight.push(Asked::Query(None, None), For::Gateway);
+        self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
     }
 
     /// In statement mode a transaction block is ended as soon as it has begun.
-    fn refuse_transaction(&mut self) -> Fate {
+    fn refuse_transaction(&mut self) -> ReplyAction {
         self.roll_back();
         let refusal =
             ErrorReply::new(sqlstate::FEATURE_NOT_SUPPORTED, "transaction blocks are not allowed in statement mode")
                 .hint("Use transaction mode for this database or user.");
         let mut out = refusal.error();
         backend::ready_for_query(TxStatus::Idle, &mut out);
-        Fate::Replace(out)
+        ReplyAction::Replace(out)
     }
 
-    fn command_complete(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
+    fn command_complete(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
         // A simple query is not completed by its commands, of which it may have several.
         let mut is_simple = false;
-        let change = match self.flight.complete(Completes::Execute) {
-            Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
-            Some(Owed { asked: Asked::Execute(change, _), .. }) => {
+        let change = match self.pending_replies.complete(Completes::Execute) {
+            Some(ExpectedReply { to: Disposition::Discard, .. }) => return Ok(ReplyAction::Swallow),
+            Some(ExpectedReply { asked: RequestKind::Execute(change, _), .. }) => {
                 self.ended.queries += 1;
                 change
             }
-            _ => match self.flight.front() {
-                Some(Owed { to: For::Gateway, .. }) => return Ok(Fate::Swallow),
-                Some(Owed { asked: Asked::Query(change, _), .. }) => {
+            _ => match self.pending_replies.front() {
+                Some(ExpectedReply { to: Disposition::Discard, .. }) => return Ok(ReplyAction::Swallow),
+                Some(ExpectedReply { asked: RequestKind::Query(change, _), .. }) => {
                     is_simple = true;
                     change.clone()
                 }
@@ -351,17 +354,17 @@ impl Exchange<'_> {
         };
         if let Some(ledger) = &mut self.ledger {
             ledger.tag(body);
-            ledger.settle(self.flight.queries());
+            ledger.settle(self.pending_replies.queries());
         }
         self.note_catalog_change(body);
         // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
         if body.first() == Some(&b'D') {
-            let tag = CommandComplete::decode(body).map_err(Trouble::BadServer)?.tag;
+            let tag = CommandComplete::decode(body).map_err(ExchangeError::BadServer)?.tag;
             if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
                 self.forget_statements(change.as_deref());
                 if is_simple {
                     // They are gone, though another statement of the query may fail.
-                    drop(self.flight.take_undo());
+                    drop(self.pending_replies.take_undo());
                 }
             }
         } else if body == b"ROLLBACK\0" {
@@ -376,7 +379,7 @@ impl Exchange<'_> {
         if let Some(change) = change.filter(|change| !(change.is_of_config() && body == b"SELECT 0\0")) {
             self.note_change(*change);
         }
-        Ok(Fate::Pass)
+        Ok(ReplyAction::Pass)
     }
 
     /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
@@ -407,8 +410,8 @@ impl Exchange<'_> {
         self.settle(settled);
     }
 
-    fn error(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
-        let fields = ErrorFields::decode(body).map_err(Trouble::BadServer)?;
+    fn error(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
+        let fields = ErrorFields::decode(body).map_err(ExchangeError::BadServer)?;
         let fatal = matches!(fields.severity(), Some("FATAL" | "PANIC"));
         if fatal {
             self.server.degrade(Health::Closing);
@@ -416,83 +419,83 @@ impl Exchange<'_> {
         self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
         if self.adopting > 0 && !fatal {
             self.adoption_error = Some(body.into());
-            return Ok(Fate::Swallow);
+            return Ok(ReplyAction::Swallow);
         }
         self.pending.fail();
         self.undo_catalog_change();
-        if let Some(undo) = self.flight.take_undo() {
+        if let Some(undo) = self.pending_replies.take_undo() {
             // A simple query that fails has still made an end of the unnamed statement.
             self.remember(undo.statements);
         }
         if is_copy_given_up(&fields) {
-            self.flight.finish_copy();
+            self.pending_replies.finish_copy();
         }
-        let front = front_of(self.flight.front());
-        let skipped = self.flight.fail();
+        let front = front_of(self.pending_replies.front());
+        let skipped = self.pending_replies.fail();
         if let Some(ledger) = &mut self.ledger {
-            ledger.fail(&fields, front, self.flight.queries());
+            ledger.fail(&fields, front, self.pending_replies.queries());
         }
         let outdated = self.may_be_outdated(&fields);
         let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
         self.take_back(skipped, outdated);
-        Ok(worded.map_or(Fate::Pass, Fate::Replace))
+        Ok(worded.map_or(ReplyAction::Pass, ReplyAction::Replace))
     }
 
     /// Puts the error of Postgres in the place of that by which the server was made to refuse a Bind.
-    fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[Owed]) -> Option<Vec<u8>> {
-        let is_made = matches!(skipped.first()?.asked, Asked::BindChanged)
+    fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
+        let is_made = matches!(skipped.first()?.asked, RequestKind::BindChanged)
             && fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME);
         is_made.then(columns_changed)
     }
 
     /// The server skips these: what was noted on their account is undone, the latest first.
-    fn take_back(&mut self, skipped: Vec<Owed>, outdated: bool) {
+    fn take_back(&mut self, skipped: Vec<ExpectedReply>, outdated: bool) {
         let mut unnamed = None;
-        for (at, owed) in skipped.into_iter().enumerate().rev() {
+        for (at, expected) in skipped.into_iter().enumerate().rev() {
             let failed = at == 0;
-            if let Some(digest) = taken_back(&owed.asked) {
+            if let Some(digest) = taken_back(&expected.asked) {
                 // Whether the server has it depends on what was skipped before; a Close settles that.
                 self.server.statements.mark_stale(digest);
             }
-            if let (Asked::Parse(Some(statement), _), true) = (&owed.asked, failed) {
+            if let (RequestKind::Parse(Some(statement), _), true) = (&expected.asked, failed) {
                 statement.tried(false);
             }
-            match owed.asked {
-                Asked::Parse(_, Some(name)) => {
+            match expected.asked {
+                RequestKind::Parse(_, Some(name)) => {
                     if let Some(statements) = &mut self.front.statements {
                         statements.remove(&name);
                     }
                 }
-                Asked::Parse(None, None) => self.server.unnamed = None,
-                Asked::ParseUnnamed(previous) => {
+                RequestKind::Parse(None, None) => self.server.unnamed = None,
+                RequestKind::ParseUnnamed(previous) => {
                     // The one that fails has made an end of the statement before it; one that is skipped has not.
                     unnamed = Some(if failed { None } else { previous });
                     self.server.unnamed = None;
                 }
-                Asked::CloseUnnamed(previous) => unnamed = Some(previous),
-                Asked::Query(_, Some(undo)) => {
+                RequestKind::CloseUnnamed(previous) => unnamed = Some(previous),
+                RequestKind::Query(_, Some(undo)) => {
                     unnamed = Some(undo.unnamed);
                     self.remember(undo.statements);
                 }
-                Asked::Execute(change, Some(undo)) => {
+                RequestKind::Execute(change, Some(undo)) => {
                     // A name that was lent for a DEALLOCATE may still be there.
                     if matches!(change.as_deref(), Some(Change::Deallocate(_))) {
                         self.server.needs_reset(ResetNeed::Session);
                     }
                     self.remember(undo.statements);
                 }
-                Asked::Close(Some(undo)) => {
+                RequestKind::Close(Some(undo)) => {
                     let (name, prepared) = *undo;
                     self.front.statements.get_or_insert_default().put_back(&name, prepared);
                 }
-                Asked::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
-                Asked::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
-                Asked::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
+                RequestKind::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
+                RequestKind::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
+                RequestKind::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
                 _ => {}
             }
         }
         if let Some(unnamed) = unnamed
-            && let Err(unnamed) = self.flight.put_unnamed_back(unnamed)
+            && let Err(unnamed) = self.pending_replies.put_unnamed_back(unnamed)
         {
             self.front.unnamed = unnamed;
         }
@@ -508,18 +511,18 @@ impl Exchange<'_> {
     }
 
     /// The error in the client's words, if it speaks of a statement by the server's name.
-    fn name_in_error(&self, body: &[u8], skipped: &[Owed]) -> Option<Vec<u8>> {
+    fn name_in_error(&self, body: &[u8], skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
         memchr::memmem::find(body, NAME_PREFIX.as_bytes())?;
         // What a copy has ignored may stand before who has failed.
-        let failed = skipped.first().or_else(|| self.flight.first_behind_copy())?;
+        let failed = skipped.first().or_else(|| self.pending_replies.first_behind_copy())?;
         let (statement, name) = match &failed.asked {
-            Asked::Bind(Some(known)) => (&known.statement, &*known.name),
-            Asked::Describe(Some(described)) => match &**described {
+            RequestKind::Bind(Some(known)) => (&known.statement, &*known.name),
+            RequestKind::Describe(Some(described)) => match &**described {
                 Described::Named(known, _) => (&known.statement, &*known.name),
                 Described::Unnamed(_) => return None,
             },
-            Asked::Parse(Some(statement), Some(name)) => (statement, &**name),
-            Asked::ParseAgain(again) => (&again.first, &*again.name),
+            RequestKind::Parse(Some(statement), Some(name)) => (statement, &**name),
+            RequestKind::ParseAgain(again) => (&again.first, &*again.name),
             _ => return None,
         };
         Some(renamed(body, statement.server_name(), name))
@@ -546,10 +549,10 @@ fn columns_changed() -> Vec<u8> {
 }
 
 /// What the journal is to make of an error.
-fn front_of(owed: Option<&Owed>) -> Front {
-    match owed.map(|owed| &owed.asked) {
-        None | Some(Asked::Query(..) | Asked::FunctionCall) => Front::Query,
-        Some(Asked::Sync) => Front::Sync,
+fn front_of(expected: Option<&ExpectedReply>) -> Front {
+    match expected.map(|expected| &expected.asked) {
+        None | Some(RequestKind::Query(..) | RequestKind::FunctionCall) => Front::Query,
+        Some(RequestKind::Sync) => Front::Sync,
         Some(_) => Front::Extended,
     }
 }

@@ -13,11 +13,11 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, Trouble,
-    flight::{Asked, For},
-    pending::Settled,
+    Exchange, ExchangeError,
+    pending_changes::Settled,
+    pending_replies::{Disposition, RequestKind},
     pins_of,
-    reply::Fate,
+    reply::ReplyAction,
 };
 use tidegate_session_state::{
     params::{IN_HOT_STANDBY, ROLE, Settings, Value, is_role, is_settable, resets},
@@ -25,7 +25,7 @@ use tidegate_session_state::{
 };
 use tidegate_sql::classify::{Change, ConfigValue, Pins};
 
-use crate::server::{Adopted, ResetNeed};
+use crate::server::{ResetNeed, SyncedParams};
 
 /// Reports of the server since the client's settings were last settled.
 #[derive(Debug, Default)]
@@ -87,11 +87,12 @@ const SET_CONFIG: u32 = 2078;
 impl Exchange<'_> {
     /// Gives the server the client's settings before its first message, if it has others.
     #[inline]
-    pub(super) fn adopt_settings(&mut self) {
-        let is_same = |adopted: &Adopted| {
-            Rc::ptr_eq(&adopted.settings, &self.front.settings) && Rc::ptr_eq(&adopted.reported, &self.front.told)
+    pub(super) fn sync_params(&mut self) {
+        let is_same = |synced_params: &SyncedParams| {
+            Rc::ptr_eq(&synced_params.settings, &self.front.settings)
+                && Rc::ptr_eq(&synced_params.reported, &self.front.told)
         };
-        if !self.server.adopted.as_ref().is_some_and(is_same) {
+        if !self.server.synced_params.as_ref().is_some_and(is_same) {
             self.send_settings();
         }
     }
@@ -100,7 +101,7 @@ impl Exchange<'_> {
         let queries = self.server.settings.adoption(&self.front.settings, self.front.role_turn);
         if queries.is_empty() {
             let mut out = Vec::new();
-            self.note_adopted(&mut out);
+            self.note_synced_params(&mut out);
             if !out.is_empty() {
                 self.front.link.write(out);
             }
@@ -109,19 +110,19 @@ impl Exchange<'_> {
         let mut messages = Vec::with_capacity(queries.iter().map(|sql| sql.len() + 6).sum());
         for sql in queries {
             frontend::query(&sql, &mut messages);
-            self.flight.push(Asked::Query(None, None), For::Gateway);
+            self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
             self.adopting += 1;
         }
         self.server.link().write(messages);
         self.server.unnamed = None;
-        self.server.adopted = None;
+        self.server.synced_params = None;
     }
 
     /// The server has the client's settings. Appends what the client is to be told of it that it does not know, as after a
     /// configuration was loaded again on this server.
-    fn note_adopted(&mut self, out: &mut Vec<u8>) {
-        let reported = match &self.server.adopted {
-            Some(adopted) => adopted.reported.clone(),
+    fn note_synced_params(&mut self, out: &mut Vec<u8>) {
+        let reported = match &self.server.synced_params {
+            Some(synced_params) => synced_params.reported.clone(),
             None => self.interned.intern(self.server.settings.reported().clone()),
         };
         if !Rc::ptr_eq(&reported, &self.front.told) {
@@ -133,16 +134,16 @@ impl Exchange<'_> {
             }
             self.front.told = reported.clone();
         }
-        self.server.adopted = Some(Adopted { settings: self.front.settings.clone(), reported });
+        self.server.synced_params = Some(SyncedParams { settings: self.front.settings.clone(), reported });
     }
 
     /// A query of the gateway's own is done: the adoption of settings, the RESET that tells whose a value is, or the ROLLBACK
     /// after a failed one.
-    pub(super) fn gateway_query_done(&mut self) -> Result<Fate, Trouble> {
-        let Some(left) = self.adopting.checked_sub(1) else { return Ok(Fate::Swallow) };
+    pub(super) fn gateway_query_done(&mut self) -> Result<ReplyAction, ExchangeError> {
+        let Some(left) = self.adopting.checked_sub(1) else { return Ok(ReplyAction::Swallow) };
         self.adopting = left;
         if left > 0 {
-            return Ok(Fate::Swallow);
+            return Ok(ReplyAction::Swallow);
         }
         let error = self.adoption_error.take();
         // A request of the client to cancel may have hit it, and hits once.
@@ -150,20 +151,20 @@ impl Exchange<'_> {
         match std::mem::replace(&mut self.inquiry, Inquiry::None) {
             Inquiry::Reset(values) if is_cancelled => {
                 self.ask_whose(values);
-                return Ok(Fate::Swallow);
+                return Ok(ReplyAction::Swallow);
             }
             Inquiry::Reset(values) => {
                 self.explain(values, error.is_some());
-                return Ok(Fate::Swallow);
+                return Ok(ReplyAction::Swallow);
             }
             Inquiry::Restore(values) if is_cancelled => {
                 self.restore(values);
-                return Ok(Fate::Swallow);
+                return Ok(ReplyAction::Swallow);
             }
             Inquiry::Restore(_) | Inquiry::None => {}
         }
         if let Some(error) = error {
-            return Err(Trouble::Settings(error));
+            return Err(ExchangeError::Settings(error));
         }
         let settled = self.server.settings.adopted(&self.front.settings);
         let settled = self.interned.intern(settled);
@@ -173,21 +174,21 @@ impl Exchange<'_> {
         }
         self.front.settings = settled;
         let mut out = Vec::new();
-        self.note_adopted(&mut out);
-        Ok(if out.is_empty() { Fate::Swallow } else { Fate::Replace(out) })
+        self.note_synced_params(&mut out);
+        Ok(if out.is_empty() { ReplyAction::Swallow } else { ReplyAction::Replace(out) })
     }
 
-    pub(super) fn parameter(&mut self, body: &[u8]) -> Result<Fate, Trouble> {
-        let status = ParameterStatus::decode(body).map_err(Trouble::BadServer)?;
-        let Ok(name) = str::from_utf8(status.name) else { return Ok(Fate::Pass) };
+    pub(super) fn parameter(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
+        let status = ParameterStatus::decode(body).map_err(ExchangeError::BadServer)?;
+        let Ok(name) = str::from_utf8(status.name) else { return Ok(ReplyAction::Pass) };
         if !self.server.settings.report(name, status.value) {
-            return Ok(Fate::Pass);
+            return Ok(ReplyAction::Pass);
         }
         if self.adopting > 0 {
             // The client gets a ParameterStatus at the end, should it know another value.
-            return Ok(Fate::Swallow);
+            return Ok(ReplyAction::Swallow);
         }
-        self.server.adopted = None;
+        self.server.synced_params = None;
         self.front.told = self.interned.with(&self.front.told, name, Some(Value::text(status.value)));
         if is_settable(name) {
             if !self.doubtful.is_empty() && affects_analysis(name) {
@@ -195,14 +196,14 @@ impl Exchange<'_> {
             }
             self.reports.note(name);
         }
-        Ok(Fate::Pass)
+        Ok(ReplyAction::Pass)
     }
 
     /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
     /// have kept a part of what was set.
     pub(super) fn undo_pending(&mut self) {
         let undone = self.pending.roll_back();
-        if undone && self.flight.status == TxStatus::Idle {
+        if undone && self.pending_replies.status == TxStatus::Idle {
             self.server.needs_reset(ResetNeed::Session);
         }
     }
@@ -223,7 +224,7 @@ impl Exchange<'_> {
         if settled == Settled::Nothing {
             return;
         }
-        self.server.adopted = None;
+        self.server.synced_params = None;
         match settled {
             Settled::Nothing => {}
             Settled::Kept(changes) => changes.into_iter().for_each(|change| self.apply_change(change)),
@@ -324,8 +325,8 @@ impl Exchange<'_> {
         if unexplained.is_empty() {
             return;
         }
-        self.server.adopted = None;
-        if self.flight.is_over() {
+        self.server.synced_params = None;
+        if self.pending_replies.is_over() {
             let value = |name: Box<str>| Some((name.clone(), self.server.settings.reported().get(&name)?.clone()));
             let values = unexplained.into_iter().filter_map(value).collect();
             self.ask_whose(values);
@@ -351,7 +352,7 @@ impl Exchange<'_> {
         let mut out = Vec::new();
         if self.keeps_state_apart() {
             frontend::query(&resets(values.iter().map(|(name, _)| &**name)), &mut out);
-            self.flight.push(Asked::Query(None, None), For::Gateway);
+            self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
             self.adopting += 1;
             self.server.unnamed = None;
         } else {
@@ -366,7 +367,7 @@ impl Exchange<'_> {
 
     fn call_set_config(&mut self, name: &str, value: Option<&[u8]>, out: &mut Vec<u8>) {
         frontend::function_call(SET_CONFIG, &[Some(name.as_bytes()), value, Some(b"false")], out);
-        self.flight.push(Asked::FunctionCall, For::Gateway);
+        self.pending_replies.push(RequestKind::FunctionCall, Disposition::Discard);
         self.adopting += 1;
     }
 
@@ -408,7 +409,7 @@ impl Exchange<'_> {
     pub(super) fn give_up_reports(&mut self) {
         if !self.reports.is_empty() || self.inquiry.is_under_way() {
             self.server.settings.doubt_reports();
-            self.server.adopted = None;
+            self.server.synced_params = None;
         }
     }
 

@@ -19,8 +19,8 @@ use tidegate_wire::{
 };
 
 use super::{
-    Exchange, Trouble,
-    flight::{Asked, Described, For},
+    Exchange, ExchangeError,
+    pending_replies::{Described, Disposition, RequestKind},
 };
 use tidegate_session_state::statements::{
     Analysis, Demand, Description, Known, Moment, Prepared, Shape, Statement, may_change_catalog,
@@ -47,7 +47,7 @@ enum UnnamedCheck {
     #[default]
     Passed,
     /// The server was asked to describe it.
-    Asked,
+    RequestKind,
     /// It has another shape than the client knows.
     Changed,
 }
@@ -167,7 +167,7 @@ impl Exchange<'_> {
     fn ask_shape(&mut self, known: &Known, since: Moment, out: &mut Vec<u8>) {
         frontend::describe(Kind::Statement, known.statement.server_name(), out);
         let described = self.note_asked(known.clone(), since);
-        self.flight.push(Asked::Describe(Some(described)), For::Gateway);
+        self.pending_replies.push(RequestKind::Describe(Some(described)), Disposition::Discard);
     }
 
     /// The server is asked, by the client or the gateway, to describe what it was sent at `since`.
@@ -184,8 +184,9 @@ impl Exchange<'_> {
         };
         frontend::describe(Kind::Statement, b"", out);
         frontend::flush(out);
-        self.flight.push(Asked::Describe(Some(Box::new(Described::Unnamed(stamp)))), For::Gateway);
-        self.shapes.unnamed = UnnamedCheck::Asked;
+        self.pending_replies
+            .push(RequestKind::Describe(Some(Box::new(Described::Unnamed(stamp)))), Disposition::Discard);
+        self.shapes.unnamed = UnnamedCheck::RequestKind;
         Readiness::Hold
     }
 
@@ -193,7 +194,7 @@ impl Exchange<'_> {
     pub(super) fn unnamed_readiness(&mut self) -> Readiness {
         match self.shapes.unnamed {
             UnnamedCheck::Passed => Readiness::Ready,
-            UnnamedCheck::Asked => Readiness::Hold,
+            UnnamedCheck::RequestKind => Readiness::Hold,
             UnnamedCheck::Changed => {
                 self.shapes.unnamed = UnnamedCheck::Passed;
                 if let Some(unnamed) = &mut self.front.unnamed {
@@ -206,15 +207,20 @@ impl Exchange<'_> {
 
     /// A ParameterDescription.
     pub(super) fn note_parameters(&mut self, body: &[u8]) {
-        if self.flight.is_describing() {
+        if self.pending_replies.is_describing() {
             self.shapes.parameters.clear();
             self.shapes.parameters.extend_from_slice(body);
         }
     }
 
     /// A statement was described.
-    pub(super) fn note_shape(&mut self, described: Described, to: For, columns: Option<&[u8]>) -> Result<(), Trouble> {
-        let description = Description::decode(&self.shapes.parameters, columns).map_err(Trouble::BadServer)?;
+    pub(super) fn note_shape(
+        &mut self,
+        described: Described,
+        to: Disposition,
+        columns: Option<&[u8]>,
+    ) -> Result<(), ExchangeError> {
+        let description = Description::decode(&self.shapes.parameters, columns).map_err(ExchangeError::BadServer)?;
         match described {
             Described::Named(known, since) => {
                 let digest = known.statement.digest();
@@ -223,7 +229,7 @@ impl Exchange<'_> {
                 let description = known.statement.describe(description);
                 self.change_prepared(&known.name, |prepared| match &mut prepared.description {
                     // It is compared when the Bind that waits comes again.
-                    Some(_) if to == For::Gateway => {}
+                    Some(_) if to == Disposition::Discard => {}
                     told => *told = Some(description),
                 });
             }
@@ -238,9 +244,9 @@ impl Exchange<'_> {
         }
     }
 
-    fn note_unnamed_shape(&mut self, stamp: u64, to: For, shape: Shape) {
+    fn note_unnamed_shape(&mut self, stamp: u64, to: Disposition, shape: Shape) {
         let Some(unnamed) = self.front.unnamed.as_mut().filter(|unnamed| unnamed.stamp == stamp) else { return };
-        if to == For::Client {
+        if to == Disposition::Forward {
             unnamed.shape = Some(shape);
         }
         let is_same = unnamed.shape == Some(shape);

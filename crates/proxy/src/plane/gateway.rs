@@ -27,31 +27,31 @@ mod census;
 mod clients;
 mod clusters;
 mod configuration;
-mod decoys;
 mod failed_logins;
 mod idle;
 mod lifecycle;
+mod mock_secrets;
 mod operator;
 mod peers;
 mod pools;
 mod quota;
 mod register;
+mod server_params;
 mod statistics;
-mod welcome;
 
 use cancels::Cancels;
-use decoys::Decoys;
-use welcome::Welcome;
+use mock_secrets::MockSecrets;
+use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, ReloadReply};
-pub use failed_logins::{FailedLoginCounts, FailedLogins, Network, Offender, Rules as FailedLoginRules};
+pub use failed_logins::{FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules};
 pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
-pub use peers::{OnTheWay, PeerCounts, PeerLine, Peers};
+pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};
 pub use pools::Pools;
-pub use quota::{Full, Quota, Room, Share};
+pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
 
@@ -96,7 +96,7 @@ pub struct Setup {
     /// The directory, for method `ldap`.
     pub ldap: Option<Arc<hba::Ldap>>,
     /// Mock secrets for unknown users.
-    decoys: Decoys,
+    mock_secrets: MockSecrets,
 }
 
 /// A file of the configuration cannot be used.
@@ -151,8 +151,8 @@ impl Setup {
             }
         }
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
-        let decoys = Decoys::of(config.users.values());
-        Ok(Self { config, client_tls, server_tls, hba, ldap, decoys })
+        let mock_secrets = MockSecrets::of(config.users.values());
+        Ok(Self { config, client_tls, server_tls, hba, ldap, mock_secrets })
     }
 
     /// Every error, where [`Setup::new`] stops at the first.
@@ -202,7 +202,7 @@ pub struct SharedPool {
     /// The connections.
     pub pool: Arc<Pool<Server>>,
     /// What servers report to a client without settings. Shared by all servers of a cluster.
-    welcome: Arc<Mutex<Welcome>>,
+    server_params: Arc<Mutex<ServerParams>>,
     /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
@@ -461,7 +461,7 @@ impl Gateway {
     ) -> Option<Arc<SharedPool>> {
         let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
         let plan = one_of(&home.plan(), node);
-        let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.welcome.clone());
+        let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.server_params.clone());
         // Checked after the pool is registered: a removal marks the server first and looks for its pools second.
         if !cluster.is_closed() && !node.is_gone() {
             return Some(pool);
@@ -479,7 +479,7 @@ impl Gateway {
         key: PoolKey,
         plan: PoolPlan,
         cluster: Option<Arc<Cluster>>,
-        welcome: Arc<Mutex<Welcome>>,
+        server_params: Arc<Mutex<ServerParams>>,
     ) -> Arc<SharedPool> {
         let mut pools = self.pools.lock();
         if let Some(pool) = pools.get(&key) {
@@ -489,7 +489,7 @@ impl Gateway {
             key: key.clone(),
             id: self.pools.next_id(),
             pool: self.open_pool(&plan, &key),
-            welcome,
+            server_params,
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
@@ -519,10 +519,10 @@ impl Gateway {
 
     /// SCRAM iterations that a mock login of an unknown user shows; `None` if it appears to have a password or an md5 hash.
     #[must_use]
-    pub fn decoy_iterations(&self, entry: &str, user: &str) -> Option<u32> {
+    pub fn mock_iterations(&self, entry: &str, user: &str) -> Option<u32> {
         match self.pools.connector.secrets.looked_up_iterations(entry) {
             Some(looked_up) => looked_up,
-            None => self.config.setup().decoys.pick(self.clients.salt_secret(), user),
+            None => self.config.setup().mock_secrets.pick(self.clients.salt_secret(), user),
         }
     }
 }

@@ -8,12 +8,12 @@ use tidegate_session_state::params::{ServerSettings, Settings};
 /// The answers of a pool's servers to the parameters of logins, newest first.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    recent: VecDeque<(Settings, Announced)>,
+    recent: VecDeque<(Settings, ReportedParams)>,
 }
 
 /// The answer of a server to the parameters of a login.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announced {
+pub struct ReportedParams {
     /// The resulting settings, as the server spells them.
     pub settings: Settings,
     /// All that the server reports under them.
@@ -40,7 +40,7 @@ pub struct Greetings {
 /// All that a greeting depends on.
 struct GreetingKey {
     /// What the servers report. A pool replaces it whenever that changes, or an answer to the parameters of a login.
-    welcome: Arc<ServerSettings>,
+    server_params: Arc<ServerSettings>,
     /// The parameters of the login.
     params: Vec<(String, Vec<u8>)>,
     /// The route that decides `in_hot_standby`, where there is a choice of servers.
@@ -55,12 +55,13 @@ impl Greetings {
     #[must_use]
     pub fn get(
         &self,
-        welcome: &Arc<ServerSettings>,
+        server_params: &Arc<ServerSettings>,
         params: &[(String, Vec<u8>)],
         route: Option<Route>,
     ) -> Option<Greeting> {
-        let is_same =
-            |key: &GreetingKey| Arc::ptr_eq(&key.welcome, welcome) && key.route == route && key.params == params;
+        let is_same = |key: &GreetingKey| {
+            Arc::ptr_eq(&key.server_params, server_params) && key.route == route && key.params == params
+        };
         let recent = self.recent.borrow();
         recent.iter().find(|(key, _)| is_same(key)).map(|(_, greeting)| greeting.clone())
     }
@@ -68,27 +69,27 @@ impl Greetings {
     /// Keeps the greeting of a login.
     pub fn put(
         &self,
-        welcome: Arc<ServerSettings>,
+        server_params: Arc<ServerSettings>,
         params: Vec<(String, Vec<u8>)>,
         route: Option<Route>,
         greeting: Greeting,
     ) {
         let mut recent = self.recent.borrow_mut();
         recent.truncate(KEPT - 1);
-        recent.push_front((GreetingKey { welcome, params, route }, greeting));
+        recent.push_front((GreetingKey { server_params, params, route }, greeting));
     }
 }
 
 impl Answers {
     /// The answer of a server to `asked`, if it is known.
     #[must_use]
-    pub(super) fn get(&self, asked: &Settings) -> Option<Announced> {
+    pub(super) fn get(&self, asked: &Settings) -> Option<ReportedParams> {
         let known = self.recent.iter().find(|(known, _)| known == asked);
         known.map(|(_, announced)| announced.clone())
     }
 
     /// Keeps the answer of a server. Returns whether it replaces another answer to the same parameters.
-    pub(super) fn put(&mut self, asked: Settings, announced: Announced) -> bool {
+    pub(super) fn put(&mut self, asked: Settings, announced: ReportedParams) -> bool {
         let before = self.recent.iter().position(|(known, _)| *known == asked);
         let before = before.and_then(|at| self.recent.remove(at));
         let is_new = before.is_some_and(|(_, before)| before != announced);
@@ -111,7 +112,7 @@ mod tests {
             settings.set("TimeZone", Value::text(zone.as_bytes()));
             settings
         };
-        let announced = |zone: &str| Announced { settings: asked(zone), reported: Settings::default() };
+        let announced = |zone: &str| ReportedParams { settings: asked(zone), reported: Settings::default() };
         assert!(!answers.put(asked("utc"), announced("utc")));
         assert!(answers.put(asked("utc"), announced("UTC")), "it replaces another answer");
         assert!(!answers.put(asked("utc"), announced("UTC")));
@@ -127,23 +128,23 @@ mod tests {
     #[test]
     fn greeting_is_kept_for_the_same_login() {
         let greetings = Greetings::default();
-        let welcome = Arc::new(ServerSettings::default());
+        let server_params = Arc::new(ServerSettings::default());
         let params = |name: &str| vec![("application_name".to_owned(), name.as_bytes().to_vec())];
         let greeting =
             |name: &str| Greeting { settings: Rc::default(), told: Rc::default(), words: name.as_bytes().into() };
-        greetings.put(welcome.clone(), params("a"), None, greeting("a"));
-        let words = |welcome, name: &str, route| {
-            greetings.get(welcome, &params(name), route).map(|greeting| greeting.words.to_vec())
+        greetings.put(server_params.clone(), params("a"), None, greeting("a"));
+        let words = |server_params, name: &str, route| {
+            greetings.get(server_params, &params(name), route).map(|greeting| greeting.words.to_vec())
         };
-        assert_eq!(words(&welcome, "a", None).as_deref(), Some(&b"a"[..]));
-        assert!(words(&welcome, "b", None).is_none());
-        assert!(words(&welcome, "a", Some(Route::Any)).is_none());
+        assert_eq!(words(&server_params, "a", None).as_deref(), Some(&b"a"[..]));
+        assert!(words(&server_params, "b", None).is_none());
+        assert!(words(&server_params, "a", Some(Route::Any)).is_none());
         let other = Arc::default();
         assert!(words(&other, "a", None).is_none(), "the servers report other values since");
         for client in 0..KEPT {
-            greetings.put(welcome.clone(), params(&client.to_string()), None, greeting("b"));
+            greetings.put(server_params.clone(), params(&client.to_string()), None, greeting("b"));
         }
         assert_eq!(greetings.recent.borrow().len(), KEPT);
-        assert!(words(&welcome, "a", None).is_none(), "the oldest one has made room");
+        assert!(words(&server_params, "a", None).is_none(), "the oldest one has made room");
     }
 }

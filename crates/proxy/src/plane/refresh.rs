@@ -59,7 +59,7 @@ async fn refresh_one(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) -> bool {
     if is_sound {
         pool.publish_news(&mut lease);
     } else {
-        pool.shared.outdate_welcome();
+        pool.shared.outdate_server_params();
     }
     lease.release(if is_sound { Fate::Reuse } else { Fate::Close }, reactor.now());
     true

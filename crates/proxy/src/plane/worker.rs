@@ -33,8 +33,8 @@ use tidegate_sql::classify::sets_of;
 
 use crate::{
     plane::{
-        CancelStage, Card, Console, Fleet, Gateway, Greetings, Phase, PoolKey, Quota, Room, Roster, Setup, SharedPool,
-        Signal, lock, within,
+        CancelStage, ClientInfo, ClientRegistry, ConnectionUse, Console, Gateway, Greetings, Phase, PoolKey,
+        QuotaGuard, ReplicaSet, Setup, SharedPool, Signal, lock, within,
     },
     server::{Server, cancel, clean},
     stats::{PoolStats, PoolTotals, Spread},
@@ -131,22 +131,22 @@ pub struct WorkerPool {
     /// When a server was last asked what has changed in its configuration.
     refreshed_at: Cell<Option<Instant>>,
     plan: RefCell<Rc<PoolPlan>>,
-    fleet: RefCell<Option<Rc<Fleet>>>,
+    replica_set: RefCell<Option<Rc<ReplicaSet>>>,
 }
 
 impl WorkerPool {
     /// The servers that its transactions have a choice of, if they have.
     #[inline]
     #[must_use]
-    pub fn fleet(&self) -> Option<Rc<Fleet>> {
-        self.fleet.borrow().clone()
+    pub fn replica_set(&self) -> Option<Rc<ReplicaSet>> {
+        self.replica_set.borrow().clone()
     }
 
     /// Lets new clients know what has changed in the configuration of a server.
     #[inline]
     pub fn publish_news(&self, server: &mut Server) {
         if server.settings.has_news() {
-            self.shared.renew_welcome(&server.take_news());
+            self.shared.renew_server_params(&server.take_news());
         }
     }
 
@@ -166,13 +166,13 @@ impl WorkerPool {
             return;
         }
         let cluster = self.shared.cluster();
-        let same = match (&*self.fleet.borrow(), &cluster) {
-            (Some(fleet), Some(cluster)) => Arc::ptr_eq(&fleet.cluster, cluster),
+        let same = match (&*self.replica_set.borrow(), &cluster) {
+            (Some(replica_set), Some(cluster)) => Arc::ptr_eq(&replica_set.cluster, cluster),
             (None, None) => true,
             _ => false,
         };
         if !same {
-            *self.fleet.borrow_mut() = cluster.map(Fleet::new);
+            *self.replica_set.borrow_mut() = cluster.map(ReplicaSet::new);
         }
     }
 
@@ -242,7 +242,7 @@ pub struct Worker {
     /// The greetings of its last logins.
     pub greetings: Greetings,
     /// Its clients.
-    pub roster: Roster,
+    pub registry: ClientRegistry,
     /// Tasks of clients.
     pub client_scope: Scope,
     /// Tasks that have to do with server connections.
@@ -292,7 +292,7 @@ impl Worker {
             interned: Interned::default(),
             console,
             greetings: Greetings::default(),
-            roster: Roster::default(),
+            registry: ClientRegistry::default(),
             client_scope,
             chores,
             recorder,
@@ -369,8 +369,8 @@ impl Worker {
         }
         for pool in self.pools() {
             pool.local.sweep(now);
-            if let Some(fleet) = pool.fleet() {
-                fleet.forget_gone();
+            if let Some(replica_set) = pool.replica_set() {
+                replica_set.forget_gone();
             }
         }
         self.drop_gone_pools();
@@ -491,7 +491,7 @@ impl Worker {
             changed: Notify::new(),
             refreshed_at: Cell::default(),
             plan: RefCell::new(Rc::new((*shared.plan()).clone())),
-            fleet: RefCell::default(),
+            replica_set: RefCell::default(),
         });
         pool.follow_cluster();
         let before = self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
@@ -505,15 +505,15 @@ impl Worker {
     }
 
     /// Who tells the journal of a client, if there is one.
-    pub fn witness(&self, card: &Card, settings: Option<&Rc<Settings>>) -> Option<Rc<Witness>> {
+    pub fn witness(&self, client_info: &ClientInfo, settings: Option<&Rc<Settings>>) -> Option<Rc<Witness>> {
         let recorder = self.recorder.as_ref()?;
         let stranger = Stranger {
-            client: card.peer.to_string(),
-            user: card.user.to_string(),
-            database: card.database.to_string(),
+            client: client_info.peer.to_string(),
+            user: client_info.user.to_string(),
+            database: client_info.database.to_string(),
             application: Box::default(),
         };
-        Some(Witness::new(recorder, stranger, card.id, settings, self.reactor.now()))
+        Some(Witness::new(recorder, stranger, client_info.id, settings, self.reactor.now()))
     }
 
     /// Takes the settings of a reload over.
@@ -532,22 +532,28 @@ impl Worker {
         self.dismiss_removed();
         self.note_replaced_pools();
         // Some leave with servers that are to be replaced now.
-        self.roster.wake_all();
+        self.registry.wake_all();
     }
 
     /// Sends those away whose database was taken out of the configuration.
     fn dismiss_removed(&self) {
         let pools = self.pools.borrow();
-        let is_removed = |card: &Rc<Card>| pools.get(&card.key()).is_some_and(|pool| pool.shared.pool.is_closed());
-        self.roster.cards().iter().filter(|card| is_removed(card)).for_each(|card| card.signal(Signal::Removed));
+        let is_removed = |client_info: &Rc<ClientInfo>| {
+            pools.get(&client_info.key()).is_some_and(|pool| pool.shared.pool.is_closed())
+        };
+        self.registry
+            .client_infos()
+            .iter()
+            .filter(|client_info| is_removed(client_info))
+            .for_each(|client_info| client_info.signal(Signal::Removed));
     }
 
     /// Tells the clients whose servers are those of another user now, or that share a pool now or no longer do.
     fn note_replaced_pools(&self) {
         let setup = self.gateway.config.setup();
-        for card in self.roster.cards() {
-            let key = card.key();
-            card.is_pool_replaced.set(*key.user != *setup.config.pool_user(&key.database, &card.user));
+        for client_info in self.registry.client_infos() {
+            let key = client_info.key();
+            client_info.is_pool_replaced.set(*key.user != *setup.config.pool_user(&key.database, &client_info.user));
         }
     }
 
@@ -559,34 +565,34 @@ impl Worker {
     }
 
     /// Notes whether all that a client and its server have said is sent, while the gateway is suspended.
-    pub fn hold(&self, card: &Card, is_sent: bool) {
+    pub fn hold(&self, client_info: &ClientInfo, is_sent: bool) {
         let mut held = self.held.borrow_mut();
         if is_sent {
-            held.insert(card.id);
+            held.insert(client_info.id);
         } else {
-            held.remove(&card.id);
+            held.remove(&client_info.id);
         }
     }
 
     /// Clients of which nothing is under way, and those of which something is, while the gateway is suspended.
     #[must_use]
-    pub fn held_and_others(&self) -> (Vec<Rc<Card>>, Vec<Rc<Card>>) {
+    pub fn held_and_others(&self) -> (Vec<Rc<ClientInfo>>, Vec<Rc<ClientInfo>>) {
         let held = self.held.borrow();
-        let mut cards = self.roster.cards();
-        cards.retain(|card| card.linked().is_some());
-        cards.into_iter().partition(|card| held.contains(&card.id))
+        let mut client_infos = self.registry.client_infos();
+        client_infos.retain(|client_info| client_info.server_handle().is_some());
+        client_infos.into_iter().partition(|client_info| held.contains(&client_info.id))
     }
 
     /// Takes over whether the gateway is suspended.
     pub fn follow_phase(&self) {
         self.suspended.set(self.gateway.lifecycle.phase() == Phase::Suspended);
         self.held.borrow_mut().clear();
-        for card in self.roster.cards() {
-            if card.peek_signal() == Some(Signal::SuspendTimeout) {
-                card.clear_signal();
+        for client_info in self.registry.client_infos() {
+            if client_info.peek_signal() == Some(Signal::SuspendTimeout) {
+                client_info.clear_signal();
             }
         }
-        self.roster.wake_all();
+        self.registry.wake_all();
     }
 
     /// Starts a task that has to do with server connections; with that of this id, or with none yet if it is 0.
@@ -608,7 +614,7 @@ impl Worker {
 
     /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
     /// that lies idle elsewhere has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
-    pub async fn room_for(&self, pool: &WorkerPool, room: Room) -> Option<Quota> {
+    pub async fn reserve_connection(&self, pool: &WorkerPool, room: ConnectionUse) -> Option<QuotaGuard> {
         let (gateway, key) = (&self.gateway, &pool.shared.key);
         let mut evicted_at: Option<Instant> = None;
         loop {
@@ -624,7 +630,7 @@ impl Worker {
             let now = self.reactor.now();
             // One at a time: the room it makes is seen at the next look.
             let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
-            if !asked && (room == Room::Apart || pool.shared.pool.counts().waiting > 0) {
+            if !asked && (room == ConnectionUse::DedicatedServer || pool.shared.pool.counts().waiting > 0) {
                 gateway.pools.evict_for(key, &plan, full, room);
                 evicted_at = Some(now);
             }
@@ -695,7 +701,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
         if let Some((worker, pool)) = self.upgrade() {
             if why == Retirement::Unusable || server.is_closing() {
                 // The server may have been restarted with another configuration.
-                pool.shared.outdate_welcome();
+                pool.shared.outdate_server_params();
             }
             log_closed(&worker.gateway.config.setup(), &pool.shared, server, why);
         }
@@ -713,7 +719,7 @@ impl tidegate_pool::Host<Server> for PoolHost {
 }
 
 async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
-    let Some(quota) = worker.room_for(&pool, Room::InPool).await else {
+    let Some(quota) = worker.reserve_connection(&pool, ConnectionUse::InPool).await else {
         return slot.withdraw(worker.reactor.now());
     };
     // Not this thread's copy: after a reload that may be of before.
@@ -740,7 +746,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
             let Ok(held) = worker.gateway.lifecycle.server_scope.hold(server.identity.id) else { return };
             server.quota = Some(Box::new((quota, held)));
-            pool.shared.set_welcome(&server.settings, server.identity.connected_at);
+            pool.shared.set_server_params(&server.settings, server.identity.connected_at);
             let identity = server.identity.clone();
             worker.gateway.pools.note_server(&pool.shared.key, &identity);
             log_opened(&setup, &pool.shared, &identity);

@@ -56,30 +56,30 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
         return Err(CleanError::Cancelled);
     }
     let mut out = Vec::new();
-    let mut owed = 1;
+    let mut expected = 1;
     if cleaning.unsynced {
         // After an error the server skips everything before it.
         frontend::sync(&mut out);
-        owed += 1;
+        expected += 1;
     }
     if cleaning.in_transaction {
         frontend::query(b"ROLLBACK", &mut out);
-        owed += 1;
+        expected += 1;
     }
     for reset in resets {
         frontend::query(reset.as_bytes(), &mut out);
-        owed += 1;
+        expected += 1;
     }
     // A reply to this proves that a late signal has found nothing to cancel, or this.
     frontend::sync(&mut out);
     server.link().write(out);
     server.link().flush().await?;
     // A late cancel may hit the reset; whatever it was, the session is not what it should be.
-    hear(server, owed, message_of).await?;
+    on_message(server, expected, message_of).await?;
     resets.iter().for_each(|reset| note_reset(server, reset));
     server.note_statements();
     server.unnamed = None;
-    server.adopted = None;
+    server.synced_params = None;
     server.reset_need = ResetNeed::Nothing;
     Ok(())
 }
@@ -128,7 +128,7 @@ pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     server.link().write(out);
     server.link().flush().await?;
     let reason = |fields: &ErrorFields<'_>| tidegate_sql::error_values::error_without_values(fields, sql.as_bytes());
-    hear(server, 1, reason).await
+    on_message(server, 1, reason).await
 }
 
 /// Lets a server at rest report what has changed in its configuration, which it does before its next ReadyForQuery.
@@ -143,8 +143,8 @@ pub async fn refresh(server: &mut Server) -> Result<(), CleanError> {
     frontend::sync(&mut out);
     server.link().write(out);
     server.link().flush().await?;
-    hear(server, 1, message_of).await?;
-    server.adopted = None;
+    on_message(server, 1, message_of).await?;
+    server.synced_params = None;
     Ok(())
 }
 
@@ -162,10 +162,10 @@ pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleTurn) -> Re
         let mut out = Vec::new();
         queries.iter().for_each(|sql| frontend::query(sql, &mut out));
         server.unnamed = None;
-        server.adopted = None;
+        server.synced_params = None;
         server.link().write(out);
         server.link().flush().await?;
-        if let Some(error) = hear_answers(server, queries.len(), false).await? {
+        if let Some(error) = read_answers(server, queries.len(), false).await? {
             return Err(CleanError::Settings(error));
         }
     }
@@ -176,9 +176,13 @@ fn message_of(fields: &ErrorFields<'_>) -> String {
     fields.message().map(|text| text.into_owned()).unwrap_or_default()
 }
 
-/// Reads until the server is ready for the `owed`-th time. `reason` makes the reason of a refusal.
-async fn hear(server: &mut Server, owed: usize, reason: impl Fn(&ErrorFields<'_>) -> String) -> Result<(), CleanError> {
-    match hear_answers(server, owed, true).await? {
+/// Reads until the server is ready for the `expected`-th time. `reason` makes the reason of a refusal.
+async fn on_message(
+    server: &mut Server,
+    expected: usize,
+    reason: impl Fn(&ErrorFields<'_>) -> String,
+) -> Result<(), CleanError> {
+    match read_answers(server, expected, true).await? {
         Some(error) => Err(CleanError::Refused(reason(&ErrorFields::decode(&error)?))),
         None if server.status != TxStatus::Idle => Err(CleanError::Busy),
         None => Ok(()),
@@ -187,9 +191,9 @@ async fn hear(server: &mut Server, owed: usize, reason: impl Fn(&ErrorFields<'_>
 
 /// The same; the error of a statement that was refused. `is_own` says whether what the server reports is its own, or that of a
 /// client.
-async fn hear_answers(server: &mut Server, owed: usize, is_own: bool) -> Result<Option<Box<[u8]>>, CleanError> {
+async fn read_answers(server: &mut Server, expected: usize, is_own: bool) -> Result<Option<Box<[u8]>>, CleanError> {
     let (mut ready, mut refused) = (0, None);
-    while ready < owed {
+    while ready < expected {
         let chunk = server.link().read().await?;
         if chunk.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

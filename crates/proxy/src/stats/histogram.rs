@@ -88,7 +88,7 @@ impl Histogram {
         }
         match place(time) {
             None => self.zero.add(count.into()),
-            Some((octave, part)) => self.octaves[octave].get_or_init(Box::default)[part].add(count.into()),
+            Some((octave, close_with)) => self.octaves[octave].get_or_init(Box::default)[close_with].add(count.into()),
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn number(time: Duration) -> Option<i32> {
-        place(time).map(|(octave, part)| FIRST + (octave * PARTS + part) as i32)
+        place(time).map(|(octave, close_with)| FIRST + (octave * PARTS + close_with) as i32)
     }
 
     #[test]

@@ -53,9 +53,10 @@ impl<'a> Names<'a> {
         for worker in gateway.workers() {
             let peers = Arc::clone(&peers);
             worker.visit(move |worker| {
-                let cards = worker.roster.cards();
-                lock(&peers).extend(cards.iter().map(|card| (card.id, card.peer.to_string())));
-                worker.roster.wake_all();
+                let client_infos = worker.registry.client_infos();
+                lock(&peers)
+                    .extend(client_infos.iter().map(|client_info| (client_info.id, client_info.peer.to_string())));
+                worker.registry.wake_all();
             });
         }
         Self { gateway, peers }

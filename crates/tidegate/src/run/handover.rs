@@ -94,8 +94,8 @@ fn receive(socket: &UnixStream) -> io::Result<(String, Option<OwnedFd>)> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         length += got.bytes;
-        for part in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = part {
+        for close_with in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = close_with {
                 fd = fds.last().or(fd);
             }
         }

@@ -29,17 +29,17 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Fleet> {
     check(&setup.config)?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let scope = gateway.lifecycle.scope.child("streams");
-    let fleet = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads, scope);
-    let fleet = fleet.context("cannot start the streams")?;
+    let replica_set = Fleet::start(&setup.config.streams, &doors(gateway), Restart::Always, threads, scope);
+    let replica_set = replica_set.context("cannot start the streams")?;
     // It is set here only.
-    let _ = gateway.streams.set(fleet.board().clone());
-    Ok(fleet)
+    let _ = gateway.streams.set(replica_set.board().clone());
+    Ok(replica_set)
 }
 
 /// Goes by the configuration that is in force now.
-pub(super) fn adopt(fleet: &mut Fleet, gateway: &Arc<Gateway>) -> anyhow::Result<()> {
+pub(super) fn adopt(replica_set: &mut Fleet, gateway: &Arc<Gateway>) -> anyhow::Result<()> {
     let setup = gateway.config.setup();
-    fleet.adopt(&setup.config.streams, &doors(gateway)).context("cannot start the streams; the rest is in force")
+    replica_set.adopt(&setup.config.streams, &doors(gateway)).context("cannot start the streams; the rest is in force")
 }
 
 fn doors(gateway: &Arc<Gateway>) -> Doors {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use tidegate_link::Address;
 use tidegate_supervise::Ctx;
 
-use super::{Arriving, LoginError, packet::Request, seat::while_there};
+use super::{Arriving, LoginError, admission::while_there, packet::Request};
 use tidegate_config::Admin;
 
 use crate::{error::Cause, plane::FailedLoginRules};

@@ -23,9 +23,9 @@ use crate::{
         session::as_fatal,
     },
     error::Cause,
-    plane::{Announced, Card, ClientState, Greeting, Worker, WorkerPool, is_refresh_due, refresh, within},
+    plane::{ClientInfo, ClientState, Greeting, ReportedParams, Worker, WorkerPool, is_refresh_due, refresh, within},
     server::{
-        Adopted, Cleaning, ResetNeed, Server,
+        Cleaning, ResetNeed, Server, SyncedParams,
         clean::{self, CleanError},
     },
 };
@@ -57,19 +57,19 @@ impl Parameters {
         Self { all, asked, application }
     }
 
-    /// What a server would answer that reports `welcome` of itself, as far as that can be told without it.
-    fn known(&self, welcome: &ServerSettings) -> Option<Announced> {
-        let is_own = |(name, value): (&str, &Value)| welcome.own().get(name) == Some(value);
+    /// What a server would answer that reports `server_params` of itself, as far as that can be told without it.
+    fn known(&self, server_params: &ServerSettings) -> Option<ReportedParams> {
+        let is_own = |(name, value): (&str, &Value)| server_params.own().get(name) == Some(value);
         let is_known = self.asked.iter().all(is_own);
-        is_known.then(|| Announced { settings: self.asked.clone(), reported: welcome.own().clone() })
+        is_known.then(|| ReportedParams { settings: self.asked.clone(), reported: server_params.own().clone() })
     }
 
     /// The same answer without the name of this client.
-    fn without_application(&self, announced: &Announced, welcome: &ServerSettings) -> Announced {
+    fn without_application(&self, announced: &ReportedParams, server_params: &ServerSettings) -> ReportedParams {
         let mut announced = announced.clone();
         if self.application.is_some() {
             announced.settings.remove(APPLICATION_NAME);
-            if let Some(own) = welcome.own().get(APPLICATION_NAME) {
+            if let Some(own) = server_params.own().get(APPLICATION_NAME) {
                 announced.reported.set(APPLICATION_NAME, own.clone());
             }
         }
@@ -92,31 +92,33 @@ impl Arriving {
         &mut self,
         pool: &Rc<WorkerPool>,
         request: &Request,
-        card: &Card,
+        client_info: &ClientInfo,
     ) -> Result<Greeting, LoginError> {
-        let has_choice = pool.fleet().is_some();
+        let has_choice = pool.replica_set().is_some();
         if !has_choice && is_refresh_due(&self.worker, pool) {
             Box::pin(refresh(&self.worker, pool)).await;
         }
         let route = has_choice.then(|| request.route.unwrap_or(pool.plan().route.route));
-        let welcome = pool.shared.welcome();
-        let kept = welcome.as_ref().and_then(|welcome| self.worker.greetings.get(welcome, &request.params, route));
+        let server_params = pool.shared.server_params();
+        let kept = server_params
+            .as_ref()
+            .and_then(|server_params| self.worker.greetings.get(server_params, &request.params, route));
         if let Some(greeting) = kept {
             return Ok(greeting);
         }
         let parameters = Parameters::of(request);
-        let known = welcome.and_then(|welcome| {
-            let known = parameters.known(&welcome).or_else(|| pool.shared.answer(&parameters.asked));
-            known.map(|announced| (welcome, announced))
+        let known = server_params.and_then(|server_params| {
+            let known = parameters.known(&server_params).or_else(|| pool.shared.answer(&parameters.asked));
+            known.map(|announced| (server_params, announced))
         });
-        let Some((welcome, announced)) = known else {
-            let announced = Box::pin(self.ask_server(pool, request, &parameters, card)).await?;
+        let Some((server_params, announced)) = known else {
+            let announced = Box::pin(self.ask_server(pool, request, &parameters, client_info)).await?;
             return Ok(self.compose(announced, parameters.application, route));
         };
         let greeting = self.compose(announced, parameters.application, route);
         if parameters.all.get(ROLE).is_none() {
             // The role belongs to this client alone.
-            self.worker.greetings.put(welcome, request.params.clone(), route, greeting.clone());
+            self.worker.greetings.put(server_params, request.params.clone(), route, greeting.clone());
         }
         Ok(greeting)
     }
@@ -126,18 +128,18 @@ impl Arriving {
         pool: &Rc<WorkerPool>,
         request: &Request,
         parameters: &Parameters,
-        card: &Card,
-    ) -> Result<Announced, LoginError> {
+        client_info: &ClientInfo,
+    ) -> Result<ReportedParams, LoginError> {
         let worker = self.worker.clone();
         let route = request.route.unwrap_or(pool.plan().route.route);
-        card.state.set(ClientState::Waiting(worker.reactor.now()));
+        client_info.state.set(ClientState::Waiting(worker.reactor.now()));
         let asking = async {
             let mut attempts = 0;
             loop {
-                let found = match pool.fleet() {
+                let found = match pool.replica_set() {
                     None => {
                         let checkout = pool.local.checkout(worker.reactor.now());
-                        checkout.await.map(|lease| (None, lease)).map_err(route::Unserved::Checkout)
+                        checkout.await.map(|lease| (None, lease)).map_err(route::CheckoutFailure::Checkout)
                     }
                     Some(_) => find_server(&worker, pool, route, None).await,
                 };
@@ -153,14 +155,19 @@ impl Arriving {
                 }
             }
         };
-        let announced = self.in_line(pool, unless_killed(card, asking)).await?;
-        card.state.set(ClientState::Idle);
+        let announced = self.in_line(pool, unless_killed(client_info, asking)).await?;
+        client_info.state.set(ClientState::Idle);
         announced.unwrap_or_else(|| Err(self.cause(Cause::Killed)))
     }
 
     /// The greeting of a client, given the answer of a server.
-    pub(super) fn compose(&self, announced: Announced, application: Option<Value>, route: Option<Route>) -> Greeting {
-        let Announced { mut settings, mut reported } = announced;
+    pub(super) fn compose(
+        &self,
+        announced: ReportedParams,
+        application: Option<Value>,
+        route: Option<Route>,
+    ) -> Greeting {
+        let ReportedParams { mut settings, mut reported } = announced;
         if let Some(name) = application {
             if reported.get(APPLICATION_NAME).is_some() {
                 reported.set(APPLICATION_NAME, name.clone());
@@ -190,7 +197,7 @@ fn self_lost() -> LoginError {
 
 /// The outcome of asking a server.
 enum Asked {
-    Answered(Announced),
+    Answered(ReportedParams),
     /// The server refuses a parameter, with this ErrorResponse.
     Refused(Box<[u8]>),
     /// The connection broke, or the server does not answer.
@@ -210,13 +217,13 @@ async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, param
     match answer {
         Ok(settings) => {
             let connected_at = lease.identity.connected_at;
-            let welcome = pool.shared.set_welcome(&lease.settings, connected_at);
-            let announced = Announced { settings, reported: lease.settings.reported().clone() };
+            let server_params = pool.shared.set_server_params(&lease.settings, connected_at);
+            let announced = ReportedParams { settings, reported: lease.settings.reported().clone() };
             if !parameters.asked.is_empty() {
-                let kept = parameters.without_application(&announced, &welcome);
-                pool.shared.keep_answer(&welcome, parameters.asked.clone(), kept);
+                let kept = parameters.without_application(&announced, &server_params);
+                pool.shared.keep_answer(&server_params, parameters.asked.clone(), kept);
             }
-            lease.adopted = Some(Adopted {
+            lease.synced_params = Some(SyncedParams {
                 settings: worker.interned.intern(announced.settings.clone()),
                 reported: worker.interned.intern(announced.reported.clone()),
             });

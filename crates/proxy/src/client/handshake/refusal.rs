@@ -12,7 +12,7 @@ use tidegate_config::Dialect;
 use tidegate_query_log::record::{Stranger, Witness};
 
 use crate::{
-    client::{log, part},
+    client::{close_with, log},
     error::Cause,
     plane::Setup,
 };
@@ -37,7 +37,7 @@ impl Arriving {
         };
         self.log_refusal(&error, &words);
         self.record_refusal(&words);
-        part(&self.worker, &mut self.link, words).await;
+        close_with(&self.worker, &mut self.link, words).await;
         error
     }
 

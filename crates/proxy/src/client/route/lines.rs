@@ -20,7 +20,7 @@ use tidegate_pg_client::ConnectError;
 use tidegate_topology::Node;
 
 use crate::{
-    plane::{Fleet, Placed, Worker, WorkerPool},
+    plane::{Placed, ReplicaSet, Worker, WorkerPool},
     server::Server,
 };
 
@@ -37,7 +37,7 @@ const LINES_USUAL: usize = 4;
 pub(super) struct Lines<'a> {
     worker: &'a Rc<Worker>,
     home: &'a Rc<WorkerPool>,
-    fleet: &'a Fleet,
+    replica_set: &'a ReplicaSet,
     route: Route,
     lines: Vec<Line>,
     /// How many of them were told to the pool of the clients as places of one who waits elsewhere already.
@@ -55,11 +55,11 @@ impl<'a> Lines<'a> {
         chosen: Placed,
         worker: &'a Rc<Worker>,
         home: &'a Rc<WorkerPool>,
-        fleet: &'a Fleet,
+        replica_set: &'a ReplicaSet,
         route: Route,
     ) -> Self {
         let route = narrowed(route, chosen.node());
-        let mut lines = Self { worker, home, fleet, route, lines: Vec::with_capacity(LINES_USUAL), told: 0 };
+        let mut lines = Self { worker, home, replica_set, route, lines: Vec::with_capacity(LINES_USUAL), told: 0 };
         lines.join(chosen);
         lines
     }
@@ -73,7 +73,7 @@ impl<'a> Lines<'a> {
         if self.lines.iter().any(|line| !line.placed.pool.local.is_exhausted()) {
             return;
         }
-        for mut except in [self.fleet.taken(), Vec::new()] {
+        for mut except in [self.replica_set.taken(), Vec::new()] {
             let joined = self.lines.iter().map(|line| line.placed.node());
             except.extend(joined.chain(tried).cloned());
             if self.join_others(&mut except) {
@@ -121,7 +121,7 @@ impl<'a> Lines<'a> {
     fn pick_other(&self, except: &[Arc<Node>]) -> Option<Placed> {
         let model = self.lines.first()?.placed.node();
         let now = self.worker.reactor.now();
-        self.fleet.pick_like(self.worker, self.home, self.route, (model, except), now)
+        self.replica_set.pick_like(self.worker, self.home, self.route, (model, except), now)
     }
 
     fn join(&mut self, placed: Placed) {

@@ -13,14 +13,14 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{Goodbye, Session, bad_client, checkout_timeout};
+use super::{Session, SessionEnd, bad_client, checkout_timeout};
 use tidegate_config::{PoolPlan, Timeouts};
 use tidegate_query_log::record::{self, Ledger};
 
 use crate::{
     client::{
         check, log,
-        route::{Found, Unserved, find_server},
+        route::{CheckoutFailure, Found, find_server},
     },
     plane::{ClientState, Signal},
     server::Server,
@@ -36,7 +36,7 @@ enum Waited<T> {
     /// A reload has made another pool the client's.
     PoolReplaced,
     Cancelled,
-    Goodbye(Goodbye),
+    SessionEnd(SessionEnd),
 }
 
 impl Session {
@@ -45,16 +45,16 @@ impl Session {
         &mut self,
         request: Chunk,
         ctx: &Ctx,
-    ) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
+    ) -> Result<Option<(Lease<Server>, Chunk)>, SessionEnd> {
         let now = self.worker.reactor.now();
         let mut request = request.park();
-        self.entry.card.state.set(ClientState::Waiting(now));
+        self.entry.client_info.state.set(ClientState::Waiting(now));
         self.notified = false;
         self.deadline.set(self.first_deadline(&self.home.plan().timeouts, now));
         let search = self.search(&request);
         let waited = self.wait_for(search, ctx).await;
         self.deadline.set(None);
-        self.entry.card.state.set(ClientState::Idle);
+        self.entry.client_info.state.set(ClientState::Idle);
         let waited_for = self.worker.reactor.now() - now;
         self.pool.stats.wait_time.add_time(waited_for);
         self.pool.stats.durations.wait.record(waited_for);
@@ -65,13 +65,13 @@ impl Session {
                 Ok(Some((lease, request)))
             }
             Waited::Decided(Err(error)) => {
-                let goodbye = Goodbye::Told(error.words(), log::NO_SERVER);
-                self.record_unserved(&request, &goodbye);
-                Err(goodbye)
+                let session_end = SessionEnd::Told(error.words(), log::NO_SERVER);
+                self.record_unserved(&request, &session_end);
+                Err(session_end)
             }
-            Waited::Goodbye(goodbye) => {
-                self.record_unserved(&request, &goodbye);
-                Err(goodbye)
+            Waited::SessionEnd(session_end) => {
+                self.record_unserved(&request, &session_end);
+                Err(session_end)
             }
             Waited::Cancelled => self.cancel_wait(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
             Waited::PoolReplaced => {
@@ -90,12 +90,12 @@ impl Session {
         request: Chunk,
         plan: &PoolPlan,
         ctx: &Ctx,
-    ) -> Result<Option<(Lease<Server>, Chunk)>, Goodbye> {
+    ) -> Result<Option<(Lease<Server>, Chunk)>, SessionEnd> {
         let worker = self.worker.clone();
         let request = request.park();
-        self.entry.card.state.set(ClientState::Waiting(worker.reactor.now()));
+        self.entry.client_info.state.set(ClientState::Waiting(worker.reactor.now()));
         let waited = self.wait_for(check::passes(&worker.reactor, &mut lease, plan), ctx).await;
-        self.entry.card.state.set(ClientState::Idle);
+        self.entry.client_info.state.set(ClientState::Idle);
         if matches!(waited, Waited::Decided(true)) {
             return Ok(Some((lease, request)));
         }
@@ -105,9 +105,9 @@ impl Session {
         match waited {
             Waited::Decided(_) | Waited::PoolReplaced => self.front.link.unread_before(request),
             Waited::Cancelled => self.cancel_wait(request)?,
-            Waited::Goodbye(goodbye) => {
-                self.record_unserved(&request, &goodbye);
-                return Err(goodbye);
+            Waited::SessionEnd(session_end) => {
+                self.record_unserved(&request, &session_end);
+                return Err(session_end);
             }
         }
         Ok(None)
@@ -119,10 +119,10 @@ impl Session {
         let mut hears = true;
         std::future::poll_fn(|cx| {
             // First: no cancel outlives the wait that it is for.
-            if self.entry.card.peek_signal() == Some(Signal::CancelWait) {
+            if self.entry.client_info.peek_signal() == Some(Signal::CancelWait) {
                 return Poll::Ready(Waited::Cancelled);
             }
-            if self.entry.card.is_pool_replaced.get() {
+            if self.entry.client_info.is_pool_replaced.get() {
                 return Poll::Ready(Waited::PoolReplaced);
             }
             match work.as_mut().poll(cx) {
@@ -134,14 +134,14 @@ impl Session {
     }
 
     /// Tells a client that has cancelled while it waited.
-    fn cancel_wait(&mut self, request: Chunk) -> Result<(), Goodbye> {
-        self.entry.card.clear_signal();
+    fn cancel_wait(&mut self, request: Chunk) -> Result<(), SessionEnd> {
+        self.entry.client_info.clear_signal();
         let refusal = ErrorReply::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
         self.refuse_cancelled(request, &refusal.error())
     }
 
     /// Answers what was cancelled before a server had it.
-    pub(super) fn refuse_cancelled(&mut self, request: Chunk, error: &[u8]) -> Result<(), Goodbye> {
+    pub(super) fn refuse_cancelled(&mut self, request: Chunk, error: &[u8]) -> Result<(), SessionEnd> {
         self.record_cancelled(&request);
         let mut out = Vec::new();
         let refused = self.idle.refuse(request, error, &mut out);
@@ -153,15 +153,15 @@ impl Session {
     }
 
     /// Waits for a server: in the line of its pool, or of any that serves the route.
-    fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, Unserved>> + use<> {
+    fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, CheckoutFailure>> + use<> {
         let (worker, home, placed) = (self.worker.clone(), self.home.clone(), self.placed.take());
         let route = self.route(request);
         let now = self.worker.reactor.now();
         // Its place in the line is that of this moment.
-        let checkout = home.fleet().is_none().then(|| home.local.checkout(now));
+        let checkout = home.replica_set().is_none().then(|| home.local.checkout(now));
         async move {
             match checkout {
-                Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(Unserved::Checkout),
+                Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(CheckoutFailure::Checkout),
                 // In a box: all who wait in the line of one pool would have room for its state.
                 None => Box::pin(find_server(&worker, &home, route, placed)).await,
             }
@@ -169,14 +169,14 @@ impl Session {
     }
 
     /// What a client asked that is sent away before it got a server.
-    fn record_unserved(&self, request: &[u8], goodbye: &Goodbye) {
-        self.record_refused(request, goodbye.sqlstate(), goodbye.reason());
+    fn record_unserved(&self, request: &[u8], session_end: &SessionEnd) {
+        self.record_refused(request, session_end.sqlstate(), session_end.reason());
     }
 
     fn record_cancelled(&self, request: &[u8]) {
-        let flight = record::first_flight(request);
+        let pending_replies = record::first_flight(request);
         self.record_refused(
-            flight,
+            pending_replies,
             sqlstate::QUERY_CANCELED.as_str().as_bytes(),
             "cancelled while it waited for a server",
         );
@@ -185,15 +185,15 @@ impl Session {
     fn record_refused(&self, request: &[u8], sqlstate: &[u8], reason: &str) {
         let Some(witness) = &self.witness else { return };
         let now = self.worker.reactor.now();
-        let ledger = Ledger::open(witness, &self.front.settings, self.entry.card.request_at.get(), now);
+        let ledger = Ledger::open(witness, &self.front.settings, self.entry.client_info.request_at.get(), now);
         let statements = self.front.statements.as_deref();
         let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
         ledger.turn_away(request, known, (sqlstate, reason), now);
     }
 
     fn poll_waiting<T>(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {
-        if let Some(goodbye) = self.poll_interrupt(ctx, cx) {
-            return Poll::Ready(Waited::Goodbye(goodbye));
+        if let Some(session_end) = self.poll_interrupt(ctx, cx) {
+            return Poll::Ready(Waited::SessionEnd(session_end));
         }
         // A client that vanishes leaves the queue at once. One that sends more is heard out later.
         while *hears {
@@ -203,14 +203,14 @@ impl Session {
                     self.front.link.unread(chunk);
                     *hears = false;
                 }
-                Poll::Ready(_) => return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT))),
+                Poll::Ready(_) => return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT))),
             }
         }
         if !*hears && self.front.link.poll_left(cx).is_ready() {
-            return Poll::Ready(Waited::Goodbye(Goodbye::Gone(LEFT)));
+            return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT)));
         }
         if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
-            return Poll::Ready(Waited::Goodbye(Goodbye::Gone("connection lost")));
+            return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone("connection lost")));
         }
         let now = self.worker.reactor.now();
         if self.worker.is_suspended() || self.deadline.poll(now, cx).is_pending() {
@@ -226,13 +226,13 @@ impl Session {
         }
         let dialect = self.worker.gateway.config.setup().config.listen.dialect;
         let refusal = checkout_timeout(times.checkout, dialect);
-        Poll::Ready(Waited::Goodbye(Goodbye::refusal(&refusal, "checkout timeout")))
+        Poll::Ready(Waited::SessionEnd(SessionEnd::refusal(&refusal, "checkout timeout")))
     }
 
     /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
     /// `None` if that is now.
     fn notify_of_wait(&mut self, times: &Timeouts, now: Instant) -> Option<Option<Instant>> {
-        let ClientState::Waiting(since) = self.entry.card.state.get() else { return None };
+        let ClientState::Waiting(since) = self.entry.client_info.state.get() else { return None };
         let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
         if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
             return None;

@@ -14,10 +14,10 @@ use tidegate_config::{Auth, SharedLimits};
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
-    decoys::salt_secret,
     failed_logins::FailedLogins,
     lock,
-    quota::{ClientQuotas, Full, Quota, Share},
+    mock_secrets::salt_secret,
+    quota::{ClientQuotas, CountGuard, QuotaExceeded, QuotaGuard},
 };
 
 /// Concurrent password checks by PAM or LDAP. Each occupies a thread for its duration.
@@ -75,17 +75,17 @@ impl Clients {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub fn admit(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
+    pub fn admit(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<QuotaGuard, QuotaExceeded> {
         self.quotas.admit(database, user, limits)
     }
 
     /// Counts a client of an address; `None` if there are `max` already.
-    pub fn admit_address(&self, address: IpAddr, max: u32) -> Option<Share> {
+    pub fn admit_address(&self, address: IpAddr, max: u32) -> Option<CountGuard> {
         self.quotas.admit_address(address, max)
     }
 
     /// Counts a connection of an address before its login; `None` if there are `max` already.
-    pub fn admit_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
+    pub fn admit_arrival(&self, address: IpAddr, max: u32) -> Option<CountGuard> {
         self.quotas.admit_arrival(address, max)
     }
 

@@ -37,7 +37,7 @@ impl Gateway {
         }
         let scope: Scope<&'static str> = tree::control(&self.lifecycle.scope, &format!("hosts-{}", plan.entry)).build();
         let owner = Arc::downgrade(self);
-        own(cluster, &scope, &self.pools.connector.resolver, move || Land(owner.clone()));
+        own(cluster, &scope, &self.pools.connector.resolver, move || ClusterHooks(owner.clone()));
     }
 
     /// Applies a new configuration to the cluster of a pool. Returns the pool's settings, or `None` if it is the pool of a
@@ -76,9 +76,9 @@ fn is_of(name: &str, host: &Host) -> bool {
 }
 
 /// The gateway as seen by a cluster.
-struct Land(Weak<Gateway>);
+struct ClusterHooks(Weak<Gateway>);
 
-impl Ground for Land {
+impl Ground for ClusterHooks {
     fn watch(&self, cluster: &Arc<Cluster>, node: &Arc<Node>, sink: Sink) {
         let Some(gateway) = self.0.upgrade() else { return };
         let workers = gateway.workers();
@@ -117,7 +117,7 @@ impl Ground for Land {
             gateway.pools.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
         for worker in gateway.workers() {
             let servers = servers.clone();
-            worker.visit(move |worker| worker.roster.sever(&servers));
+            worker.visit(move |worker| worker.registry.sever(&servers));
         }
     }
 }

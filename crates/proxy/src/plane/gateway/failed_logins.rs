@@ -169,7 +169,7 @@ pub struct FailedLoginCounts {
 
 /// An address or user with failures.
 #[derive(Clone, Debug)]
-pub struct Offender {
+pub struct FailedLoginSource {
     /// The address or user name.
     pub name: String,
     /// Failures, decayed.
@@ -246,11 +246,11 @@ impl FailedLogins {
 
     /// Addresses and users with failures, most failures first.
     #[must_use]
-    pub fn offenders(&self, rules: Rules, now: Instant) -> (Vec<Offender>, Vec<Offender>) {
-        fn listed<K: ToString>(records: &Records<K>, rules: Rules, now: Instant) -> Vec<Offender> {
+    pub fn offenders(&self, rules: Rules, now: Instant) -> (Vec<FailedLoginSource>, Vec<FailedLoginSource>) {
+        fn listed<K: ToString>(records: &Records<K>, rules: Rules, now: Instant) -> Vec<FailedLoginSource> {
             let offender = |(key, record): (&K, &Record)| {
                 let failures = record.failures(now);
-                Offender { name: key.to_string(), failures, delay: rules.after(failures.saturating_add(1)) }
+                FailedLoginSource { name: key.to_string(), failures, delay: rules.after(failures.saturating_add(1)) }
             };
             let mut all: Vec<_> = records.0.iter().map(offender).filter(|offender| offender.failures > 0).collect();
             all.sort_by(|a, b| b.failures.cmp(&a.failures).then_with(|| a.name.cmp(&b.name)));

@@ -103,7 +103,7 @@ impl Gateway {
             family(&pools, &pool.key).all(|pool| pool.open() == 0 && pool.pool.counts().waiting == 0)
         };
         let empty = pools.values().filter(may_go).filter(is_empty);
-        let (strangers, others): (Vec<_>, Vec<_>) = empty.partition(|pool| !pool.has_welcome());
+        let (strangers, others): (Vec<_>, Vec<_>) = empty.partition(|pool| !pool.has_server_params());
         let keys = |pools: Vec<&Arc<SharedPool>>| pools.into_iter().map(|pool| pool.key.clone()).collect();
         (keys(strangers), keys(others))
     }

@@ -15,7 +15,7 @@ use tidegate_config::{Config, Host};
 
 /// The requests on their way to one peer.
 #[derive(Debug)]
-pub struct PeerLine {
+pub struct PeerQueue {
     size: u32,
     places: Semaphore,
     waiting: AtomicUsize,
@@ -51,13 +51,13 @@ impl Drop for Count<'_> {
 }
 
 /// A request on its way.
-pub struct OnTheWay<'a> {
-    line: &'a PeerLine,
+pub struct PeerRequest<'a> {
+    line: &'a PeerQueue,
     _place: SemaphorePermit<'a>,
     _count: Count<'a>,
 }
 
-impl PeerLine {
+impl PeerQueue {
     fn new(size: u32) -> Self {
         let (waiting, connecting, sent) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         Self { size, places: Semaphore::new(size as usize), waiting, connecting, sent }
@@ -67,12 +67,12 @@ impl PeerLine {
     ///
     /// # Cancel safety
     /// Safe: whoever gives up leaves the line.
-    pub async fn join(&self) -> Option<OnTheWay<'_>> {
+    pub async fn join(&self) -> Option<PeerRequest<'_>> {
         let waits = Count::one(&self.waiting);
         let place = self.places.acquire().await.ok()?;
         let connects = Count::one(&self.connecting);
         drop(waits);
-        Some(OnTheWay { line: self, _place: place, _count: connects })
+        Some(PeerRequest { line: self, _place: place, _count: connects })
     }
 
     fn counts(&self) -> PeerCounts {
@@ -84,7 +84,7 @@ impl PeerLine {
     }
 }
 
-impl OnTheWay<'_> {
+impl PeerRequest<'_> {
     /// The peer is connected.
     #[must_use]
     pub fn connected(self) -> Self {
@@ -96,7 +96,7 @@ impl OnTheWay<'_> {
 #[derive(Debug)]
 pub struct Peers {
     id: u16,
-    lines: Mutex<BTreeMap<u16, Arc<PeerLine>>>,
+    lines: Mutex<BTreeMap<u16, Arc<PeerQueue>>>,
 }
 
 impl Peers {
@@ -112,13 +112,13 @@ impl Peers {
 
     /// The address of a peer and the queue of requests to it; `None` if the configuration has no such peer.
     #[must_use]
-    pub fn find(&self, id: u16, config: &Config) -> Option<(Host, Arc<PeerLine>)> {
+    pub fn find(&self, id: u16, config: &Config) -> Option<(Host, Arc<PeerQueue>)> {
         let peer = config.peers.get(&id)?;
         let mut lines = lock(&self.lines);
-        let line = lines.entry(id).or_insert_with(|| Arc::new(PeerLine::new(peer.size)));
+        let line = lines.entry(id).or_insert_with(|| Arc::new(PeerQueue::new(peer.size)));
         if line.size != peer.size {
             // Requests in the old queue are still delivered.
-            *line = Arc::new(PeerLine::new(peer.size));
+            *line = Arc::new(PeerQueue::new(peer.size));
         }
         Some((peer.host(), line.clone()))
     }

@@ -21,20 +21,20 @@ use crate::{error::Cause, server::Server};
 
 /// For what there has to be room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum ConnectionUse {
     /// A connection of the pool, for whichever of its clients waits.
     InPool,
     /// A connection that one client has for itself.
-    Apart,
+    DedicatedServer,
 }
 
-impl Room {
+impl ConnectionUse {
     /// Whether nobody needs it any more. A pause need not wait for other pools; and whoever has waited may have left, or
     /// been served by another connection.
     pub(crate) fn is_given_up(self, pool: &Pool<Server>) -> bool {
         match self {
             Self::InPool => pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0,
-            Self::Apart => pool.is_closed(),
+            Self::DedicatedServer => pool.is_closed(),
         }
     }
 }
@@ -56,19 +56,19 @@ impl Counts {
     }
 
     /// Counts one more, unless there are `limit` already; 0 is without limit.
-    fn take(&self, name: &str, limit: u32) -> Option<Share> {
+    fn take(&self, name: &str, limit: u32) -> Option<CountGuard> {
         let count = self.of(name);
         let more = |held: usize| (limit == 0 || held < limit as usize).then_some(held + 1);
         count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Share(count))
+        Some(CountGuard(count))
     }
 }
 
 /// One that is counted, until it is dropped.
 #[derive(Debug)]
-pub struct Share(Arc<AtomicUsize>);
+pub struct CountGuard(Arc<AtomicUsize>);
 
-impl Drop for Share {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -91,45 +91,45 @@ pub(super) struct ClientQuotas {
 }
 
 impl ClientQuotas {
-    pub(super) fn admit(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<Quota, Full> {
+    pub(super) fn admit(&self, database: &str, user: &str, limits: &SharedLimits) -> Result<QuotaGuard, QuotaExceeded> {
         both((&self.by_database, database, limits.database_clients), (&self.by_user, user, limits.user_clients))
     }
 
-    pub(super) fn admit_address(&self, address: IpAddr, max: u32) -> Option<Share> {
+    pub(super) fn admit_address(&self, address: IpAddr, max: u32) -> Option<CountGuard> {
         self.by_address.take(&Network::of(address).to_string(), max)
     }
 
-    pub(super) fn admit_arrival(&self, address: IpAddr, max: u32) -> Option<Share> {
+    pub(super) fn admit_arrival(&self, address: IpAddr, max: u32) -> Option<CountGuard> {
         self.arrivals_by_address.take(&Network::of(address).to_string(), max)
     }
 }
 
 /// Something counted under a database and under a user.
 #[derive(Debug)]
-pub struct Quota {
-    _database: Share,
-    _user: Share,
-    _address: Option<Share>,
+pub struct QuotaGuard {
+    _database: CountGuard,
+    _user: CountGuard,
+    _address: Option<CountGuard>,
 }
 
-impl Quota {
+impl QuotaGuard {
     /// The same, and counted under an address as well.
     #[must_use]
-    pub fn with_address(self, address: Option<Share>) -> Self {
+    pub fn with_address(self, address: Option<CountGuard>) -> Self {
         Self { _address: address, ..self }
     }
 }
 
 /// Which limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum QuotaExceeded {
     /// The database's.
     Database,
     /// The user's.
     User,
 }
 
-impl Full {
+impl QuotaExceeded {
     /// What a client is told that is one too many.
     #[must_use]
     pub const fn cause(self) -> Cause {
@@ -143,10 +143,10 @@ impl Full {
 fn both(
     (database_counts, database, database_limit): (&Counts, &str, u32),
     (user_counts, user, user_limit): (&Counts, &str, u32),
-) -> Result<Quota, Full> {
-    let database = database_counts.take(database, database_limit).ok_or(Full::Database)?;
-    let user = user_counts.take(user, user_limit).ok_or(Full::User)?;
-    Ok(Quota { _database: database, _user: user, _address: None })
+) -> Result<QuotaGuard, QuotaExceeded> {
+    let database = database_counts.take(database, database_limit).ok_or(QuotaExceeded::Database)?;
+    let user = user_counts.take(user, user_limit).ok_or(QuotaExceeded::User)?;
+    Ok(QuotaGuard { _database: database, _user: user, _address: None })
 }
 
 impl Pools {
@@ -154,7 +154,7 @@ impl Pools {
     ///
     /// # Errors
     /// Which limit is reached.
-    pub fn admit_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<Quota, Full> {
+    pub fn admit_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<QuotaGuard, QuotaExceeded> {
         both(
             (&self.quotas.by_database, &key.database, plan.shared.database_servers),
             (&self.quotas.by_user, &plan.user, plan.shared.user_servers),
@@ -163,12 +163,15 @@ impl Pools {
 
     /// Closes a connection that lies idle in another pool, to make room for one more of this pool; or in this one, if it is no
     /// connection of the pool for which there has to be room. Of several pools, the one with the most of them gives.
-    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: Full, room: Room) {
+    pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: QuotaExceeded, room: ConnectionUse) {
         let gives = |other: &Arc<super::SharedPool>| match full {
-            Full::Database => other.key.database == key.database,
-            Full::User => other.plan().user == plan.user,
+            QuotaExceeded::Database => other.key.database == key.database,
+            QuotaExceeded::User => other.plan().user == plan.user,
         };
-        let others = self.all().into_iter().filter(|other| (other.key != *key || room == Room::Apart) && gives(other));
+        let others = self
+            .all()
+            .into_iter()
+            .filter(|other| (other.key != *key || room == ConnectionUse::DedicatedServer) && gives(other));
         let idle = others.map(|other| (other.pool.counts().idle, other)).filter(|(idle, _)| *idle > 0);
         if let Some((_, fullest)) = idle.max_by_key(|(idle, _)| *idle) {
             fullest.pool.evict_idle();

@@ -63,7 +63,7 @@ impl Gateway {
     pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
         pools.iter().for_each(|pool| pool.reconnect());
         for worker in self.workers() {
-            worker.visit(|worker| worker.roster.wake_all());
+            worker.visit(|worker| worker.registry.wake_all());
         }
     }
 }
@@ -85,7 +85,7 @@ impl super::SharedPool {
     pub fn reconnect(&self) {
         self.closed_by_pause.store(false, Ordering::Relaxed);
         *lock(&self.reconnected_at) = Some(SystemTime::now());
-        self.outdate_welcome();
+        self.outdate_server_params();
         self.pool.reconnect();
     }
 

@@ -9,7 +9,7 @@ use tidegate_topology::{Cluster, Group, Node};
 use crate::plane::{Worker, WorkerPool};
 
 /// The servers of one pool, with what this thread knows of each.
-pub struct Fleet {
+pub struct ReplicaSet {
     /// State shared by all threads.
     pub cluster: Arc<Cluster>,
     pickers: RefCell<[Picker<Arc<Node>>; 3]>,
@@ -47,7 +47,7 @@ fn has(nodes: &[Arc<Node>], node: &Arc<Node>) -> bool {
     nodes.iter().any(|known| Arc::ptr_eq(known, node))
 }
 
-impl Fleet {
+impl ReplicaSet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
         let picker = |group| cluster.group(group).picker(fastrand::u64(..));
         let measures = cluster.spec.rules.policy == Policy::PeakEwma;

@@ -17,7 +17,7 @@ use tidegate_pg_client::Identity;
 use tidegate_session_state::params::Settings;
 use tidegate_sql::classify::Pins;
 
-use crate::{plane::PoolKey, server::Linked};
+use crate::{plane::PoolKey, server::ServerHandle};
 
 /// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub enum Signal {
 
 /// What other tasks and threads see of one client.
 #[derive(Debug)]
-pub struct Card {
+pub struct ClientInfo {
     /// Unique in this process.
     pub id: u64,
     /// The database as named in the startup packet.
@@ -83,7 +83,7 @@ pub struct Card {
     pub user: Arc<str>,
     /// Peer address.
     pub peer: Address,
-    /// Index of its local address in [`Roster::local_of`].
+    /// Index of its local address in [`ClientRegistry::local_of`].
     local: Option<NonZeroU16>,
     /// Process id of the peer on a unix socket, if the kernel reports it; else 0.
     pub process: u32,
@@ -105,7 +105,7 @@ pub struct Card {
     settings: Told<Option<Rc<Settings>>>,
     /// Number of its prepared statements.
     pub prepared: Cell<u32>,
-    linked: Told<Option<Rc<Linked>>>,
+    server_handle: Told<Option<Rc<ServerHandle>>>,
     signal: Cell<Option<Signal>>,
     task: Told<Option<Waker>>,
 }
@@ -113,7 +113,7 @@ pub struct Card {
 /// Together with the two counts of its `Rc` this fills a size class of the allocator: one byte more costs 64 bytes per
 /// client.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Card>() <= 240, "a card has grown out of its block");
+const _: () = assert!(size_of::<ClientInfo>() <= 240, "a card has grown out of its block");
 
 /// Fields that are borrowed for a moment. There are many thousands of these, and a `RefCell` is larger.
 #[derive(Default)]
@@ -138,21 +138,21 @@ impl<T: Default + fmt::Debug> fmt::Debug for Told<T> {
     }
 }
 
-/// Arguments of [`Roster::enter`].
-pub struct NewCard<'a> {
-    /// See [`Card::id`].
+/// Arguments of [`ClientRegistry::enter`].
+pub struct NewClient<'a> {
+    /// See [`ClientInfo::id`].
     pub id: u64,
-    /// See [`Card::key()`].
+    /// See [`ClientInfo::key()`].
     pub key: PoolKey,
-    /// See [`Card::user`].
+    /// See [`ClientInfo::user`].
     pub user: &'a str,
-    /// See [`Card::peer`].
+    /// See [`ClientInfo::peer`].
     pub peer: Address,
     /// Local address; none for a unix socket.
     pub local: Option<SocketAddr>,
-    /// See [`Card::process`].
+    /// See [`ClientInfo::process`].
     pub process: u32,
-    /// See [`Card::tls`].
+    /// See [`ClientInfo::tls`].
     pub tls: Option<Box<str>>,
     /// Process id to announce instead of the one derived from the slot.
     pub pid: Option<u32>,
@@ -160,7 +160,7 @@ pub struct NewCard<'a> {
     pub secret: Box<[u8]>,
 }
 
-impl Card {
+impl ClientInfo {
     /// Sends a signal to the task of the client. `Kill` is never replaced by another signal.
     pub fn signal(&self, signal: Signal) {
         if self.signal.get() != Some(Signal::Kill) {
@@ -207,12 +207,12 @@ impl Card {
     }
 
     /// Sets or clears the server connection of the client.
-    pub fn link(&self, linked: Option<Rc<Linked>>) {
-        if linked.is_none() && matches!(self.signal.get(), Some(Signal::Deposed | Signal::SuspendTimeout)) {
+    pub fn link(&self, server_handle: Option<Rc<ServerHandle>>) {
+        if server_handle.is_none() && matches!(self.signal.get(), Some(Signal::Deposed | Signal::SuspendTimeout)) {
             // A signal about the server connection that was released.
             self.signal.set(None);
         }
-        self.linked.set(linked);
+        self.server_handle.set(server_handle);
     }
 
     /// Updates the parameters of the client.
@@ -245,14 +245,14 @@ impl Card {
 
     /// The server connection of the client.
     #[must_use]
-    pub fn linked(&self) -> Option<Rc<Linked>> {
-        self.linked.with(Option::clone)
+    pub fn server_handle(&self) -> Option<Rc<ServerHandle>> {
+        self.server_handle.with(Option::clone)
     }
 }
 
 /// The clients of one thread.
 #[derive(Debug, Default)]
-pub struct Roster {
+pub struct ClientRegistry {
     slots: RefCell<Slots>,
     /// Local addresses, each once, so that a client stores two bytes.
     locals: RefCell<Vec<SocketAddr>>,
@@ -263,7 +263,7 @@ const LOCALS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 struct Slots {
-    cards: Vec<Option<Rc<Card>>>,
+    client_infos: Vec<Option<Rc<ClientInfo>>>,
     free: Vec<u32>,
 }
 
@@ -271,17 +271,17 @@ struct Slots {
 #[derive(Debug)]
 pub struct Entry {
     /// The client.
-    pub card: Rc<Card>,
+    pub client_info: Rc<ClientInfo>,
     slot: u32,
 }
 
-impl Roster {
+impl ClientRegistry {
     /// Registers a client.
-    pub fn enter(&self, new: NewCard<'_>) -> Entry {
-        let NewCard { id, key, user, peer, local, process, tls, pid, secret } = new;
+    pub fn enter(&self, new: NewClient<'_>) -> Entry {
+        let NewClient { id, key, user, peer, local, process, tls, pid, secret } = new;
         // The pool's name is shared; no copy per client.
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
-        let card = Rc::new(Card {
+        let client_info = Rc::new(ClientInfo {
             id,
             database: key.database,
             pool_user: Told(Cell::new(key.user)),
@@ -299,7 +299,7 @@ impl Roster {
             pins: Cell::new(Pins::default()),
             settings: Told::default(),
             prepared: Cell::new(0),
-            linked: Told::default(),
+            server_handle: Told::default(),
             signal: Cell::new(None),
             task: Told::default(),
         });
@@ -307,12 +307,12 @@ impl Roster {
         let slot = match slots.free.pop() {
             Some(slot) => slot,
             None => {
-                slots.cards.push(None);
-                u32::try_from(slots.cards.len() - 1).expect("fewer than 4 billion clients")
+                slots.client_infos.push(None);
+                u32::try_from(slots.client_infos.len() - 1).expect("fewer than 4 billion clients")
             }
         };
-        slots.cards[slot as usize] = Some(card.clone());
-        Entry { card, slot }
+        slots.client_infos[slot as usize] = Some(client_info.clone());
+        Entry { client_info, slot }
     }
 
     fn note_local(&self, local: SocketAddr) -> Option<NonZeroU16> {
@@ -330,54 +330,56 @@ impl Roster {
 
     /// Local address of a client; none for a unix socket.
     #[must_use]
-    pub fn local_of(&self, card: &Card) -> Option<SocketAddr> {
-        self.locals.borrow().get(usize::from(card.local?.get()) - 1).copied()
+    pub fn local_of(&self, client_info: &ClientInfo) -> Option<SocketAddr> {
+        self.locals.borrow().get(usize::from(client_info.local?.get()) - 1).copied()
     }
 
     /// Unregisters a client.
     pub fn leave(&self, entry: &Entry) {
         let mut slots = self.slots.borrow_mut();
-        slots.cards[entry.slot as usize] = None;
+        slots.client_infos[entry.slot as usize] = None;
         slots.free.push(entry.slot);
     }
 
     /// All clients.
     #[must_use]
-    pub fn cards(&self) -> Vec<Rc<Card>> {
-        self.slots.borrow().cards.iter().flatten().cloned().collect()
+    pub fn client_infos(&self) -> Vec<Rc<ClientInfo>> {
+        self.slots.borrow().client_infos.iter().flatten().cloned().collect()
     }
 
     /// Disconnects the clients that hold one of these server connections.
     pub fn sever(&self, servers: &[u64]) {
-        let is_on = |card: &Rc<Card>| card.linked().is_some_and(|linked| servers.contains(&linked.identity.id));
-        for card in self.cards().into_iter().filter(is_on) {
-            card.signal(Signal::Deposed);
+        let is_on = |client_info: &Rc<ClientInfo>| {
+            client_info.server_handle().is_some_and(|server_handle| servers.contains(&server_handle.identity.id))
+        };
+        for client_info in self.client_infos().into_iter().filter(is_on) {
+            client_info.signal(Signal::Deposed);
         }
     }
 
     /// Wakes the tasks of all clients.
     pub fn wake_all(&self) {
-        for card in self.cards() {
-            card.wake();
+        for client_info in self.client_infos() {
+            client_info.wake();
         }
     }
 
     /// The client with this announced process id and secret. Scans all clients.
     #[must_use]
-    pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<Card>> {
+    pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<ClientInfo>> {
         let slots = self.slots.borrow();
-        let told = |card: &&Rc<Card>| {
-            card.pid.get().map(NonZeroU32::get) == Some(pid) && bool::from(card.secret.ct_eq(secret))
+        let told = |client_info: &&Rc<ClientInfo>| {
+            client_info.pid.get().map(NonZeroU32::get) == Some(pid) && bool::from(client_info.secret.ct_eq(secret))
         };
-        slots.cards.iter().flatten().find(told).cloned()
+        slots.client_infos.iter().flatten().find(told).cloned()
     }
 
     /// The client at `slot`, if `secret` is its secret. Constant time in the secret.
     #[must_use]
-    pub fn find(&self, slot: u32, secret: &[u8]) -> Option<Rc<Card>> {
+    pub fn find(&self, slot: u32, secret: &[u8]) -> Option<Rc<ClientInfo>> {
         let slots = self.slots.borrow();
-        let card = slots.cards.get(slot as usize)?.as_ref()?;
-        bool::from(card.secret.ct_eq(secret)).then(|| card.clone())
+        let client_info = slots.client_infos.get(slot as usize)?.as_ref()?;
+        bool::from(client_info.secret.ct_eq(secret)).then(|| client_info.clone())
     }
 }
 
@@ -385,7 +387,7 @@ impl Entry {
     /// The announced process id: thread number and slot, unless another one was set.
     #[must_use]
     pub fn pid(&self, worker: usize) -> u32 {
-        self.card.pid.get().map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
+        self.client_info.pid.get().map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
     }
 }
 
@@ -419,8 +421,8 @@ mod tests {
 
     #[test]
     fn who_is_sent_away_is_not_kept_by_a_cancel_request() {
-        let roster = Roster::default();
-        let entry = roster.enter(NewCard {
+        let registry = ClientRegistry::default();
+        let entry = registry.enter(NewClient {
             id: 1,
             key: PoolKey::new("shop", "app"),
             user: "app",
@@ -432,9 +434,9 @@ mod tests {
             secret: Box::new([0; 4]),
         });
         for other in [Signal::CancelWait, Signal::Deposed] {
-            entry.card.signal(Signal::Kill);
-            entry.card.signal(other);
-            assert_eq!(entry.card.peek_signal(), Some(Signal::Kill), "after {other:?}");
+            entry.client_info.signal(Signal::Kill);
+            entry.client_info.signal(other);
+            assert_eq!(entry.client_info.peek_signal(), Some(Signal::Kill), "after {other:?}");
         }
     }
 

@@ -5,11 +5,11 @@ use std::{sync::Arc, time::SystemTime};
 use super::{SharedPool, lock};
 use tidegate_session_state::params::{ServerSettings, Settings};
 
-use crate::plane::{Announced, greetings::Answers};
+use crate::plane::{ReportedParams, greetings::Answers};
 
 /// The parameters that servers of a pool have reported.
 #[derive(Debug, Default)]
-pub(super) struct Welcome {
+pub(super) struct ServerParams {
     settings: Option<Arc<ServerSettings>>,
     /// Their answers to the parameters of logins.
     answers: Answers,
@@ -20,71 +20,71 @@ pub(super) struct Welcome {
 impl SharedPool {
     /// Whether any server of the pool was connected since the start.
     #[must_use]
-    pub fn has_welcome(&self) -> bool {
-        lock(&self.welcome).settings.is_some()
+    pub fn has_server_params(&self) -> bool {
+        lock(&self.server_params).settings.is_some()
     }
 
     /// What the servers report to a client that has set nothing. `None` if a server has to be asked first.
     #[must_use]
-    pub fn welcome(&self) -> Option<Arc<ServerSettings>> {
-        let welcome = lock(&self.welcome);
+    pub fn server_params(&self) -> Option<Arc<ServerSettings>> {
+        let server_params = lock(&self.server_params);
         // While the pool is paused or no server can be connected, nobody can be asked, and clients are let in nevertheless;
         // likewise where one of several servers has failed.
         let cannot_ask = || self.pool.is_paused() || self.fails() || self.cluster().is_some();
-        let holds = !welcome.is_outdated || cannot_ask();
-        welcome.settings.clone().filter(|_| holds)
+        let holds = !server_params.is_outdated || cannot_ask();
+        server_params.settings.clone().filter(|_| holds)
     }
 
     /// Notes what a server has reported that was connected at that moment. Returns the parameters for new clients.
-    pub fn set_welcome(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
+    pub fn set_server_params(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
         let is_old = self.is_outdated(connected_at);
-        let mut welcome = lock(&self.welcome);
+        let mut server_params = lock(&self.server_params);
         let mut server = server.clone();
-        if let Some(known) = welcome.settings.as_ref().filter(|_| !welcome.is_outdated) {
+        if let Some(known) = server_params.settings.as_ref().filter(|_| !server_params.is_outdated) {
             server.renew_masked(known);
         }
-        match welcome.settings.clone() {
+        match server_params.settings.clone() {
             Some(known) if is_old || known.own() == server.own() => {
-                welcome.is_outdated &= is_old;
+                server_params.is_outdated &= is_old;
                 known
             }
             _ => {
                 let new = Arc::new(server);
-                *welcome = Welcome { settings: Some(new.clone()), ..Welcome::default() };
+                *server_params = ServerParams { settings: Some(new.clone()), ..ServerParams::default() };
                 new
             }
         }
     }
 
     /// Notes what has changed in the configuration of a server while it was connected.
-    pub fn renew_welcome(&self, news: &Settings) {
-        let mut welcome = lock(&self.welcome);
-        let Some(known) = &welcome.settings else { return };
+    pub fn renew_server_params(&self, news: &Settings) {
+        let mut server_params = lock(&self.server_params);
+        let Some(known) = &server_params.settings else { return };
         let mut renewed = ServerSettings::clone(known);
         if renewed.renew(news) {
-            welcome.settings = Some(Arc::new(renewed));
-            welcome.answers = Answers::default();
+            server_params.settings = Some(Arc::new(renewed));
+            server_params.answers = Answers::default();
         }
     }
 
     /// What a server has made of the parameters of a login, if one was asked lately and the servers report the same as then.
     #[must_use]
-    pub fn answer(&self, asked: &Settings) -> Option<Announced> {
-        lock(&self.welcome).answers.get(asked)
+    pub fn answer(&self, asked: &Settings) -> Option<ReportedParams> {
+        lock(&self.server_params).answers.get(asked)
     }
 
-    /// Keeps what a server has made of the parameters of a login that reports `welcome` of itself.
-    pub fn keep_answer(&self, welcome: &Arc<ServerSettings>, asked: Settings, announced: Announced) {
-        let mut known = lock(&self.welcome);
-        let is_current = known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, welcome));
+    /// Keeps what a server has made of the parameters of a login that reports `server_params` of itself.
+    pub fn keep_answer(&self, server_params: &Arc<ServerSettings>, asked: Settings, announced: ReportedParams) {
+        let mut known = lock(&self.server_params);
+        let is_current = known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, server_params));
         if is_current && known.answers.put(asked, announced) {
             // Greetings that were composed of the former answer are kept by this address.
-            known.settings = Some(Arc::new(ServerSettings::clone(welcome)));
+            known.settings = Some(Arc::new(ServerSettings::clone(server_params)));
         }
     }
 
     /// Connections were lost or replaced: the next server that is connected may report other values.
-    pub fn outdate_welcome(&self) {
-        lock(&self.welcome).is_outdated = true;
+    pub fn outdate_server_params(&self) {
+        lock(&self.server_params).is_outdated = true;
     }
 }

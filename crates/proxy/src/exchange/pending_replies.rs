@@ -10,7 +10,7 @@ use std::{collections::VecDeque, rc::Rc};
 
 use tidegate_wire::backend::TxStatus;
 
-use super::{forward::Unnamed, usual::Usual};
+use super::{fast_path::FastPath, forward::Unnamed};
 use tidegate_session_state::statements::{ClientStatements, Known, Moment, Prepared, Statement};
 use tidegate_sql::{StatementDigest, classify::Change};
 
@@ -20,25 +20,25 @@ use copy::FailedCopy;
 
 /// Who gets a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum For {
+pub(crate) enum Disposition {
     /// The client asked.
-    Client,
+    Forward,
     /// The gateway asked; the client must not see it.
-    Gateway,
+    Discard,
     /// The gateway answers in the server's place.
-    Answered,
+    Synthesize,
 }
 
 /// What the server was asked.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     /// What it changes in the settings, and what it makes the client forget.
     Query(Option<Box<Change>>, Undo),
     FunctionCall,
     Sync,
     /// Parse, Bind, Describe, Execute and Sync without names, of a statement that leaves nothing behind: as one entry, which
     /// is the only one. It becomes five as soon as anything else is sent, or any reply is not the usual one.
-    Usual,
+    FastPath,
     /// The statement, and the client's name for it, which is taken back if the Parse fails.
     Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
     /// The client's unnamed statement before this one, which is put back if the Parse is skipped.
@@ -109,22 +109,25 @@ pub(crate) struct Again {
 
 /// One owed reply.
 #[derive(Debug)]
-pub(crate) struct Owed {
-    pub(crate) asked: Asked,
-    pub(crate) to: For,
+pub(crate) struct ExpectedReply {
+    pub(crate) asked: RequestKind,
+    pub(crate) to: Disposition,
 }
 
-impl Owed {
+impl ExpectedReply {
     fn is_query(&self) -> bool {
-        self.to == For::Client
-            && matches!(self.asked, Asked::Query(..) | Asked::Execute(..) | Asked::FunctionCall | Asked::Usual)
+        self.to == Disposition::Forward
+            && matches!(
+                self.asked,
+                RequestKind::Query(..) | RequestKind::Execute(..) | RequestKind::FunctionCall | RequestKind::FastPath
+            )
     }
 }
 
 /// The replies that a server still owes. See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Flight {
-    owed: VecDeque<Owed>,
+pub(crate) struct PendingReplies {
+    expected: VecDeque<ExpectedReply>,
     pub(crate) status: TxStatus,
     unsynced: Unsynced,
     /// An error came before its Sync was sent: the server skips everything up to it.
@@ -205,7 +208,7 @@ pub(crate) struct Use<'a> {
     pub(crate) digest: Option<StatementDigest>,
 }
 
-impl Asked {
+impl RequestKind {
     /// Decides what a name means, or what the server knows.
     fn names(&self) -> bool {
         self.weight().naming > 0
@@ -216,7 +219,7 @@ impl Asked {
         let none = Weight::default();
         let of_undo = |undo: &Undo| undo.as_ref().map_or(none, |undo| undo.weight());
         match self {
-            Self::Usual | Self::Parse(None, _) | Self::Close(None) => none,
+            Self::FastPath | Self::Parse(None, _) | Self::Close(None) => none,
             Self::Bind(_) | Self::BindChanged | Self::Describe(_) => none,
             Self::Sync | Self::FunctionCall => Weight { ends: 1, ..none },
             Self::Query(_, undo) => Weight { ends: 1, ..of_undo(undo) },
@@ -257,11 +260,11 @@ pub(crate) enum Completes {
     Close,
 }
 
-impl Flight {
+impl PendingReplies {
     pub(crate) fn new() -> Self {
         Self {
             // A flight of the extended protocol has five.
-            owed: VecDeque::with_capacity(8),
+            expected: VecDeque::with_capacity(8),
             status: TxStatus::Idle,
             unsynced: Unsynced::Nothing,
             skipping: false,
@@ -277,33 +280,33 @@ impl Flight {
         }
     }
 
-    fn enqueue(&mut self, owed: Owed) {
-        let weight = owed.asked.weight();
+    fn enqueue(&mut self, expected: ExpectedReply) {
+        let weight = expected.asked.weight();
         self.synced_behind_unnamed &= weight.unnamed == 0;
-        self.synced_behind_unnamed |= matches!(owed.asked, Asked::Sync);
+        self.synced_behind_unnamed |= matches!(expected.asked, RequestKind::Sync);
         self.sum.add(weight);
-        self.queries += usize::from(owed.is_query());
-        self.owed.push_back(owed);
+        self.queries += usize::from(expected.is_query());
+        self.expected.push_back(expected);
     }
 
     #[inline]
-    fn dequeue(&mut self) -> Option<Owed> {
-        let owed = self.owed.pop_front()?;
-        self.forget(&owed);
-        Some(owed)
+    fn dequeue(&mut self) -> Option<ExpectedReply> {
+        let expected = self.expected.pop_front()?;
+        self.forget(&expected);
+        Some(expected)
     }
 
     #[inline]
-    fn forget(&mut self, owed: &Owed) {
+    fn forget(&mut self, expected: &ExpectedReply) {
         self.progress += 1;
-        self.sum.subtract(owed.asked.weight());
-        self.queries -= usize::from(owed.is_query());
+        self.sum.subtract(expected.asked.weight());
+        self.queries -= usize::from(expected.is_query());
     }
 
     /// Takes a part of a copy out, or a Sync that was one.
     fn take_out(&mut self, at: usize) {
-        if let Some(owed) = self.owed.remove(at) {
-            self.forget(&owed);
+        if let Some(expected) = self.expected.remove(at) {
+            self.forget(&expected);
         }
     }
 
@@ -326,22 +329,22 @@ impl Flight {
 
     /// An earlier flight of the same pipeline may still fail and so change what some name stands for.
     pub(crate) fn is_any_undecided(&self) -> bool {
-        self.earlier_any(Asked::names)
+        self.earlier_any(RequestKind::names)
     }
 
     /// What comes before a message in its own flight does not count: an error there skips the message too.
     /// So much may be owed that looking through all of it for each message would hold up other clients: whoever is that far
     /// ahead waits.
-    fn earlier_any(&self, mut is: impl FnMut(&Asked) -> bool) -> bool {
+    fn earlier_any(&self, mut is: impl FnMut(&RequestKind) -> bool) -> bool {
         const LOOKED_THROUGH_MAX: usize = 4096;
         let mut earlier = false;
-        if self.is_naming() && self.owed.len() > LOOKED_THROUGH_MAX {
+        if self.is_naming() && self.expected.len() > LOOKED_THROUGH_MAX {
             return true;
         }
         self.is_naming()
-            && self.owed.iter().rev().any(|owed| {
-                earlier |= matches!(owed.asked, Asked::Sync);
-                (earlier || matches!(owed.asked, Asked::Query(..))) && is(&owed.asked)
+            && self.expected.iter().rev().any(|expected| {
+                earlier |= matches!(expected.asked, RequestKind::Sync);
+                (earlier || matches!(expected.asked, RequestKind::Query(..))) && is(&expected.asked)
             })
     }
 
@@ -359,17 +362,21 @@ impl Flight {
     /// What takes the place of the client's unnamed statement next keeps `previous` as the one before it; `previous`
     /// comes back if nothing does.
     pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
-        let decides =
-            |owed: &&mut Owed| matches!(owed.asked, Asked::ParseUnnamed(_) | Asked::CloseUnnamed(_) | Asked::Query(..));
-        let Some(owed) = self.owed.iter_mut().find(decides) else { return Err(previous) };
-        self.sum.subtract(owed.asked.weight());
-        match &mut owed.asked {
-            Asked::ParseUnnamed(before) | Asked::CloseUnnamed(before) => *before = previous,
-            Asked::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
-            Asked::Query(_, Some(undo)) => undo.unnamed = None,
+        let decides = |expected: &&mut ExpectedReply| {
+            matches!(
+                expected.asked,
+                RequestKind::ParseUnnamed(_) | RequestKind::CloseUnnamed(_) | RequestKind::Query(..)
+            )
+        };
+        let Some(expected) = self.expected.iter_mut().find(decides) else { return Err(previous) };
+        self.sum.subtract(expected.asked.weight());
+        match &mut expected.asked {
+            RequestKind::ParseUnnamed(before) | RequestKind::CloseUnnamed(before) => *before = previous,
+            RequestKind::Query(_, undo) if previous.is_some() => undo.get_or_insert_default().unnamed = previous,
+            RequestKind::Query(_, Some(undo)) => undo.unnamed = None,
             _ => {}
         }
-        self.sum.add(owed.asked.weight());
+        self.sum.add(expected.asked.weight());
         Ok(())
     }
 
@@ -381,7 +388,7 @@ impl Flight {
 
     /// How many replies are owed.
     pub(crate) fn len(&self) -> usize {
-        self.owed.len()
+        self.expected.len()
     }
 
     /// Bytes of statements that are kept until they are answered.
@@ -392,7 +399,7 @@ impl Flight {
     /// Nothing is owed, though a transaction may be open.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.owed.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
+        self.expected.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
     }
 
     /// Messages sent since the last Sync or Query.
@@ -402,28 +409,30 @@ impl Flight {
 
     /// Nobody waits for a reply.
     #[inline]
-    pub(crate) fn owes_nothing(&self) -> bool {
-        self.owed.is_empty() && !self.copy_in
+    pub(crate) fn has_no_replies_due(&self) -> bool {
+        self.expected.is_empty() && !self.copy_in
     }
 
-    pub(crate) fn first_behind_copy(&self) -> Option<&Owed> {
-        self.owed.iter().find(|owed| !matches!(owed.asked, Asked::Sync | Asked::CopyData | Asked::CopyEnd))
+    pub(crate) fn first_behind_copy(&self) -> Option<&ExpectedReply> {
+        self.expected.iter().find(|expected| {
+            !matches!(expected.asked, RequestKind::Sync | RequestKind::CopyData | RequestKind::CopyEnd)
+        })
     }
 
-    pub(crate) fn front(&self) -> Option<&Owed> {
-        self.owed.front()
+    pub(crate) fn front(&self) -> Option<&ExpectedReply> {
+        self.expected.front()
     }
 
     /// The server is about to describe a statement whose shape has to be known.
     #[inline]
     pub(crate) fn is_describing(&self) -> bool {
-        matches!(self.owed.front(), Some(Owed { asked: Asked::Describe(Some(_)), .. }))
+        matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Describe(Some(_)), .. }))
     }
 
     /// What the query at the front makes the client forget: its turn has come to be undone.
     pub(crate) fn take_undo(&mut self) -> Undo {
-        match &mut self.owed.front_mut()?.asked {
-            Asked::Query(_, undo) => {
+        match &mut self.expected.front_mut()?.asked {
+            RequestKind::Query(_, undo) => {
                 let undo = undo.take()?;
                 self.sum.subtract(undo.weight());
                 Some(undo)
@@ -434,13 +443,13 @@ impl Flight {
 
     /// What is owed, if that is one thing of which the usual reply may come.
     #[inline]
-    pub(crate) fn usual(&self) -> Option<Usual> {
-        if self.owed.len() != 1 || self.query_failed || self.copied || self.copy_in {
+    pub(crate) fn fast_path(&self) -> Option<FastPath> {
+        if self.expected.len() != 1 || self.query_failed || self.copied || self.copy_in {
             return None;
         }
-        match self.owed.front()? {
-            Owed { asked: Asked::Usual, .. } => Some(Usual::Unnamed),
-            Owed { asked: Asked::Query(None, None), to: For::Client } => Some(Usual::Query),
+        match self.expected.front()? {
+            ExpectedReply { asked: RequestKind::FastPath, .. } => Some(FastPath::Unnamed),
+            ExpectedReply { asked: RequestKind::Query(None, None), to: Disposition::Forward } => Some(FastPath::Query),
             _ => None,
         }
     }
@@ -448,53 +457,61 @@ impl Flight {
     /// Puts the messages of the usual flight in the place of its one entry.
     #[inline]
     pub(crate) fn unfold(&mut self) {
-        if matches!(self.owed.front(), Some(Owed { asked: Asked::Usual, .. })) {
-            self.unfold_usual();
+        if matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::FastPath, .. })) {
+            self.unfold_fast_path();
         }
     }
 
     #[cold]
-    fn unfold_usual(&mut self) {
+    fn unfold_fast_path(&mut self) {
         self.dequeue();
         // Nothing before it may fail, so it is never skipped, and nothing has to be put back.
-        let parse = Asked::ParseUnnamed(None);
-        for asked in [parse, Asked::Bind(None), Asked::Describe(None), Asked::Execute(None, None), Asked::Sync] {
-            self.push(asked, For::Client);
+        let parse = RequestKind::ParseUnnamed(None);
+        for asked in [
+            parse,
+            RequestKind::Bind(None),
+            RequestKind::Describe(None),
+            RequestKind::Execute(None, None),
+            RequestKind::Sync,
+        ] {
+            self.push(asked, Disposition::Forward);
         }
     }
 
     /// Notes what was sent. Returns whether an answered entry is due at once.
     #[inline]
-    pub(crate) fn push(&mut self, asked: Asked, to: For) -> bool {
+    pub(crate) fn push(&mut self, asked: RequestKind, to: Disposition) -> bool {
         match asked {
-            Asked::Sync => {
+            RequestKind::Sync => {
                 self.unsynced = Unsynced::Nothing;
                 // What comes behind it is heard again.
                 self.skipping = false;
             }
-            Asked::Query(..) | Asked::FunctionCall | Asked::Usual => self.unsynced = Unsynced::Nothing,
-            Asked::CopyData | Asked::CopyEnd => {}
-            Asked::Execute(..) => self.unsynced = Unsynced::Executed,
-            _ if to != For::Answered => self.unsynced = self.unsynced.max(Unsynced::Prepared),
+            RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::FastPath => {
+                self.unsynced = Unsynced::Nothing
+            }
+            RequestKind::CopyData | RequestKind::CopyEnd => {}
+            RequestKind::Execute(..) => self.unsynced = Unsynced::Executed,
+            _ if to != Disposition::Synthesize => self.unsynced = self.unsynced.max(Unsynced::Prepared),
             _ => {}
         }
-        if to == For::Answered && self.owed.is_empty() {
+        if to == Disposition::Synthesize && self.expected.is_empty() {
             return true;
         }
-        self.enqueue(Owed { asked, to });
+        self.enqueue(ExpectedReply { asked, to });
         false
     }
 
     /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to nothing.
     #[inline]
-    pub(crate) fn complete(&mut self, reply: Completes) -> Option<Owed> {
-        let fits = match (&self.owed.front()?.asked, reply) {
-            (Asked::Parse(..) | Asked::ParseUnnamed(_) | Asked::ParseAgain(_), Completes::Parse)
-            | (Asked::Bind(_) | Asked::BindChanged, Completes::Bind)
-            | (Asked::Describe(_), Completes::Describe)
-            | (Asked::Execute(..), Completes::Execute)
-            | (Asked::Close(_) | Asked::CloseUnnamed(_) | Asked::Evict(..), Completes::Close) => true,
-            (Asked::Query(..), Completes::Execute) => {
+    pub(crate) fn complete(&mut self, reply: Completes) -> Option<ExpectedReply> {
+        let fits = match (&self.expected.front()?.asked, reply) {
+            (RequestKind::Parse(..) | RequestKind::ParseUnnamed(_) | RequestKind::ParseAgain(_), Completes::Parse)
+            | (RequestKind::Bind(_) | RequestKind::BindChanged, Completes::Bind)
+            | (RequestKind::Describe(_), Completes::Describe)
+            | (RequestKind::Execute(..), Completes::Execute)
+            | (RequestKind::Close(_) | RequestKind::CloseUnnamed(_) | RequestKind::Evict(..), Completes::Close) => true,
+            (RequestKind::Query(..), Completes::Execute) => {
                 // The copy has succeeded, whatever becomes of the statements behind it in the same query.
                 self.finish_copy();
                 return None;
@@ -502,8 +519,8 @@ impl Flight {
             _ => return None,
         };
         debug_assert!(fits);
-        let owed = self.dequeue();
-        self.end_probe(owed.as_ref());
+        let expected = self.dequeue();
+        self.end_probe(expected.as_ref());
         if reply == Completes::Execute {
             let copied = self.copied;
             self.end_copy(true);
@@ -513,23 +530,23 @@ impl Flight {
         } else {
             self.pass_strays();
         }
-        owed
+        expected
     }
 
     /// The next entry, if the gateway answers it and its turn has come.
     #[inline]
-    pub(crate) fn next_answered(&mut self) -> Option<Owed> {
-        if self.owed.front()?.to != For::Answered {
+    pub(crate) fn next_answered(&mut self) -> Option<ExpectedReply> {
+        if self.expected.front()?.to != Disposition::Synthesize {
             return None;
         }
-        let owed = self.dequeue();
+        let expected = self.dequeue();
         self.pass_strays();
-        owed
+        expected
     }
 
     /// ReadyForQuery. Returns the entry it completes.
     #[inline]
-    pub(crate) fn ready(&mut self, status: TxStatus) -> Option<Owed> {
+    pub(crate) fn ready(&mut self, status: TxStatus) -> Option<ExpectedReply> {
         self.status = status;
         if std::mem::take(&mut self.skipping) {
             // The Sync that ends the skipping was sent before the error came.
@@ -537,33 +554,36 @@ impl Flight {
         }
         self.copy_in = false;
         let failed = std::mem::take(&mut self.query_failed);
-        while let Some(owed) = self.dequeue() {
-            if matches!(owed.asked, Asked::Query(..) | Asked::Sync | Asked::FunctionCall | Asked::Usual) {
-                self.end_copy(matches!(owed.asked, Asked::Query(..)) && !failed);
-                return Some(owed);
+        while let Some(expected) = self.dequeue() {
+            if matches!(
+                expected.asked,
+                RequestKind::Query(..) | RequestKind::Sync | RequestKind::FunctionCall | RequestKind::FastPath
+            ) {
+                self.end_copy(matches!(expected.asked, RequestKind::Query(..)) && !failed);
+                return Some(expected);
             }
         }
         None
     }
 
     /// ErrorResponse. Returns what the server will now skip, in order, beginning with what failed.
-    pub(crate) fn fail(&mut self) -> Vec<Owed> {
+    pub(crate) fn fail(&mut self) -> Vec<ExpectedReply> {
         let skips_syncs = self.fail_copy();
-        match self.owed.front().map(|owed| &owed.asked) {
+        match self.expected.front().map(|expected| &expected.asked) {
             // A simple query or a function call ends with its own ReadyForQuery; a Sync fails when its commit does.
-            None | Some(Asked::Query(..) | Asked::FunctionCall | Asked::Sync) => {
+            None | Some(RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::Sync) => {
                 self.query_failed = true;
                 return Vec::new();
             }
             _ => {}
         }
-        let end = self.owed.iter().position(|owed| matches!(owed.asked, Asked::Sync));
+        let end = self.expected.iter().position(|expected| matches!(expected.asked, RequestKind::Sync));
         self.skipping = end.is_none() || skips_syncs;
         if self.skipping {
             // The error has undone what was executed.
             self.unsynced = Unsynced::Prepared;
         }
-        (0..end.unwrap_or(self.owed.len())).map_while(|_| self.dequeue()).collect()
+        (0..end.unwrap_or(self.expected.len())).map_while(|_| self.dequeue()).collect()
     }
 }
 
@@ -571,173 +591,176 @@ impl Flight {
 mod tests {
     use super::*;
 
-    fn push(flight: &mut Flight, asked: Asked) {
-        assert!(!flight.push(asked, For::Client));
+    fn push(pending_replies: &mut PendingReplies, asked: RequestKind) {
+        assert!(!pending_replies.push(asked, Disposition::Forward));
     }
 
-    fn pipeline(flight: &mut Flight) {
-        push(flight, Asked::Parse(None, None));
-        push(flight, Asked::Bind(None));
-        push(flight, Asked::Execute(None, None));
+    fn pipeline(pending_replies: &mut PendingReplies) {
+        push(pending_replies, RequestKind::Parse(None, None));
+        push(pending_replies, RequestKind::Bind(None));
+        push(pending_replies, RequestKind::Execute(None, None));
     }
 
     #[test]
     fn a_flight_is_over_when_every_sync_is_answered() {
-        let mut flight = Flight::new();
+        let mut pending_replies = PendingReplies::new();
         for _ in 0..2 {
-            pipeline(&mut flight);
-            push(&mut flight, Asked::Sync);
+            pipeline(&mut pending_replies);
+            push(&mut pending_replies, RequestKind::Sync);
         }
         for round in 0..2 {
             for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
-                assert!(flight.complete(reply).is_some());
+                assert!(pending_replies.complete(reply).is_some());
             }
-            assert!(!flight.is_over());
-            flight.ready(TxStatus::Idle);
-            assert_eq!(flight.is_over(), round == 1);
+            assert!(!pending_replies.is_over());
+            pending_replies.ready(TxStatus::Idle);
+            assert_eq!(pending_replies.is_over(), round == 1);
         }
     }
 
     #[test]
     fn flush_without_sync_keeps_the_server() {
-        let mut flight = Flight::new();
-        pipeline(&mut flight);
+        let mut pending_replies = PendingReplies::new();
+        pipeline(&mut pending_replies);
         for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
-            flight.complete(reply);
+            pending_replies.complete(reply);
         }
-        assert!(flight.owes_nothing() && !flight.is_over());
-        push(&mut flight, Asked::Sync);
-        flight.ready(TxStatus::Idle);
-        assert!(flight.is_over());
+        assert!(pending_replies.has_no_replies_due() && !pending_replies.is_over());
+        push(&mut pending_replies, RequestKind::Sync);
+        pending_replies.ready(TxStatus::Idle);
+        assert!(pending_replies.is_over());
     }
 
     #[test]
     fn an_error_skips_to_the_sync_even_if_that_comes_later() {
-        let mut flight = Flight::new();
-        pipeline(&mut flight);
-        assert!(flight.complete(Completes::Parse).is_some());
-        assert_eq!(flight.fail().len(), 2);
-        assert!(flight.skipping && !flight.is_over());
-        push(&mut flight, Asked::Sync);
-        flight.ready(TxStatus::Idle);
-        assert!(!flight.skipping && flight.is_over());
+        let mut pending_replies = PendingReplies::new();
+        pipeline(&mut pending_replies);
+        assert!(pending_replies.complete(Completes::Parse).is_some());
+        assert_eq!(pending_replies.fail().len(), 2);
+        assert!(pending_replies.skipping && !pending_replies.is_over());
+        push(&mut pending_replies, RequestKind::Sync);
+        pending_replies.ready(TxStatus::Idle);
+        assert!(!pending_replies.skipping && pending_replies.is_over());
     }
 
     #[test]
     fn an_error_leaves_what_is_behind_the_sync() {
-        let mut flight = Flight::new();
-        pipeline(&mut flight);
-        push(&mut flight, Asked::Sync);
-        push(&mut flight, Asked::Query(None, None));
-        assert_eq!(flight.fail().len(), 3);
-        assert!(!flight.skipping);
-        flight.ready(TxStatus::Idle);
-        assert!(!flight.is_over());
-        flight.ready(TxStatus::Idle);
-        assert!(flight.is_over());
+        let mut pending_replies = PendingReplies::new();
+        pipeline(&mut pending_replies);
+        push(&mut pending_replies, RequestKind::Sync);
+        push(&mut pending_replies, RequestKind::Query(None, None));
+        assert_eq!(pending_replies.fail().len(), 3);
+        assert!(!pending_replies.skipping);
+        pending_replies.ready(TxStatus::Idle);
+        assert!(!pending_replies.is_over());
+        pending_replies.ready(TxStatus::Idle);
+        assert!(pending_replies.is_over());
     }
 
-    fn parse(name: &str, text: &str) -> (Rc<Statement>, Asked) {
+    fn parse(name: &str, text: &str) -> (Rc<Statement>, RequestKind) {
         let mut message = Vec::new();
         tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
         let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
         let statement = tidegate_session_state::statements::Catalog::default().intern(&parse, &Rc::default(), [""; 3]);
-        (statement.clone(), Asked::Parse(Some(statement), Some(name.as_bytes().into())))
+        (statement.clone(), RequestKind::Parse(Some(statement), Some(name.as_bytes().into())))
     }
 
     #[test]
     fn a_name_is_undecided_while_an_earlier_flight_that_prepares_it_may_fail() {
-        let mut flight = Flight::new();
+        let mut pending_replies = PendingReplies::new();
         let (statement, asked) = parse("a", "select 1");
         let by_name = Use { name: b"a", digest: None };
         let by_text = Use { name: b"b", digest: Some(statement.digest()) };
-        push(&mut flight, Asked::Bind(None));
-        push(&mut flight, asked);
-        assert!(!flight.is_undecided(by_name), "an error before it skips whatever is in the same flight");
-        push(&mut flight, Asked::Sync);
-        assert!(flight.is_undecided(by_name) && flight.is_undecided(by_text));
-        assert!(!flight.is_undecided(Use { name: b"b", digest: None }));
-        assert_eq!(flight.fail().len(), 2);
-        assert!(!flight.is_undecided(by_name) && !flight.is_naming());
+        push(&mut pending_replies, RequestKind::Bind(None));
+        push(&mut pending_replies, asked);
+        assert!(!pending_replies.is_undecided(by_name), "an error before it skips whatever is in the same flight");
+        push(&mut pending_replies, RequestKind::Sync);
+        assert!(pending_replies.is_undecided(by_name) && pending_replies.is_undecided(by_text));
+        assert!(!pending_replies.is_undecided(Use { name: b"b", digest: None }));
+        assert_eq!(pending_replies.fail().len(), 2);
+        assert!(!pending_replies.is_undecided(by_name) && !pending_replies.is_naming());
     }
 
     #[test]
     fn the_sums_are_those_of_what_is_owed() {
         let mut random = fastrand::Rng::with_seed(9);
         for _ in 0..2_000 {
-            let mut flight = Flight::new();
+            let mut pending_replies = PendingReplies::new();
             for _ in 0..40 {
-                act(&mut flight, &mut random);
+                act(&mut pending_replies, &mut random);
                 let mut sum = Weight::default();
-                flight.owed.iter().for_each(|owed| sum.add(owed.asked.weight()));
-                assert_eq!(flight.sum, sum);
-                assert_eq!(flight.queries, flight.owed.iter().filter(|owed| owed.is_query()).count());
+                pending_replies.expected.iter().for_each(|expected| sum.add(expected.asked.weight()));
+                assert_eq!(pending_replies.sum, sum);
+                assert_eq!(
+                    pending_replies.queries,
+                    pending_replies.expected.iter().filter(|expected| expected.is_query()).count()
+                );
             }
         }
     }
 
-    fn act(flight: &mut Flight, random: &mut fastrand::Rng) {
+    fn act(pending_replies: &mut PendingReplies, random: &mut fastrand::Rng) {
         let unnamed = |text: &str| Some(Box::new(Unnamed::of(text.as_bytes())));
         match random.u32(..16) {
-            0 => drop(flight.push(Asked::ParseUnnamed(unnamed("select 1")), For::Client)),
-            1 => drop(flight.push(Asked::CloseUnnamed(None), For::Client)),
-            2 => drop(flight.push(Asked::Query(None, None), For::Client)),
-            3 => drop(flight.push(parse("a", "select 1").1, For::Client)),
-            4 => drop(flight.push(Asked::Execute(None, None), For::Client)),
-            5 | 6 => drop(flight.push(Asked::Sync, For::Client)),
-            7 => flight.note_copy_data(),
-            8 => flight.end_copy_in(),
-            9 => flight.finish_copy(),
-            10 => flight.begin_copy_in(),
-            11 => drop(flight.fail()),
-            12 => drop(flight.put_unnamed_back(unnamed("select 'longer'"))),
-            13 => drop(flight.take_undo()),
-            14 => drop(flight.ready(TxStatus::Idle)),
-            _ => drop(flight.complete(Completes::Execute)),
+            0 => drop(pending_replies.push(RequestKind::ParseUnnamed(unnamed("select 1")), Disposition::Forward)),
+            1 => drop(pending_replies.push(RequestKind::CloseUnnamed(None), Disposition::Forward)),
+            2 => drop(pending_replies.push(RequestKind::Query(None, None), Disposition::Forward)),
+            3 => drop(pending_replies.push(parse("a", "select 1").1, Disposition::Forward)),
+            4 => drop(pending_replies.push(RequestKind::Execute(None, None), Disposition::Forward)),
+            5 | 6 => drop(pending_replies.push(RequestKind::Sync, Disposition::Forward)),
+            7 => pending_replies.note_copy_data(),
+            8 => pending_replies.end_copy_in(),
+            9 => pending_replies.finish_copy(),
+            10 => pending_replies.begin_copy_in(),
+            11 => drop(pending_replies.fail()),
+            12 => drop(pending_replies.put_unnamed_back(unnamed("select 'longer'"))),
+            13 => drop(pending_replies.take_undo()),
+            14 => drop(pending_replies.ready(TxStatus::Idle)),
+            _ => drop(pending_replies.complete(Completes::Execute)),
         }
     }
 
     /// Looking through all that is owed for each message made the work grow with its square.
     #[test]
     fn a_long_pipeline_is_told_from_several_without_a_look_at_each_message() {
-        let mut flight = Flight::new();
-        push(&mut flight, Asked::Execute(None, None));
-        push(&mut flight, Asked::Sync);
-        push(&mut flight, Asked::Sync);
-        flight.begin_copy_in();
-        flight.note_copy_data();
-        push(&mut flight, Asked::Sync);
-        flight.end_copy_in();
-        assert!(flight.is_pipelined());
-        flight.complete(Completes::Execute);
-        assert!(!flight.is_pipelined(), "the Sync was a part of the copy");
-        push(&mut flight, Asked::Sync);
-        push(&mut flight, Asked::Bind(None));
-        flight.pass_ignored_syncs();
-        assert!(!flight.is_pipelined());
+        let mut pending_replies = PendingReplies::new();
+        push(&mut pending_replies, RequestKind::Execute(None, None));
+        push(&mut pending_replies, RequestKind::Sync);
+        push(&mut pending_replies, RequestKind::Sync);
+        pending_replies.begin_copy_in();
+        pending_replies.note_copy_data();
+        push(&mut pending_replies, RequestKind::Sync);
+        pending_replies.end_copy_in();
+        assert!(pending_replies.is_pipelined());
+        pending_replies.complete(Completes::Execute);
+        assert!(!pending_replies.is_pipelined(), "the Sync was a part of the copy");
+        push(&mut pending_replies, RequestKind::Sync);
+        push(&mut pending_replies, RequestKind::Bind(None));
+        pending_replies.pass_ignored_syncs();
+        assert!(!pending_replies.is_pipelined());
         let many = 100_000;
         for _ in 0..many {
-            push(&mut flight, Asked::Bind(None));
-            assert!(!flight.is_pipelined());
+            push(&mut pending_replies, RequestKind::Bind(None));
+            assert!(!pending_replies.is_pipelined());
         }
-        push(&mut flight, parse("a", "select 1").1);
-        push(&mut flight, Asked::Sync);
-        assert!(flight.is_pipelined());
-        assert!(flight.is_undecided(Use { name: b"b", digest: None }), "it is not looked for");
-        assert_eq!(flight.fail().len(), many + 2);
-        assert!(flight.is_pipelined(), "the Sync is owed");
-        flight.ready(TxStatus::Idle);
-        assert!(!flight.is_pipelined() && flight.is_over());
+        push(&mut pending_replies, parse("a", "select 1").1);
+        push(&mut pending_replies, RequestKind::Sync);
+        assert!(pending_replies.is_pipelined());
+        assert!(pending_replies.is_undecided(Use { name: b"b", digest: None }), "it is not looked for");
+        assert_eq!(pending_replies.fail().len(), many + 2);
+        assert!(pending_replies.is_pipelined(), "the Sync is owed");
+        pending_replies.ready(TxStatus::Idle);
+        assert!(!pending_replies.is_pipelined() && pending_replies.is_over());
     }
 
     #[test]
     fn an_answered_entry_waits_for_its_turn() {
-        let mut flight = Flight::new();
-        assert!(flight.push(Asked::Close(None), For::Answered), "nothing is owed before it");
-        push(&mut flight, Asked::Bind(None));
-        assert!(!flight.push(Asked::Parse(None, None), For::Answered));
-        assert!(flight.next_answered().is_none());
-        flight.complete(Completes::Bind);
-        assert!(flight.next_answered().is_some());
+        let mut pending_replies = PendingReplies::new();
+        assert!(pending_replies.push(RequestKind::Close(None), Disposition::Synthesize), "nothing is owed before it");
+        push(&mut pending_replies, RequestKind::Bind(None));
+        assert!(!pending_replies.push(RequestKind::Parse(None, None), Disposition::Synthesize));
+        assert!(pending_replies.next_answered().is_none());
+        pending_replies.complete(Completes::Bind);
+        assert!(pending_replies.next_answered().is_some());
     }
 }

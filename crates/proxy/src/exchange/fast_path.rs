@@ -14,8 +14,8 @@ use tidegate_wire::{
 
 use super::{
     Exchange,
-    flight::{Asked, For},
     forward::Unnamed,
+    pending_replies::{Disposition, RequestKind},
 };
 use tidegate_config::Mode;
 use tidegate_sql::classify::{Traits, classify};
@@ -32,7 +32,7 @@ const READY: &[u8] = b"Z\0\0\0\x05";
 
 /// What the client is owed, where a reply may be recognised as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Usual {
+pub(super) enum FastPath {
     /// A simple query that changes no setting.
     Query,
     /// Parse, Bind, Describe, Execute and Sync without names.
@@ -46,8 +46,8 @@ fn message(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// The Parse message of a flight that is the usual one and nothing else.
-fn parse_of(flight: &[u8]) -> Option<&[u8]> {
-    let (parse, rest) = message(frontend::PARSE, flight)?;
+fn parse_of(pending_replies: &[u8]) -> Option<&[u8]> {
+    let (parse, rest) = message(frontend::PARSE, pending_replies)?;
     if parse.get(HEADER) != Some(&0) {
         return None;
     }
@@ -70,15 +70,15 @@ struct Reply<'a> {
     commands: usize,
 }
 
-fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
+fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
     // Rows that end elsewhere are not looked at twice.
     if !reply.split_last()?.1.ends_with(READY) {
         return None;
     }
     let mut commands = 0;
     let mut rest = match asked {
-        Usual::Query => reply,
-        Usual::Unnamed => {
+        FastPath::Query => reply,
+        FastPath::Unnamed => {
             let rest = reply.strip_prefix(PARSE_AND_BIND_COMPLETE)?;
             match rest.strip_prefix(NO_DATA) {
                 Some(rest) => rest,
@@ -90,12 +90,12 @@ fn reply_to(asked: Usual, reply: &[u8]) -> Option<Reply<'_>> {
         let header = Header::peek(rest).ok()??;
         let (message, behind) = rest.split_at_checked(header.total())?;
         match (header.tag, asked) {
-            (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, Usual::Query) => {}
+            (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, FastPath::Query) => {}
             // DISCARD ALL and DEALLOCATE ALL, ROLLBACK, changes of the catalogue: noted in the general way.
             (backend::COMMAND_COMPLETE, _) if is_noted(&message[HEADER..]) => return None,
             (backend::COMMAND_COMPLETE, _) => {
                 commands += 1;
-                if asked == Usual::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
+                if asked == FastPath::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
                     return Some(Reply { status: ready(behind)?, tag: &message[HEADER..], commands });
                 }
             }
@@ -118,10 +118,10 @@ fn ready(bytes: &[u8]) -> Option<TxStatus> {
 
 impl Exchange<'_> {
     /// Notes the usual flight, if `chunk` is one and may be sent as it is.
-    pub(super) fn forward_usual(&mut self, chunk: &Chunk) -> bool {
+    pub(super) fn forward_fast_path(&mut self, chunk: &Chunk) -> bool {
         let may = self.scanner.is_between_messages()
-            && self.flight.is_quiet()
-            && self.flight.status != TxStatus::Failed
+            && self.pending_replies.is_quiet()
+            && self.pending_replies.status != TxStatus::Failed
             && chunk.len() <= self.plan.pool.message_max as usize;
         let Some(parse) = parse_of(chunk).filter(|_| may) else { return false };
         let known = self.front.unnamed.as_ref().is_some_and(|unnamed| unnamed.is(parse));
@@ -138,16 +138,16 @@ impl Exchange<'_> {
             counter.add(1);
         }
         self.stats.query_count.add(1);
-        self.record_usual(chunk);
-        self.flight.push(Asked::Usual, For::Client);
+        self.record_fast_path(chunk);
+        self.pending_replies.push(RequestKind::FastPath, Disposition::Forward);
         true
     }
 
     /// Tells the journal what it would hear of the messages one by one.
-    fn record_usual(&mut self, flight: &[u8]) {
+    fn record_fast_path(&mut self, pending_replies: &[u8]) {
         let Some(ledger) = &mut self.ledger else { return };
-        ledger.hear(flight.len() - SYNC.len());
-        for frame in Walk::new(flight).flatten() {
+        ledger.hear(pending_replies.len() - SYNC.len());
+        for frame in Walk::new(pending_replies).flatten() {
             match frame.tag {
                 frontend::PARSE => {
                     if let Ok(parse) = Parse::decode(frame.body()) {
@@ -180,11 +180,11 @@ impl Exchange<'_> {
     }
 
     /// Notes the usual reply, if `chunk` is one and may be sent as it is.
-    pub(super) fn reply_usual(&mut self, chunk: &Chunk) -> bool {
+    pub(super) fn reply_fast_path(&mut self, chunk: &Chunk) -> bool {
         let is_settled = self.pending.is_empty() && self.reports.is_empty();
         let may = self.adopting == 0 && is_settled && self.server.scanner.is_between_messages();
-        let Some(usual) = self.flight.usual().filter(|_| may) else { return false };
-        let Some(Reply { status, tag, commands }) = reply_to(usual, chunk) else { return false };
+        let Some(fast_path) = self.pending_replies.fast_path().filter(|_| may) else { return false };
+        let Some(Reply { status, tag, commands }) = reply_to(fast_path, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {
             return false;
         }
@@ -196,7 +196,7 @@ impl Exchange<'_> {
             ledger.tag(tag);
             ledger.ready(status, 0);
         }
-        self.flight.ready(status);
+        self.pending_replies.ready(status);
         true
     }
 }
@@ -205,7 +205,7 @@ impl Exchange<'_> {
 mod tests {
     use super::*;
 
-    fn flight() -> Vec<Vec<u8>> {
+    fn pending_replies() -> Vec<Vec<u8>> {
         let mut parse = Vec::new();
         frontend::parse(b"", b"select $1::int", &[23], &mut parse);
         let mut bind = Vec::new();
@@ -215,17 +215,17 @@ mod tests {
 
     #[test]
     fn a_flight_is_the_usual_one_or_it_is_not() {
-        let usual = flight();
-        assert_eq!(parse_of(&usual.concat()), Some(&usual[0][..]));
-        for len in 0..usual.concat().len() {
-            assert_eq!(parse_of(&usual.concat()[..len]), None, "cut at {len}");
+        let fast_path = pending_replies();
+        assert_eq!(parse_of(&fast_path.concat()), Some(&fast_path[0][..]));
+        for len in 0..fast_path.concat().len() {
+            assert_eq!(parse_of(&fast_path.concat()[..len]), None, "cut at {len}");
         }
-        for at in 0..usual.len() {
-            let mut lacks = usual.clone();
+        for at in 0..fast_path.len() {
+            let mut lacks = fast_path.clone();
             lacks.remove(at);
             assert_eq!(parse_of(&lacks.concat()), None, "without {at}");
-            let mut twice = usual.clone();
-            twice.insert(at, usual[at].clone());
+            let mut twice = fast_path.clone();
+            twice.insert(at, fast_path[at].clone());
             assert_eq!(parse_of(&twice.concat()), None, "{at} twice");
         }
         let others: [(usize, &[u8]); 4] = [
@@ -235,7 +235,7 @@ mod tests {
             (3, b"E\0\0\0\x0aa\0\0\0\0\0"),
         ];
         for (at, other) in others {
-            let mut named = usual.clone();
+            let mut named = fast_path.clone();
             named[at] = other.to_vec();
             assert_eq!(parse_of(&named.concat()), None, "{at} named");
         }
@@ -256,7 +256,7 @@ mod tests {
     const COLUMNS: &[u8] = b"T\0\0\0\x06\0\0";
     const ROW: &[u8] = b"D\0\0\0\x06\0\0";
 
-    fn status_after(reply: &[u8], to: Usual) -> Option<TxStatus> {
+    fn status_after(reply: &[u8], to: FastPath) -> Option<TxStatus> {
         reply_to(to, reply).map(|reply| reply.status)
     }
 
@@ -266,37 +266,37 @@ mod tests {
         let simple = [COLUMNS, ROW, ROW, &done, &idle].concat();
         let unnamed = [PARSE_AND_BIND_COMPLETE, &simple].concat();
         let nothing = [PARSE_AND_BIND_COMPLETE, NO_DATA, &done, &ready_for_query(TxStatus::InTransaction)].concat();
-        assert_eq!(status_after(&simple, Usual::Query), Some(TxStatus::Idle));
-        assert_eq!(status_after(&unnamed, Usual::Unnamed), Some(TxStatus::Idle));
-        assert_eq!(status_after(&nothing, Usual::Unnamed), Some(TxStatus::InTransaction));
+        assert_eq!(status_after(&simple, FastPath::Query), Some(TxStatus::Idle));
+        assert_eq!(status_after(&unnamed, FastPath::Unnamed), Some(TxStatus::Idle));
+        assert_eq!(status_after(&nothing, FastPath::Unnamed), Some(TxStatus::InTransaction));
         let (first, last) = (complete(b"INSERT 0 1"), b"SELECT 2\0");
         let several = [COLUMNS, ROW, &done, &first, COLUMNS, &done, &idle].concat();
         let reply = Reply { status: TxStatus::Idle, tag: last, commands: 3 };
-        assert_eq!(reply_to(Usual::Query, &several), Some(reply));
-        for (reply, to) in [(&simple, Usual::Query), (&unnamed, Usual::Unnamed), (&nothing, Usual::Unnamed)] {
+        assert_eq!(reply_to(FastPath::Query, &several), Some(reply));
+        for (reply, to) in [(&simple, FastPath::Query), (&unnamed, FastPath::Unnamed), (&nothing, FastPath::Unnamed)] {
             for len in 0..reply.len() {
                 assert_eq!(status_after(&reply[..len], to), None, "cut at {len}");
             }
             assert_eq!(status_after(&[reply, b"A".as_slice()].concat(), to), None);
             assert_eq!(status_after(&[NO_DATA, reply].concat(), to), None);
         }
-        assert_eq!(status_after(&simple, Usual::Unnamed), None);
-        assert_eq!(status_after(&unnamed, Usual::Query), None);
-        assert_eq!(status_after(&idle, Usual::Query), None, "whose query has failed before");
+        assert_eq!(status_after(&simple, FastPath::Unnamed), None);
+        assert_eq!(status_after(&unnamed, FastPath::Query), None);
+        assert_eq!(status_after(&idle, FastPath::Query), None, "whose query has failed before");
     }
 
     #[test]
     fn what_is_to_be_noted_goes_the_general_way() {
         let idle = ready_for_query(TxStatus::Idle);
         for tag in [&b"DISCARD ALL"[..], b"DEALLOCATE ALL", b"ROLLBACK", b"DELETE 1"] {
-            assert_eq!(status_after(&[&complete(tag)[..], &idle].concat(), Usual::Query), None);
+            assert_eq!(status_after(&[&complete(tag)[..], &idle].concat(), FastPath::Query), None);
         }
         for strange in [b"N", b"A", b"S", b"E", b"G", b"H", b"I", b"s"] {
             let message = [strange.as_slice(), &[0, 0, 0, 4]].concat();
             let reply = [COLUMNS, &message, &complete(b"SELECT 0"), &idle].concat();
-            assert_eq!(status_after(&reply, Usual::Query), None);
+            assert_eq!(status_after(&reply, FastPath::Query), None);
         }
         let failed = ready_for_query(TxStatus::Failed);
-        assert_eq!(status_after(&[&complete(b"SELECT 1")[..], &failed].concat(), Usual::Query), None);
+        assert_eq!(status_after(&[&complete(b"SELECT 1")[..], &failed].concat(), FastPath::Query), None);
     }
 }

@@ -23,10 +23,10 @@ use crate::{
         session::{self, Session},
     },
     error::Cause,
-    exchange::Frontend,
+    exchange::ClientSide,
     plane::{
-        Announced, Card, ClientState, Entry, Greeting, NewCard, PROCESS_ID_MAX, Phase, PoolKey, WorkerPool, peer_key,
-        within,
+        ClientInfo, ClientState, Entry, Greeting, NewClient, PROCESS_ID_MAX, Phase, PoolKey, ReportedParams,
+        WorkerPool, peer_key, within,
     },
     server::Server,
 };
@@ -102,7 +102,7 @@ impl Arriving {
             }
         };
         let tls = self.link.tls_info().map(|info| tls::told(&info).into());
-        let entry = self.worker.roster.enter(NewCard {
+        let entry = self.worker.registry.enter(NewClient {
             id: self.id,
             key,
             user: &request.user,
@@ -146,16 +146,16 @@ impl Arriving {
                 settings.set(name, Value::text(value));
             }
         }
-        let greeting = self.compose(Announced { settings: own, reported: settings }, None, None);
+        let greeting = self.compose(ReportedParams { settings: own, reported: settings }, None, None);
         self.greet(&greeting, entry);
-        entry.card.note_settings(&greeting.settings);
+        entry.client_info.note_settings(&greeting.settings);
         self.link.unread(std::mem::take(&mut self.bytes).into());
     }
 
     fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
         let mut out = Vec::with_capacity(greeting.words.len() + 64);
         out.extend_from_slice(&greeting.words);
-        backend::backend_key_data(entry.pid(self.worker.index), entry.card.secret(), &mut out);
+        backend::backend_key_data(entry.pid(self.worker.index), entry.client_info.secret(), &mut out);
         let setup = self.worker.gateway.config.setup();
         if !setup.config.listen.login_notice.is_empty() {
             let notice = &setup.config.listen.login_notice;
@@ -184,10 +184,10 @@ impl Arriving {
     ) -> Session {
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
-        log::arrived(&self.worker.gateway, &entry.card);
+        log::arrived(&self.worker.gateway, &entry.client_info);
         self.unread_early();
-        entry.card.note_settings(&greeting.settings);
-        let front = Frontend::new(self.link, entry.card.id, greeting.settings, greeting.told);
+        entry.client_info.note_settings(&greeting.settings);
+        let front = ClientSide::new(self.link, entry.client_info.id, greeting.settings, greeting.told);
         let mut session = Session::new(self.worker, front, pool, request.route, entry, self.quota);
         session.reserve(server);
         session
@@ -199,9 +199,9 @@ impl Arriving {
     pub(super) async fn reserve_server(
         &mut self,
         pool: &Rc<WorkerPool>,
-        card: &Card,
+        client_info: &ClientInfo,
     ) -> Result<Option<Lease<Server>>, LoginError> {
-        let is_kept = pool.plan().pool.mode == Mode::Session && pool.fleet().is_none();
+        let is_kept = pool.plan().pool.mode == Mode::Session && pool.replica_set().is_none();
         if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peers.own_id() != 0 {
             return Ok(None);
         }
@@ -209,14 +209,14 @@ impl Arriving {
         let server = match pool.local.try_checkout(now) {
             Some(server) => Some(server),
             None if pool.local.is_exhausted() => None,
-            None => Box::pin(self.wait_to_reserve(pool, card)).await?,
+            None => Box::pin(self.wait_to_reserve(pool, client_info)).await?,
         };
         let Some(mut server) = server else { return Ok(None) };
         if server.settle(&self.worker.reactor).is_err() || server.identity.pid > PROCESS_ID_MAX {
             server.release(Fate::Reuse, self.worker.reactor.now());
             return Ok(None);
         }
-        card.announce(&server.identity);
+        client_info.announce(&server.identity);
         Ok(Some(server))
     }
 
@@ -224,14 +224,14 @@ impl Arriving {
     async fn wait_to_reserve(
         &mut self,
         pool: &Rc<WorkerPool>,
-        card: &Card,
+        client_info: &ClientInfo,
     ) -> Result<Option<Lease<Server>>, LoginError> {
         let worker = self.worker.clone();
-        card.state.set(ClientState::Waiting(worker.reactor.now()));
-        let checkout = unless_killed(card, pool.local.checkout(worker.reactor.now()));
+        client_info.state.set(ClientState::Waiting(worker.reactor.now()));
+        let checkout = unless_killed(client_info, pool.local.checkout(worker.reactor.now()));
         let checkout = while_there(&mut self.link, &mut self.bytes, checkout);
         let outcome = within(&worker.reactor, RESERVE_LIMIT, checkout).await;
-        card.state.set(ClientState::Idle);
+        client_info.state.set(ClientState::Idle);
         match outcome {
             None => Ok(None),
             Some(None) => Err(LoginError::Gone),

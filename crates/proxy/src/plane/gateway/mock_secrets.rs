@@ -34,18 +34,18 @@ fn is_machine_id(text: &str) -> bool {
 
 fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
+    for close_with in parts {
+        hash.update((close_with.len() as u64).to_be_bytes());
+        hash.update(close_with);
     }
     hash.finalize().into()
 }
 
 /// Kinds of secrets of the configured users (iterations of a verifier, or a password or hash), with their number of users.
 #[derive(Debug, Default)]
-pub(super) struct Decoys(Vec<(Option<u32>, u64)>);
+pub(super) struct MockSecrets(Vec<(Option<u32>, u64)>);
 
-impl Decoys {
+impl MockSecrets {
     pub(super) fn of<'u>(users: impl Iterator<Item = &'u User>) -> Self {
         let mut kinds: Vec<(Option<u32>, u64)> = Vec::new();
         for secret in users.filter_map(|user| user.secret.as_ref()).filter(|secret| !secret.secret().is_empty()) {
@@ -91,13 +91,13 @@ mod tests {
         text +=
             &format!("[users.w]\npassword = \"{}\"\n[users.p]\npassword = \"x\"\n[users.s]\nsize = 3\n", verifier(20));
         let config = toml::parse(&text, "tidegate.toml").expect("a configuration");
-        let decoys = Decoys::of(config.users.values());
-        let picked: Vec<_> = (0..500).map(|number| decoys.pick(b"secret", &format!("user{number}"))).collect();
+        let mock_secrets = MockSecrets::of(config.users.values());
+        let picked: Vec<_> = (0..500).map(|number| mock_secrets.pick(b"secret", &format!("user{number}"))).collect();
         let share = |kind| picked.iter().filter(|picked| **picked == kind).count();
         assert!((240..360).contains(&share(Some(10))), "three of five: {}", share(Some(10)));
         assert!((60..140).contains(&share(Some(20))) && (60..140).contains(&share(None)));
-        assert_eq!(decoys.pick(b"secret", "user7"), picked[7]);
-        assert_eq!(Decoys::default().pick(b"secret", "user7"), None);
+        assert_eq!(mock_secrets.pick(b"secret", "user7"), picked[7]);
+        assert_eq!(MockSecrets::default().pick(b"secret", "user7"), None);
     }
 
     #[test]

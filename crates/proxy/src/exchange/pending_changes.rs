@@ -9,7 +9,7 @@ use tidegate_sql::classify::Change;
 
 /// What a transaction has set so far.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingChanges {
     entries: Vec<Entry>,
     /// What a transaction before it has kept, in the same chain of them.
     kept: Vec<Change>,
@@ -52,7 +52,7 @@ pub(super) enum Settled {
 /// More is not kept of one transaction, or of a chain of them: each change that holds costs a copy of all settings.
 const ENTRIES_MAX: usize = 1024;
 
-impl Pending {
+impl PendingChanges {
     /// Nothing waits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
@@ -184,7 +184,7 @@ mod tests {
 
     /// What is left of `a`, `b` ... set one after another between these statements.
     fn left(script: &str) -> String {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         for word in script.split(' ') {
             let name = || word[1..].to_owned();
             match word.as_bytes()[0] {
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn several_sets_come_out_one_by_one_and_once() {
         let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         for _ in 0..3 {
             pending.note(Change::Sets(vec![set("a"), set("b")]));
         }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn what_is_kept_behind_a_reset_waits_for_the_end_of_the_chain() {
         let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         pending.note(set("a"));
         assert_eq!(pending.commit(), Settled::Kept(vec![set("a")]), "there is no RESET");
         for _ in 0..3 {
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_transaction_without_end_is_not_followed_for_ever() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         for number in 0..2 * ENTRIES_MAX {
             pending.note(Change::Savepoint("s".to_owned()));
             pending.note(Change::Reset(number.to_string()));
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_chain_without_end_is_not_followed_for_ever() {
-        let mut pending = Pending::default();
+        let mut pending = PendingChanges::default();
         let mut chain = (0..ENTRIES_MAX * 4).map(|number| {
             pending.note(Change::Reset(number.to_string()));
             pending.commit()
