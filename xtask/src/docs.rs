@@ -2,7 +2,7 @@
 
 mod links;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -59,7 +59,7 @@ fn tools() -> Result<PathBuf> {
     Ok(target_dir()?.join("tools"))
 }
 
-fn is_installed(program: &PathBuf) -> bool {
+fn is_installed(program: &Path) -> bool {
     let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     version.is_ok_and(|status| status.success())
 }

@@ -155,15 +155,10 @@ fn without_code(line: &str) -> String {
 
 /// Targets of `[text](target)` and of the attributes `href`, `src` and `srcset`.
 fn targets(line: &str) -> Vec<String> {
-    let after = |start: &str, end: char| {
-        let parts: Vec<&str> = line.split(start).skip(1).collect();
-        parts.into_iter().filter_map(|part| part.split(end).next().map(str::to_owned)).collect::<Vec<_>>()
-    };
-    let mut targets = after("](", ')');
-    for attribute in ["href=\"", "src=\"", "srcset=\""] {
-        targets.extend(after(attribute, '"'));
-    }
-    targets
+    const MARKS: [(&str, char); 4] = [("](", ')'), ("href=\"", '"'), ("src=\"", '"'), ("srcset=\"", '"')];
+    let after =
+        |(start, end): (&'static str, char)| line.split(start).skip(1).filter_map(move |part| part.split(end).next());
+    MARKS.into_iter().flat_map(after).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
