@@ -5,7 +5,7 @@ use std::path::Path;
 use tidegate_journal::{Ack, Class, Config, Journal, Note};
 use tidegate_wire::auth::scram::Verifier;
 use tidegate_wire::backend::{self, ErrorReport, TxStatus};
-use tidegate_wire::frontend::{self, BindMessage, Kind};
+use tidegate_wire::frontend::{self, BindMessage, ObjectKind};
 use tidegate_wire::{sqlstate, startup};
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -30,9 +30,9 @@ fn pipeline(out: &mut Vec<u8>) {
         result_formats: &[1],
     };
     frontend::bind(&bind, out);
-    frontend::describe(Kind::Portal, b"p", out);
+    frontend::describe(ObjectKind::Portal, b"p", out);
     frontend::execute(b"p", 0, out);
-    frontend::close(Kind::Statement, b"s1", out);
+    frontend::close(ObjectKind::Statement, b"s1", out);
     frontend::flush(out);
     frontend::sync(out);
 }
@@ -61,7 +61,7 @@ fn failure(out: &mut Vec<u8>) {
     backend::notice_response(&report, out);
 }
 
-/// A segment that was ended in order, one that was not, and the beginning of one.
+/// A cleanly closed segment, an open one, and the start of one.
 fn journal() -> std::io::Result<()> {
     let folder = tempfile::tempdir()?;
     let (journal, _) = Journal::open(Config::new(folder.path())).map_err(std::io::Error::other)?;
@@ -82,7 +82,7 @@ fn journal() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Files and statements, each with what its reader looks for.
+/// Files and statements with the elements that their parsers handle.
 fn texts() -> std::io::Result<()> {
     let rules = b"local all all trust\nhost shop,\"x y\" ann 127.0.0.0/8 scram-sha-256 # a\n\
         hostssl all all ::1/128 cert map=map\n\

@@ -1,8 +1,8 @@
-//! Configuration texts and Postgres URLs: read or refused, and whatever is refused has a place in the text.
+//! Configuration files and Postgres URLs: accepted or refused, with a position for every error.
 
 use tidegate_config::{Config, Finding, toml};
 
-/// Reads the input as a file and as a URL.
+/// Parses the input as a file and as a URL.
 pub fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     check(&text, toml::parse(&text, "fuzz").map_err(|errors| errors.findings().to_vec()));

@@ -1,18 +1,18 @@
-//! Records of the query journal.
+//! Records of the query log.
 
 use tidegate_query_log::entry::{
     Calendar, Draft, Entry, Kind, Moment, Parameter, Who, write_parameter, write_server, write_who,
 };
 
-/// Whatever bytes clients and servers sent, the record of them is one line of JSON that says them again; whatever stands in
-/// a file is a record or none.
+/// Every record of client and server bytes is one line of JSON that decodes to the same bytes; every line of a file is
+/// a record or an error.
 pub fn journal_entry(data: &[u8]) {
     let _ = Entry::from_json(data);
     let parts: Vec<&[u8]> = data.split(|byte| *byte == 1).collect();
     let part = |at: usize| parts.get(at).copied().unwrap_or_default();
     let (mut who, mut server, mut parameters) = (Vec::new(), Vec::new(), b"[".to_vec());
-    let said = Who { client: part(0), user: part(1), database: part(2), application: part(3), session: Some(7) };
-    write_who(&said, &mut who);
+    let peer = Who { client: part(0), user: part(1), database: part(2), application: part(3), session: Some(7) };
+    write_who(&peer, &mut who);
     write_server(part(4), 5, &mut server);
     write_parameter(Parameter::Text(part(5)), &mut parameters);
     parameters.push(b',');
@@ -43,7 +43,7 @@ pub fn journal_entry(data: &[u8]) {
     same(read.reason.as_deref(), part(11));
 }
 
-/// Bytes that are no UTF-8 are shown in one way or another.
+/// Bytes that are not UTF-8 have several encodings.
 fn same(read: Option<&str>, bytes: &[u8]) {
     match str::from_utf8(bytes) {
         Ok(text) => assert_eq!(read, (!text.is_empty()).then_some(text)),

@@ -1,4 +1,4 @@
-//! Files that people write: rules of access, and what PgBouncer was configured with.
+//! Hand-written files: HBA rules, and the files of PgBouncer.
 
 use std::cell::RefCell;
 use std::fs;
@@ -13,7 +13,7 @@ use tidegate_config::{
 };
 
 thread_local! {
-    // One folder for all inputs: making one costs more than reading one.
+    // A shared folder for all inputs: creating a folder costs more than reading an input.
     static FOLDER: RefCell<Option<TempDir>> = const { RefCell::new(None) };
 }
 
@@ -27,20 +27,20 @@ fn keep(folder: &Path, name: &str, bytes: &[u8]) -> std::path::PathBuf {
     path
 }
 
-/// The part of an input before the first zero byte, and the one behind it.
+/// The parts of an input before and after the first zero byte.
 fn halves(data: &[u8]) -> (&[u8], &[u8]) {
     let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     (&data[..end], data.get(end + 1..).unwrap_or_default())
 }
 
-/// Rules of access and maps: read or refused; comments and blank lines change no verdict, and a rule for nobody before
-/// them neither.
+/// HBA rules and maps: accepted or refused. Comments, blank lines and a preceding rule that matches no client do not
+/// change a verdict.
 pub fn hba(data: &[u8]) {
     with_folder(|folder| {
         let (rules, maps) = halves(data);
         let maps = keep(folder, "maps", maps);
         let Ok(read) = Rules::load(&keep(folder, "rules", rules), &maps) else { return };
-        let padded = [b"# nobody\n\nhost nobody nobody 192.0.2.1/32 reject\n", rules].concat();
+        let padded = [b"# none\n\nhost none none 192.0.2.1/32 reject\n", rules].concat();
         let padded = Rules::load(&keep(folder, "rules", &padded), &maps).expect("it was read before");
         for (user, ip) in [("ann", None), ("bob", Some(IpAddr::V4(Ipv4Addr::LOCALHOST)))] {
             for (tls, replication) in [(false, false), (true, false), (true, true)] {
@@ -52,9 +52,9 @@ pub fn hba(data: &[u8]) {
     });
 }
 
-/// An ini file and a list of users as PgBouncer reads them: what is understood means the same when it is written as TOML.
+/// An ini file and a user list of PgBouncer: an accepted configuration means the same after its conversion to TOML.
 pub fn ini(data: &[u8]) {
-    // Other files are none of the input.
+    // Included files are not part of the input.
     if data.windows(8).any(|part| part.eq_ignore_ascii_case(b"%include")) {
         return;
     }

@@ -6,11 +6,11 @@ use tempfile::TempDir;
 use tidegate_journal::{Ack, AtEnd, Class, Config, Entry, Journal, Note, Overload, Reader, Start, repair, verify};
 
 thread_local! {
-    // One folder for all inputs: making one costs more than reading one.
+    // A shared folder for all inputs: creating a folder costs more than reading an input.
     static FOLDER: RefCell<Option<TempDir>> = const { RefCell::new(None) };
 }
 
-/// Puts the bytes where the newest segment of a journal is, and nothing else beside it.
+/// Writes the bytes as the newest segment of a journal, without other segments.
 fn with_segment(data: &[u8], run: impl FnOnce(&Path)) {
     FOLDER.with_borrow_mut(|kept| {
         let folder = kept.get_or_insert_with(|| TempDir::new().expect("a folder for inputs"));
@@ -22,7 +22,7 @@ fn with_segment(data: &[u8], run: impl FnOnce(&Path)) {
     });
 }
 
-/// The records as far as a reader gets.
+/// The records up to the end or the first error.
 fn records(folder: &Path, at_end: AtEnd) -> Vec<Vec<u8>> {
     let mut reader = Reader::open(folder, &Start::Beginning, at_end).expect("the folder can be read");
     let mut found = Vec::new();
@@ -34,7 +34,7 @@ fn records(folder: &Path, at_end: AtEnd) -> Vec<Vec<u8>> {
     found
 }
 
-/// The reader: whatever the bytes are, it comes to an end, and one that follows sees a beginning of what is there.
+/// The reader ends for every input, and a following reader returns a prefix of the records.
 pub fn journal_reader(data: &[u8]) {
     with_segment(data, |folder| {
         let all = records(folder, AtEnd::Stop);
@@ -47,7 +47,7 @@ pub fn journal_reader(data: &[u8]) {
     });
 }
 
-/// Recovery: it loses no record that can be read, and what is written afterwards can be read after it.
+/// Recovery loses no readable record, and later records are readable.
 pub fn journal_recovery(data: &[u8]) {
     with_segment(data, |folder| {
         let mut before = records(folder, AtEnd::Stop);

@@ -1,6 +1,6 @@
-//! One function per target: bytes in, panic on a broken promise.
+//! Fuzz targets: each is a function of bytes that panics if a guarantee does not hold.
 //!
-//! The targets are plain functions, so that the engine of cargo-fuzz and an ordinary test drive the same code.
+//! Targets are plain functions, so that cargo-fuzz and a normal test run the same code.
 
 #![forbid(unsafe_code)]
 
@@ -21,16 +21,16 @@ pub use scram::scram;
 pub use statement::{classified, shapes};
 
 use tidegate_wire::{
-    Frame, Walk,
+    Frame, Frames,
     backend::{self, Authentication, BackendKeyData, DataRow, ErrorFields, RowDescription},
-    frontend::{self, Bind, BindMessage, Execute, Parse, Query, SaslInitial, Target},
-    startup::{self, First, Negotiate},
+    frontend::{self, Bind, BindMessage, Execute, ObjectName, Parse, Query, SaslInitial},
+    startup::{self, FirstPacket, NegotiateProtocolVersion},
 };
 
-/// A target.
+/// A fuzz target.
 pub type Run = fn(&[u8]);
 
-/// All targets with their names, which are those of the folders in `corpus/`.
+/// All targets by name; the names are those of the folders in `corpus/`.
 pub const TARGETS: [(&str, Run); 13] = [
     ("scan", scan),
     ("startup", startup),
@@ -53,20 +53,20 @@ fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-/// First packets: what is understood is written again as the same bytes.
+/// First packets: an accepted packet is encoded to the same bytes.
 pub fn startup(data: &[u8]) {
     let _ = startup::parse_options(data);
-    if let Ok(negotiate) = Negotiate::decode(data) {
+    if let Ok(negotiate) = NegotiateProtocolVersion::decode(data) {
         let unknown: Vec<_> = negotiate.unknown().collect();
         let again = written(|out| startup::negotiate_protocol_version(negotiate.minor, &unknown, out));
-        assert_eq!(Negotiate::decode(&again[5..]).map(|again| again.minor), Ok(negotiate.minor));
+        assert_eq!(NegotiateProtocolVersion::decode(&again[5..]).map(|again| again.minor), Ok(negotiate.minor));
         assert_eq!(again[9..], data[4..]);
     }
-    let again = match First::decode(data) {
-        Ok(First::Ssl) => written(startup::ssl_request),
-        Ok(First::Gss) => written(startup::gss_request),
-        Ok(First::Cancel { pid, key }) => written(|out| startup::cancel_request(pid, key, out)),
-        Ok(First::Startup(start)) => {
+    let again = match FirstPacket::decode(data) {
+        Ok(FirstPacket::Ssl) => written(startup::ssl_request),
+        Ok(FirstPacket::Gss) => written(startup::gss_request),
+        Ok(FirstPacket::Cancel { pid, key }) => written(|out| startup::cancel_request(pid, key, out)),
+        Ok(FirstPacket::Startup(start)) => {
             let _ = (start.get("user"), start.text("database"), start.extensions().count());
             let params: Vec<_> = start.params().collect();
             written(|out| startup::startup(start.minor, &params, out))
@@ -76,9 +76,9 @@ pub fn startup(data: &[u8]) {
     assert_eq!(again, data);
 }
 
-/// Client messages: what is understood is written again as the same bytes; a rename changes the name and nothing else.
+/// Client messages: an accepted message is encoded to the same bytes, and another statement name changes nothing else.
 pub fn frontend(data: &[u8]) {
-    for frame in Walk::new(data).map_while(Result::ok) {
+    for frame in Frames::new(data).map_while(Result::ok) {
         if let Some(again) = rewrite_frontend(frame) {
             assert_eq!(again, frame.bytes);
         }
@@ -107,8 +107,8 @@ fn rewrite_frontend(frame: Frame<'_>) -> Option<Vec<u8>> {
     }
 }
 
-fn target(body: &[u8]) -> Option<Target<'_>> {
-    Target::decode(body).ok()
+fn target(body: &[u8]) -> Option<ObjectName<'_>> {
+    ObjectName::decode(body).ok()
 }
 
 fn rewrite_bind(bind: Bind<'_>) -> Option<Vec<u8>> {
@@ -122,7 +122,7 @@ fn rewrite_bind(bind: Bind<'_>) -> Option<Vec<u8>> {
     Some(written(|out| frontend::bind(&message, out)))
 }
 
-/// Renamed twice, to something else and back, a message is what it was.
+/// A message is unchanged after two renames, to another name and back.
 fn check_rename(frame: Frame<'_>) {
     let body = frame.body();
     let name = match frame.tag {
@@ -140,9 +140,9 @@ fn check_rename(frame: Frame<'_>) {
     assert_eq!(back, frame.bytes);
 }
 
-/// Server messages: what is understood is whole to its end, and what can be written again is the same bytes.
+/// Server messages: an accepted message is complete, and is encoded to the same bytes.
 pub fn backend(data: &[u8]) {
-    for frame in Walk::new(data).map_while(Result::ok) {
+    for frame in Frames::new(data).map_while(Result::ok) {
         if let Some(again) = rewrite_backend(frame) {
             assert_eq!(again, frame.bytes);
         }
@@ -173,7 +173,7 @@ fn rewrite_backend(frame: Frame<'_>) -> Option<Vec<u8>> {
     }
 }
 
-/// Every decoder on every body: tags are no promise.
+/// Runs every decoder on every body, independent of the tag.
 fn read_backend(body: &[u8]) {
     if let Ok(Authentication::Sasl { mechanisms }) = Authentication::decode(body) {
         assert!(mechanisms.iter().map(|name| name.len() + 1).sum::<usize>() + 5 == body.len());

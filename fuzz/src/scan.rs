@@ -1,8 +1,8 @@
-use tidegate_wire::{DecodeError, Scanner, Step, Want};
+use tidegate_wire::{DecodeError, Delivery, ScanStep, Scanner};
 
 const LIMIT_WHOLE: usize = 300;
 
-/// The scanner: however the bytes are cut, the same messages, the same end, and every byte accounted for.
+/// The scanner: every split of the bytes gives the same messages, the same end, and accounts for every byte.
 ///
 /// The first byte seeds the sizes of the chunks.
 pub fn scan(data: &[u8]) {
@@ -23,48 +23,48 @@ fn sizes(mut state: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-fn want(tag: u8) -> Want {
-    if tag % 2 == 1 { Want::Whole } else { Want::Stream }
+fn delivery(tag: u8) -> Delivery {
+    if tag % 2 == 1 { Delivery::Whole } else { Delivery::Stream }
 }
 
-/// What was told of a stream: the complete messages one after the other, how many they are, and whether it broke.
+/// The complete messages of a stream, their number, and whether it ended in an error.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct ScanResult {
     bytes: Vec<u8>,
     messages: usize,
     broken: bool,
 }
 
-fn run(mut bytes: &[u8], mut sizes: impl Iterator<Item = usize>) -> Told {
-    let (mut scanner, mut told, mut open) = (Scanner::new(LIMIT_WHOLE), Told::default(), Vec::new());
+fn run(mut bytes: &[u8], mut sizes: impl Iterator<Item = usize>) -> ScanResult {
+    let (mut scanner, mut result, mut open) = (Scanner::new(LIMIT_WHOLE), ScanResult::default(), Vec::new());
     let mut taken = 0;
-    while !bytes.is_empty() && !told.broken {
+    while !bytes.is_empty() && !result.broken {
         let (chunk, rest) = bytes.split_at(sizes.next().unwrap_or(1).min(bytes.len()));
-        told.broken = read(&mut scanner, chunk, &mut told, &mut open).is_err();
+        result.broken = read(&mut scanner, chunk, &mut result, &mut open).is_err();
         taken += chunk.len();
         bytes = rest;
-        if !told.broken {
-            assert_eq!(scanner.is_between_messages(), told.bytes.len() == taken);
+        if !result.broken {
+            assert_eq!(scanner.is_between_messages(), result.bytes.len() == taken);
         }
     }
-    told
+    result
 }
 
-fn read(scanner: &mut Scanner, chunk: &[u8], told: &mut Told, open: &mut Vec<u8>) -> Result<(), DecodeError> {
+fn read(scanner: &mut Scanner, chunk: &[u8], result: &mut ScanResult, open: &mut Vec<u8>) -> Result<(), DecodeError> {
     let mut at = 0;
     loop {
-        let (piece, end, last) = match scanner.step(chunk, at, want)? {
-            Step::Message { end, .. } => (&chunk[at..end], end, true),
-            Step::Carried { end, .. } => (scanner.carry(), end, true),
-            Step::StreamHead { end, .. } => (scanner.carry(), end, false),
-            Step::Stream { end, last, .. } => (&chunk[at..end], end, last),
-            Step::NeedMore => return Ok(()),
+        let (piece, end, last) = match scanner.step(chunk, at, delivery)? {
+            ScanStep::Message { end, .. } => (&chunk[at..end], end, true),
+            ScanStep::Carried { end, .. } => (scanner.carry(), end, true),
+            ScanStep::StreamHead { end, .. } => (scanner.carry(), end, false),
+            ScanStep::Stream { end, last, .. } => (&chunk[at..end], end, last),
+            ScanStep::NeedMore => return Ok(()),
         };
         assert!(end <= chunk.len() && (end > at || !piece.is_empty()));
         open.extend_from_slice(piece);
         if last {
-            told.bytes.append(open);
-            told.messages += 1;
+            result.bytes.append(open);
+            result.messages += 1;
         }
         at = end;
     }

@@ -2,13 +2,13 @@ use std::sync::OnceLock;
 
 use tidegate_wire::auth::{
     md5_answer,
-    scram::{Binding, Nonce, SaltedKeys, ScramClient, ScramError, ScramServer, Secret, Verifier, normalize},
+    scram::{ChannelBinding, Nonce, SaltedKeys, ScramClient, ScramError, ScramServer, Secret, Verifier, normalize},
 };
 
 const SALT: &[u8] = b"0123456789abcdef";
 
-/// SCRAM: the input is one message to each side in each state. Nobody gets in who does not know the password, and no
-/// server is believed that does not know the verifier.
+/// SCRAM: the input is a message to each side in each state. No client without the password is accepted, and no server
+/// without the verifier.
 pub fn scram(data: &[u8]) {
     let _ = normalize(data);
     if let Ok(text) = str::from_utf8(data) {
@@ -17,7 +17,7 @@ pub fn scram(data: &[u8]) {
             assert_eq!(verifier.to_text().parse(), Ok(verifier));
         }
     }
-    for binding in [Binding::None, Binding::Unused, Binding::EndPoint(b"hash".to_vec())] {
+    for binding in [ChannelBinding::None, ChannelBinding::Unused, ChannelBinding::EndPoint(b"hash".to_vec())] {
         to_server(data, &binding);
     }
     to_client(data);
@@ -32,7 +32,7 @@ fn nonce(text: &str) -> Nonce {
     Nonce::from_text(text).expect("the nonce is printable")
 }
 
-fn to_server(data: &[u8], binding: &Binding) {
+fn to_server(data: &[u8], binding: &ChannelBinding) {
     let start = || ScramServer::new(verifier(), nonce("server"), binding.clone());
     if let Ok((server, challenge)) = start().challenge(data) {
         assert!(challenge.starts_with(b"r="));
@@ -44,11 +44,11 @@ fn to_server(data: &[u8], binding: &Binding) {
 }
 
 fn to_client(data: &[u8]) {
-    // Keys, so that no derivation of up to a million rounds is in the way.
+    // Uses keys, to avoid a derivation of up to a million iterations.
     let known = Verifier::derive(b"secret", SALT, 1);
     let keys = tidegate_wire::auth::scram::Keys::derive(b"secret", known.salt(), 1);
     let secret = Secret::Keys(SaltedKeys { keys, salt: SALT.to_vec(), iterations: 1 });
-    let start = || ScramClient::new(secret.clone(), nonce("client"), Binding::None);
+    let start = || ScramClient::new(secret.clone(), nonce("client"), ChannelBinding::None);
     if let Ok((client, _)) = start().respond(data) {
         assert!(client.verify(data).is_err());
     }

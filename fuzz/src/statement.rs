@@ -1,4 +1,4 @@
-//! Texts of statements: what they do to their session, and what of them is written down.
+//! Statements: their effect on the session, and their normalised text.
 
 use tidegate_sql::{
     classify::{Change, Traits, classify},
@@ -6,8 +6,8 @@ use tidegate_sql::{
     redact::without_passwords,
 };
 
-/// What a statement does to its session: a comment before it changes nothing, another statement before it hides nothing,
-/// and a setting that is said again is the same setting.
+/// The effect of a statement on the session: a preceding comment changes nothing, a preceding statement hides nothing,
+/// and a repeated SET has the same value.
 pub fn classified(data: &[u8]) {
     let data = until_zero(data);
     let alone = classify(data);
@@ -16,13 +16,13 @@ pub fn classified(data: &[u8]) {
     let behind = classify(&[b"select 1; ", data].concat());
     assert!(has(&behind, &alone), "{alone:?} {behind:?}");
     match alone.change.as_deref() {
-        Some(Change::Set { name, value: Some(value) }) => said_again(name, value, &alone),
+        Some(Change::Set { name, value: Some(value) }) => repeat_set(name, value, &alone),
         Some(Change::Sets(changes)) => assert!(changes.iter().all(|change| matches!(change, Change::Set { .. }))),
         _ => {}
     }
 }
 
-/// A message's text ends there, so none has such a byte.
+/// The text of a message ends at the first zero byte.
 fn until_zero(data: &[u8]) -> &[u8] {
     data.split(|byte| *byte == 0).next().unwrap_or_default()
 }
@@ -33,17 +33,16 @@ fn has(all: &Traits, some: &Traits) -> bool {
     both == all.pins || all.pins.to_string().contains("setting")
 }
 
-fn said_again(name: &str, value: &str, before: &Traits) {
+fn repeat_set(name: &str, value: &str, before: &Traits) {
     let again = classify(format!("set \"{name}\" to {value}").as_bytes());
     let Some(Change::Set { name: same, value: Some(kept) }) = again.change.as_deref() else {
-        panic!("{name} = {value} is {again:?} when it is said again");
+        panic!("{name} = {value} is {again:?} when it is repeated");
     };
     assert_eq!((&**same, &**kept), (name, value));
     assert!(has(before, &again), "{before:?} {again:?}");
 }
 
-/// What is kept of a statement: its shape is that of the same statement with other literals, and neither a literal nor a
-/// password stays.
+/// The normalised text of a statement does not depend on its literals, and contains neither a literal nor a password.
 ///
 /// `\x01` stands for a literal.
 pub fn shapes(data: &[u8]) {

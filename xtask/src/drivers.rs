@@ -200,7 +200,7 @@ impl Door {
             Way::Session | Way::Transaction => Some(Running::gateway(binary, dir.path(), way.name(), &config)?),
         };
         // Should this process be killed, the gateway goes with its server.
-        gateway.as_ref().map_or(Ok(()), |gateway| postgres.adopt(gateway.pid()))?;
+        gateway.as_ref().map_or(Ok(()), |gateway| postgres.register_process(gateway.pid()))?;
         Ok(Self { way, gateway, _dir: dir, postgres })
     }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
-use tidegate_sandbox::{Binaries, Major, Progress};
+use tidegate_sandbox::{Binaries, Major, StartProgress};
 
 use crate::machine;
 use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, run as run_command};
@@ -70,10 +70,10 @@ pub(crate) fn fetch_postgres() -> Result<()> {
     Ok(())
 }
 
-fn describe(progress: &Progress) -> String {
+fn describe(progress: &StartProgress) -> String {
     match progress {
-        Progress::Downloading { major } => format!("fetching Postgres {major}"),
-        Progress::Unpacking { version, bytes } => {
+        StartProgress::Downloading { major } => format!("fetching Postgres {major}"),
+        StartProgress::Unpacking { version, bytes } => {
             format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000)
         }
         other => format!("{other:?}"),

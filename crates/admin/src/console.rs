@@ -14,10 +14,10 @@ use tidegate_wire::backend::ErrorReply;
 
 use tidegate_link::Link;
 use tidegate_wire::{
-    DecodeError, Header,
+    DecodeError, MessageHeader,
     backend::{self, ErrorReport, Severity, TxStatus},
     frame::HEADER,
-    frontend::{self, Bind, Execute, Parse, Query, Target},
+    frontend::{self, Bind, Execute, ObjectName, Parse, Query},
     sqlstate,
 };
 
@@ -178,7 +178,7 @@ impl Conversation {
     /// The tag and the body of the client's next message.
     async fn next_message(&mut self) -> Result<(u8, Vec<u8>), Goodbye> {
         loop {
-            if let Some(header) = Header::peek(&self.inbox)? {
+            if let Some(header) = MessageHeader::peek(&self.inbox)? {
                 if header.total() > MESSAGE_BYTES_MAX {
                     let message = format!("a command of the console has {MESSAGE_BYTES_MAX} bytes at most");
                     return Err(Goodbye::Told(ErrorReply::new(sqlstate::PROGRAM_LIMIT_EXCEEDED, message)));
@@ -261,9 +261,9 @@ impl Conversation {
                 let bound = self.desk.bind(&Bind::decode(body)?);
                 bound.map(|()| backend::bind_complete(&mut self.out))
             }
-            frontend::DESCRIBE => self.desk.describe(&Target::decode(body)?, &mut self.out),
+            frontend::DESCRIBE => self.desk.describe(&ObjectName::decode(body)?, &mut self.out),
             frontend::CLOSE => {
-                self.desk.close(&Target::decode(body)?);
+                self.desk.close(&ObjectName::decode(body)?);
                 backend::close_complete(&mut self.out);
                 Ok(())
             }

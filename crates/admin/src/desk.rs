@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::HashMap, rc::Rc, vec};
 
 use tidegate_wire::{
     backend,
-    frontend::{Bind, Kind, Parse, Target},
+    frontend::{Bind, ObjectKind, ObjectName, Parse},
     sqlstate::{self, SqlState},
 };
 
@@ -92,14 +92,14 @@ impl Desk {
     ///
     /// # Errors
     /// There is none of that name.
-    pub(super) fn describe(&self, target: &Target<'_>, out: &mut Vec<u8>) -> Result<(), Fault> {
+    pub(super) fn describe(&self, target: &ObjectName<'_>, out: &mut Vec<u8>) -> Result<(), Fault> {
         match target.kind {
-            Kind::Statement => {
+            ObjectKind::Statement => {
                 let statement = self.statement(target.name)?;
                 backend::parameter_description(&[], out);
                 describe_rows(statement, &Formats::default(), out);
             }
-            Kind::Portal => {
+            ObjectKind::Portal => {
                 let portal = self.portals.get(target.name).ok_or_else(|| no_portal(target.name))?;
                 describe_rows(&portal.statement, &portal.formats, out);
             }
@@ -108,10 +108,10 @@ impl Desk {
     }
 
     /// Forgets a statement or a portal, if there is one.
-    pub(super) fn close(&mut self, target: &Target<'_>) {
+    pub(super) fn close(&mut self, target: &ObjectName<'_>) {
         match target.kind {
-            Kind::Statement => drop(self.statements.remove(target.name)),
-            Kind::Portal => drop(self.portals.remove(target.name)),
+            ObjectKind::Statement => drop(self.statements.remove(target.name)),
+            ObjectKind::Portal => drop(self.portals.remove(target.name)),
         }
     }
 
@@ -195,7 +195,7 @@ fn quoted(name: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_wire::{Walk, frontend};
+    use tidegate_wire::{Frames, frontend};
 
     use super::*;
 
@@ -208,10 +208,10 @@ mod tests {
         desk.bind(&Bind { portal: portal.as_bytes(), statement: statement.as_bytes(), tail: &tail })
     }
 
-    fn described(desk: &Desk, kind: frontend::Kind, name: &str) -> Result<Vec<u8>, Fault> {
+    fn described(desk: &Desk, kind: frontend::ObjectKind, name: &str) -> Result<Vec<u8>, Fault> {
         let mut out = Vec::new();
-        desk.describe(&Target { kind, name: name.as_bytes() }, &mut out)?;
-        Ok(Walk::new(&out).map(|frame| frame.unwrap().tag).collect())
+        desk.describe(&ObjectName { kind, name: name.as_bytes() }, &mut out)?;
+        Ok(Frames::new(&out).map(|frame| frame.unwrap().tag).collect())
     }
 
     #[test]
@@ -221,10 +221,10 @@ mod tests {
         parse(&mut desk, "b", "RELOAD").unwrap();
         parse(&mut desk, "", "").unwrap();
         bind(&mut desk, "", "a").unwrap();
-        assert_eq!(described(&desk, Kind::Statement, "a").unwrap(), b"tT");
-        assert_eq!(described(&desk, Kind::Statement, "b").unwrap(), b"tn");
-        assert_eq!(described(&desk, Kind::Statement, "").unwrap(), b"tn");
-        assert_eq!(described(&desk, Kind::Portal, "").unwrap(), b"T");
+        assert_eq!(described(&desk, ObjectKind::Statement, "a").unwrap(), b"tT");
+        assert_eq!(described(&desk, ObjectKind::Statement, "b").unwrap(), b"tn");
+        assert_eq!(described(&desk, ObjectKind::Statement, "").unwrap(), b"tn");
+        assert_eq!(described(&desk, ObjectKind::Portal, "").unwrap(), b"T");
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let mut desk = Desk::default();
         parse(&mut desk, "a", "SHOW POOLS").unwrap();
         assert_eq!(parse(&mut desk, "a", "SHOW POOLS").unwrap_err().sqlstate.as_str(), "42P05");
-        desk.close(&Target { kind: Kind::Statement, name: b"a" });
+        desk.close(&ObjectName { kind: ObjectKind::Statement, name: b"a" });
         parse(&mut desk, "a", "SHOW POOLS").unwrap();
         desk.deallocate(None).unwrap();
         assert_eq!(bind(&mut desk, "", "a").unwrap_err().sqlstate.as_str(), "26000");
@@ -248,7 +248,7 @@ mod tests {
         bind(&mut desk, "p", "a").unwrap();
         assert_eq!(bind(&mut desk, "p", "a").unwrap_err().sqlstate.as_str(), "42P03");
         desk.end_transaction();
-        assert_eq!(described(&desk, Kind::Portal, "p").unwrap_err().sqlstate.as_str(), "34000");
+        assert_eq!(described(&desk, ObjectKind::Portal, "p").unwrap_err().sqlstate.as_str(), "34000");
     }
 
     #[test]

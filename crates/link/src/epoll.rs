@@ -1,10 +1,10 @@
-//! Sockets on epoll, where io_uring is forbidden: edge-triggered, registered once for life.
+//! Sockets on epoll, where io_uring is forbidden: edge-triggered, registered once for their lifetime.
 //!
-//! A socket is believed readable and writable until a call says otherwise, and a receive that did not fill its
-//! buffer has emptied the socket, so a request and its reply cost two receives and two sends and no `epoll_ctl`.
+//! A socket counts as readable and writable until a call returns `EAGAIN`. A receive that did not fill its buffer has
+//! emptied the socket, so a request and its reply cost two receives, two sends and no `epoll_ctl`.
 //!
-//! What is sent leaves when all tasks have had their turn, one send after the other: a peer that is woken earlier may take
-//! the processor from those who still have to be served, and its answer would find the thread awake for it alone.
+//! Sends wait until all tasks of the turn have run, and then leave one after the other. A peer that is woken earlier
+//! can preempt the thread while other clients still wait, and its response would wake the thread for one message only.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,99 +23,96 @@ use rustix::{
 };
 use socket2::SockAddr;
 
-use crate::{
-    alarm::Alarm,
-    chunk::{Chunk, Shelf},
-};
+use crate::{buffer_pool::BufferPool, chunk::Chunk, eventfd::EventFdWaker};
 
 /// The epoll instance of one thread.
 pub(crate) struct Poller {
     epoll: OwnedFd,
-    shelf: Shelf,
+    buffer_pool: BufferPool,
     events: RefCell<Vec<epoll::Event>>,
-    watches: RefCell<Watches>,
-    /// Those with something to send before the next wait.
-    outbox: RefCell<Vec<Rc<Port>>>,
-    alarm: Arc<Alarm>,
-    /// How often it has waited.
+    registrations: RefCell<Registrations>,
+    /// Sockets with data to send before the next wait.
+    outbox: RefCell<Vec<Rc<SocketState>>>,
+    eventfd: Arc<EventFdWaker>,
+    /// Number of waits so far.
     turns: Cell<u64>,
 }
 
-/// Who waits for which socket.
+/// Readiness and waiting tasks of one registered socket.
 #[derive(Default)]
-struct Watches {
-    slots: Vec<Watch>,
+struct Registrations {
+    slots: Vec<Registration>,
     free: Vec<u32>,
 }
 
 #[derive(Default)]
-struct Watch {
-    /// Tells this life of the slot from earlier ones, whose events may still be under way.
+struct Registration {
+    /// Distinguishes this use of the slot from earlier ones, whose events may still arrive.
     generation: u32,
     readable: bool,
     writable: bool,
-    /// The peer has closed: no further edge will come, so readiness is never taken back.
+    /// The peer has closed: no further edge will come, so readiness is never reset.
     hung_up: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// It has more to send as soon as it is writable.
-    stuck: Option<Rc<Port>>,
+    /// The sends that continue when the socket is writable.
+    blocked: Option<Rc<SocketState>>,
 }
 
-/// A descriptor, and what is to be sent on it.
-struct Port {
+/// A descriptor, and the chunk to be sent on it.
+struct SocketState {
     fd: OwnedFd,
     token: u64,
     chunk: Cell<Option<Chunk>>,
     sending: Cell<Sending>,
-    /// It stands in the outbox.
-    is_posted: Cell<bool>,
+    /// Whether the outbox contains this socket.
+    is_queued: Cell<bool>,
 }
 
-/// What becomes of the chunk of a port.
+/// The state of a socket's chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Sending {
-    /// There is none.
+    /// There is no chunk.
     #[default]
-    Nothing,
-    /// It leaves before the next wait, or as soon as somebody asks.
-    Posted,
-    /// The socket has no room for it, and tells when it has.
-    Stuck,
+    Idle,
+    /// The chunk is sent before the next wait, or when a task polls it.
+    Queued,
+    /// The socket buffer is full; the chunk waits for writability.
+    Blocked,
 }
 
-impl Port {
+impl SocketState {
     fn new(fd: OwnedFd, token: u64) -> Self {
-        Self { fd, token, chunk: Cell::default(), sending: Cell::default(), is_posted: Cell::default() }
+        Self { fd, token, chunk: Cell::default(), sending: Cell::default(), is_queued: Cell::default() }
     }
 }
 
-/// The token of the alarm; no watch has it.
-const ALARM: u64 = u64::MAX;
+/// The token of the eventfd; no registration has it.
+const EVENTFD: u64 = u64::MAX;
 
 impl Poller {
-    pub(crate) fn new(shelf: Shelf) -> io::Result<Self> {
+    pub(crate) fn new(buffer_pool: BufferPool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let alarm = Alarm::new()?;
+        let eventfd = EventFdWaker::new()?;
         epoll::add(
             &epoll,
-            alarm.fd(),
-            epoll::EventData::new_u64(ALARM),
+            eventfd.fd(),
+            epoll::EventData::new_u64(EVENTFD),
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )?;
         let events = RefCell::new(Vec::with_capacity(256));
-        let (watches, outbox, turns) = (RefCell::default(), RefCell::default(), Cell::default());
-        Ok(Self { epoll, shelf, events, watches, outbox, alarm, turns })
+        let (registrations, outbox, turns) = (RefCell::default(), RefCell::default(), Cell::default());
+        Ok(Self { epoll, buffer_pool, events, registrations, outbox, eventfd, turns })
     }
 
-    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
-        &self.alarm
+    pub(crate) fn eventfd(&self) -> &Arc<EventFdWaker> {
+        &self.eventfd
     }
 
-    /// Sends what is to be sent, and waits for events unless another thread has rung since the last turn.
+    /// Sends the queued chunks, and waits for events unless another thread has woken this one since the last turn.
     pub(crate) fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.send_posted();
-        let timeout = if self.alarm.is_rung() { Some(Duration::ZERO) } else { timeout };
+        self.send_queued();
+        let timeout = if self.eventfd.begin_wait() { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.map(|wait| Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),
@@ -123,7 +120,7 @@ impl Poller {
         let mut events = self.events.borrow_mut();
         events.clear();
         let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
-        self.alarm.rise();
+        self.eventfd.end_wait();
         self.turns.set(self.turns.get() + 1);
         match waited {
             Ok(_) | Err(Errno::INTR) => {}
@@ -137,117 +134,121 @@ impl Poller {
 
     fn dispatch(&self, token: u64, flags: epoll::EventFlags) {
         use epoll::EventFlags as F;
-        if token == ALARM {
-            self.alarm.hush();
+        if token == EVENTFD {
+            self.eventfd.drain();
             return;
         }
         let (slot, generation) = split_token(token);
-        let mut watches = self.watches.borrow_mut();
-        let Some(watch) = watches.slots.get_mut(slot as usize).filter(|w| w.generation == generation) else { return };
-        watch.hung_up |= flags.intersects(F::RDHUP | F::HUP | F::ERR);
+        let mut registrations = self.registrations.borrow_mut();
+        let Some(registration) = registrations.slots.get_mut(slot as usize).filter(|w| w.generation == generation)
+        else {
+            return;
+        };
+        registration.hung_up |= flags.intersects(F::RDHUP | F::HUP | F::ERR);
         if flags.intersects(F::IN | F::RDHUP | F::HUP | F::ERR) {
-            watch.readable = true;
-            if let Some(waker) = watch.reader.take() {
+            registration.readable = true;
+            if let Some(waker) = registration.reader.take() {
                 waker.wake();
             }
         }
         if flags.intersects(F::OUT | F::HUP | F::ERR) {
-            watch.writable = true;
-            match watch.stuck.take() {
-                None => watch.writer.take().map_or((), Waker::wake),
-                Some(port) => {
-                    drop(watches);
-                    self.send(&port);
+            registration.writable = true;
+            match registration.blocked.take() {
+                None => registration.writer.take().map_or((), Waker::wake),
+                Some(state) => {
+                    drop(registrations);
+                    self.send(&state);
                 }
             }
         }
     }
 
-    /// Has it send before the next wait.
-    fn post(&self, port: &Rc<Port>) {
-        if !port.is_posted.replace(true) {
-            self.outbox.borrow_mut().push(Rc::clone(port));
+    /// Queues the chunk for the next wait.
+    fn queue(&self, state: &Rc<SocketState>) {
+        if !state.is_queued.replace(true) {
+            self.outbox.borrow_mut().push(Rc::clone(state));
         }
     }
 
-    fn send_posted(&self) {
+    fn send_queued(&self) {
         let mut outbox = self.outbox.take();
-        for port in outbox.drain(..) {
-            port.is_posted.set(false);
-            if port.sending.get() == Sending::Posted {
-                self.send(&port);
+        for state in outbox.drain(..) {
+            state.is_queued.set(false);
+            if state.sending.get() == Sending::Queued {
+                self.send(&state);
             }
         }
-        // For its memory.
+        // Keeps the allocation.
         self.outbox.replace(outbox);
     }
 
-    /// Sends until all is gone, or until the socket has no more room. Whether all is gone.
-    fn send(&self, port: &Rc<Port>) -> bool {
-        let Some(mut chunk) = port.chunk.take() else { return true };
+    /// Sends until the chunk is empty or the socket buffer is full. Returns whether the chunk is empty.
+    fn send(&self, state: &Rc<SocketState>) -> bool {
+        let Some(mut chunk) = state.chunk.take() else { return true };
         loop {
-            match send(&port.fd, &chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match send(&state.fd, &chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(sent) if sent == chunk.len() => break,
                 Ok(sent) => chunk.advance(sent),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    port.chunk.set(Some(chunk));
-                    port.sending.set(Sending::Stuck);
-                    self.with_watch(port.token, |watch| watch.stuck = Some(Rc::clone(port)));
+                    state.chunk.set(Some(chunk));
+                    state.sending.set(Sending::Blocked);
+                    self.with_registration(state.token, |registration| registration.blocked = Some(Rc::clone(state)));
                     return false;
                 }
                 Err(_) => {
-                    // Whoever reads from it learns that it has ended.
-                    let _ = rustix::net::shutdown(&port.fd, rustix::net::Shutdown::Both);
+                    // The next receive reports the end of the connection.
+                    let _ = rustix::net::shutdown(&state.fd, rustix::net::Shutdown::Both);
                     break;
                 }
             }
         }
-        // Nobody waits for what leaves at once.
-        if port.sending.take() == Sending::Stuck
-            && let Some(waker) = self.with_watch(port.token, |watch| watch.writer.take())
+        // No task waits for a chunk that was sent without blocking.
+        if state.sending.take() == Sending::Blocked
+            && let Some(waker) = self.with_registration(state.token, |registration| registration.writer.take())
         {
             waker.wake();
         }
         true
     }
 
-    fn watch(&self, fd: &OwnedFd, flags: epoll::EventFlags) -> io::Result<u64> {
-        let mut watches = self.watches.borrow_mut();
-        let slot = match watches.free.pop() {
+    fn register(&self, fd: &OwnedFd, flags: epoll::EventFlags) -> io::Result<u64> {
+        let mut registrations = self.registrations.borrow_mut();
+        let slot = match registrations.free.pop() {
             Some(slot) => slot,
             None => {
-                watches.slots.push(Watch::default());
-                u32::try_from(watches.slots.len() - 1).expect("fewer than 4 billion sockets")
+                registrations.slots.push(Registration::default());
+                u32::try_from(registrations.slots.len() - 1).expect("fewer than 4 billion sockets")
             }
         };
-        let watch = &mut watches.slots[slot as usize];
-        watch.generation = watch.generation.wrapping_add(1);
-        (watch.readable, watch.writable, watch.hung_up) = (true, true, false);
-        let token = u64::from(slot) | (u64::from(watch.generation) << 32);
+        let registration = &mut registrations.slots[slot as usize];
+        registration.generation = registration.generation.wrapping_add(1);
+        (registration.readable, registration.writable, registration.hung_up) = (true, true, false);
+        let token = u64::from(slot) | (u64::from(registration.generation) << 32);
         if let Err(error) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags) {
-            watches.free.push(slot);
+            registrations.free.push(slot);
             return Err(error.into());
         }
         Ok(token)
     }
 
-    fn unwatch(&self, fd: &OwnedFd, token: u64) {
+    fn deregister(&self, fd: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, fd);
-        self.forget(token);
+        self.free_slot(token);
     }
 
-    /// For what is about to be closed, of which there is no second descriptor: the kernel unwatches it.
-    fn forget(&self, token: u64) {
-        let mut watches = self.watches.borrow_mut();
+    /// Frees the slot of a descriptor that is about to be closed. The kernel removes the registration with its last
+    /// descriptor.
+    fn free_slot(&self, token: u64) {
+        let mut registrations = self.registrations.borrow_mut();
         let (slot, _) = split_token(token);
-        let watch = &mut watches.slots[slot as usize];
-        *watch = Watch { generation: watch.generation.wrapping_add(1), ..Watch::default() };
-        watches.free.push(slot);
+        let registration = &mut registrations.slots[slot as usize];
+        *registration = Registration { generation: registration.generation.wrapping_add(1), ..Registration::default() };
+        registrations.free.push(slot);
     }
 
-    fn with_watch<R>(&self, token: u64, look: impl FnOnce(&mut Watch) -> R) -> R {
-        look(&mut self.watches.borrow_mut().slots[split_token(token).0 as usize])
+    fn with_registration<R>(&self, token: u64, update: impl FnOnce(&mut Registration) -> R) -> R {
+        update(&mut self.registrations.borrow_mut().slots[split_token(token).0 as usize])
     }
 }
 
@@ -255,7 +256,7 @@ fn split_token(token: u64) -> (u32, u32) {
     ((token & u64::from(u32::MAX)) as u32, (token >> 32) as u32)
 }
 
-impl Watch {
+impl Registration {
     fn wait_readable(&mut self, cx: &Context<'_>) {
         self.readable = false;
         store_waker(&mut self.reader, cx);
@@ -274,60 +275,60 @@ fn store_waker(slot: &mut Option<Waker>, cx: &Context<'_>) {
     }
 }
 
-/// One socket under epoll.
+/// A socket on epoll.
 pub(crate) struct PolledSocket {
     poller: Rc<Poller>,
-    port: Rc<Port>,
-    /// So many receives in turn have filled their buffers.
-    filled: Cell<u8>,
+    state: Rc<SocketState>,
+    /// Number of consecutive receives that filled their buffers.
+    full_receives: Cell<u8>,
 }
 
-/// Whoever reads gives way to other tasks after so many full buffers: a peer may send as fast as they are emptied.
-const FILLED_MAX: u8 = 8;
+/// After this many full buffers, the reader yields to other tasks: a peer may send as fast as the buffers are emptied.
+const FULL_RECEIVES_MAX: u8 = 8;
 
 impl PolledSocket {
     pub(crate) fn new(poller: Rc<Poller>, fd: OwnedFd) -> io::Result<Self> {
         use epoll::EventFlags as F;
-        let token = poller.watch(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
-        Ok(Self { poller, port: Rc::new(Port::new(fd, token)), filled: Cell::new(0) })
+        let token = poller.register(&fd, F::IN | F::OUT | F::RDHUP | F::ET)?;
+        Ok(Self { poller, state: Rc::new(SocketState::new(fd, token)), full_receives: Cell::new(0) })
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
-        &self.port.fd
+        &self.state.fd
     }
 
-    fn with_watch<R>(&self, look: impl FnOnce(&mut Watch) -> R) -> R {
-        self.poller.with_watch(self.port.token, look)
+    fn with_registration<R>(&self, update: impl FnOnce(&mut Registration) -> R) -> R {
+        self.poller.with_registration(self.state.token, update)
     }
 
     pub(crate) fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
-        let ready = self.with_watch(|watch| {
-            if !watch.readable {
-                watch.wait_readable(cx);
+        let ready = self.with_registration(|registration| {
+            if !registration.readable {
+                registration.wait_readable(cx);
             }
-            watch.readable
+            registration.readable
         });
         if !ready {
             return Poll::Pending;
         }
-        if self.filled.get() >= FILLED_MAX {
-            self.filled.set(0);
+        if self.full_receives.get() >= FULL_RECEIVES_MAX {
+            self.full_receives.set(0);
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let mut buffer = self.poller.shelf.take();
+        let mut buffer = self.poller.buffer_pool.take();
         loop {
             match recv(self.fd(), buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((received, _)) => {
-                    let drained = received > 0 && received < buffer.as_mut_slice().len();
-                    self.with_watch(|watch| watch.readable = !drained || watch.hung_up);
-                    self.filled.set(if drained { 0 } else { self.filled.get() + 1 });
-                    return Poll::Ready(Ok(Chunk::lent(buffer, received)));
+                    let is_drained = received > 0 && received < buffer.as_mut_slice().len();
+                    self.with_registration(|registration| registration.readable = !is_drained || registration.hung_up);
+                    self.full_receives.set(if is_drained { 0 } else { self.full_receives.get() + 1 });
+                    return Poll::Ready(Ok(Chunk::pooled(buffer, received)));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    self.filled.set(0);
-                    self.with_watch(|watch| watch.wait_readable(cx));
+                    self.full_receives.set(0);
+                    self.with_registration(|registration| registration.wait_readable(cx));
                     return Poll::Pending;
                 }
                 Err(error) => return Poll::Ready(Err(error.into())),
@@ -335,62 +336,62 @@ impl PolledSocket {
         }
     }
 
-    /// Ready when the peer has closed its side, be all that it sent read or not.
-    pub(crate) fn poll_left(&self, cx: &Context<'_>) -> Poll<()> {
-        self.with_watch(|watch| {
-            if watch.hung_up {
+    /// Ready when the peer has closed its side, whether or not its data have been read.
+    pub(crate) fn poll_peer_closed(&self, cx: &Context<'_>) -> Poll<()> {
+        self.with_registration(|registration| {
+            if registration.hung_up {
                 return Poll::Ready(());
             }
-            store_waker(&mut watch.reader, cx);
+            store_waker(&mut registration.reader, cx);
             Poll::Pending
         })
     }
 
-    /// Begins to send; the caller has seen the last send end.
+    /// Starts a send; the previous one must have ended.
     pub(crate) fn start_send(&self, chunk: Chunk) {
         debug_assert!(self.is_sent(), "one send at a time");
-        self.port.chunk.set(Some(chunk));
-        self.port.sending.set(Sending::Posted);
-        self.poller.post(&self.port);
+        self.state.chunk.set(Some(chunk));
+        self.state.sending.set(Sending::Queued);
+        self.poller.queue(&self.state);
     }
 
-    /// Sends now what is to be sent. A send that failed is known by the next receive, which finds the end.
+    /// Sends the queued chunk. A failed send shuts the socket down, so that the next receive returns the end.
     pub(crate) fn poll_sent(&self, cx: &Context<'_>) -> Poll<()> {
-        match self.port.sending.get() {
-            Sending::Nothing => return Poll::Ready(()),
-            Sending::Posted if self.poller.send(&self.port) => return Poll::Ready(()),
-            Sending::Posted | Sending::Stuck => {}
+        match self.state.sending.get() {
+            Sending::Idle => return Poll::Ready(()),
+            Sending::Queued if self.poller.send(&self.state) => return Poll::Ready(()),
+            Sending::Queued | Sending::Blocked => {}
         }
-        self.with_watch(|watch| store_waker(&mut watch.writer, cx));
+        self.with_registration(|registration| store_waker(&mut registration.writer, cx));
         Poll::Pending
     }
 
-    /// Whether nothing is being sent.
+    /// Whether no send is in flight.
     fn is_sent(&self) -> bool {
-        self.port.sending.get() == Sending::Nothing
+        self.state.sending.get() == Sending::Idle
     }
 
     pub(crate) fn into_fd(self) -> Option<OwnedFd> {
         if !self.is_sent() {
             return None;
         }
-        if self.port.is_posted.take() {
-            self.poller.outbox.borrow_mut().retain(|port| !Rc::ptr_eq(port, &self.port));
+        if self.state.is_queued.take() {
+            self.poller.outbox.borrow_mut().retain(|state| !Rc::ptr_eq(state, &self.state));
         }
-        let port = Rc::clone(&self.port);
-        // It is not closed.
-        let _ = epoll::delete(&self.poller.epoll, &port.fd);
+        let state = Rc::clone(&self.state);
+        // The descriptor stays open.
+        let _ = epoll::delete(&self.poller.epoll, &state.fd);
         drop(self);
-        Some(Rc::try_unwrap(port).ok()?.fd)
+        Some(Rc::try_unwrap(state).ok()?.fd)
     }
 
     async fn writable(&self) {
         std::future::poll_fn(|cx| {
-            self.with_watch(|watch| {
-                if watch.writable {
+            self.with_registration(|registration| {
+                if registration.writable {
                     return Poll::Ready(());
                 }
-                watch.wait_writable(cx);
+                registration.wait_writable(cx);
                 Poll::Pending
             })
         })
@@ -400,52 +401,52 @@ impl PolledSocket {
 
 impl Drop for PolledSocket {
     fn drop(&mut self) {
-        // The descriptor is closed before the next wait. What the socket has no room for is given up.
-        if self.port.sending.get() == Sending::Posted {
-            self.poller.send(&self.port);
+        // The descriptor closes before the next wait, so the chunk is sent now. Data beyond the socket buffer are lost.
+        if self.state.sending.get() == Sending::Queued {
+            self.poller.send(&self.state);
         }
-        drop(self.port.chunk.take());
-        self.poller.forget(self.port.token);
+        drop(self.state.chunk.take());
+        self.poller.free_slot(self.state.token);
     }
 }
 
-/// A listener under epoll.
+/// A listener on epoll.
 pub(crate) struct PolledListener {
     poller: Rc<Poller>,
     fd: Rc<OwnedFd>,
     token: u64,
-    /// Nothing is heard until it is asked again.
-    deaf: Cell<bool>,
+    /// Whether the listener is removed from epoll until the next poll.
+    is_paused: Cell<bool>,
 }
 
 impl PolledListener {
     pub(crate) fn new(poller: Rc<Poller>, fd: Rc<OwnedFd>) -> io::Result<Self> {
-        let token = poller.watch(&fd, Self::FLAGS)?;
-        poller.with_watch(token, |watch| watch.readable = false);
-        Ok(Self { poller, fd, token, deaf: Cell::new(false) })
+        let token = poller.register(&fd, Self::FLAGS)?;
+        poller.with_registration(token, |registration| registration.readable = false);
+        Ok(Self { poller, fd, token, is_paused: Cell::new(false) })
     }
 
-    /// Level-triggered and exclusive: of the threads that share the listener, one is woken for a connection.
+    /// Level-triggered and exclusive: the kernel wakes one of the threads that share the listener per connection.
     const FLAGS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::EXCLUSIVE);
 
-    /// Ready when somebody has come. It is asked again for each.
-    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
-        if self.deaf.get() {
+    /// Ready when a connection is waiting. To be polled again after each one.
+    pub(crate) fn poll_readable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_paused.get() {
             epoll::add(&self.poller.epoll, &*self.fd, epoll::EventData::new_u64(self.token), Self::FLAGS)?;
-            self.deaf.set(false);
+            self.is_paused.set(false);
         }
-        self.poller.with_watch(self.token, |watch| {
-            if std::mem::take(&mut watch.readable) {
+        self.poller.with_registration(self.token, |registration| {
+            if std::mem::take(&mut registration.readable) {
                 return Poll::Ready(Ok(()));
             }
-            watch.wait_readable(cx);
+            registration.wait_readable(cx);
             Poll::Pending
         })
     }
 
-    /// From now on it hears of nobody, who would end every wait of the thread at once.
-    pub(crate) fn deafen(&self) {
-        if !self.deaf.replace(true) {
+    /// Removes the listener from epoll; a waiting connection would otherwise end every wait of the thread immediately.
+    pub(crate) fn pause(&self) {
+        if !self.is_paused.replace(true) {
             let _ = epoll::delete(&self.poller.epoll, &*self.fd);
         }
     }
@@ -457,11 +458,11 @@ impl PolledListener {
 
 impl Drop for PolledListener {
     fn drop(&mut self) {
-        self.poller.unwatch(&self.fd, self.token);
+        self.poller.deregister(&self.fd, self.token);
     }
 }
 
-/// Connects a socket that was just made.
+/// Connects a new socket.
 pub(crate) async fn connect(poller: Rc<Poller>, fd: OwnedFd, address: SockAddr) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(&fd, true)?;
     match socket2::SockRef::from(&fd).connect(&address) {
@@ -470,10 +471,10 @@ pub(crate) async fn connect(poller: Rc<Poller>, fd: OwnedFd, address: SockAddr) 
         Err(error) => return Err(error),
     }
     let socket = PolledSocket::new(poller, fd)?;
-    socket.with_watch(|watch| watch.writable = false);
+    socket.with_registration(|registration| registration.writable = false);
     socket.writable().await;
     if let Some(error) = socket2::SockRef::from(socket.fd()).take_error()? {
         return Err(error);
     }
-    socket.into_fd().ok_or_else(|| io::Error::other("a fresh socket sends nothing"))
+    socket.into_fd().ok_or_else(|| io::Error::other("a new socket has no send in flight"))
 }

@@ -1,7 +1,7 @@
-//! Tasks of one thread: those that were woken run in turn.
+//! Tasks of one thread; woken tasks run in turn.
 //!
-//! A wake by a task of the same thread is a push to a list of that thread; one from elsewhere takes a lock, and rings the
-//! alarm.
+//! A wake by a task of the same thread is a push to a thread-local list. A wake from another thread takes a lock and
+//! writes the eventfd.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,14 +15,14 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::alarm::Alarm;
+use crate::eventfd::EventFdWaker;
 
 /// The tasks of one thread.
 pub(crate) struct Executor {
     tasks: RefCell<Tasks>,
-    woken: Arc<Woken>,
-    /// Those at hand: what was woken before this tick.
-    turn: RefCell<Vec<u32>>,
+    queue: Arc<SharedQueue>,
+    /// The tasks of this tick: woken before it.
+    batch: RefCell<Vec<u32>>,
 }
 
 #[derive(Default)]
@@ -32,60 +32,62 @@ struct Tasks {
 }
 
 struct Task {
-    future: Pin<Box<dyn Job>>,
-    handle: Arc<Handle>,
-    /// Of that handle.
+    future: Pin<Box<dyn ErasedFuture>>,
+    state: Arc<TaskState>,
+    /// A waker of `state`.
     waker: Waker,
 }
 
-/// A future whose outcome nobody asks for. As a trait, so that no wrapper makes the future larger.
-trait Job {
-    /// Ready when it has ended.
-    fn go_on(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()>;
+/// A future whose output is discarded. As a trait object, without a wrapper that makes the future larger.
+trait ErasedFuture {
+    /// Ready when the future has completed.
+    fn poll_erased(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()>;
 }
 
-impl<F: Future> Job for F {
-    fn go_on(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+impl<F: Future> ErasedFuture for F {
+    fn poll_erased(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.poll(cx).map(drop)
     }
 }
 
-/// Who is to run next, of those woken from elsewhere.
-struct Woken {
+/// Tasks that other threads have woken.
+struct SharedQueue {
     list: Mutex<Vec<u32>>,
-    alarm: Arc<Alarm>,
+    eventfd: Arc<EventFdWaker>,
 }
 
-/// Those woken on the thread of the executor that runs here.
-struct Here {
-    /// Whose they are; null when none runs.
-    owner: Cell<*const Woken>,
+/// Tasks that were woken on the thread of their executor.
+struct LocalQueue {
+    /// The executor that runs on this thread; null when none does.
+    owner: Cell<*const SharedQueue>,
     list: RefCell<Vec<u32>>,
 }
 
 thread_local! {
-    static HERE: Here = const { Here { owner: Cell::new(std::ptr::null()), list: RefCell::new(Vec::new()) } };
+    static LOCAL: LocalQueue = const { LocalQueue { owner: Cell::new(std::ptr::null()), list: RefCell::new(Vec::new()) } };
 }
 
-impl Woken {
-    /// Lists a task, if this is the thread that runs it.
-    fn list_here(self: &Arc<Self>, handle: &Handle) -> bool {
-        HERE.try_with(|here| {
-            let is_here = here.owner.get() == Arc::as_ptr(self);
-            // Another thread may do the same at this moment: then it is listed twice, and polled once in vain.
-            if is_here && !handle.listed.load(Ordering::Relaxed) {
-                handle.listed.store(true, Ordering::Relaxed);
-                here.list.borrow_mut().push(handle.slot);
-            }
-            is_here
-        })
-        .unwrap_or(false)
+impl SharedQueue {
+    /// Queues a task if this thread runs its executor.
+    fn push_local(self: &Arc<Self>, state: &TaskState) -> bool {
+        LOCAL
+            .try_with(|local| {
+                let is_local = local.owner.get() == Arc::as_ptr(self);
+                // Another thread may queue the task at the same moment. The task is then queued twice, and one poll is
+                // spurious.
+                if is_local && !state.is_queued.load(Ordering::Relaxed) {
+                    state.is_queued.store(true, Ordering::Relaxed);
+                    local.list.borrow_mut().push(state.slot);
+                }
+                is_local
+            })
+            .unwrap_or(false)
     }
 
-    fn list_from_elsewhere(&self, handle: &Handle) {
-        if !handle.listed.swap(true, Ordering::AcqRel) {
-            self.lock().push(handle.slot);
-            self.alarm.wake_by_ref();
+    fn push_shared(&self, state: &TaskState) {
+        if !state.is_queued.swap(true, Ordering::AcqRel) {
+            self.lock().push(state.slot);
+            self.eventfd.wake_by_ref();
         }
     }
 
@@ -94,100 +96,100 @@ impl Woken {
     }
 }
 
-/// As long as it lives, wakes on this thread go to the list of the thread. The executor that ran here before goes on after
-/// it.
-pub(crate) struct Running {
-    owner: *const Woken,
+/// Sends wakes on this thread to its local queue while it lives. On drop, the executor that ran on this thread before
+/// continues.
+pub(crate) struct EnterGuard {
+    owner: *const SharedQueue,
     list: Vec<u32>,
 }
 
-impl Drop for Running {
+impl Drop for EnterGuard {
     fn drop(&mut self) {
-        HERE.with(|here| {
-            here.owner.set(self.owner);
-            here.list.replace(std::mem::take(&mut self.list));
+        LOCAL.with(|local| {
+            local.owner.set(self.owner);
+            local.list.replace(std::mem::take(&mut self.list));
         });
     }
 }
 
-/// What wakers of a task share.
-struct Handle {
+/// State that the wakers of a task share.
+struct TaskState {
     slot: u32,
-    /// It stands in the list, or has ended.
-    listed: AtomicBool,
-    woken: Arc<Woken>,
+    /// Whether the task is queued, or has completed.
+    is_queued: AtomicBool,
+    queue: Arc<SharedQueue>,
 }
 
-impl Wake for Handle {
+impl Wake for TaskState {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.woken.list_here(self) {
-            self.woken.list_from_elsewhere(self);
+        if !self.queue.push_local(self) {
+            self.queue.push_shared(self);
         }
     }
 }
 
 impl Executor {
-    /// Of the calling thread, whose waits `alarm` ends.
-    pub(crate) fn new(alarm: Arc<Alarm>) -> Self {
-        let woken = Arc::new(Woken { list: Mutex::default(), alarm });
-        Self { tasks: RefCell::default(), woken, turn: RefCell::default() }
+    /// Creates the executor of the calling thread, whose waits `eventfd` ends.
+    pub(crate) fn new(eventfd: Arc<EventFdWaker>) -> Self {
+        let queue = Arc::new(SharedQueue { list: Mutex::default(), eventfd });
+        Self { tasks: RefCell::default(), queue, batch: RefCell::default() }
     }
 
-    /// This thread runs its tasks now.
-    pub(crate) fn run_here(&self) -> Running {
-        HERE.with(|here| Running { owner: here.owner.replace(Arc::as_ptr(&self.woken)), list: here.list.take() })
+    /// Makes the calling thread run the tasks.
+    pub(crate) fn enter(&self) -> EnterGuard {
+        LOCAL.with(|local| EnterGuard { owner: local.owner.replace(Arc::as_ptr(&self.queue)), list: local.list.take() })
     }
 
-    /// Adds a task, which runs for the first time in the next tick.
+    /// Adds a task. Its first poll is in the next tick.
     pub(crate) fn spawn(&self, future: impl Future + 'static) {
         let mut tasks = self.tasks.borrow_mut();
         let slot = tasks.free.pop().unwrap_or_else(|| {
             tasks.slots.push(None);
             u32::try_from(tasks.slots.len() - 1).expect("fewer than 4 billion tasks")
         });
-        let handle = Arc::new(Handle { slot, listed: AtomicBool::new(false), woken: Arc::clone(&self.woken) });
-        let waker = Waker::from(Arc::clone(&handle));
+        let state = Arc::new(TaskState { slot, is_queued: AtomicBool::new(false), queue: Arc::clone(&self.queue) });
+        let waker = Waker::from(Arc::clone(&state));
         waker.wake_by_ref();
-        tasks.slots[slot as usize] = Some(Task { future: Box::pin(future), handle, waker });
+        tasks.slots[slot as usize] = Some(Task { future: Box::pin(future), state, waker });
     }
 
-    /// Runs each task that was woken, once. True if some have been woken since.
+    /// Polls each woken task once. Returns true if tasks have been woken since.
     pub(crate) fn tick(&self) -> bool {
-        let mut turn = self.turn.take();
-        HERE.with(|here| std::mem::swap(&mut turn, &mut *here.list.borrow_mut()));
-        // Who is listed while these run has rung the alarm, and is seen in the next tick.
-        turn.append(&mut self.woken.lock());
-        turn.drain(..).for_each(|slot| self.run(slot));
-        self.turn.replace(turn);
-        HERE.with(|here| !here.list.borrow().is_empty())
+        let mut batch = self.batch.take();
+        LOCAL.with(|local| std::mem::swap(&mut batch, &mut *local.list.borrow_mut()));
+        // A task that another thread wakes during this tick has written the eventfd, and runs in the next tick.
+        batch.append(&mut self.queue.lock());
+        batch.drain(..).for_each(|slot| self.run(slot));
+        self.batch.replace(batch);
+        LOCAL.with(|local| !local.list.borrow().is_empty())
     }
 
     fn run(&self, slot: u32) {
-        // It may have ended since it was woken, and another may have its place: that one is polled in vain.
+        // The task may have completed since the wake, and its slot may have a new task: that poll is spurious.
         let Some(mut task) = self.tasks.borrow_mut().slots.get_mut(slot as usize).and_then(Option::take) else {
             return;
         };
-        // Who finds it listed before this has written what the task shall see.
-        task.handle.listed.swap(false, Ordering::AcqRel);
+        // Synchronises with wakers that found the task queued: their writes are visible to this poll.
+        task.state.is_queued.swap(false, Ordering::AcqRel);
         let mut cx = Context::from_waker(&task.waker);
-        // A task that panics ends alone.
-        let polled = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().go_on(&mut cx)));
+        // A panic ends its task only.
+        let polled = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().poll_erased(&mut cx)));
         if matches!(polled, Ok(Poll::Pending)) {
             self.tasks.borrow_mut().slots[slot as usize] = Some(task);
             return;
         }
-        // Nobody wakes it any more.
-        task.handle.listed.store(true, Ordering::Release);
-        // Dropped before its place is free, for what it drops may spawn.
+        // Later wakes have no effect.
+        task.state.is_queued.store(true, Ordering::Release);
+        // Drops the task before its slot is free, because the drop may spawn.
         let _ = catch_unwind(AssertUnwindSafe(move || drop(task)));
         self.tasks.borrow_mut().free.push(slot);
     }
 
-    /// Drops all tasks, also those that are spawned meanwhile.
+    /// Drops all tasks, including those that the drops spawn.
     pub(crate) fn clear(&self) {
         loop {
             let slots = std::mem::take(&mut *self.tasks.borrow_mut()).slots;
@@ -195,10 +197,10 @@ impl Executor {
                 return;
             }
             for task in slots.into_iter().flatten() {
-                task.handle.listed.store(true, Ordering::Release);
+                task.state.is_queued.store(true, Ordering::Release);
                 let _ = catch_unwind(AssertUnwindSafe(move || drop(task)));
             }
-            self.woken.lock().clear();
+            self.queue.lock().clear();
         }
     }
 }
@@ -209,13 +211,13 @@ mod tests {
 
     use super::*;
 
-    fn executor() -> (Rc<Executor>, Running) {
-        let executor = Rc::new(Executor::new(Alarm::new().expect("a descriptor")));
-        let running = executor.run_here();
+    fn executor() -> (Rc<Executor>, EnterGuard) {
+        let executor = Rc::new(Executor::new(EventFdWaker::new().expect("a descriptor")));
+        let running = executor.enter();
         (executor, running)
     }
 
-    /// Counts its polls, and leaves its waker.
+    /// A task that counts its polls and stores its waker.
     fn counting(executor: &Executor) -> (Rc<Cell<u32>>, Rc<RefCell<Option<Waker>>>) {
         let (polls, waker) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(None)));
         let (count, left) = (Rc::clone(&polls), Rc::clone(&waker));
@@ -228,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn a_task_runs_once_however_often_it_is_woken() {
+    fn repeated_wakes_cause_one_poll() {
         let (executor, _running) = executor();
         let (polls, waker) = counting(&executor);
         assert!(!executor.tick());
-        let waker = waker.take().expect("it was polled");
+        let waker = waker.take().expect("a polled task");
         (0..3).for_each(|_| waker.wake_by_ref());
         assert!(!executor.tick());
         assert!(!executor.tick());
@@ -240,25 +242,25 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_from_another_thread_rings() {
+    fn wake_from_another_thread_writes_the_eventfd() {
         let (executor, _running) = executor();
         let (polls, waker) = counting(&executor);
         executor.tick();
-        let waker = waker.take().expect("it was polled");
-        let alarm = Arc::clone(&executor.woken.alarm);
-        assert!(!alarm.is_rung());
-        std::thread::spawn(move || waker.wake()).join().expect("a thread that wakes");
-        assert!(alarm.is_rung());
+        let waker = waker.take().expect("a polled task");
+        let eventfd = Arc::clone(&executor.queue.eventfd);
+        assert!(!eventfd.begin_wait());
+        std::thread::spawn(move || waker.wake()).join().expect("the waking thread");
+        assert!(eventfd.begin_wait());
         executor.tick();
         assert_eq!(polls.get(), 2);
     }
 
     #[test]
-    fn an_executor_within_another_keeps_its_tasks_apart() {
+    fn nested_executors_keep_tasks_separate() {
         let (outer, _running) = executor();
         let (outer_polls, outer_waker) = counting(&outer);
         outer.tick();
-        let waker = outer_waker.take().expect("it was polled");
+        let waker = outer_waker.take().expect("a polled task");
         waker.wake_by_ref();
         {
             let (inner, _running) = executor();
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_panics_ends_alone_and_its_place_is_free() {
+    fn panic_ends_its_task_and_frees_the_slot() {
         let (executor, _running) = executor();
         executor.spawn(async { panic!("on purpose") });
         let (polls, _waker) = counting(&executor);
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_ended_is_not_woken() {
+    fn completed_task_is_not_polled_again() {
         let (executor, _running) = executor();
         let waker = Rc::new(RefCell::new(None));
         let left = Rc::clone(&waker);
@@ -291,12 +293,12 @@ mod tests {
             Poll::Ready(())
         }));
         executor.tick();
-        waker.take().expect("it was polled").wake();
+        waker.take().expect("a polled task").wake();
         assert!(!executor.tick());
     }
 
     #[test]
-    fn what_a_dropped_task_spawns_is_dropped_too() {
+    fn tasks_spawned_by_a_drop_are_dropped() {
         struct Spawns(Rc<Executor>, Rc<Cell<u32>>);
         impl Drop for Spawns {
             fn drop(&mut self) {

@@ -1,65 +1,71 @@
-//! One core's sockets: a thread that owns its connections, their buffers and its deadlines.
+//! Sockets of one core: a thread that owns its connections, their buffers and its deadlines.
 //!
-//! A proxy spends its time in the kernel, so what counts is how few system calls a message costs, and that no
-//! message crosses threads. A [`Reactor`] is the event loop of one thread: an executor for tasks that never leave the
-//! thread, completion-based I/O (io_uring) or readiness-based I/O (epoll, where io_uring is
+//! A proxy spends most of its time in the kernel. Its cost is therefore the number of system calls per message, and the
+//! number of times that a message crosses threads. A [`Reactor`] is the event loop of one thread: an executor for tasks
+//! that never leave the thread, completion-based I/O (io_uring) or readiness-based I/O (epoll, where io_uring is
 //! forbidden), and timers. A [`Link`] is one connection on it, in plain text or under TLS.
 //!
 //! The contract:
 //!
-//! - A link has at most one receive under way and at most one unread [`Chunk`]; the peer is held back by TCP.
-//! - A link that waits owns no buffer: the bytes arrive in a buffer lent by the thread, and what is kept for longer is
-//!   copied into an allocation of its own size.
-//! - A receive is never lost: nothing is dropped when a caller stops polling, so every `poll_*` function is cancel
-//!   safe, and [`Link::poll_quiesce`] ends a receive without losing what it had already taken.
+//! - A link has at most one receive in flight and at most one unread [`Chunk`]; TCP flow control holds the peer back.
+//! - An idle link owns no buffer. Bytes arrive in a buffer lent by the thread, and [`Chunk::park`] copies those that
+//!   are kept into an allocation of their own size.
+//! - Received bytes are never lost when a caller stops polling. Every `poll_*` function is cancel safe, and
+//!   [`Link::poll_quiesce`] cancels a receive and keeps the bytes that it has taken.
 //!
 //! # Example
 //!
 //! ```
 //! use std::{cell::Cell, ops::ControlFlow, os::unix::net::UnixStream, rc::Rc};
-//! use tidegate_link::{Link, Reactor, Settings};
+//! use tidegate_link::{Link, Reactor, ReactorConfig};
 //!
 //! # fn main() -> std::io::Result<()> {
-//! let reactor = Reactor::new(&Settings::default())?;
+//! let reactor = Reactor::new(&ReactorConfig::default())?;
 //! let (near, far) = UnixStream::pair()?;
-//! let (mut asks, mut answers) = (Link::new(&reactor, near.into())?, Link::new(&reactor, far.into())?);
+//! let (mut client, mut server) = (Link::new(&reactor, near.into())?, Link::new(&reactor, far.into())?);
 //! reactor.spawn(async move {
-//!     let request = answers.read().await.expect("a request");
-//!     answers.write(request);
-//!     let _ = answers.flush().await;
+//!     let request = server.read().await.expect("a request");
+//!     server.write(request);
+//!     let _ = server.flush().await;
 //! });
-//! let (done, remote) = (Rc::new(Cell::new(false)), reactor.remote());
-//! let over = done.clone();
+//! let (done, waker) = (Rc::new(Cell::new(false)), reactor.waker());
+//! let is_done = done.clone();
 //! reactor.spawn(async move {
-//!     asks.write(&b"hello"[..]);
-//!     asks.flush().await.expect("a peer that reads");
-//!     assert_eq!(&*asks.read().await.expect("an echo"), b"hello");
-//!     over.set(true);
-//!     // The loop asks whether to stop before it waits, so it is told that there is something to ask.
-//!     remote.wake();
+//!     client.write(&b"hello"[..]);
+//!     client.flush().await.expect("an open connection");
+//!     assert_eq!(&*client.read().await.expect("an echo"), b"hello");
+//!     is_done.set(true);
+//!     // The loop calls its closure before each wait: wake it, so that it does not block.
+//!     waker.wake();
 //! });
 //! reactor.run(|| if done.get() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 //! # }
 //! ```
 //!
-//! Unsafe code is in two rooms alone, `uring/ring` and `uring/buffers`, where memory is shared with the kernel.
+//! Unsafe code is in `uring/ring` and `uring/buffers` only, where memory is shared with the kernel.
 
-mod alarm;
+mod buffer_pool;
 mod chunk;
+mod config;
 mod epoll;
+mod eventfd;
 mod executor;
 mod link;
 mod listener;
 mod reactor;
 mod socket;
+mod tcp;
 mod timer;
 mod tls;
 mod uring;
 
 pub use chunk::Chunk;
+pub use config::{IoMode, ReactorConfig};
 pub use link::{Link, ParkedLink};
-pub use listener::{Accepted, Acceptor, Address, FileAccess, Listener, is_abstract, kernel_path, unix_address};
-pub use reactor::{Mode, Reactor, Remote, Settings};
+pub use listener::{
+    AcceptedSocket, Acceptor, Listener, PeerAddress, UnixSocketOptions, is_abstract, kernel_path, unix_address,
+};
+pub use reactor::{Reactor, ReactorWaker};
 pub use socket::Socket;
 pub use timer::{Deadline, Sleep};
 pub use tls::{TlsInfo, TlsSide};

@@ -1,4 +1,4 @@
-//! One connection: what it reads, what it has yet to send, and whether TLS lies between.
+//! A connection: its unread bytes, its send queue, and its TLS state.
 
 use std::{
     collections::VecDeque,
@@ -19,38 +19,38 @@ use crate::{
     tls::{ParkedTls, Tls, TlsInfo, TlsSide},
 };
 
-/// A connection with its queue of bytes to send.
+/// A connection with its send queue.
 pub struct Link {
     socket: Socket,
     tls: Option<Box<Tls>>,
     queue: VecDeque<Chunk>,
     queued_bytes: usize,
-    /// Received before the link became what it is now: read first.
-    early: Option<Box<Chunk>>,
+    /// Bytes that the next read returns first.
+    unread: Option<Box<Chunk>>,
 }
 
-/// Pieces up to this size are appended to the piece before them, so that they leave in one send.
+/// Chunks up to this size are appended to the chunk before them, to be sent with one system call.
 const COALESCE_BYTES_MAX: usize = 8 * 1024;
 
 impl Link {
-    /// Takes a connected socket over, in plain text.
+    /// Creates a link in plain text from a connected socket.
     ///
     /// # Errors
-    /// When the socket cannot be registered with the reactor.
+    /// The socket cannot be registered with the reactor.
     pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { socket: Socket::new(reactor, fd)?, tls: None, queue: VecDeque::new(), queued_bytes: 0, early: None })
+        Ok(Self { socket: Socket::new(reactor, fd)?, tls: None, queue: VecDeque::new(), queued_bytes: 0, unread: None })
     }
 
-    /// Reads what has arrived; an empty chunk is the end of the stream.
+    /// Reads received bytes; an empty chunk is the end of the stream.
     ///
     /// # Errors
-    /// Those of `recv`, and of TLS. A peer that leaves TLS without a farewell has simply ended the stream.
+    /// Errors of `recv` and of TLS. A peer that closes without close_notify has ended the stream, without an error.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the caller stops polling.
+    /// No bytes are lost when the caller stops polling.
     #[inline]
     pub fn poll_read(&mut self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
-        if let Some(chunk) = self.early.take() {
+        if let Some(chunk) = self.unread.take() {
             return Poll::Ready(Ok(*chunk));
         }
         match &mut self.tls {
@@ -59,39 +59,39 @@ impl Link {
         }
     }
 
-    /// Ready when the peer has closed its side, be all that it sent read or not: for whoever does not read now. What the peer's
-    /// machine has yet to send, for want of room here, goes before that.
+    /// Ready when the peer has closed its side, whether or not its data have been read; for callers that do not read
+    /// now. While the receive buffer is full, the peer's close waits behind the data that it has yet to send.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the caller stops polling.
-    pub fn poll_left(&mut self, cx: &Context<'_>) -> Poll<()> {
-        self.socket.poll_left(cx)
+    /// No bytes are lost when the caller stops polling.
+    pub fn poll_peer_closed(&mut self, cx: &Context<'_>) -> Poll<()> {
+        self.socket.poll_peer_closed(cx)
     }
 
-    /// The peer is in the middle of a great deal. Where several are, the next wait of the thread lasts a tenth of a millisecond
-    /// at least, so that it comes in larger pieces. Over io_uring of Linux 6.12 and later; else nothing happens.
-    pub fn expect_much(&self) {
-        self.socket.expect_much();
+    /// Hints that the peer is in the middle of a large transfer. If several peers are, the next wait of the thread
+    /// lasts at least 0.1 ms, so that larger pieces arrive. Has an effect on io_uring of Linux 6.12 and later only.
+    pub fn hint_bulk_receive(&self) {
+        self.socket.hint_bulk_receive();
     }
 
-    /// Puts bytes that were read back, to be read again first.
+    /// Puts a chunk back, to be read first.
     pub fn unread(&mut self, chunk: Chunk) {
         if !chunk.is_empty() {
-            debug_assert!(self.early.is_none(), "one chunk at most is put back");
-            self.early = Some(Box::new(chunk.park()));
+            debug_assert!(self.unread.is_none(), "at most one chunk is put back");
+            self.unread = Some(Box::new(chunk.park()));
         }
     }
 
-    /// Puts bytes back in front of those that were put back before.
+    /// Puts a chunk back in front of the chunk that was put back before.
     pub fn unread_before(&mut self, chunk: Chunk) {
-        match self.early.take() {
+        match self.unread.take() {
             Some(later) if !chunk.is_empty() => {
                 let mut both = chunk.to_vec();
                 both.extend_from_slice(&later);
-                self.early = Some(Box::new(both.into()));
+                self.unread = Some(Box::new(both.into()));
             }
             later => {
-                self.early = later;
+                self.unread = later;
                 self.unread(chunk);
             }
         }
@@ -99,7 +99,7 @@ impl Link {
 
     fn poll_read_tls(&mut self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
         loop {
-            let tls = self.tls.as_mut().expect("called for a link under TLS");
+            let tls = self.tls.as_mut().expect("the caller has checked for TLS");
             if let Some(plain) = tls.take_plaintext()? {
                 return Poll::Ready(Ok(plain));
             }
@@ -113,12 +113,12 @@ impl Link {
             let fed = tls.feed();
             self.queue_ciphertext();
             fed?;
-            // An alert or a key update may have to leave now; a full socket does not stop reading.
+            // An alert or a key update must be sent now; a full socket does not stop reading.
             let _ = self.poll_flush(cx)?;
         }
     }
 
-    /// Puts bytes into the queue to be sent by `poll_flush`.
+    /// Queues bytes for `poll_flush`.
     pub fn write(&mut self, chunk: impl Into<Chunk>) {
         let chunk = chunk.into();
         match &mut self.tls {
@@ -153,21 +153,21 @@ impl Link {
         self.queue.push_back(chunk);
     }
 
-    /// Bytes written that have not been handed to the kernel.
+    /// Queued bytes that have not been passed to the kernel.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Sends what is queued; ready once the last piece is on its way, which then needs no further poll. A link that is
-    /// dropped gives that piece up: [`Link::flush`] waits for it.
+    /// Sends the queue. Ready once the last chunk has been passed to the kernel, which needs no further poll. Dropping
+    /// the link discards a chunk that is still in flight: [`Link::flush`] waits for it.
     ///
     /// # Errors
-    /// Those of `send`; what was queued is then lost, and so is the link. An error of the last piece may be known only
-    /// to the next read.
+    /// Errors of `send`; the queue is then lost, and the link is closed. An error of the last chunk may be reported by
+    /// the next read.
     ///
     /// # Cancel safety
-    /// Sending goes on when the caller stops polling, up to the piece under way.
+    /// The chunk in flight continues when the caller stops polling.
     #[inline]
     pub fn poll_flush(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         loop {
@@ -181,40 +181,40 @@ impl Link {
         }
     }
 
-    /// Sends what is queued and waits until the kernel has it all.
+    /// Sends the queue and waits until the kernel has taken all of it.
     ///
     /// # Errors
-    /// As `poll_flush`.
+    /// As [`Link::poll_flush`].
     pub async fn flush(&mut self) -> io::Result<()> {
         std::future::poll_fn(|cx| self.poll_sent(cx)).await
     }
 
-    /// As `poll_flush`, and ready when the kernel has all of it.
+    /// Like [`Link::poll_flush`], and ready when the kernel has taken the whole queue.
     ///
     /// # Errors
-    /// As `poll_flush`.
+    /// As [`Link::poll_flush`].
     ///
     /// # Cancel safety
-    /// As `poll_flush`.
+    /// As [`Link::poll_flush`].
     pub fn poll_sent(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         std::task::ready!(self.poll_flush(cx))?;
         self.socket.poll_sent(cx)
     }
 
-    /// Reads what has arrived; an empty chunk is the end of the stream.
+    /// Reads received bytes; an empty chunk is the end of the stream.
     ///
     /// # Errors
-    /// As `poll_read`.
+    /// As [`Link::poll_read`].
     pub async fn read(&mut self) -> io::Result<Chunk> {
         std::future::poll_fn(|cx| self.poll_read(cx)).await
     }
 
-    /// Begins TLS: bytes already read but not used, `early`, are its first ciphertext.
+    /// Starts TLS. `early` holds bytes that were read and not used: the first ciphertext.
     ///
     /// # Errors
-    /// When rustls refuses the configuration.
+    /// rustls refuses the configuration.
     pub fn start_tls(&mut self, reactor: &Reactor, side: TlsSide, early: Chunk) -> io::Result<()> {
-        let mut tls = Tls::new(reactor.shelf().clone(), side)?;
+        let mut tls = Tls::new(reactor.buffer_pool().clone(), side)?;
         if !early.is_empty() {
             tls.receive(early.park());
         }
@@ -223,14 +223,16 @@ impl Link {
         Ok(())
     }
 
-    /// Completes the handshake of TLS.
+    /// Completes the TLS handshake.
     ///
     /// # Errors
-    /// Those of the socket, of TLS, and the end of the stream in between. The peer has been told why.
+    /// Errors of the socket and of TLS, and the end of the stream during the handshake. An alert has been sent to the
+    /// peer.
     pub async fn handshake(&mut self) -> io::Result<TlsInfo> {
         let outcome = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
         if outcome.is_err() {
-            // The alert must have left before the caller drops the link. If it cannot leave, the first error says more.
+            // The alert must be sent before the caller drops the link. The first error has more information than one of
+            // this flush.
             let _ = self.flush().await;
         }
         outcome
@@ -240,7 +242,7 @@ impl Link {
         loop {
             self.queue_ciphertext();
             let flushed = self.poll_flush(cx)?;
-            let Some(tls) = self.tls.as_mut() else { return Poll::Ready(Err(io::Error::other("TLS was not begun"))) };
+            let Some(tls) = self.tls.as_mut() else { return Poll::Ready(Err(io::Error::other("TLS was not started"))) };
             if !tls.is_handshaking() {
                 return flushed.map(|()| Ok(tls.info()));
             }
@@ -258,7 +260,7 @@ impl Link {
         }
     }
 
-    /// What TLS agreed on, if the link is under TLS.
+    /// The negotiated parameters of TLS, if the link is under TLS.
     #[must_use]
     pub fn tls_info(&self) -> Option<TlsInfo> {
         self.tls.as_ref().map(|tls| tls.info())
@@ -270,41 +272,42 @@ impl Link {
         self.tls.is_some()
     }
 
-    /// Ends the receive under way without losing what it took, so that the link may leave its thread.
+    /// Cancels the receive in flight and keeps the bytes that it has taken, so that the link can move to another
+    /// thread.
     pub fn poll_quiesce(&mut self, cx: &Context<'_>) -> Poll<()> {
         let received = self.socket.poll_quiesce(cx);
-        // A send that fails has ended as well.
+        // A failed send has ended too.
         let sent = self.socket.poll_sent(cx).map(drop);
         std::task::ready!(received);
         sent
     }
 
-    /// Takes the link apart for the journey to another thread, with all that was received and not read. `None`, and the
-    /// link is closed, if something is under way on it, if bytes wait to be sent, or if the stream has ended.
+    /// Detaches the link from its thread, with all unread bytes. Returns `None`, and closes the link, if an operation
+    /// is in flight, if the send queue is not empty, or if the stream has ended.
     #[must_use]
     pub fn park(self) -> Option<ParkedLink> {
         if !self.queue.is_empty() {
             return None;
         }
         let (fd, received) = self.socket.into_parts()?;
-        let mut early = self.early.map(|chunk| chunk.to_vec()).unwrap_or_default();
+        let mut unread = self.unread.map(|chunk| chunk.to_vec()).unwrap_or_default();
         let tls = match self.tls {
             Some(tls) => Some(Box::new(tls.into_parked(&received))),
             None => {
-                early.extend_from_slice(&received);
+                unread.extend_from_slice(&received);
                 None
             }
         };
-        Some(ParkedLink { fd, tls, early })
+        Some(ParkedLink { fd, tls, unread })
     }
 
-    /// Tells the peer at once that no more comes.
+    /// Shuts the connection down in both directions.
     pub fn shutdown(&mut self) {
         self.socket.shutdown();
     }
 
-    /// Queues the farewell of TLS; plain text has none.
-    pub fn write_farewell(&mut self) {
+    /// Queues close_notify of TLS; plain text has no equivalent.
+    pub fn write_close_notify(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.close();
         }
@@ -322,27 +325,27 @@ impl AsFd for Link {
 pub struct ParkedLink {
     fd: OwnedFd,
     tls: Option<Box<ParkedTls>>,
-    early: Vec<u8>,
+    unread: Vec<u8>,
 }
 
 impl ParkedLink {
-    /// Whether the peer has said anything that nobody has read, or has left: of a thread that was late, the kernel may have it
-    /// still. One system call.
+    /// Whether there are unread bytes, or the peer has closed. One system call: the kernel may hold bytes that the
+    /// previous thread did not receive.
     #[must_use]
-    pub fn has_news(&self) -> bool {
-        let travels_along = !self.early.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.has_ciphertext());
+    pub fn is_readable(&self) -> bool {
+        let has_unread = !self.unread.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.has_ciphertext());
         let peeked = recv(&self.fd, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        travels_along || !matches!(peeked, Err(Errno::AGAIN))
+        has_unread || !matches!(peeked, Err(Errno::AGAIN))
     }
 
-    /// Puts the link together again on the thread of `reactor`.
+    /// Attaches the link to the thread of `reactor`.
     ///
     /// # Errors
-    /// When the socket cannot be registered.
+    /// The socket cannot be registered.
     pub fn unpark(self, reactor: &Reactor) -> io::Result<Link> {
         let mut link = Link::new(reactor, self.fd)?;
-        link.tls = self.tls.map(|tls| Box::new(tls.unpark(reactor.shelf().clone())));
-        link.unread(self.early.into());
+        link.tls = self.tls.map(|tls| Box::new(tls.unpark(reactor.buffer_pool().clone())));
+        link.unread(self.unread.into());
         Ok(link)
     }
 }

@@ -1,4 +1,4 @@
-//! Where clients come in: TCP and unix sockets, shared by all threads.
+//! Listening sockets, TCP and unix, shared by all threads.
 
 use std::{
     borrow::Cow,
@@ -20,21 +20,21 @@ use socket2::{Domain, SockAddr, Type};
 
 use crate::{
     epoll::PolledListener,
-    reactor::{Io, Reactor},
-    socket::tune,
+    reactor::{IoBackend, Reactor},
+    tcp::set_tcp_options,
     uring::RingListener,
 };
 
-/// The other end of a connection.
+/// The address of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum PeerAddress {
     /// A TCP peer.
     Tcp(SocketAddr),
-    /// A process of this machine.
+    /// A process on this machine.
     Unix,
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -45,59 +45,59 @@ impl fmt::Display for Address {
 
 /// A connection that was just accepted.
 #[derive(Debug)]
-pub struct Accepted {
-    /// The socket, which may go to another thread.
+pub struct AcceptedSocket {
+    /// The socket, which may move to another thread.
     pub fd: OwnedFd,
-    /// Who connected.
-    pub peer: Address,
-    /// Where to, if the listener has one address only; else the socket knows.
+    /// The peer.
+    pub peer: PeerAddress,
+    /// The local address, if the listener is bound to a single one; otherwise only the socket has it.
     pub local: Option<SocketAddr>,
 }
 
 /// A listening socket, before a thread accepts on it.
 #[derive(Clone, Debug)]
-pub struct Listener(Arc<Bound>);
+pub struct Listener(Arc<BoundSocket>);
 
 #[derive(Debug)]
-struct Bound {
+struct BoundSocket {
     socket: socket2::Socket,
     file: Option<SocketFile>,
 }
 
-/// The file of a unix socket. It goes with the listener, unless it belongs to another one by then.
+/// The file of a unix socket. It is removed with the listener, unless the path has another file by then.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// What tells it from another file of that name.
+    /// Distinguishes the file from another one at the same path.
     identity: Option<(u64, u64)>,
-    left: AtomicBool,
+    keep: AtomicBool,
 }
 
 impl SocketFile {
     fn new(path: &Path) -> Self {
-        // There is nothing to be removed of one without a file.
-        let left = AtomicBool::new(is_abstract(path));
-        Self { path: path.to_owned(), identity: identity(path), left }
+        // An abstract socket has no file to remove.
+        let keep = AtomicBool::new(is_abstract(path));
+        Self { path: path.to_owned(), identity: identity(path), keep }
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.left.load(Ordering::Relaxed) && identity(&self.path) == self.identity {
+        if !self.keep.load(Ordering::Relaxed) && identity(&self.path) == self.identity {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether a path is the name of a unix socket without a file: it begins with `@`, as those of libpq do.
+/// Whether a path names an abstract unix socket: it starts with `@`, as in libpq.
 #[must_use]
 pub fn is_abstract(path: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
-/// The path of a unix socket as the kernel has it: in the name of one without a file, a zero stands for the `@`
-/// (`unix(7)`, "Abstract sockets").
+/// The path as the kernel expects it: the name of an abstract socket starts with a zero byte instead of `@` (`unix(7)`,
+/// "Abstract sockets").
 #[must_use]
 pub fn kernel_path(path: &Path) -> Cow<'_, Path> {
     use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -109,44 +109,43 @@ pub fn kernel_path(path: &Path) -> Cow<'_, Path> {
     PathBuf::from(OsString::from_vec(name)).into()
 }
 
-/// The address of a unix socket, with a file or without.
+/// The address of a unix socket, with a file or abstract.
 ///
 /// # Errors
-/// When its path is too long.
+/// The path is too long.
 pub fn unix_address(path: &Path) -> io::Result<SockAddr> {
     SockAddr::unix(kernel_path(path))
 }
 
-/// Device and number of a file.
+/// Device and inode of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// How the file of a unix socket is made.
+/// Options for the file of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileAccess {
-    /// Its permissions.
+pub struct UnixSocketOptions {
+    /// Permissions of the file.
     pub mode: u32,
-    /// Number of its group, if not that of the process.
+    /// Group ID of the file, if it differs from that of the process.
     pub group: Option<u32>,
-    /// Whether it takes the place of one that somebody listens on. Whoever connects meets the one or the other.
-    pub replaces: bool,
+    /// Whether to replace a socket on which another process listens. A client connects to the old or to the new one.
+    pub replace: bool,
 }
 
 impl Listener {
-    /// Listens on a TCP address. Its connections send small messages at once (`TCP_NODELAY`) and notice a peer that is
-    /// gone (keep-alive after a minute, every 15 s). On a loopback address they have the plainest
-    /// congestion control.
+    /// Listens on a TCP address. Connections have `TCP_NODELAY` and keep-alive (after a minute, every 15 s). On a
+    /// loopback address they use the simplest congestion control.
     ///
     /// # Errors
-    /// Those of `bind` and `listen`: most often that the address is in use.
+    /// Errors of `bind` and `listen`, most often an address in use.
     pub fn tcp(address: SocketAddr, backlog: i32) -> io::Result<Self> {
         Self::bind_tcp(address, backlog, false)
     }
 
-    /// As [`Listener::tcp`], beside other processes that listen there in the same way: the kernel spreads clients over
-    /// all of them.
+    /// Like [`Listener::tcp`], with `SO_REUSEPORT`: the kernel distributes clients over all processes that listen with
+    /// it.
     ///
     /// # Errors
     /// As [`Listener::tcp`].
@@ -160,34 +159,35 @@ impl Listener {
         if reuse_port {
             socket.set_reuse_port(true)?;
         }
-        tune(&socket, Some(address))?;
+        set_tcp_options(&socket, Some(address))?;
         if address.is_ipv6() {
             socket.set_only_v6(true)?;
         }
         socket.bind(&address.into())?;
         socket.listen(backlog)?;
-        Ok(Self(Arc::new(Bound { socket, file: None })))
+        Ok(Self(Arc::new(BoundSocket { socket, file: None })))
     }
 
-    /// Listens on a unix socket, and removes its file when the last copy of the listener is dropped. A path that begins with
-    /// `@` is a name without a file ([`kernel_path`]), to which everybody on this machine has access.
+    /// Listens on a unix socket. Its file is removed when the last copy of the listener is dropped. A path that starts
+    /// with `@` is an abstract socket ([`kernel_path`]), which every process on this machine can connect to.
     ///
     /// # Errors
-    /// Those of `bind` and `listen`. A socket left behind by a process that is gone is replaced; one that somebody
-    /// listens on (unless it has a file, and is to be replaced too), and a file that is no socket, is an address in use.
-    pub fn unix(path: &Path, access: FileAccess, backlog: i32) -> io::Result<Self> {
+    /// Errors of `bind` and `listen`. A file that is not a socket, or on whose socket a process listens (unless
+    /// [`UnixSocketOptions::replace`] is set or the socket is abstract), is an address in use. A stale socket is
+    /// replaced.
+    pub fn unix(path: &Path, options: UnixSocketOptions, backlog: i32) -> io::Result<Self> {
         use std::os::unix::fs::FileTypeExt as _;
         let address = unix_address(path)?;
         let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
         if is_abstract(path) {
             socket.bind(&address)?;
             socket.listen(backlog)?;
-            return Ok(Self(Arc::new(Bound { socket, file: Some(SocketFile::new(path)) })));
+            return Ok(Self(Arc::new(BoundSocket { socket, file: Some(SocketFile::new(path)) })));
         }
         let mut replaced = false;
         if let Ok(found) = std::fs::symlink_metadata(path) {
             replaced = found.file_type().is_socket() && is_listened_on(&address)?;
-            if !found.file_type().is_socket() || replaced && !access.replaces {
+            if !found.file_type().is_socket() || replaced && !options.replace {
                 return Err(io::ErrorKind::AddrInUse.into());
             }
             if !replaced {
@@ -195,52 +195,53 @@ impl Listener {
             }
         }
         if replaced {
-            // Under a name of its own until it can be used: there is no moment in which nobody listens.
-            let fresh = name_beside(path, &socket);
-            let _ = std::fs::remove_file(&fresh);
-            socket.bind(&SockAddr::unix(&fresh)?)?;
-            let moved = listen_at(&socket, &fresh, access, backlog).and_then(|()| std::fs::rename(&fresh, path));
+            // The new socket has a temporary name until it listens, so that clients can connect at any moment.
+            let temporary = temporary_name(path, &socket);
+            let _ = std::fs::remove_file(&temporary);
+            socket.bind(&SockAddr::unix(&temporary)?)?;
+            let moved =
+                listen_at(&socket, &temporary, options, backlog).and_then(|()| std::fs::rename(&temporary, path));
             if moved.is_err() {
-                let _ = std::fs::remove_file(&fresh);
+                let _ = std::fs::remove_file(&temporary);
             }
             moved?;
         } else {
             socket.bind(&address)?;
-            listen_at(&socket, path, access, backlog)?;
+            listen_at(&socket, path, options, backlog)?;
         }
-        Ok(Self(Arc::new(Bound { socket, file: Some(SocketFile::new(path)) })))
+        Ok(Self(Arc::new(BoundSocket { socket, file: Some(SocketFile::new(path)) })))
     }
 
-    /// Takes over a socket that listens already, from systemd or from another process. With `file`, its file goes with
-    /// the listener as that of [`Listener::unix`].
+    /// Creates a listener from a socket that already listens, from systemd or another process. With `file`, the file is
+    /// removed like that of [`Listener::unix`].
     ///
     /// # Errors
-    /// When it is no stream socket that listens.
-    pub fn adopt(fd: OwnedFd, file: Option<&Path>) -> io::Result<Self> {
+    /// The descriptor is not a listening stream socket.
+    pub fn from_fd(fd: OwnedFd, file: Option<&Path>) -> io::Result<Self> {
         let socket = socket2::Socket::from(fd);
         if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a stream socket that listens"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a listening stream socket"));
         }
         if let Some(address) = socket.local_addr()?.as_socket() {
-            tune(&socket, Some(address))?;
+            set_tcp_options(&socket, Some(address))?;
         }
-        Ok(Self(Arc::new(Bound { socket, file: file.map(SocketFile::new) })))
+        Ok(Self(Arc::new(BoundSocket { socket, file: file.map(SocketFile::new) })))
     }
 
-    /// The file of its unix socket, or its name, if it goes with the listener.
+    /// The file of the unix socket, or its abstract name, if the listener owns it.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_ref().map(|file| file.path.as_path())
     }
 
-    /// Leaves the file of its unix socket to another process that has the socket.
-    pub fn leave_file(&self) {
+    /// Keeps the file of the unix socket on drop, because another process has the socket.
+    pub fn keep_file(&self) {
         if let Some(file) = &self.0.file {
-            file.left.store(true, Ordering::Relaxed);
+            file.keep.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The address it listens on, with the port that the kernel chose for port 0.
+    /// The bound address, with the port that the kernel chose for port 0.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.0.socket.local_addr().ok().and_then(|address| address.as_socket())
@@ -249,16 +250,16 @@ impl Listener {
     /// Accepts on this thread; several threads may accept on one listener.
     ///
     /// # Errors
-    /// When no descriptor is left, or the listener cannot be registered.
+    /// No descriptor is left, or the listener cannot be registered.
     pub fn accept_on(&self, reactor: &Reactor) -> io::Result<Acceptor> {
         let fd: Rc<OwnedFd> = Rc::new(self.0.socket.try_clone()?.into());
         rustix::io::ioctl_fionbio(&*fd, true)?;
-        let bell = match reactor.io() {
-            Io::Uring(ring) => Bell::Ring(RingListener::new(ring.clone(), fd.clone())),
-            Io::Epoll(poller) => Bell::Polled(PolledListener::new(poller.clone(), fd.clone())?),
+        let backend = match reactor.io() {
+            IoBackend::Uring(ring) => ListenerBackend::Ring(RingListener::new(ring.clone(), fd.clone())),
+            IoBackend::Epoll(poller) => ListenerBackend::Polled(PolledListener::new(poller.clone(), fd.clone())?),
         };
         let local = self.local_addr().filter(|address| !address.ip().is_unspecified());
-        Ok(Acceptor { fd, bell, local, last: Cell::default(), crowded: Cell::default() })
+        Ok(Acceptor { fd, backend, local, last_accept_turn: Cell::default(), expects_more: Cell::default() })
     }
 }
 
@@ -268,23 +269,22 @@ impl AsFd for Listener {
     }
 }
 
-/// A name for a socket that is made to replace the one at `path`; no longer than that of a usual port, since paths of
-/// sockets are short.
-fn name_beside(path: &Path, socket: &socket2::Socket) -> PathBuf {
+/// A temporary name beside `path`. It is no longer than the usual name of a port, since socket paths are short.
+fn temporary_name(path: &Path, socket: &socket2::Socket) -> PathBuf {
     use std::os::fd::AsRawFd as _;
     path.with_file_name(format!(".{:x}.{:x}", std::process::id(), socket.as_raw_fd()))
 }
 
-fn listen_at(socket: &socket2::Socket, path: &Path, access: FileAccess, backlog: i32) -> io::Result<()> {
+fn listen_at(socket: &socket2::Socket, path: &Path, options: UnixSocketOptions, backlog: i32) -> io::Result<()> {
     use std::os::unix::fs::{PermissionsExt as _, chown};
-    if access.group.is_some() {
-        chown(path, None, access.group)?;
+    if options.group.is_some() {
+        chown(path, None, options.group)?;
     }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(options.mode))?;
     socket.listen(backlog)
 }
 
-/// Whether a process accepts connections on a unix socket. A line of clients that is full is no reason to wait here.
+/// Whether a process listens on a unix socket. Does not wait if the backlog is full.
 fn is_listened_on(address: &SockAddr) -> io::Result<bool> {
     let probe = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
     probe.set_nonblocking(true)?;
@@ -294,16 +294,16 @@ fn is_listened_on(address: &SockAddr) -> io::Result<bool> {
 /// A listener on one thread.
 pub struct Acceptor {
     fd: Rc<OwnedFd>,
-    bell: Bell,
+    backend: ListenerBackend,
     local: Option<SocketAddr>,
-    /// The turn of the thread in which somebody was let in last.
-    last: Cell<u64>,
-    /// They come in turn after turn, so that after one it is worth a call to ask for the next.
-    crowded: Cell<bool>,
+    /// The turn of the last accept.
+    last_accept_turn: Cell<u64>,
+    /// Connections come turn after turn, so it pays to try the next accept before waiting.
+    expects_more: Cell<bool>,
 }
 
-/// Tells when somebody has come.
-enum Bell {
+/// Reports waiting connections.
+enum ListenerBackend {
     Ring(RingListener),
     Polled(PolledListener),
 }
@@ -312,62 +312,62 @@ impl Acceptor {
     /// Accepts the next connection.
     ///
     /// # Errors
-    /// Those of `accept`; `EMFILE` and `ENFILE` are best followed by a pause.
-    pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<Accepted>> {
+    /// Errors of `accept`; back off after `EMFILE` and `ENFILE`.
+    pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<AcceptedSocket>> {
         loop {
-            if !self.crowded.get() {
-                std::task::ready!(self.bell.poll_arrival(cx))?;
+            if !self.expects_more.get() {
+                std::task::ready!(self.backend.poll_readable(cx))?;
             }
             match self.accept() {
                 Ok(accepted) => {
-                    let turn = self.bell.turn();
-                    // Neither the first one ever, nor one after a silence.
-                    let last = self.last.replace(turn);
-                    self.crowded.set(last > 0 && turn - last <= 1);
+                    let turn = self.backend.turn();
+                    // Neither for the first connection nor after a pause.
+                    let last = self.last_accept_turn.replace(turn);
+                    self.expects_more.set(last > 0 && turn - last <= 1);
                     return Poll::Ready(Ok(accepted));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.crowded.set(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.expects_more.set(false),
                 Err(error) => {
-                    self.bell.deafen();
+                    self.backend.pause();
                     return Poll::Ready(Err(error));
                 }
             }
         }
     }
 
-    /// Accepts no more. Those whom others who share the listener may not have heard of come first, then `None`.
-    pub fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<Accepted>> {
-        std::task::ready!(self.bell.poll_deaf(cx));
+    /// Stops accepting. Returns the connections for which no other thread may have been woken, then `None`.
+    pub fn poll_close(&self, cx: &Context<'_>) -> Poll<Option<AcceptedSocket>> {
+        std::task::ready!(self.backend.poll_paused(cx));
         Poll::Ready(self.accept().ok())
     }
 
-    fn accept(&self) -> io::Result<Accepted> {
+    fn accept(&self) -> io::Result<AcceptedSocket> {
         let (socket, address) = socket2::SockRef::from(&self.fd.as_fd()).accept()?;
-        let peer = address.as_socket().map_or(Address::Unix, Address::Tcp);
-        Ok(Accepted { fd: socket.into(), peer, local: self.local })
+        let peer = address.as_socket().map_or(PeerAddress::Unix, PeerAddress::Tcp);
+        Ok(AcceptedSocket { fd: socket.into(), peer, local: self.local })
     }
 }
 
-impl Bell {
-    fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+impl ListenerBackend {
+    fn poll_readable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Ring(listener) => listener.poll_arrival(cx),
-            Self::Polled(listener) => listener.poll_arrival(cx),
+            Self::Ring(listener) => listener.poll_readable(cx),
+            Self::Polled(listener) => listener.poll_readable(cx),
         }
     }
 
-    /// It tells of nobody until it is asked again.
-    fn deafen(&self) {
+    /// Stops notifications until the next poll.
+    fn pause(&self) {
         if let Self::Polled(listener) = self {
-            listener.deafen();
+            listener.pause();
         }
     }
 
-    fn poll_deaf(&self, cx: &Context<'_>) -> Poll<()> {
+    fn poll_paused(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
-            Self::Ring(listener) => listener.poll_deaf(cx),
+            Self::Ring(listener) => listener.poll_paused(cx),
             Self::Polled(listener) => {
-                listener.deafen();
+                listener.pause();
                 Poll::Ready(())
             }
         }

@@ -4,7 +4,6 @@ use std::{
     cell::Cell,
     future::Future,
     io,
-    num::NonZeroU16,
     os::fd::OwnedFd,
     rc::Rc,
     sync::Arc,
@@ -15,50 +14,15 @@ use std::{
 use socket2::SockAddr;
 
 use crate::{
-    alarm::Alarm,
-    chunk::Shelf,
+    buffer_pool::BufferPool,
+    config::{IoMode, ReactorConfig},
     epoll::{self, Poller},
+    eventfd::EventFdWaker,
     executor::Executor,
-    socket::tune,
+    tcp::set_tcp_options,
     timer::{Deadline, Sleep, Timers},
     uring::{self, Ring},
 };
-
-/// How the thread talks to the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// io_uring if the kernel allows it, else epoll.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    IoUring,
-    /// epoll.
-    Epoll,
-}
-
-/// What a reactor is made with.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// How the thread talks to the kernel.
-    pub mode: Mode,
-    /// Receive buffers lent to links; a power of two.
-    pub buffers: NonZeroU16,
-    /// Bytes of each.
-    pub buffer_len: usize,
-    /// Bytes of the buffer for a peer that fills the lent ones.
-    pub bulk_len: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            mode: Mode::Auto,
-            buffers: NonZeroU16::new(128).expect("128 is not zero"),
-            buffer_len: 16 * 1024,
-            bulk_len: 256 * 1024,
-        }
-    }
-}
 
 /// The event loop of one thread: tasks, sockets and timers that never leave it. Cheap to clone.
 #[derive(Clone)]
@@ -66,22 +30,22 @@ pub struct Reactor(Rc<Inner>);
 
 struct Inner {
     executor: Executor,
-    io: Io,
+    io: IoBackend,
     timers: Rc<Timers>,
-    shelf: Shelf,
+    buffer_pool: BufferPool,
     now: Cell<Instant>,
 }
 
-pub(crate) enum Io {
+pub(crate) enum IoBackend {
     Uring(Rc<Ring>),
     Epoll(Rc<Poller>),
 }
 
 /// Wakes a reactor from another thread.
 #[derive(Clone)]
-pub struct Remote(Arc<Alarm>);
+pub struct ReactorWaker(Arc<EventFdWaker>);
 
-impl Remote {
+impl ReactorWaker {
     /// Ends the wait of the reactor, so that it calls its `turn` function soon.
     pub fn wake(&self) {
         self.0.wake_by_ref();
@@ -89,46 +53,46 @@ impl Remote {
 }
 
 impl Reactor {
-    /// Makes the event loop of the calling thread.
+    /// Creates the event loop of the calling thread.
     ///
     /// # Errors
-    /// When io_uring is asked for and the kernel forbids it, or when no descriptor is left.
-    pub fn new(settings: &Settings) -> io::Result<Self> {
-        let shelf = Shelf::new(settings.buffer_len, usize::from(settings.buffers.get()));
-        let io = match settings.mode {
-            Mode::IoUring => Io::Uring(Rc::new(Ring::new(settings)?)),
-            Mode::Epoll => Io::Epoll(Rc::new(Poller::new(shelf.clone())?)),
-            Mode::Auto => match Ring::new(settings) {
-                Ok(ring) => Io::Uring(Rc::new(ring)),
-                Err(_) => Io::Epoll(Rc::new(Poller::new(shelf.clone())?)),
+    /// io_uring is requested and the kernel forbids it, or no descriptor is left.
+    pub fn new(config: &ReactorConfig) -> io::Result<Self> {
+        let buffer_pool = BufferPool::new(config.buffer_len, usize::from(config.buffer_count.get()));
+        let io = match config.mode {
+            IoMode::IoUring => IoBackend::Uring(Rc::new(Ring::new(config)?)),
+            IoMode::Epoll => IoBackend::Epoll(Rc::new(Poller::new(buffer_pool.clone())?)),
+            IoMode::Auto => match Ring::new(config) {
+                Ok(ring) => IoBackend::Uring(Rc::new(ring)),
+                Err(_) => IoBackend::Epoll(Rc::new(Poller::new(buffer_pool.clone())?)),
             },
         };
-        let executor = Executor::new(Arc::clone(io.alarm()));
-        Ok(Self(Rc::new(Inner { executor, io, timers: Rc::default(), shelf, now: Cell::new(Instant::now()) })))
+        let executor = Executor::new(Arc::clone(io.eventfd()));
+        Ok(Self(Rc::new(Inner { executor, io, timers: Rc::default(), buffer_pool, now: Cell::new(Instant::now()) })))
     }
 
-    /// How this reactor talks to the kernel; never [`Mode::Auto`].
+    /// The kernel interface in use; never [`IoMode::Auto`].
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> IoMode {
         match self.0.io {
-            Io::Uring(_) => Mode::IoUring,
-            Io::Epoll(_) => Mode::Epoll,
+            IoBackend::Uring(_) => IoMode::IoUring,
+            IoBackend::Epoll(_) => IoMode::Epoll,
         }
     }
 
-    /// The clock, read once per turn.
+    /// The time at the start of the turn.
     #[must_use]
     #[inline]
     pub fn now(&self) -> Instant {
         self.0.now.get()
     }
 
-    /// Starts a task that lives until it returns or the reactor ends.
+    /// Spawns a task that lives until it returns or the reactor ends.
     pub fn spawn(&self, task: impl Future + 'static) {
         self.0.executor.spawn(task);
     }
 
-    /// A deadline for one task, not set.
+    /// Creates a deadline for one task. It is not set.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
         Deadline::new(self.0.timers.clone())
@@ -139,21 +103,21 @@ impl Reactor {
         Sleep::new(self.0.timers.clone(), Instant::now() + wait)
     }
 
-    /// Wakes this reactor from other threads.
+    /// Creates a handle that wakes this reactor from other threads.
     #[must_use]
-    pub fn remote(&self) -> Remote {
-        Remote(Arc::clone(self.0.io.alarm()))
+    pub fn waker(&self) -> ReactorWaker {
+        ReactorWaker(Arc::clone(self.0.io.eventfd()))
     }
 
-    /// Runs tasks until `turn`, called once per round, says to stop; then drops all tasks.
+    /// Runs tasks until `turn` returns `Break`, then drops all tasks. `turn` is called before each wait.
     ///
     /// # Errors
-    /// When waiting for events fails for another reason than a signal.
+    /// Waiting for events fails for another reason than a signal.
     pub fn run(&self, mut turn: impl FnMut() -> std::ops::ControlFlow<()>) -> io::Result<()> {
         let Inner { executor, io, timers, now, .. } = &*self.0;
-        let _running = executor.run_here();
+        let _guard = executor.enter();
         while turn().is_continue() {
-            // Tasks that tasks have just woken or begun run before the kernel is asked.
+            // Tasks that were just woken or spawned run before the next system call.
             let more = (0..TICKS_PER_TURN).all(|_| executor.tick());
             let timeout = if more { Some(Duration::ZERO) } else { timers.wait_from(now.get()) };
             io.turn(timeout)?;
@@ -164,42 +128,42 @@ impl Reactor {
         Ok(())
     }
 
-    /// Connects a new socket. Over TCP it sends small messages at once and notices a peer that is gone, as those of
-    /// [`Listener::tcp`](crate::Listener::tcp) do.
+    /// Connects a new socket. Over TCP it has `TCP_NODELAY` and keep-alive, like those of
+    /// [`Listener::tcp`](crate::Listener::tcp).
     ///
     /// # Errors
-    /// Those of `socket` and `connect`.
+    /// Errors of `socket` and `connect`.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, address: SockAddr) -> io::Result<OwnedFd> {
         let socket = socket2::Socket::new(address.domain(), socket2::Type::STREAM, None)?;
         if address.is_ipv4() || address.is_ipv6() {
-            tune(&socket, address.as_socket())?;
+            set_tcp_options(&socket, address.as_socket())?;
         }
         match &self.0.io {
-            Io::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,
-            Io::Epoll(poller) => epoll::connect(poller.clone(), socket.into(), address).await,
+            IoBackend::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,
+            IoBackend::Epoll(poller) => epoll::connect(poller.clone(), socket.into(), address).await,
         }
     }
 
-    pub(crate) fn io(&self) -> &Io {
+    pub(crate) fn io(&self) -> &IoBackend {
         &self.0.io
     }
 
-    pub(crate) fn shelf(&self) -> &Shelf {
-        &self.0.shelf
+    pub(crate) fn buffer_pool(&self) -> &BufferPool {
+        &self.0.buffer_pool
     }
 }
 
-/// So many times at most all tasks that can go on do so before the kernel is asked again.
+/// Limit of ticks between two waits.
 const TICKS_PER_TURN: u32 = 4;
 
-impl Io {
-    fn alarm(&self) -> &Arc<Alarm> {
+impl IoBackend {
+    fn eventfd(&self) -> &Arc<EventFdWaker> {
         match self {
-            Self::Uring(ring) => ring.alarm(),
-            Self::Epoll(poller) => poller.alarm(),
+            Self::Uring(ring) => ring.eventfd(),
+            Self::Epoll(poller) => poller.eventfd(),
         }
     }
 

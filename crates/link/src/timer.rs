@@ -1,7 +1,8 @@
-//! Deadlines that cost nothing while they are moved.
+//! Deadlines that are cheap to move.
 //!
-//! A proxy sets a deadline with every query and almost never reaches one. So moving a [`Deadline`] later is a store;
-//! the timer queue holds one entry per deadline at most, which, when it fires early, is put in again at the true time.
+//! A proxy sets a deadline with every query and almost never reaches one. Moving a [`Deadline`] later is therefore a
+//! store. The timer queue holds at most one entry per deadline; an entry that fires early is inserted again at the
+//! current time of the deadline.
 
 use std::{
     cell::RefCell,
@@ -16,11 +17,11 @@ use std::{
 /// The timer queue of one thread.
 #[derive(Default)]
 pub(crate) struct Timers {
-    queue: RefCell<Queue>,
+    queue: RefCell<TimerQueue>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct TimerQueue {
     next_id: u64,
     entries: BTreeMap<(Instant, u64), Waker>,
 }
@@ -48,7 +49,7 @@ impl Timers {
         queue.entries.first_key_value().map(|((at, _), _)| at.saturating_duration_since(now))
     }
 
-    /// Wakes what is due.
+    /// Wakes the tasks of all due entries.
     pub(crate) fn fire(&self, now: Instant) {
         loop {
             let mut queue = self.queue.borrow_mut();
@@ -64,7 +65,7 @@ impl Timers {
     }
 }
 
-/// A point in time that may be moved or taken away at any moment, for one task.
+/// A point in time for one task that can be moved or cleared at any moment.
 pub struct Deadline {
     timers: Rc<Timers>,
     at: Option<Instant>,
@@ -76,13 +77,13 @@ impl Deadline {
         Self { timers, at: None, entry: None }
     }
 
-    /// Moves the deadline; `None` takes it away.
+    /// Moves the deadline; `None` clears it.
     #[inline]
     pub fn set(&mut self, at: Option<Instant>) {
         self.at = at;
     }
 
-    /// When it is due.
+    /// The time at which it is due.
     #[must_use]
     pub fn at(&self) -> Option<Instant> {
         self.at
@@ -95,13 +96,13 @@ impl Deadline {
             return Poll::Ready(());
         }
         if self.entry.is_none_or(|entry| entry.0 > at || !self.timers.holds(entry)) {
-            self.forget();
+            self.deregister();
             self.entry = Some(self.timers.insert(at, cx.waker().clone()));
         }
         Poll::Pending
     }
 
-    fn forget(&mut self) {
+    fn deregister(&mut self) {
         if let Some(entry) = self.entry.take() {
             self.timers.remove(entry);
         }
@@ -110,7 +111,7 @@ impl Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        self.forget();
+        self.deregister();
     }
 }
 
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_that_moves_later_keeps_its_early_entry_and_is_put_in_again() {
+    fn deadline_moved_later_reuses_its_early_entry() {
         let timers = Rc::new(Timers::default());
         let mut deadline = Deadline::new(timers.clone());
         let start = Instant::now();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_moves_earlier_is_not_missed() {
+    fn deadline_moved_earlier_fires_in_time() {
         let timers = Rc::new(Timers::default());
         let mut deadline = Deadline::new(timers.clone());
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! TLS between a link and its socket, by rustls.
+//! TLS of a link, with rustls.
 
 use std::{
     io::{self, Read, Write},
@@ -7,39 +7,39 @@ use std::{
 
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
-use crate::chunk::{Chunk, Shelf};
+use crate::{buffer_pool::BufferPool, chunk::Chunk};
 
-/// Which side of TLS a link plays.
+/// The TLS role of a link.
 pub enum TlsSide {
-    /// The peer has connected to us.
+    /// The peer has connected to this process.
     Server(Arc<ServerConfig>),
-    /// We have connected to the peer, who must prove this name if the configuration checks names.
+    /// This process has connected to the peer, which must prove this name if the configuration verifies names.
     Client(Arc<ClientConfig>, ServerName<'static>),
 }
 
-/// What TLS agreed on.
+/// The negotiated parameters of TLS.
 #[derive(Clone, Debug)]
 pub struct TlsInfo {
-    /// "TLSv1.3", as Postgres words it.
+    /// The version in the format of Postgres: `TLSv1.3`.
     pub version: &'static str,
-    /// The cipher suite's name.
+    /// Name of the cipher suite.
     pub cipher: &'static str,
-    /// The peer's certificates in DER, its own first.
+    /// Certificate chain of the peer in DER, end-entity certificate first.
     pub peer_certificates: Vec<Vec<u8>>,
-    /// The protocol that was negotiated by ALPN.
+    /// The protocol that ALPN selected.
     pub alpn: Option<Vec<u8>>,
 }
 
-/// One side of a TLS connection, without its socket.
+/// A side of a TLS connection, without its socket.
 pub(crate) struct Tls {
     connection: Connection,
-    /// Received, not yet taken by rustls.
+    /// Received bytes that rustls has not consumed.
     ciphertext: Chunk,
-    shelf: Shelf,
+    buffer_pool: BufferPool,
     ended: bool,
 }
 
-/// TLS between two threads.
+/// TLS state between two threads.
 pub(crate) struct ParkedTls {
     connection: Connection,
     ciphertext: Vec<u8>,
@@ -47,14 +47,14 @@ pub(crate) struct ParkedTls {
 }
 
 impl Tls {
-    pub(crate) fn new(shelf: Shelf, side: TlsSide) -> io::Result<Self> {
+    pub(crate) fn new(buffer_pool: BufferPool, side: TlsSide) -> io::Result<Self> {
         let mut connection: Connection = match side {
             TlsSide::Server(config) => ServerConnection::new(config).map_err(io::Error::other)?.into(),
             TlsSide::Client(config, name) => ClientConnection::new(config, name).map_err(io::Error::other)?.into(),
         };
-        // The link bounds what is queued; a second bound here would only split messages.
+        // The link limits its queue; a second limit here would only split messages.
         connection.set_buffer_limit(None);
-        Ok(Self { connection, ciphertext: Chunk::empty(), shelf, ended: false })
+        Ok(Self { connection, ciphertext: Chunk::empty(), buffer_pool, ended: false })
     }
 
     pub(crate) fn is_handshaking(&self) -> bool {
@@ -65,12 +65,12 @@ impl Tls {
         !self.ciphertext.is_empty()
     }
 
-    /// Takes bytes from the socket; only when `has_ciphertext` is false.
+    /// Stores received bytes. `has_ciphertext` must be false.
     pub(crate) fn receive(&mut self, ciphertext: Chunk) {
         self.ciphertext = ciphertext;
     }
 
-    /// Hands received bytes to rustls.
+    /// Passes received bytes to rustls.
     pub(crate) fn feed(&mut self) -> io::Result<()> {
         while !self.ciphertext.is_empty() && self.connection.wants_read() {
             let taken = self.connection.read_tls(&mut &self.ciphertext[..])?;
@@ -93,12 +93,12 @@ impl Tls {
         Ok(())
     }
 
-    /// What rustls has decrypted; an empty chunk once the peer has said farewell.
+    /// Decrypted bytes; an empty chunk after close_notify.
     pub(crate) fn take_plaintext(&mut self) -> io::Result<Option<Chunk>> {
-        let mut buffer = self.shelf.take();
+        let mut buffer = self.buffer_pool.take();
         match self.connection.reader().read(buffer.as_mut_slice()) {
             Ok(0) => Ok(Some(Chunk::empty())),
-            Ok(read) => Ok(Some(Chunk::lent(buffer, read))),
+            Ok(read) => Ok(Some(Chunk::pooled(buffer, read))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(self.ended.then(Chunk::empty)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Some(Chunk::empty())),
             Err(error) => Err(error),
@@ -106,7 +106,7 @@ impl Tls {
     }
 
     pub(crate) fn encrypt(&mut self, plaintext: &[u8]) {
-        // Writing into rustls' own buffer, which has no limit, cannot fail.
+        // Writing to the unlimited buffer of rustls cannot fail.
         let _ = self.connection.writer().write_all(plaintext);
     }
 
@@ -146,7 +146,7 @@ impl Tls {
         }
     }
 
-    /// Ready for the journey, with ciphertext that was `received` last.
+    /// Detaches the state, with `received` as its last ciphertext.
     pub(crate) fn into_parked(self, received: &[u8]) -> ParkedTls {
         let ciphertext = [&*self.ciphertext, received].concat();
         ParkedTls { connection: self.connection, ciphertext, ended: self.ended }
@@ -158,7 +158,7 @@ impl ParkedTls {
         !self.ciphertext.is_empty()
     }
 
-    pub(crate) fn unpark(self, shelf: Shelf) -> Tls {
-        Tls { connection: self.connection, ciphertext: self.ciphertext.into(), shelf, ended: self.ended }
+    pub(crate) fn unpark(self, buffer_pool: BufferPool) -> Tls {
+        Tls { connection: self.connection, ciphertext: self.ciphertext.into(), buffer_pool, ended: self.ended }
     }
 }

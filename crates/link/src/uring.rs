@@ -1,7 +1,7 @@
-//! Sockets on io_uring: an operation is handed to the kernel together with its buffer, and comes back with it.
+//! Sockets on io_uring: an operation owns its buffer until the kernel completes it.
 //!
-//! Receives take their buffer from a ring of buffers shared with the kernel, so a waiting socket owns none. When the
-//! ring runs dry, or when a peer sends in bulk, a receive takes a large buffer of its own instead.
+//! Receives take buffers from a ring that is shared with the kernel, so an idle socket owns none. When the ring is
+//! empty, or when a peer sends in bulk, a receive has a large buffer of its own.
 
 use std::{
     cell::RefCell,
@@ -22,137 +22,146 @@ use crate::chunk::Chunk;
 #[allow(unsafe_code)]
 mod buffers;
 mod files;
-mod once;
-mod port;
+mod one_shot;
+mod reset_check;
 #[allow(unsafe_code)]
 mod ring;
-mod spoken;
+mod socket_ops;
 
-pub(crate) use buffers::Loan;
+pub(crate) use buffers::ProvidedBuffer;
 pub(crate) use ring::Ring;
 
-use once::{Deed, Once, Pending};
-use port::{Look, Port, Receiving};
+use one_shot::{OneShot, OneShotKind, Pending};
+use socket_ops::{RecvKind, RecvState, SocketOps};
 
-/// One socket on the ring.
+/// A socket on the ring.
 pub(crate) struct RingSocket {
     ring: Rc<Ring>,
-    port: Rc<Port>,
-    /// The last receive filled its buffer: the peer sends faster than a lent buffer holds.
-    bulk: bool,
-    /// A receive was put under way before.
-    acquainted: bool,
-    /// So many receives in turn have not filled a buffer.
-    calm: u8,
-    /// The receive under way was asked to end.
-    stopping: bool,
-    /// Tells when the peer has left; from the first time on that somebody wanted to know.
-    leaving: Option<Box<Pending>>,
+    ops: Rc<SocketOps>,
+    /// The last receive filled its buffer: the peer sends faster than a lent buffer can hold.
+    is_bulk: bool,
+    /// Whether a receive was started before.
+    has_received: bool,
+    /// Number of consecutive receives that did not fill a buffer.
+    small_receives: u8,
+    /// Whether the receive in flight is being cancelled.
+    is_cancelling: bool,
+    /// Waits for the peer to close, from the first poll on.
+    peer_closed: Option<Box<Pending>>,
 }
 
-/// After so many small receives the peer is taken for one that sends little at a time, and one receive is left under way
-/// for all that it sends.
-const CALM_MIN: u8 = 8;
+/// After this many small receives, the peer counts as a sender of small messages, and a multishot receive takes
+/// all that it sends.
+const SMALL_RECEIVES_MIN: u8 = 8;
 
 impl RingSocket {
     pub(crate) fn new(ring: Rc<Ring>, fd: OwnedFd) -> Self {
-        let port = Rc::new(Port::new(fd));
-        ring.adopt(&port);
-        Self { ring, port, bulk: false, acquainted: false, calm: 0, stopping: false, leaving: None }
+        let ops = Rc::new(SocketOps::new(fd));
+        ring.add(&ops);
+        Self {
+            ring,
+            ops,
+            is_bulk: false,
+            has_received: false,
+            small_receives: 0,
+            is_cancelling: false,
+            peer_closed: None,
+        }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
-        self.port.fd()
+        self.ops.fd()
     }
 
     #[inline]
     pub(crate) fn poll_recv(&mut self, cx: &Context<'_>) -> Poll<io::Result<Chunk>> {
         loop {
-            match self.port.look() {
-                Look::UnderWay => {
-                    if self.calm == 0 && self.port.receiving() == Receiving::Stream {
-                        // Larger buffers are to take its place.
-                        self.stop();
+            match self.ops.take_received() {
+                RecvState::InFlight => {
+                    if self.small_receives == 0 && self.ops.receiving() == RecvKind::Multishot {
+                        // A bulk receive replaces it.
+                        self.cancel_receive();
                     }
-                    self.port.await_bytes(cx);
+                    self.ops.await_receive(cx);
                     return Poll::Pending;
                 }
-                Look::Idle => self.arm()?,
-                Look::Done(Err(error)) if ran_dry(&error) || (found_nothing(&error) && self.bulk) => {
-                    // That may be long ago.
+                RecvState::NotStarted => self.start_receive()?,
+                RecvState::Done(Err(error)) if is_out_of_buffers(&error) || (would_block(&error) && self.is_bulk) => {
+                    // The error may be old.
                     if let Some(received) = self.receive_now() {
-                        return Poll::Ready(self.note(received));
+                        return Poll::Ready(self.record(received));
                     }
-                    self.bulk = false;
+                    self.is_bulk = false;
                 }
-                Look::Done(received) => return Poll::Ready(self.note(received)),
+                RecvState::Done(received) => return Poll::Ready(self.record(received)),
             }
         }
     }
 
-    /// Ready when the peer has closed its side, be all that it sent read or not.
-    pub(crate) fn poll_left(&mut self, cx: &Context<'_>) -> Poll<()> {
-        if self.leaving.is_none() {
-            // Who cannot be watched is seen to have left when it is read.
-            self.leaving =
-                Pending::begin(&self.ring, Once::new(self.port.clone(), Deed::AwaitLeaving)).ok().map(Box::new);
+    /// Ready when the peer has closed its side, whether or not its data have been read.
+    pub(crate) fn poll_peer_closed(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.peer_closed.is_none() {
+            // The next read reports the close.
+            self.peer_closed =
+                Pending::submit(&self.ring, OneShot::new(self.ops.clone(), OneShotKind::AwaitPeerClosed))
+                    .ok()
+                    .map(Box::new);
         }
-        let Some(pending) = &mut self.leaving else { return Poll::Pending };
+        let Some(pending) = &mut self.peer_closed else { return Poll::Pending };
         let ended = std::task::ready!(pending.poll(cx));
-        self.leaving = None;
+        self.peer_closed = None;
         if ended.is_ok() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The peer is in the middle of a great deal.
-    pub(crate) fn expect_much(&self) {
-        self.ring.gather(&self.port);
+    /// Hints that the peer is in the middle of a large transfer.
+    pub(crate) fn hint_bulk_receive(&self) {
+        self.ring.hint_bulk_receive(&self.ops);
     }
 
-    /// Notes whether the peer fills the buffers it is given.
+    /// Records whether the peer fills the buffers.
     #[inline]
-    fn note(&mut self, received: io::Result<Chunk>) -> io::Result<Chunk> {
+    fn record(&mut self, received: io::Result<Chunk>) -> io::Result<Chunk> {
         if let Ok(chunk) = &received {
-            self.bulk = chunk.len() >= self.ring.buffer_len();
-            self.calm = if self.bulk { 0 } else { self.calm.saturating_add(1) };
+            self.is_bulk = chunk.len() >= self.ring.buffer_len();
+            self.small_receives = if self.is_bulk { 0 } else { self.small_receives.saturating_add(1) };
         }
         received
     }
 
-    fn arm(&mut self) -> io::Result<()> {
-        self.stopping = false;
-        if self.bulk {
-            return self.arm_bulk();
+    fn start_receive(&mut self) -> io::Result<()> {
+        self.is_cancelling = false;
+        if self.is_bulk {
+            return self.start_bulk_receive();
         }
-        if self.calm >= CALM_MIN {
-            self.ring.acquaint(&self.port);
-            return self.ring.stream(&self.port);
+        if self.small_receives >= SMALL_RECEIVES_MIN {
+            self.ring.register_fd(&self.ops);
+            return self.ring.receive_multishot(&self.ops);
         }
-        // A peer that was just connected has often spoken already; later, nothing has come by the time we listen.
-        let is_first = !std::mem::replace(&mut self.acquainted, true);
-        self.ring.receive(&self.port, is_first)
+        // A new connection often has data waiting. Later, the socket is empty by the time of the next receive.
+        let is_first = !std::mem::replace(&mut self.has_received, true);
+        self.ring.receive(&self.ops, is_first)
     }
 
-    /// Asks for the end of the receive under way.
-    fn stop(&mut self) {
-        if !std::mem::replace(&mut self.stopping, true) {
-            self.ring.cancel_receive(&self.port);
+    /// Cancels the receive in flight.
+    fn cancel_receive(&mut self) {
+        if !std::mem::replace(&mut self.is_cancelling, true) {
+            self.ring.cancel_receive(&self.ops);
         }
     }
 
-    /// Receives what is there into a large buffer. It does not wait with it: a peer that has paused would make an idle
-    /// link own it.
-    fn arm_bulk(&mut self) -> io::Result<()> {
-        self.bulk = true;
-        self.ring.receive_bulk(&self.port)
+    /// Receives waiting bytes into a large buffer, without blocking: otherwise an idle link would own the buffer.
+    fn start_bulk_receive(&mut self) -> io::Result<()> {
+        self.is_bulk = true;
+        self.ring.receive_bulk(&self.ops)
     }
 
-    /// Receives without the ring, where a receive has ended without bytes and nobody has looked since: who wants to know
-    /// whether an idle peer has left looks once. Nothing if there is nothing.
+    /// Receives without the ring, after a receive that ended without bytes. A caller that checks whether an idle peer
+    /// has closed polls once. Returns `None` if the socket is empty.
     fn receive_now(&self) -> Option<io::Result<Chunk>> {
-        let mut room = self.ring.room();
+        let mut bulk_buffer = self.ring.bulk_buffer();
         loop {
-            match recv(self.fd(), room.as_mut_slice(), RecvFlags::DONTWAIT) {
-                Ok((len, _)) => return Some(Ok(Chunk::bulk(room, len))),
+            match recv(self.fd(), bulk_buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((len, _)) => return Some(Ok(Chunk::bulk(bulk_buffer, len))),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return None,
                 Err(error) => return Some(Err(error.into())),
@@ -160,88 +169,88 @@ impl RingSocket {
         }
     }
 
-    /// Begins to send; the caller has seen the last send complete.
+    /// Starts a send; the previous one must have completed.
     pub(crate) fn start_send(&mut self, chunk: Chunk) -> io::Result<()> {
-        debug_assert!(!self.port.is_sending(), "one send at a time");
-        self.ring.send(&self.port, chunk)
+        debug_assert!(!self.ops.is_sending(), "one send at a time");
+        self.ring.send(&self.ops, chunk)
     }
 
-    /// Ready when nothing is being sent. A send that failed is known by the next receive, which fails or finds the end.
+    /// Ready when no send is in flight. After a failed send, the next receive returns an error or the end.
     pub(crate) fn poll_sent(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         if self.is_sent() {
             return Poll::Ready(Ok(()));
         }
-        self.port.await_sent(cx);
+        self.ops.await_send(cx);
         Poll::Pending
     }
 
-    /// Whether nothing is being sent, without asking to be woken.
+    /// Whether no send is in flight; registers no waker.
     #[inline]
     pub(crate) fn is_sent(&self) -> bool {
-        !self.port.is_sending()
+        !self.ops.is_sending()
     }
 
-    /// Ends the receive under way; bytes it had already taken come with the next `poll_recv`.
+    /// Cancels the receive in flight; the next `poll_recv` returns the bytes that it has taken.
     pub(crate) fn poll_quiesce(&mut self, cx: &Context<'_>) -> Poll<()> {
-        if self.port.receiving() == Receiving::Nothing {
-            self.stopping = false;
+        if self.ops.receiving() == RecvKind::None {
+            self.is_cancelling = false;
             return Poll::Ready(());
         }
-        self.stop();
-        self.port.await_bytes(cx);
+        self.cancel_receive();
+        self.ops.await_receive(cx);
         Poll::Pending
     }
 
-    /// The bare socket with what was received from it, if nothing is under way on it and the stream has not ended.
+    /// Returns the descriptor and the unread bytes, if no operation is in flight and the stream has not ended.
     pub(crate) fn into_parts(self) -> Option<(OwnedFd, Chunk)> {
-        if !self.port.is_at_rest() {
+        if !self.ops.is_idle() {
             return None;
         }
         let mut bytes = Vec::new();
-        while let Look::Done(received) = self.port.look() {
+        while let RecvState::Done(received) = self.ops.take_received() {
             match received {
                 Ok(chunk) if chunk.is_empty() => return None,
                 Ok(chunk) => bytes.extend_from_slice(&chunk),
-                Err(error) if ran_dry(&error) || found_nothing(&error) => {}
+                Err(error) if is_out_of_buffers(&error) || would_block(&error) => {}
                 Err(_) => return None,
             }
         }
-        let port = Rc::clone(&self.port);
-        // Which gives the slot up, with its share of the port.
+        let ops = Rc::clone(&self.ops);
+        // Releases the slot, with its reference to the operations.
         drop(self);
-        Some((Rc::try_unwrap(port).ok()?.into_fd(), bytes.into()))
+        Some((Rc::try_unwrap(ops).ok()?.into_fd(), bytes.into()))
     }
 }
 
 impl Drop for RingSocket {
     fn drop(&mut self) {
-        self.port.abandon();
-        if self.port.is_at_rest() {
-            self.ring.vacate(self.port.slot());
+        self.ops.detach();
+        if self.ops.is_idle() {
+            self.ring.release(self.ops.slot());
             return;
         }
-        if self.port.receiving() != Receiving::Nothing {
-            self.ring.cancel_receive(&self.port);
+        if self.ops.receiving() != RecvKind::None {
+            self.ring.cancel_receive(&self.ops);
         }
-        if self.port.is_sending() {
-            // Nobody is left to wait for a peer that does not read.
-            let _ = rustix::net::shutdown(self.port.fd(), rustix::net::Shutdown::Both);
+        if self.ops.is_sending() {
+            // No task waits for a peer that does not read.
+            let _ = rustix::net::shutdown(self.ops.fd(), rustix::net::Shutdown::Both);
         }
     }
 }
 
-/// The ring of buffers has none left.
-fn ran_dry(error: &io::Error) -> bool {
+/// The buffer ring is empty.
+fn is_out_of_buffers(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error())
 }
 
-/// A receive that does not wait has found no bytes.
-fn found_nothing(error: &io::Error) -> bool {
+/// A nonblocking receive found no bytes.
+fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// The operation ended because it was asked to.
-fn was_stopped(error: &io::Error) -> bool {
+/// The operation was cancelled.
+fn is_cancelled(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::CANCELED.raw_os_error())
 }
 
@@ -249,34 +258,36 @@ fn was_stopped(error: &io::Error) -> bool {
 pub(crate) struct RingListener {
     ring: Rc<Ring>,
     fd: Rc<OwnedFd>,
-    /// Tells when somebody has come.
-    arrival: RefCell<Option<Pending>>,
+    /// The poll for a waiting connection.
+    readable: RefCell<Option<Pending>>,
 }
 
 impl RingListener {
     pub(crate) fn new(ring: Rc<Ring>, fd: Rc<OwnedFd>) -> Self {
-        Self { ring, fd, arrival: RefCell::default() }
+        Self { ring, fd, readable: RefCell::default() }
     }
 
-    /// Ready when somebody has come. It is asked again for each.
-    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
-        let mut arrival = self.arrival.borrow_mut();
-        let pending = match &mut *arrival {
+    /// Ready when a connection is waiting. To be polled again after each one.
+    pub(crate) fn poll_readable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut readable = self.readable.borrow_mut();
+        let pending = match &mut *readable {
             Some(pending) => pending,
-            none => none.insert(Pending::begin(&self.ring, Once::new(self.fd.clone(), Deed::AwaitArrival))?),
+            none => {
+                none.insert(Pending::submit(&self.ring, OneShot::new(self.fd.clone(), OneShotKind::AwaitConnection))?)
+            }
         };
         let outcome = std::task::ready!(pending.poll(cx));
-        *arrival = None;
+        *readable = None;
         Poll::Ready(outcome)
     }
 
-    /// Ready when it will hear of nobody more.
-    pub(crate) fn poll_deaf(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut arrival = self.arrival.borrow_mut();
-        let Some(pending) = &mut *arrival else { return Poll::Ready(()) };
-        pending.ask_to_stop();
+    /// Ready when no poll is in flight.
+    pub(crate) fn poll_paused(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut readable = self.readable.borrow_mut();
+        let Some(pending) = &mut *readable else { return Poll::Ready(()) };
+        pending.cancel();
         let _ = std::task::ready!(pending.poll(cx));
-        *arrival = None;
+        *readable = None;
         Poll::Ready(())
     }
 
@@ -285,10 +296,10 @@ impl RingListener {
     }
 }
 
-/// Connects a socket that was just made.
+/// Connects a new socket.
 pub(crate) async fn connect(ring: Rc<Ring>, fd: OwnedFd, address: SockAddr) -> io::Result<OwnedFd> {
     let fd = Rc::new(fd);
-    let mut pending = Pending::begin(&ring, Once::new(fd.clone(), Deed::Connect(address)))?;
+    let mut pending = Pending::submit(&ring, OneShot::new(fd.clone(), OneShotKind::Connect(address)))?;
     std::future::poll_fn(|cx| pending.poll(cx)).await?;
     drop(pending);
     Rc::try_unwrap(fd).map_err(|_| io::Error::other("the connect operation still holds its socket"))
@@ -303,29 +314,29 @@ mod tests {
     };
 
     use super::*;
-    use crate::reactor::Settings;
+    use crate::config::ReactorConfig;
 
-    /// Receives until nothing is left to be had.
+    /// Receives `expected` bytes.
     fn drain(socket: &mut RingSocket, mut expected: usize) {
         let cx = Context::from_waker(Waker::noop());
         loop {
             match socket.poll_recv(&cx) {
                 Poll::Ready(received) => expected -= received.expect("bytes").len(),
-                Poll::Pending if expected == 0 && socket.port.receiving() != Receiving::Bulk => return,
+                Poll::Pending if expected == 0 && socket.ops.receiving() != RecvKind::Bulk => return,
                 Poll::Pending => socket.ring.turn(None).expect("an event"),
             }
         }
     }
 
     #[test]
-    fn a_link_that_waits_after_a_burst_owns_no_buffer() {
-        // Where io_uring is forbidden there is nothing to see.
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn idle_link_after_a_burst_owns_no_buffer() {
+        // Needs io_uring.
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(Rc::new(ring), near.into());
         for len in [1, 16 * 1024, 100_000, 1] {
             let writer = std::thread::spawn(move || {
-                far.write_all(&vec![7; len]).expect("a link that reads");
+                far.write_all(&vec![7; len]).expect("an open link");
                 far
             });
             drain(&mut socket, len);
@@ -344,48 +355,48 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_stays_is_known_by_a_number_and_ends_with_its_socket() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn registered_file_is_freed_with_its_socket() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let mut numbers = Vec::new();
         for _ in 0..2 {
             let (near, mut far) = UnixStream::pair().expect("a pair");
             let mut socket = RingSocket::new(ring.clone(), near.into());
-            for _ in 0..CALM_MIN {
-                assert_eq!(socket.port.number(), None);
-                far.write_all(b"x").expect("a link that reads");
+            for _ in 0..SMALL_RECEIVES_MIN {
+                assert_eq!(socket.ops.fixed_file(), None);
+                far.write_all(b"x").expect("an open link");
                 receive(&ring, &mut socket).expect("a byte");
             }
             assert!(socket.poll_recv(&cx).is_pending());
-            numbers.push(socket.port.number());
-            socket.start_send(b"yz".to_vec().into()).expect("it begins");
+            numbers.push(socket.ops.fixed_file());
+            socket.start_send(b"yz".to_vec().into()).expect("a send");
             while !socket.is_sent() {
                 ring.turn(None).expect("the end of the send");
             }
             drop(socket);
-            while !ring.is_vacant() {
+            while !ring.is_empty() {
                 ring.turn(None).expect("the end of the receive");
             }
             let mut sent = Vec::new();
             far.read_to_end(&mut sent).expect("the descriptor is closed");
             assert_eq!(sent, b"yz");
         }
-        assert!(numbers[0].is_none() || numbers[0] == numbers[1], "it goes to the next one: {numbers:?}");
+        assert!(numbers[0].is_none() || numbers[0] == numbers[1], "the index is reused: {numbers:?}");
     }
 
     #[test]
-    fn a_socket_that_is_dropped_with_a_receive_under_way_leaves_nothing_behind() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn drop_during_a_receive_frees_its_slot() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
-        for bulk in [false, true] {
+        for is_bulk in [false, true] {
             let (near, mut far) = UnixStream::pair().expect("a pair");
             let mut socket = RingSocket::new(ring.clone(), near.into());
-            socket.bulk = bulk;
+            socket.is_bulk = is_bulk;
             assert!(socket.poll_recv(&cx).is_pending());
             drop(socket);
-            while !ring.is_vacant() {
+            while !ring.is_empty() {
                 ring.turn(None).expect("the end of the receive");
             }
             assert!(far.write_all(b"x").is_err(), "the descriptor is closed with the last operation");
@@ -393,50 +404,50 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_leaves_is_seen_though_nobody_reads_what_it_has_said() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn peer_close_is_detected_with_unread_bytes() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         for leaves in [true, false] {
             let (near, mut far) = UnixStream::pair().expect("a pair");
             let mut socket = RingSocket::new(ring.clone(), near.into());
-            far.write_all(b"last words").expect("room in the socket");
-            assert!(socket.poll_left(&cx).is_pending());
+            far.write_all(b"last words").expect("space in the socket");
+            assert!(socket.poll_peer_closed(&cx).is_pending());
             turn_at_once(&ring);
-            assert!(socket.poll_left(&cx).is_pending());
+            assert!(socket.poll_peer_closed(&cx).is_pending());
             if leaves {
                 drop(far);
-                while socket.poll_left(&cx).is_pending() {
+                while socket.poll_peer_closed(&cx).is_pending() {
                     ring.turn(None).expect("an event");
                 }
                 assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"last words");
             }
             drop(socket);
-            while !ring.is_vacant() {
+            while !ring.is_empty() {
                 ring.turn(None).expect("the end of the watch");
             }
         }
     }
 
     #[test]
-    fn a_socket_that_is_dropped_with_a_send_under_way_leaves_nothing_behind() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn drop_during_a_send_frees_its_slot() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let (near, _far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
-        // More than the peer, who does not read, has room for.
-        socket.start_send(vec![7; 16 << 20].into()).expect("room in the ring");
+        // More than the buffers of the socket can hold.
+        socket.start_send(vec![7; 16 << 20].into()).expect("space in the ring");
         turn_at_once(&ring);
         assert!(!socket.is_sent());
         drop(socket);
-        while !ring.is_vacant() {
+        while !ring.is_empty() {
             ring.turn(None).expect("the end of the send");
         }
     }
 
     #[test]
-    fn a_ring_that_ends_waits_for_what_is_under_way() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn dropped_ring_waits_for_operations_in_flight() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let (near, mut far) = UnixStream::pair().expect("a pair");
@@ -447,16 +458,17 @@ mod tests {
         assert!(far.write_all(b"x").is_err(), "the descriptor is closed");
     }
 
-    /// As a server of a pool is looked at before its next client gets it.
+    /// As the pool checks a server before its next client.
     #[test]
-    fn what_came_while_all_buffers_were_lent_is_seen_at_the_first_look() {
-        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+    fn first_poll_finds_bytes_without_a_free_buffer() {
+        let few =
+            ReactorConfig { buffer_count: std::num::NonZeroU16::new(2).expect("two"), ..ReactorConfig::default() };
         let Ok(ring) = Ring::new(&few) else { return };
         let ring = Rc::new(ring);
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         let held = [b"a", b"b"].map(|bytes| {
-            far.write_all(bytes).expect("a link that reads");
+            far.write_all(bytes).expect("an open link");
             receive(&ring, &mut socket).expect("a byte")
         });
         let (near, mut idle_far) = UnixStream::pair().expect("a pair");
@@ -464,49 +476,50 @@ mod tests {
         let cx = Context::from_waker(Waker::noop());
         assert!(idle.poll_recv(&cx).is_pending());
         turn_at_once(&ring);
-        for words in [&b"farewell"[..], b""] {
+        for words in [&b"final"[..], b""] {
             match words {
                 b"" => drop(idle_far.shutdown(std::net::Shutdown::Both)),
-                words => idle_far.write_all(words).expect("room in the socket"),
+                words => idle_far.write_all(words).expect("space in the socket"),
             }
             turn_at_once(&ring);
-            let Poll::Ready(heard) = idle.poll_recv(&cx) else { panic!("{words:?} was not seen") };
-            assert_eq!(&*heard.expect("bytes"), words);
+            let Poll::Ready(received) = idle.poll_recv(&cx) else { panic!("{words:?} was not seen") };
+            assert_eq!(&*received.expect("bytes"), words);
             let _ = idle.poll_recv(&cx).is_pending();
         }
         assert_eq!(held.map(|chunk| chunk[0]), *b"ab");
     }
 
     #[test]
-    fn what_came_behind_a_burst_is_seen_at_the_first_look() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn bytes_behind_a_burst_are_found_by_the_first_poll() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
-        far.write_all(&vec![7; 40_000]).expect("room in the socket");
-        let mut heard = 0;
-        while heard < 40_000 {
-            heard += receive(&ring, &mut socket).expect("bytes").len();
+        far.write_all(&vec![7; 40_000]).expect("space in the socket");
+        let mut received = 0;
+        while received < 40_000 {
+            received += receive(&ring, &mut socket).expect("bytes").len();
         }
         assert!(socket.poll_recv(&cx).is_pending());
         turn_at_once(&ring);
-        far.write_all(b"farewell").expect("room in the socket");
+        far.write_all(b"final").expect("space in the socket");
         turn_at_once(&ring);
-        let Poll::Ready(heard) = socket.poll_recv(&cx) else { panic!("it was not seen") };
-        assert_eq!(&*heard.expect("bytes"), b"farewell");
+        let Poll::Ready(received) = socket.poll_recv(&cx) else { panic!("it was not seen") };
+        assert_eq!(&*received.expect("bytes"), b"final");
     }
 
     #[test]
-    fn lent_buffers_go_round_and_keep_their_bytes_apart() {
-        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+    fn lent_buffers_are_reused_and_keep_their_bytes() {
+        let few =
+            ReactorConfig { buffer_count: std::num::NonZeroU16::new(2).expect("two"), ..ReactorConfig::default() };
         let Ok(ring) = Ring::new(&few) else { return };
         let ring = Rc::new(ring);
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         let mut held = std::collections::VecDeque::new();
         for round in 0..9u8 {
-            far.write_all(&[round; 3]).expect("a peer that reads");
+            far.write_all(&[round; 3]).expect("an open peer");
             held.push_back((round, receive(&ring, &mut socket).expect("bytes")));
             if held.len() > 1 {
                 let (round, chunk) = held.pop_front().expect("two are held");
@@ -516,16 +529,16 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_that_nobody_ends_any_more_can_be_ended_later() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn cancellation_may_follow_a_completed_one() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         assert!(socket.poll_recv(&cx).is_pending());
         turn_at_once(&ring);
-        // It has come before it is asked to end.
-        far.write_all(b"x").expect("a peer that reads");
+        // The bytes arrive before the cancellation.
+        far.write_all(b"x").expect("an open peer");
         assert!(socket.poll_quiesce(&cx).is_pending());
         assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"x");
         assert!(socket.poll_recv(&cx).is_pending());
@@ -535,14 +548,14 @@ mod tests {
         assert!(socket.into_parts().is_some());
     }
 
-    /// Lets the peer say little so often that one receive is left under way for all that follows.
+    /// Sends small pieces until a multishot receive is in flight.
     fn make_calm(ring: &Rc<Ring>, socket: &mut RingSocket, far: &mut impl Write) {
-        for _ in 0..CALM_MIN {
-            far.write_all(b"x").expect("a peer that reads");
+        for _ in 0..SMALL_RECEIVES_MIN {
+            far.write_all(b"x").expect("an open peer");
             assert_eq!(&*receive(ring, socket).expect("bytes"), b"x");
         }
         assert!(socket.poll_recv(&Context::from_waker(Waker::noop())).is_pending());
-        assert_eq!(socket.port.receiving(), Receiving::Stream);
+        assert_eq!(socket.ops.receiving(), RecvKind::Multishot);
     }
 
     fn turn_at_once(ring: &Ring) {
@@ -550,8 +563,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_keeps_no_buffer_from_others_and_stops_the_stream() {
-        let few = Settings { buffers: std::num::NonZeroU16::new(2).expect("two"), ..Settings::default() };
+    fn unread_chunks_hold_no_buffer_and_stop_receiving() {
+        let few =
+            ReactorConfig { buffer_count: std::num::NonZeroU16::new(2).expect("two"), ..ReactorConfig::default() };
         let Ok(ring) = Ring::new(&few) else { return };
         let ring = Rc::new(ring);
         let (near, mut far) = UnixStream::pair().expect("a pair");
@@ -561,31 +575,31 @@ mod tests {
         let mut other = RingSocket::new(ring.clone(), near.into());
         let cx = Context::from_waker(Waker::noop());
         for round in 0..100u8 {
-            far.write_all(&[round]).expect("room in the socket");
+            far.write_all(&[round]).expect("space in the socket");
             turn_at_once(&ring);
             assert!(other.poll_recv(&cx).is_pending());
-            other_far.write_all(b"y").expect("a peer that reads");
+            other_far.write_all(b"y").expect("an open peer");
             turn_at_once(&ring);
             assert!(other.poll_recv(&cx).is_ready(), "there was a buffer for it");
         }
-        assert_eq!(silent.port.receiving(), Receiving::Nothing, "what is not read stays in the kernel");
-        let mut heard = Vec::new();
-        while heard.len() < 100 {
-            heard.extend_from_slice(&receive(&ring, &mut silent).expect("bytes"));
+        assert_eq!(silent.ops.receiving(), RecvKind::None, "unread bytes stay in the kernel");
+        let mut received = Vec::new();
+        while received.len() < 100 {
+            received.extend_from_slice(&receive(&ring, &mut silent).expect("bytes"));
         }
-        assert_eq!(heard, (0..100).collect::<Vec<u8>>());
+        assert_eq!(received, (0..100).collect::<Vec<u8>>());
     }
 
     #[test]
-    fn a_calm_peer_that_bursts_is_given_large_buffers_and_a_stream_again_later() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn burst_switches_to_bulk_and_back_to_multishot() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         for _ in 0..2 {
             make_calm(&ring, &mut socket, &mut far);
             let writer = std::thread::spawn(move || {
-                far.write_all(&vec![7; 1 << 20]).expect("a link that reads");
+                far.write_all(&vec![7; 1 << 20]).expect("an open link");
                 far
             });
             let (mut rest, mut largest) = (1 << 20, 0);
@@ -599,17 +613,17 @@ mod tests {
         }
     }
 
-    /// The kernel (6.18) takes what came before a reset for all that there is, and waits for more that cannot come.
+    /// Linux 6.18 takes the bytes before a reset for the end of the event, and waits for more.
     #[test]
-    fn a_peer_that_speaks_and_resets_is_seen_to_have_left() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn reset_right_behind_the_last_bytes_is_detected() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a ops");
         let mut far = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
-        let mut socket = RingSocket::new(ring.clone(), listener.accept().expect("it has connected").0.into());
+        let mut socket = RingSocket::new(ring.clone(), listener.accept().expect("a connection").0.into());
         make_calm(&ring, &mut socket, &mut far);
-        far.write_all(b"last words").expect("a peer that reads");
+        far.write_all(b"last words").expect("an open peer");
         socket2::SockRef::from(&far).set_linger(Some(std::time::Duration::ZERO)).expect("a socket");
         drop(far);
         assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"last words");
@@ -619,31 +633,31 @@ mod tests {
                 Poll::Pending => ring.turn(Some(std::time::Duration::from_millis(10))).expect("a turn"),
             }
         }
-        panic!("nobody noticed");
+        panic!("the peer close was not detected");
     }
 
     #[test]
-    fn a_stream_that_ends_for_a_journey_loses_nothing() {
-        let Ok(ring) = Ring::new(&Settings::default()) else { return };
+    fn cancelled_multishot_receive_loses_no_bytes() {
+        let Ok(ring) = Ring::new(&ReactorConfig::default()) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let (near, mut far) = UnixStream::pair().expect("a pair");
         let mut socket = RingSocket::new(ring.clone(), near.into());
         make_calm(&ring, &mut socket, &mut far);
         for piece in [b"a", b"b"] {
-            far.write_all(piece).expect("a peer that reads");
+            far.write_all(piece).expect("an open peer");
             turn_at_once(&ring);
         }
         while socket.poll_quiesce(&cx).is_pending() {
             ring.turn(None).expect("the end of the stream");
         }
-        let (_, unread) = socket.into_parts().expect("a socket at rest");
+        let (_, unread) = socket.into_parts().expect("an idle socket");
         assert_eq!(&*unread, b"ab");
     }
 
     #[test]
-    fn more_at_once_than_a_ring_holds_is_taken_in_portions() {
-        let Ok(ring) = Ring::with_entries(&Settings::default(), 4) else { return };
+    fn more_operations_than_ring_entries() {
+        let Ok(ring) = Ring::with_entries(&ReactorConfig::default(), 4) else { return };
         let ring = Rc::new(ring);
         let cx = Context::from_waker(Waker::noop());
         let mut pairs: Vec<(RingSocket, UnixStream)> = (0..100)
@@ -652,15 +666,15 @@ mod tests {
             .collect();
         for (socket, far) in &mut pairs {
             assert!(socket.poll_recv(&cx).is_pending());
-            far.write_all(b"x").expect("a peer that reads");
+            far.write_all(b"x").expect("an open peer");
         }
         for (socket, _) in &mut pairs {
             assert_eq!(&*receive(&ring, socket).expect("bytes"), b"x");
             assert!(socket.poll_recv(&cx).is_pending());
         }
-        // Each is asked to end, and each answers twice.
+        // Each cancellation has two completions.
         pairs.clear();
-        while !ring.is_vacant() {
+        while !ring.is_empty() {
             ring.turn(None).expect("the end of the receives");
         }
     }

@@ -6,10 +6,10 @@ use tidegate_tls as tls;
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password,
-        scram::{self, Binding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
+        scram::{self, ChannelBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
     },
     backend::{self, Authentication, BackendKeyData, ErrorFields, ParameterStatus},
-    frame::{HEADER, Header},
+    frame::{HEADER, MessageHeader},
     frontend, startup,
 };
 
@@ -66,7 +66,7 @@ impl Dialogue<'_> {
     async fn next(&mut self) -> Result<(u8, Vec<u8>), ConnectError> {
         self.link.flush().await.map_err(|error| ConnectError::Broken(self.label(), error))?;
         loop {
-            if let Some(header) = Header::peek(&self.bytes).map_err(|error| self.invalid(error))? {
+            if let Some(header) = MessageHeader::peek(&self.bytes).map_err(|error| self.invalid(error))? {
                 if header.total() > LOGIN_MESSAGE_MAX {
                     return Err(self.invalid("a message of a login is too long"));
                 }
@@ -110,7 +110,7 @@ impl Dialogue<'_> {
                 Authentication::Sasl { mechanisms } => {
                     let offers = |name| mechanisms.offer(name);
                     let binding = self.binding(offers(scram::MECHANISM_PLUS), offers(scram::MECHANISM))?;
-                    is_bound = matches!(binding, Binding::EndPoint(_));
+                    is_bound = matches!(binding, ChannelBinding::EndPoint(_));
                     self.scram(binding).await?;
                 }
                 // A server in the middle would ask for less.
@@ -131,16 +131,16 @@ impl Dialogue<'_> {
 
     /// How a SCRAM login is bound to the server's certificate, given what the server offers. As libpq: if it could be
     /// and the server does not offer it, the server is told so, and refuses if it did.
-    fn binding(&self, plus: bool, plain: bool) -> Result<Binding, ConnectError> {
+    fn binding(&self, plus: bool, plain: bool) -> Result<ChannelBinding, ConnectError> {
         let wanted = self.target.plan.tls.binding;
         let shown = if wanted == ChannelBinding::Disable { None } else { self.link.tls_info() };
         let hash = shown.and_then(|info| tls::end_point(info.peer_certificates.first()?));
         match hash {
-            Some(hash) if plus => Ok(Binding::EndPoint(hash)),
+            Some(hash) if plus => Ok(ChannelBinding::EndPoint(hash)),
             _ if wanted == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
             _ if !plain => Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here")),
-            Some(_) => Ok(Binding::Unused),
-            None => Ok(Binding::None),
+            Some(_) => Ok(ChannelBinding::Unused),
+            None => Ok(ChannelBinding::None),
         }
     }
 
@@ -194,7 +194,7 @@ impl Dialogue<'_> {
         ))
     }
 
-    async fn scram(&mut self, binding: Binding) -> Result<(), ConnectError> {
+    async fn scram(&mut self, binding: ChannelBinding) -> Result<(), ConnectError> {
         let mut random = [0; 18];
         getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system has no random numbers"))?;
         let secret = self.scram_secret()?;
@@ -220,7 +220,7 @@ impl Dialogue<'_> {
     async fn respond(
         &mut self,
         client: ScramClient,
-        (nonce, binding): (Nonce, Binding),
+        (nonce, binding): (Nonce, ChannelBinding),
         challenge: Vec<u8>,
     ) -> Result<(ScramClientFinal, Vec<u8>), ConnectError> {
         let password = match &self.target.plan.secret {

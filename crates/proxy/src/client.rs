@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use tidegate_link::{Accepted, Link};
+use tidegate_link::{AcceptedSocket, Link};
 use tidegate_supervise::Ctx;
 
 use crate::plane::{Gateway, Worker};
@@ -27,7 +27,7 @@ mod route;
 mod session;
 
 /// Starts the task of a client on the thread of `worker`.
-pub fn start(worker: &Rc<Worker>, accepted: Accepted) {
+pub fn start(worker: &Rc<Worker>, accepted: AcceptedSocket) {
     let seat = ClientGuard::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
     let id = worker.gateway.clients.next_id();
@@ -58,7 +58,7 @@ fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
     &gateway.clients.per_thread[worker]
 }
 
-fn serve(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx, seat: ClientGuard) -> impl Future<Output = ()> {
+fn serve(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: Ctx, seat: ClientGuard) -> impl Future<Output = ()> {
     // The state of a login is large and short-lived: in a box it does not count towards the memory of an idle client.
     let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {
@@ -79,7 +79,7 @@ const FAREWELL_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Sends the last words and closes.
 pub async fn close_with(worker: &Worker, link: &mut Link, words: Vec<u8>) {
     link.write(words);
-    link.write_farewell();
+    link.write_close_notify();
     let _ = crate::plane::within(&worker.reactor, FAREWELL_LIMIT, link.flush()).await;
     link.shutdown();
 }

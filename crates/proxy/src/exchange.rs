@@ -571,7 +571,7 @@ impl<'a> Exchange<'a> {
         let gone = |error| Err(End::ExchangeError(ExchangeError::ClientGone(error)));
         if !self.may_read_client() {
             // What runs for it is of no use to it any more.
-            if self.front.link.poll_left(cx).is_ready() {
+            if self.front.link.poll_peer_closed(cx).is_ready() {
                 return Poll::Ready(gone(None));
             }
         } else if let Poll::Ready(read) = self.front.link.poll_read(cx) {

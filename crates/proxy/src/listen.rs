@@ -7,7 +7,7 @@ use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
-use tidegate_link::{Accepted, Acceptor, Listener};
+use tidegate_link::{AcceptedSocket, Acceptor, Listener};
 use tidegate_pg_client::WithLimit;
 use tidegate_supervise::{Class, Ctx, Restart};
 use tidegate_tasks as tree;
@@ -73,7 +73,7 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) ->
 }
 
 /// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.
-fn place(worker: &Rc<Worker>, accepted: Accepted) {
+fn place(worker: &Rc<Worker>, accepted: AcceptedSocket) {
     let counts = &worker.gateway.clients.per_thread;
     let own = counts[worker.index].load(Ordering::Relaxed);
     let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();

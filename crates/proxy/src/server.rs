@@ -16,7 +16,7 @@ use tidegate_session_state::{
 use tidegate_wire::{
     backend::{self, ParameterStatus, TxStatus},
     frame::HEADER,
-    scan::{Scanner, Step, Want},
+    scan::{Delivery, ScanStep, Scanner},
 };
 
 pub mod cancel;
@@ -280,10 +280,10 @@ fn on_message(
 ) -> bool {
     let mut at = 0;
     loop {
-        let (tag, body, end) = match scanner.step(chunk, at, |_| Want::Whole) {
-            Ok(Step::Message { tag, end }) => (tag, chunk[at + HEADER..end].to_vec(), end),
-            Ok(Step::Carried { tag, end }) => (tag, scanner.take_carry()[HEADER..].to_vec(), end),
-            Ok(Step::NeedMore) => return true,
+        let (tag, body, end) = match scanner.step(chunk, at, |_| Delivery::Whole) {
+            Ok(ScanStep::Message { tag, end }) => (tag, chunk[at + HEADER..end].to_vec(), end),
+            Ok(ScanStep::Carried { tag, end }) => (tag, scanner.take_carry()[HEADER..].to_vec(), end),
+            Ok(ScanStep::NeedMore) => return true,
             Ok(_) | Err(_) => return false,
         };
         match tag {
@@ -336,7 +336,7 @@ impl tidegate_pool::Connection for Server {
         let link = match self.place {
             // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
             // middle of a message, of which the other thread would not know the beginning.
-            Place::Here(link) if self.scanner.is_between_messages() => link.park().filter(|parked| !parked.has_news()),
+            Place::Here(link) if self.scanner.is_between_messages() => link.park().filter(|parked| !parked.is_readable()),
             Place::Here(_) => None,
             Place::Away(parked) => Some(parked),
             Place::Nowhere => None,

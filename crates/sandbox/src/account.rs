@@ -1,4 +1,4 @@
-//! Whom Postgres runs as: itself refuses to run as root, so root lends it an account without privileges.
+//! The account that Postgres runs as: Postgres refuses to run as root, so root switches to an unprivileged account.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -16,28 +16,30 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// The account to switch to; `None` when the caller is not root and needs no other.
-    pub(crate) fn to_switch_to() -> Option<Self> {
+    /// The account to switch to; `None` unless the caller is root.
+    pub(crate) fn unprivileged() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
         let named = ["postgres", "nobody"].into_iter().find_map(|name| parse_passwd(&passwd, name));
-        // 65534 is "nobody" by kernel convention (overflowuid), with or without a line in the file.
+        // 65534 is `nobody` by kernel convention (overflowuid), with or without a line in the file.
         Some(named.unwrap_or(Self { uid: 65534, gid: 65534 }))
     }
 
-    /// Makes `command` run as this account.
+    /// Runs `command` as this account.
     pub(crate) fn apply(self, command: &mut Command) {
         command.uid(self.uid).gid(self.gid);
     }
 }
 
-/// Gives `path` to the account, with `mode`.
-pub(crate) fn give(path: &Path, account: Option<Account>, mode: u32) -> Result<(), Error> {
+/// Changes the owner of `path` to the account, and its mode.
+pub(crate) fn set_owner(path: &Path, account: Option<Account>, mode: u32) -> Result<(), Error> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(Error::path("set mode of", path))?;
     match account {
-        Some(Account { uid, gid }) => chown(path, Some(uid), Some(gid)).map_err(Error::path("give away", path)),
+        Some(Account { uid, gid }) => {
+            chown(path, Some(uid), Some(gid)).map_err(Error::path("change the owner of", path))
+        }
         None => Ok(()),
     }
 }
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passwd_line_is_found_by_its_whole_name() {
+    fn passwd_line_is_found_by_its_full_name() {
         let passwd = "postgresql:x:1:2::/:\npostgres:x:101:104:PostgreSQL:/var/lib/postgresql:/bin/bash\n";
         assert_eq!(parse_passwd(passwd, "postgres"), Some(Account { uid: 101, gid: 104 }));
         assert_eq!(parse_passwd(passwd, "nobody"), None);

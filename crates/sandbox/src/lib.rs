@@ -1,10 +1,11 @@
-//! A Postgres of one's own, for a test or a demo.
+//! A private Postgres server for a test or a demo.
 //!
-//! A test that shares a server with others cannot kill it, stop it or change its settings. [`Postgres`] is a real
-//! server in a temporary folder: its own port, its own unix socket, its own log. It is found on the machine or fetched
-//! once into a cache, and it is gone, with its folder, when the value is dropped or when the process that owns it dies.
+//! A test that shares a server with other tests cannot kill it, stop it or change its settings. [`Postgres`] is a real
+//! server in a temporary folder, with its own port, unix socket and log. Its programs are found on the machine or
+//! downloaded once into a cache. Dropping the value, or the death of its process, stops the server and removes its
+//! folder.
 //!
-//! The server trades durability for speed (`fsync = off`): it holds nothing worth keeping.
+//! The server trades durability for speed (`fsync = off`), because its data are temporary.
 //!
 //! ```no_run
 //! use tidegate_sandbox::{Major, Postgres};
@@ -20,9 +21,9 @@
 //! # Ok::<(), tidegate_sandbox::Error>(())
 //! ```
 //!
-//! Everything here blocks the calling thread; call it from `spawn_blocking` inside a runtime.
+//! All functions block the calling thread; call them from `spawn_blocking` inside an async runtime.
 
-// Of what the sandboxes have in common, Postgres needs a little more than Kafka.
+// Postgres uses shared functions that Kafka does not.
 #![cfg_attr(not(feature = "postgres"), allow(dead_code))]
 
 #[cfg(feature = "postgres")]
@@ -36,23 +37,33 @@ mod cache;
 mod client;
 #[cfg(feature = "postgres")]
 mod cluster;
+#[cfg(feature = "postgres")]
+mod data_dir;
 mod error;
-mod guard;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 mod port;
 mod process;
 #[cfg(feature = "postgres")]
+mod progress;
+#[cfg(feature = "postgres")]
 mod server;
+#[cfg(feature = "postgres")]
+mod version;
+mod watchdog;
 
 #[cfg(feature = "postgres")]
-pub use binaries::{Binaries, Major};
+pub use binaries::Binaries;
 #[cfg(feature = "postgres")]
-pub use builder::{Builder, Progress};
+pub use builder::PostgresBuilder;
 #[cfg(feature = "postgres")]
-pub use client::Row;
+pub use client::TextRow;
 #[cfg(feature = "postgres")]
 pub use cluster::Cluster;
 pub use error::Error;
 #[cfg(feature = "postgres")]
-pub use server::{Postgres, Shutdown};
+pub use progress::StartProgress;
+#[cfg(feature = "postgres")]
+pub use server::{Postgres, ShutdownMode};
+#[cfg(feature = "postgres")]
+pub use version::Major;

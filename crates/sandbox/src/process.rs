@@ -1,4 +1,4 @@
-//! One run of the server's main process and the signals it is sent.
+//! The main process of a server, and signals to it.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -12,16 +12,16 @@ use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::account::Account;
 
-/// How often a state that nobody announces is looked at.
+/// Interval for polling a state that has no notification.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
-/// A running `postgres`, and what it is asked to do.
+/// A running `postgres` process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ServerProcess {
     child: Child,
 }
 
-impl Process {
+impl ServerProcess {
     /// Starts `program -D data` with its output appended to `log`.
     #[cfg(feature = "postgres")]
     pub(crate) fn start(program: &Path, data: &Path, log: &Path, account: Option<Account>) -> Result<Self, Error> {
@@ -34,7 +34,7 @@ impl Process {
     pub(crate) fn spawn(mut command: Command, log: &Path) -> Result<Self, Error> {
         let out = File::options().create(true).append(true).open(log).map_err(Error::path("open", log))?;
         let err = out.try_clone().map_err(Error::path("open", log))?;
-        // A group of its own: Ctrl-C at the terminal is for the owner, who then decides.
+        // A process group of its own: Ctrl-C in the terminal reaches the owner only, which decides.
         command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let child = command.spawn().map_err(Error::path("start", Path::new(command.get_program())))?;
         Ok(Self { child })
@@ -44,23 +44,23 @@ impl Process {
         i32::try_from(self.child.id()).expect("a process id fits pid_t")
     }
 
-    /// Sends `signal` to the main process only.
+    /// Signals the main process only.
     pub(crate) fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
     }
 
-    /// Sends `signal` to the main process and to its children, which are the sessions and helpers.
+    /// Signals the main process and its children (sessions and auxiliary processes).
     pub(crate) fn signal_all(&self, signal: Signal) {
         self.signal(signal);
         children_of(self.pid()).into_iter().for_each(|child| send(child, signal));
     }
 
-    /// True once the main process has ended; it is reaped then.
+    /// Whether the main process has exited; reaps it.
     pub(crate) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for the end of the main process; false when `limit` passes first.
+    /// Waits until the main process exits. Returns false after `limit`.
     pub(crate) fn wait(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         while !self.has_ended() {
@@ -73,7 +73,7 @@ impl Process {
     }
 }
 
-/// A command that runs as `account`, in a folder that every account may enter, in a fixed language.
+/// A command that runs as `account`, in a folder that every account may enter, in the C locale.
 #[cfg(feature = "postgres")]
 pub(crate) fn unprivileged(program: &Path, account: Option<Account>) -> Command {
     let mut command = Command::new(program);
@@ -84,7 +84,7 @@ pub(crate) fn unprivileged(program: &Path, account: Option<Account>) -> Command 
     command
 }
 
-/// Sends a signal; a process that is gone is no error, the caller looks for its end anyway.
+/// Sends a signal. A process that has exited is not an error: the caller waits for its exit anyway.
 pub(crate) fn send(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, signal);
@@ -101,7 +101,7 @@ fn children_of(parent: i32) -> Vec<i32> {
         .collect()
 }
 
-/// Field 4 of `/proc/PID/stat`, counted after the command name, which may hold spaces and brackets (proc(5)).
+/// Field 4 of `/proc/PID/stat`, counted after the command name, which may contain spaces and parentheses (proc(5)).
 fn parent_of(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()

@@ -1,4 +1,4 @@
-//! The running server: what a test asks it, and how it is stopped, killed, suspended and brought back.
+//! A running server: queries, shutdown, kill, suspend, restart.
 
 use std::fs;
 use std::io::Write;
@@ -9,39 +9,39 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::account::Account;
-use crate::builder::write;
-use crate::client::{Client, Row};
-use crate::guard::{ADOPTED, Guard};
+use crate::client::{Client, TextRow};
+use crate::data_dir::write;
 use crate::port::free_port;
-use crate::process::{POLL, Process, send};
-use crate::{Binaries, Builder, Error};
+use crate::process::{POLL, ServerProcess, send};
+use crate::watchdog::{REGISTERED_PROCESSES, Watchdog};
+use crate::{Binaries, Error, PostgresBuilder};
 
-/// A machine under load may need a while for recovery after [`Postgres::kill9`].
-const START_LIMIT: Duration = Duration::from_secs(60);
-/// Whoever waits for sessions to leave may wait longer than one who ends them.
-const CLOSE_LIMIT: Duration = Duration::from_secs(60);
-const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// Another process may take the port between the look and the bind.
-const PORT_TRIES: u32 = 5;
+/// Recovery after [`Postgres::kill9`] may take some time on a busy machine.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// A smart shutdown waits for sessions, which takes longer than ending them.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Another process may bind the port after it was found free.
+const PORT_ATTEMPTS_MAX: u32 = 5;
 
-/// How a server ends; the words are those of `pg_ctl stop -m`.
+/// Shutdown modes, as of `pg_ctl stop -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shutdown {
-    /// Lets nobody in any more, and ends when the last session has left.
+pub enum ShutdownMode {
+    /// Accepts no new sessions, and exits after the last session has ended.
     Smart,
-    /// Ends all sessions, with what they do.
+    /// Ends all sessions and rolls back their transactions.
     Fast,
-    /// As a crash, but told.
+    /// Exits without a clean shutdown; the next start runs recovery.
     Immediate,
 }
 
-/// A Postgres of one's own. Dropping it ends the server and removes its folder.
+/// A private Postgres server. Dropping it stops the server and removes its folder.
 #[derive(Debug)]
 #[must_use = "dropping it ends the server"]
 pub struct Postgres {
-    // Declared in the order of the clean-up: the guard goes home first, the folder is removed last.
-    guard: Option<Guard>,
-    process: Option<Process>,
+    // Drop order: the watchdog is dismissed first, the folder is removed last.
+    watchdog: Option<Watchdog>,
+    process: Option<ServerProcess>,
     binaries: Binaries,
     account: Option<Account>,
     port: u16,
@@ -49,9 +49,9 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Describes a server before it is made.
-    pub fn builder() -> Builder {
-        Builder::default()
+    /// Configures a server.
+    pub fn builder() -> PostgresBuilder {
+        PostgresBuilder::default()
     }
 
     pub(crate) fn launch(
@@ -60,13 +60,13 @@ impl Postgres {
         binaries: Binaries,
         account: Option<Account>,
     ) -> Result<Self, Error> {
-        let guard = Some(Guard::watch(home.path())?);
-        let mut postgres = Self { guard, process: None, binaries, account, port: 0, home };
+        let watchdog = Some(Watchdog::watch(home.path())?);
+        let mut postgres = Self { watchdog, process: None, binaries, account, port: 0, home };
         for attempt in 1.. {
             postgres.port = port.map_or_else(free_port, Ok)?;
             write(&postgres.data_dir().join("port.conf"), &format!("port = {}\n", postgres.port), account)?;
             match postgres.start() {
-                Err(Error::Start { log, .. }) if attempt < PORT_TRIES && log.contains("already in use") => {}
+                Err(Error::Start { log, .. }) if attempt < PORT_ATTEMPTS_MAX && log.contains("already in use") => {}
                 Err(error) => return Err(error),
                 Ok(()) => break,
             }
@@ -80,13 +80,13 @@ impl Postgres {
         self.port
     }
 
-    /// A URL for the superuser over TCP: `postgres://postgres@127.0.0.1:PORT/postgres`.
+    /// URL of the superuser over TCP: `postgres://postgres@127.0.0.1:PORT/postgres`.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_for("postgres", "postgres")
     }
 
-    /// A URL for another user and database over TCP.
+    /// URL of another user and database over TCP.
     #[must_use]
     pub fn url_for(&self, user: &str, database: &str) -> String {
         format!("postgres://{user}@127.0.0.1:{}/{database}", self.port)
@@ -104,42 +104,42 @@ impl Postgres {
         self.home.path().join("data")
     }
 
-    /// The programs it runs from.
+    /// The programs of this server.
     #[must_use]
     pub fn binaries(&self) -> &Binaries {
         &self.binaries
     }
 
-    /// Process id of the postmaster; 0 while it is not running.
+    /// Process ID of the postmaster; 0 while it is not running.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        self.process.as_ref().map_or(0, Process::pid)
+        self.process.as_ref().map_or(0, ServerProcess::pid)
     }
 
-    /// The server's log so far.
+    /// The log so far.
     #[must_use]
     pub fn log(&self) -> String {
         let bytes = fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Runs `sql` as the superuser in the database `postgres`, in a session of its own; returns the rows as text.
+    /// Runs `sql` as the superuser in the database `postgres`, in a new session. Returns the rows as text.
     ///
     /// # Errors
-    /// [`Error::Query`] when the server refuses the statement, [`Error::Io`] when it cannot be reached.
-    pub fn simple_query(&self, sql: &str) -> Result<Vec<Row>, Error> {
+    /// [`Error::Query`] if the server reports an error, [`Error::Io`] if it cannot be reached.
+    pub fn simple_query(&self, sql: &str) -> Result<Vec<TextRow>, Error> {
         self.simple_query_in("postgres", sql)
     }
 
-    /// As [`Self::simple_query`], in another database.
+    /// Like [`Self::simple_query`], in another database.
     ///
     /// # Errors
     /// As [`Self::simple_query`].
-    pub fn simple_query_in(&self, database: &str, sql: &str) -> Result<Vec<Row>, Error> {
+    pub fn simple_query_in(&self, database: &str, sql: &str) -> Result<Vec<TextRow>, Error> {
         Client::connect(&self.socket_path(), database)?.query(sql)
     }
 
-    /// Creates a role that may log in, or sets the password of one that exists.
+    /// Creates a role with login, or sets the password of an existing one.
     ///
     /// # Errors
     /// As [`Self::simple_query`].
@@ -150,7 +150,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Creates a database of that owner unless it exists.
+    /// Creates a database with this owner, unless it exists.
     ///
     /// # Errors
     /// As [`Self::simple_query`].
@@ -162,53 +162,53 @@ impl Postgres {
         Ok(())
     }
 
-    /// Ends the server at once but in order (SIGINT: open sessions are ended) and removes its folder.
+    /// Stops the server with a fast shutdown and removes its folder.
     ///
     /// # Errors
-    /// [`Error::Stop`] when it does not end.
+    /// [`Error::Stop`] if it does not exit.
     pub fn stop(mut self) -> Result<(), Error> {
-        self.end(Signal::INT)
+        self.stop_process(Signal::INT)
     }
 
-    /// Ends the server in order and starts it again on the same port and data. Also after [`Self::kill9`].
+    /// Restarts the server on the same port and data; also after [`Self::kill9`].
     ///
     /// # Errors
     /// [`Error::Stop`] or [`Error::Start`].
     pub fn restart(&mut self) -> Result<(), Error> {
-        self.end(Signal::INT)?;
+        self.stop_process(Signal::INT)?;
         self.start()
     }
 
-    /// Begins to end the server and does not wait: [`Self::wait_closed`] does.
-    pub fn close(&self, mode: Shutdown) {
+    /// Starts a shutdown without waiting for it: [`Self::wait_for_shutdown`] waits.
+    pub fn begin_shutdown(&self, mode: ShutdownMode) {
         if let Some(process) = &self.process {
             process.signal(match mode {
-                Shutdown::Smart => Signal::TERM,
-                Shutdown::Fast => Signal::INT,
-                Shutdown::Immediate => Signal::QUIT,
+                ShutdownMode::Smart => Signal::TERM,
+                ShutdownMode::Fast => Signal::INT,
+                ShutdownMode::Immediate => Signal::QUIT,
             });
         }
     }
 
-    /// Waits for the end of a server that was told to. [`Self::restart`] brings it back.
+    /// Waits until the server has exited after [`Self::begin_shutdown`]. [`Self::restart`] starts it again.
     ///
     /// # Errors
-    /// [`Error::Stop`] when it does not end.
-    pub fn wait_closed(&mut self) -> Result<(), Error> {
+    /// [`Error::Stop`] if it does not exit.
+    pub fn wait_for_shutdown(&mut self) -> Result<(), Error> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
         };
-        if process.wait(CLOSE_LIMIT) { Ok(()) } else { Err(Error::Stop { pid: process.pid() }) }
+        if process.wait(SHUTDOWN_TIMEOUT) { Ok(()) } else { Err(Error::Stop { pid: process.pid() }) }
     }
 
     pub(crate) fn account(&self) -> Option<Account> {
         self.account
     }
 
-    /// Kills the postmaster and all sessions, as a crash would. [`Self::restart`] brings it back.
+    /// Kills the postmaster and all sessions (SIGKILL). [`Self::restart`] starts it again.
     ///
     /// # Errors
-    /// [`Error::Stop`] when it does not end.
+    /// [`Error::Stop`] if it does not exit.
     pub fn kill9(&mut self) -> Result<(), Error> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
@@ -217,34 +217,34 @@ impl Postgres {
         ended(&mut process)
     }
 
-    /// Stops the postmaster and every session where they are (SIGSTOP): connections stay open, nothing answers.
+    /// Suspends the postmaster and every session (SIGSTOP): connections stay open without responses.
     pub fn suspend(&self) {
         self.signal_all(Signal::STOP);
     }
 
-    /// Lets them go on (SIGCONT).
+    /// Resumes suspended processes (SIGCONT).
     pub fn resume(&self) {
         self.signal_all(Signal::CONT);
     }
 
-    /// Kills one session by the process id that the server reported for it. The postmaster then ends all others and
-    /// recovers; `pg_terminate_backend` is the gentle way.
+    /// Kills a session by its process ID (SIGKILL). The postmaster then terminates all others and runs recovery;
+    /// `pg_terminate_backend` does not.
     pub fn kill9_session(&self, pid: i32) {
         send(pid, Signal::KILL);
     }
 
-    /// Lets a process that was started for this server, and has a file in [`Self::socket_dir`] in its command line, be
-    /// killed when the owner of the sandbox dies without a word. Its orderly end stays the caller's.
+    /// Registers a process to be killed if the owner of the sandbox is killed. Its command line must contain
+    /// [`Self::socket_dir`]. An orderly stop remains the task of the caller.
     ///
     /// # Errors
-    /// [`Error::Io`] when the note for the guard cannot be written.
-    pub fn adopt(&self, pid: u32) -> Result<(), Error> {
-        let path = self.home.path().join(ADOPTED);
+    /// [`Error::Io`] if the file of the watchdog cannot be written.
+    pub fn register_process(&self, pid: u32) -> Result<(), Error> {
+        let path = self.home.path().join(REGISTERED_PROCESSES);
         let file = fs::File::options().create(true).append(true).open(&path);
         file.and_then(|mut file| writeln!(file, "{pid}")).map_err(Error::path("write", &path))
     }
 
-    /// Rereads `postgresql.conf` and `pg_hba.conf` (SIGHUP).
+    /// Reloads `postgresql.conf` and `pg_hba.conf` (SIGHUP).
     pub fn reload(&self) {
         if let Some(process) = &self.process {
             process.signal(Signal::HUP);
@@ -258,14 +258,15 @@ impl Postgres {
     }
 
     fn start(&mut self) -> Result<(), Error> {
-        let deadline = Instant::now() + START_LIMIT;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             let written = self.log().len();
             let program = self.binaries.program("postgres");
-            let process = Process::start(&program, &self.data_dir(), &self.log_path(), self.account)?;
+            let process = ServerProcess::start(&program, &self.data_dir(), &self.log_path(), self.account)?;
             let started = self.wait_until_ready(process, written, deadline);
             match started {
-                // Sessions of a killed postmaster take a moment to notice; the next one refuses to start until then.
+                // Sessions of a killed postmaster need a moment to exit; the next postmaster refuses to start until
+                // then.
                 Err(Error::Start { log, .. }) if still_in_use(&log) && Instant::now() < deadline => {
                     std::thread::sleep(POLL);
                 }
@@ -274,7 +275,12 @@ impl Postgres {
         }
     }
 
-    fn wait_until_ready(&mut self, mut process: Process, log_from: usize, deadline: Instant) -> Result<(), Error> {
+    fn wait_until_ready(
+        &mut self,
+        mut process: ServerProcess,
+        log_from: usize,
+        deadline: Instant,
+    ) -> Result<(), Error> {
         loop {
             if Client::connect(&self.socket_path(), "postgres").is_ok() {
                 self.process = Some(process);
@@ -283,21 +289,21 @@ impl Postgres {
             let ended = process.has_ended();
             if ended || Instant::now() >= deadline {
                 process.signal_all(Signal::KILL);
-                let reason = if ended { "it ended" } else { "no answer in time" }.to_owned();
+                let reason = if ended { "it exited" } else { "timeout" }.to_owned();
                 return Err(Error::Start { reason, log: self.log().split_off(log_from) });
             }
             std::thread::sleep(POLL);
         }
     }
 
-    /// Asks with `signal`, then insists.
-    fn end(&mut self, signal: Signal) -> Result<(), Error> {
+    /// Sends `signal`, and SIGKILL after a timeout.
+    fn stop_process(&mut self, signal: Signal) -> Result<(), Error> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
         };
         process.signal_all(Signal::CONT);
         process.signal(signal);
-        if process.wait(STOP_LIMIT) {
+        if process.wait(STOP_TIMEOUT) {
             return Ok(());
         }
         process.signal_all(Signal::KILL);
@@ -315,17 +321,17 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // SIGQUIT: sessions end without a word, no checkpoint is written; nothing here is worth one.
-        let _ = self.end(Signal::QUIT);
-        self.guard = None;
+        // SIGQUIT: sessions end immediately and no checkpoint is written, because the data are temporary.
+        let _ = self.stop_process(Signal::QUIT);
+        self.watchdog = None;
     }
 }
 
-fn ended(process: &mut Process) -> Result<(), Error> {
-    if process.wait(STOP_LIMIT) { Ok(()) } else { Err(Error::Stop { pid: process.pid() }) }
+fn ended(process: &mut ServerProcess) -> Result<(), Error> {
+    if process.wait(STOP_TIMEOUT) { Ok(()) } else { Err(Error::Stop { pid: process.pid() }) }
 }
 
-/// Of shared memory after a crash; the words are the server's own.
+/// The server reports shared memory of a crashed predecessor.
 fn still_in_use(log: &str) -> bool {
     log.contains("pre-existing shared memory block") && log.contains("is still in use")
 }

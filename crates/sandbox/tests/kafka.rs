@@ -1,6 +1,6 @@
-//! A broker from start to end, on a real Kafka.
+//! The life cycle of a real Kafka broker.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn read(broker: &Broker, topic: &str, count: usize) -> BTreeMap<String, Vec<Stri
     consumer.subscribe(&[topic]).unwrap();
     let mut read: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let text = |bytes: Option<&[u8]>| String::from_utf8(bytes.unwrap().to_vec()).unwrap();
-    // A poll also returns, with nothing, when the group has changed.
+    // A poll also returns nothing after a rebalance.
     let mut polls = std::iter::repeat_with(|| consumer.poll(Duration::from_secs(1))).take(60 + count).flatten();
     for _ in 0..count {
         let message = polls.next().unwrap().unwrap();
@@ -29,7 +29,7 @@ fn read(broker: &Broker, topic: &str, count: usize) -> BTreeMap<String, Vec<Stri
 }
 
 #[test]
-fn records_are_read_as_they_were_filled_in_and_nothing_is_left_behind() {
+fn filled_records_are_read_and_folder_is_removed() {
     let broker = Broker::builder().start().unwrap();
     broker.create_topic("orders", 3, &[]).unwrap();
     broker.fill("orders", (0..100).map(|n| (format!("key-{}", n % 5), n.to_string()))).unwrap();
@@ -46,7 +46,7 @@ fn records_are_read_as_they_were_filled_in_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn comes_back_with_its_records_after_a_kill() {
+fn records_survive_a_kill() {
     let mut broker = Broker::builder().start().unwrap();
     broker.create_topic("kept", 1, &[]).unwrap();
     broker.fill("kept", [("a", "1"), ("a", "2")]).unwrap();
@@ -58,25 +58,25 @@ fn comes_back_with_its_records_after_a_kill() {
 }
 
 #[test]
-fn what_kafka_refuses_is_reported_in_its_words() {
+fn broker_errors_are_reported() {
     let failed = Broker::builder().setting("log.segment.bytes", "many").start();
     let Err(Error::Format { output }) = failed else {
-        panic!("Kafka accepts no word for a number");
+        panic!("Kafka accepts only numbers");
     };
     assert!(output.contains("log.segment.bytes"), "{output}");
     let broker = Broker::shared();
     broker.create_topic("twice", 1, &[]).unwrap();
     let Err(Error::Topic { topic, .. }) = broker.create_topic("twice", 1, &[]) else {
-        panic!("a topic is made once");
+        panic!("the topic exists");
     };
     assert_eq!(topic, "twice");
 }
 
-/// Set in the copy of this test that plays the owner who is killed.
+/// Set in the copy of this test that plays the killed owner.
 const OWNER: &str = "TIDEGATE_SANDBOX_TEST_OWNER";
 
 #[test]
-fn broker_ends_with_an_owner_that_is_killed() {
+fn broker_stops_when_its_owner_is_killed() {
     if std::env::var_os(OWNER).is_some() {
         let broker = Broker::builder().start().unwrap();
         println!("\nhome={}\npid={}", broker.home().display(), broker.pid());
@@ -84,19 +84,19 @@ fn broker_ends_with_an_owner_that_is_killed() {
     }
     let test = std::env::current_exe().unwrap();
     let copy = Command::new(test)
-        .args(["--exact", "broker_ends_with_an_owner_that_is_killed", "--nocapture"])
+        .args(["--exact", "broker_stops_when_its_owner_is_killed", "--nocapture"])
         .env(OWNER, "1")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&copy.stdout).into_owned();
-    let value = |name: &str| said.lines().find_map(|line| line.split_once(name)).expect(&said).1.to_owned();
+    let output = String::from_utf8_lossy(&copy.stdout).into_owned();
+    let value = |name: &str| output.lines().find_map(|line| line.split_once(name)).expect(&output).1.to_owned();
     let (home, pid) = (value("home="), value("pid="));
     while Path::new(&home).exists() || is_kafka(&pid) {
         std::thread::yield_now();
     }
 }
 
-/// The process is there and is not a zombie, which has no command line any more.
+/// Whether the process runs and is not a zombie, which has no command line.
 fn is_kafka(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("kafka.Kafka"))
 }

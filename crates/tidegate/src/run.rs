@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_link::{Listener, Mode, Reactor, Settings};
+use tidegate_link::{Listener, IoMode, Reactor, ReactorConfig};
 use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -159,9 +159,9 @@ fn start(config: Config, source: cli::Run, log: log::Handle, activated: Activate
         workers => usize::from(workers),
     };
     let mode = match config.runtime.io {
-        Io::Auto => Mode::Auto,
-        Io::IoUring => Mode::IoUring,
-        Io::Epoll => Mode::Epoll,
+        Io::Auto => IoMode::Auto,
+        Io::IoUring => IoMode::IoUring,
+        Io::Epoll => IoMode::Epoll,
     };
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with(&setup.config.dns);
@@ -206,7 +206,7 @@ struct Workers {
 fn spawn_workers(
     gateway: &Arc<Gateway>,
     workers: usize,
-    mode: Mode,
+    mode: IoMode,
     listeners: &[Listener],
 ) -> anyhow::Result<Workers> {
     let (ready, arrivals) = mpsc::channel();
@@ -231,18 +231,18 @@ fn spawn_workers(
     Ok(Workers { threads, starts })
 }
 
-type Arrival = (usize, std::io::Result<(Arc<Mailbox>, Mode)>);
+type Arrival = (usize, std::io::Result<(Arc<Mailbox>, IoMode)>);
 
 /// The body of a worker thread.
 fn work(
     index: usize,
-    mode: Mode,
+    mode: IoMode,
     gateway: &Arc<Gateway>,
     listeners: Vec<Listener>,
     ready: &mpsc::Sender<Arrival>,
     started: &mpsc::Receiver<()>,
 ) {
-    let settings = Settings { mode, ..Settings::default() };
+    let settings = ReactorConfig { mode, ..ReactorConfig::default() };
     let reactor = match Reactor::new(&settings) {
         Ok(reactor) => reactor,
         Err(error) => {
@@ -250,7 +250,7 @@ fn work(
             return;
         }
     };
-    let mailbox = Arc::new(Mailbox::new(reactor.remote()));
+    let mailbox = Arc::new(Mailbox::new(reactor.waker()));
     let _ = ready.send((index, Ok((mailbox.clone(), reactor.mode()))));
     if started.recv().is_err() {
         return;

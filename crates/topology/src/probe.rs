@@ -8,7 +8,7 @@ use std::{future::Future, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use tidegate_link::Reactor;
 use tidegate_wire::{
-    Walk,
+    Frames,
     backend::{self, ErrorFields},
     frontend, sqlstate,
 };
@@ -206,7 +206,7 @@ async fn ask(connection: &mut Connection, question: &str) -> Result<Observation,
 /// The answer in what has arrived, once it is whole.
 fn read(bytes: &[u8]) -> Result<Option<Observation>, Failure> {
     let mut seen = None;
-    for frame in Walk::new(bytes) {
+    for frame in Frames::new(bytes) {
         let frame = frame.map_err(|error| Failure::Broken(error.to_string()))?;
         match frame.tag {
             backend::DATA_ROW => seen = Observation::read(frame.body()),

@@ -1,14 +1,14 @@
-//! Messages of the server: tags, views of bodies, encoders.
+//! Server messages: tags, views of bodies, encoders.
 //!
-//! A view borrows the body of a message (the bytes after the header) and is checked to its end when it is decoded, so
-//! its iterators cannot fail. An encoder appends a whole message to a `Vec`; a zero byte in a string ends it.
+//! A view borrows the body of a message (the bytes after the header). Decoding checks the body to its end, so the
+//! iterators cannot fail. An encoder appends a whole message to a `Vec`; a zero byte in a string ends the string.
 
 mod error_reply;
 mod report;
 mod view;
 mod write;
 
-pub use crate::startup::{Negotiate, negotiate_protocol_version};
+pub use crate::startup::{NegotiateProtocolVersion, negotiate_protocol_version};
 pub use error_reply::ErrorReply;
 pub use report::{ErrorFields, ErrorReport, Severity, error_response, notice_response};
 pub use view::{
@@ -21,51 +21,51 @@ pub use write::{
     empty_query, no_data, parameter_description, parameter_status, parse_complete, ready_for_query, row_description,
 };
 
-/// A step of the authentication.
+/// A step of the authentication exchange.
 pub const AUTHENTICATION: u8 = b'R';
-/// The key for cancel requests.
+/// Process ID and secret key for cancel requests.
 pub const BACKEND_KEY_DATA: u8 = b'K';
 /// A Bind succeeded.
 pub const BIND_COMPLETE: u8 = b'2';
 /// A Close succeeded.
 pub const CLOSE_COMPLETE: u8 = b'3';
-/// A statement is done.
+/// A statement completed.
 pub const COMMAND_COMPLETE: u8 = b'C';
-/// COPY goes both ways from here (replication).
+/// COPY in both directions starts (replication).
 pub const COPY_BOTH_RESPONSE: u8 = b'W';
-/// A piece of COPY data; the client sends it too.
+/// A chunk of COPY data; clients send it too.
 pub const COPY_DATA: u8 = b'd';
-/// COPY data are complete; the client sends it too.
+/// End of COPY data; clients send it too.
 pub const COPY_DONE: u8 = b'c';
-/// The server waits for COPY data.
+/// The server is ready for COPY data.
 pub const COPY_IN_RESPONSE: u8 = b'G';
-/// The server is about to send COPY data.
+/// The server starts to send COPY data.
 pub const COPY_OUT_RESPONSE: u8 = b'H';
 /// A row.
 pub const DATA_ROW: u8 = b'D';
-/// The query was empty.
+/// The query string was empty.
 pub const EMPTY_QUERY_RESPONSE: u8 = b'I';
-/// Something failed.
+/// An error.
 pub const ERROR_RESPONSE: u8 = b'E';
 /// The result of a FunctionCall.
 pub const FUNCTION_CALL_RESPONSE: u8 = b'V';
-/// Another version is spoken than was asked for.
+/// The server supports another protocol version than the client requested.
 pub const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 /// The statement returns no rows.
 pub const NO_DATA: u8 = b'n';
-/// A warning or a hint.
+/// A warning or another notice.
 pub const NOTICE_RESPONSE: u8 = b'N';
-/// A NOTIFY of some session.
+/// A NOTIFY from another session.
 pub const NOTIFICATION_RESPONSE: u8 = b'A';
 /// The types of a statement's parameters.
 pub const PARAMETER_DESCRIPTION: u8 = b't';
-/// A setting and its new value.
+/// A parameter and its new value.
 pub const PARAMETER_STATUS: u8 = b'S';
 /// A Parse succeeded.
 pub const PARSE_COMPLETE: u8 = b'1';
-/// The row limit of an Execute was reached; the portal has more.
+/// An Execute reached its row limit; the portal has more rows.
 pub const PORTAL_SUSPENDED: u8 = b's';
-/// The server waits for the next query.
+/// The server is ready for the next query.
 pub const READY_FOR_QUERY: u8 = b'Z';
-/// The columns of the rows to come.
+/// The columns of the rows that follow.
 pub const ROW_DESCRIPTION: u8 = b'T';

@@ -1,6 +1,6 @@
-//! Reads fields one after the other, and knows where it is when one is missing.
+//! Reads the fields of a body in order; errors carry the offset.
 
-use crate::error::{DecodeError, Reason};
+use crate::error::{DecodeError, DecodeErrorKind};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cursor<'a> {
@@ -21,18 +21,18 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    pub(crate) const fn error(&self, reason: Reason) -> DecodeError {
-        DecodeError::new(self.at, reason)
+    pub(crate) const fn error(&self, kind: DecodeErrorKind) -> DecodeError {
+        DecodeError::new(self.at, kind)
     }
 
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
-        let found = self.rest().get(..len).ok_or(self.error(Reason::Truncated))?;
+        let found = self.rest().get(..len).ok_or(self.error(DecodeErrorKind::Truncated))?;
         self.at += len;
         Ok(found)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let found = *self.rest().first_chunk().ok_or(self.error(Reason::Truncated))?;
+        let found = *self.rest().first_chunk().ok_or(self.error(DecodeErrorKind::Truncated))?;
         self.at += N;
         Ok(found)
     }
@@ -57,31 +57,33 @@ impl<'a> Cursor<'a> {
         self.array().map(i32::from_be_bytes)
     }
 
-    /// A string up to its zero byte, which is passed over.
+    /// Reads a string and skips its zero byte.
     pub(crate) fn text(&mut self) -> Result<&'a [u8], DecodeError> {
         let rest = self.rest();
-        let end = memchr::memchr(0, rest).ok_or(self.error(Reason::Unterminated))?;
+        let end = memchr::memchr(0, rest).ok_or(self.error(DecodeErrorKind::Unterminated))?;
         self.at += end + 1;
         Ok(&rest[..end])
     }
 
-    /// A value with its length before it; -1 stands for NULL.
+    /// Reads a value after its length; -1 is NULL.
     pub(crate) fn value(&mut self) -> Result<Option<&'a [u8]>, DecodeError> {
         let before = *self;
         match self.i32()? {
             -1 => Ok(None),
             len => match usize::try_from(len) {
                 Ok(len) => self.take(len).map(Some),
-                Err(_) => Err(before.error(Reason::Value { field: "a value's length", value: len.cast_unsigned() })),
+                Err(_) => {
+                    Err(before.error(DecodeErrorKind::Value { field: "length of a value", value: len.cast_unsigned() }))
+                }
             },
         }
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes follow.
     pub(crate) fn end(self) -> Result<(), DecodeError> {
         match self.rest().len() {
             0 => Ok(()),
-            left => Err(self.error(Reason::Trailing(left))),
+            left => Err(self.error(DecodeErrorKind::Trailing(left))),
         }
     }
 }

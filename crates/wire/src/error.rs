@@ -1,70 +1,69 @@
-//! Why bytes are not what they claim to be, and where.
+//! Decode errors: the fault and its offset.
 
-/// Bytes that do not follow the protocol.
+/// Bytes that violate the protocol.
 ///
-/// `offset` counts in bytes from the start of the slice that was given to the decoder, so it can be printed next to a
-/// dump of that slice.
+/// `offset` counts bytes from the start of the slice that the decoder received, so it matches a dump of that slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("at byte {offset}: {reason}")]
+#[error("at byte {offset}: {kind}")]
 pub struct DecodeError {
-    /// Where the fault was seen.
+    /// Offset of the fault.
     pub offset: usize,
-    /// What the fault is.
-    pub reason: Reason,
+    /// The fault.
+    pub kind: DecodeErrorKind,
 }
 
 impl DecodeError {
-    pub(crate) const fn new(offset: usize, reason: Reason) -> Self {
-        Self { offset, reason }
+    pub(crate) const fn new(offset: usize, kind: DecodeErrorKind) -> Self {
+        Self { offset, kind }
     }
 }
 
-/// What is wrong with the bytes.
+/// The fault of a [`DecodeError`].
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    /// A field reaches past the end.
-    #[error("the message ends too early")]
+pub enum DecodeErrorKind {
+    /// A field extends beyond the end of the message.
+    #[error("message is truncated")]
     Truncated,
     /// A string has no zero byte at its end.
-    #[error("a string has no terminator")]
+    #[error("string has no terminator")]
     Unterminated,
-    /// Bytes are left over after the last field.
+    /// Bytes follow the last field.
     #[error("{0} bytes follow the last field")]
     Trailing(usize),
-    /// A length or count that is not allowed there.
+    /// A length or count is out of range.
     #[error("length {len} is outside {min}..={max}")]
     Length {
         /// The length found.
         len: usize,
-        /// The smallest one allowed.
+        /// The minimum.
         min: usize,
-        /// The largest one allowed.
+        /// The maximum.
         max: usize,
     },
-    /// A message of another kind than the decoder is for.
+    /// The decoder does not handle messages with this tag.
     #[error("unexpected message tag {0:#04x}")]
     Tag(u8),
-    /// A client speaks a version of the protocol that is not 3.x.
+    /// A client requests a protocol version other than 3.x.
     #[error("unsupported protocol version {major}.{minor}")]
     Version {
-        /// The major version asked for.
+        /// The requested major version.
         major: u16,
-        /// The minor version asked for.
+        /// The requested minor version.
         minor: u16,
     },
-    /// A field holds a number that has no meaning there.
+    /// A field holds a number without a meaning.
     #[error("{field} cannot be {value}")]
     Value {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The number.
         value: u32,
     },
-    /// Text that has to be UTF-8 is not.
-    #[error("the text is not UTF-8")]
+    /// A text that must be UTF-8 is not.
+    #[error("text is not UTF-8")]
     NotUtf8,
-    /// `options` of a startup packet hold something else than `-c name=value` or `--name=value`.
-    #[error("a command-line option is neither -c name=value nor --name=value")]
+    /// The startup parameter `options` holds something other than `-c name=value` or `--name=value`.
+    #[error("option is neither -c name=value nor --name=value")]
     CommandLine,
 }

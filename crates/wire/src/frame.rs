@@ -1,27 +1,27 @@
-//! One byte of tag, four bytes of length: the frame that every message after the first packet has.
+//! The frame of every message after the first packet: one byte of tag, four bytes of length.
 //!
-//! The tags are constants of the two directions: [`frontend::QUERY`](crate::frontend::QUERY),
-//! [`backend::DATA_ROW`](crate::backend::DATA_ROW) and so on.
+//! The tags are constants of [`frontend`](crate::frontend) and [`backend`](crate::backend), such as
+//! [`frontend::QUERY`](crate::frontend::QUERY).
 
-use crate::error::{DecodeError, Reason};
+use crate::error::{DecodeError, DecodeErrorKind};
 
 /// Bytes of a header: the tag and the length.
 pub const HEADER: usize = 5;
 
-/// The largest length a message may declare: 1 GiB, which no Postgres exceeds in either direction.
+/// The longest length that a message may declare: 1 GiB. Postgres stays below it in both directions.
 pub const LEN_MAX: u32 = 1 << 30;
 
 /// Tag and length of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
-    /// What kind of message it is.
+pub struct MessageHeader {
+    /// The message type.
     pub tag: u8,
     /// The length field: the body and the field itself, without the tag. Between 4 and [`LEN_MAX`].
     pub len: u32,
 }
 
-impl Header {
-    /// Reads the header of the message at the start of `bytes`, `None` when fewer than five bytes are there.
+impl MessageHeader {
+    /// Reads the header at the start of `bytes`. Returns `None` when fewer than five bytes are there.
     ///
     /// # Errors
     /// The length is below 4 or above [`LEN_MAX`].
@@ -33,19 +33,19 @@ impl Header {
         }
     }
 
-    /// `at` is where the header stands in the caller's bytes, for the error.
+    /// Reads a header. The error refers to `at`, the offset of the header in the caller's bytes.
     #[inline]
     pub(crate) fn read(head: &[u8; HEADER], at: usize) -> Result<Self, DecodeError> {
         let [tag, a, b, c, d] = *head;
         let len = u32::from_be_bytes([a, b, c, d]);
-        // One comparison for both ends of the range.
+        // A single comparison checks both ends of the range.
         if len.wrapping_sub(4) > LEN_MAX - 4 {
             return Err(bad_length(at + 1, len));
         }
         Ok(Self { tag, len })
     }
 
-    /// Bytes of the whole message, the tag included.
+    /// Bytes of the whole message, including the tag.
     #[inline]
     #[must_use]
     pub const fn total(self) -> usize {
@@ -55,29 +55,29 @@ impl Header {
 
 #[cold]
 fn bad_length(offset: usize, len: u32) -> DecodeError {
-    DecodeError::new(offset, Reason::Length { len: len as usize, min: 4, max: LEN_MAX as usize })
+    DecodeError::new(offset, DecodeErrorKind::Length { len: len as usize, min: 4, max: LEN_MAX as usize })
 }
 
-/// A whole message in a slice.
+/// A complete message in a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What kind of message it is.
+    /// The message type.
     pub tag: u8,
-    /// The whole message, its header included.
+    /// The whole message, including its header.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// The message that `bytes` hold, no byte more or less.
+    /// Decodes a slice that holds exactly one message.
     ///
     /// # Errors
-    /// The length in the header is not allowed, or is not the length of the slice.
+    /// The length in the header is out of range, or differs from the length of the slice.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let header = Header::peek(bytes)?.ok_or(DecodeError::new(bytes.len(), Reason::Truncated))?;
+        let header = MessageHeader::peek(bytes)?.ok_or(DecodeError::new(bytes.len(), DecodeErrorKind::Truncated))?;
         match bytes.len().checked_sub(header.total()) {
             Some(0) => Ok(Self { tag: header.tag, bytes }),
-            Some(left) => Err(DecodeError::new(header.total(), Reason::Trailing(left))),
-            None => Err(DecodeError::new(bytes.len(), Reason::Truncated)),
+            Some(left) => Err(DecodeError::new(header.total(), DecodeErrorKind::Trailing(left))),
+            None => Err(DecodeError::new(bytes.len(), DecodeErrorKind::Truncated)),
         }
     }
 
@@ -88,41 +88,41 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Walks over the complete messages of a slice; for paths where speed does not matter.
+/// Iterates over the complete messages of a slice. The hot path uses [`Scanner`](crate::Scanner) instead.
 ///
-/// Ends at the first message that is not complete; [`Walk::rest`] is that remainder. After an error it ends too.
+/// The iterator ends at the first incomplete message, which [`Frames::rest`] returns, and after an error.
 ///
 /// ```
-/// use tidegate_wire::{backend, frame::Walk};
+/// use tidegate_wire::{backend, frame::Frames};
 /// let mut bytes = Vec::new();
 /// backend::parse_complete(&mut bytes);
 /// backend::command_complete(b"SELECT 1", &mut bytes);
-/// let tags: Vec<u8> = Walk::new(&bytes).map(|frame| frame.map(|frame| frame.tag)).collect::<Result<_, _>>()?;
+/// let tags: Vec<u8> = Frames::new(&bytes).map(|frame| frame.map(|frame| frame.tag)).collect::<Result<_, _>>()?;
 /// assert_eq!(tags, b"1C");
 /// # Ok::<(), tidegate_wire::DecodeError>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Walk<'a> {
+pub struct Frames<'a> {
     bytes: &'a [u8],
     at: usize,
     failed: bool,
 }
 
-impl<'a> Walk<'a> {
-    /// Starts at the first byte, which has to be a tag.
+impl<'a> Frames<'a> {
+    /// Starts at the first byte, which must be a tag.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0, failed: false }
     }
 
-    /// What has not been walked over yet.
+    /// The bytes that the iterator has not returned.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 }
 
-impl<'a> Iterator for Walk<'a> {
+impl<'a> Iterator for Frames<'a> {
     type Item = Result<Frame<'a>, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -130,7 +130,7 @@ impl<'a> Iterator for Walk<'a> {
             return None;
         }
         let rest = self.rest();
-        match Header::read(rest.first_chunk()?, self.at) {
+        match MessageHeader::read(rest.first_chunk()?, self.at) {
             Ok(header) => {
                 let bytes = rest.get(..header.total())?;
                 self.at += bytes.len();
@@ -144,16 +144,16 @@ impl<'a> Iterator for Walk<'a> {
     }
 }
 
-/// Appends a message: tag, length, and what `body` appends.
+/// Appends a message: tag, length, and the bytes that `body` appends.
 ///
-/// A body beyond 4 GiB gets a length that every decoder refuses.
+/// Every decoder refuses the length of a body beyond 4 GiB.
 #[inline]
 pub(crate) fn put(tag: u8, out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     out.push(tag);
     put_sized(out, body);
 }
 
-/// Appends a length that counts itself and what `body` appends.
+/// Appends a length that includes itself, and the bytes that `body` appends.
 #[inline]
 pub(crate) fn put_sized(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
@@ -165,7 +165,7 @@ pub(crate) fn put_sized(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     }
 }
 
-/// Appends a string and its zero byte. A zero byte within would end it for the reader, so it ends here already.
+/// Appends a string and its zero byte. A zero byte within the string ends it here, as it would in the decoder.
 #[inline]
 pub(crate) fn put_text(text: &[u8], out: &mut Vec<u8>) {
     let end = memchr::memchr(0, text).unwrap_or(text.len());
@@ -173,7 +173,7 @@ pub(crate) fn put_text(text: &[u8], out: &mut Vec<u8>) {
     out.push(0);
 }
 
-/// Appends a value with its length before it, -1 for NULL.
+/// Appends a value after its length; -1 is NULL.
 pub(crate) fn put_value(value: Option<&[u8]>, out: &mut Vec<u8>) {
     let Some(value) = value else {
         return out.extend_from_slice(&(-1_i32).to_be_bytes());
@@ -182,7 +182,7 @@ pub(crate) fn put_value(value: Option<&[u8]>, out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-/// Appends a list with its count before it. The count has 16 bits; what is beyond does not go out.
+/// Appends a list after its count. The count has 16 bits; further items are not sent.
 pub(crate) fn put_list<T: Copy>(items: &[T], out: &mut Vec<u8>, mut put_item: impl FnMut(T, &mut Vec<u8>)) {
     let count = u16::try_from(items.len()).unwrap_or(u16::MAX);
     out.extend_from_slice(&count.to_be_bytes());

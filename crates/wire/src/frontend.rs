@@ -1,43 +1,42 @@
-//! Messages of the client: tags, views of bodies, encoders.
+//! Client messages: tags, views of bodies, encoders.
 //!
-//! A view borrows the body of a message (the bytes after the header). Names and texts are bytes, because nothing in
-//! a message says which encoding they have. An encoder appends a whole message to a `Vec`; a zero byte in a string
-//! ends it.
+//! A view borrows the body of a message (the bytes after the header). Names and texts are bytes, because a message does
+//! not declare its encoding. An encoder appends a whole message to a `Vec`; a zero byte in a string ends the string.
 
 mod view;
 mod write;
 
-pub use view::{Bind, Execute, Kind, Parse, Query, SaslInitial, Target, Values, password_text};
+pub use view::{Bind, BindValues, Execute, ObjectKind, ObjectName, Parse, Query, SaslInitial, password_text};
 pub use write::{
     BindMessage, bind, close, copy_data, copy_done, copy_fail, describe, execute, flush, function_call, parse,
     password, query, rename_statement, sasl_initial, sasl_response, sync, terminate,
 };
 
-/// Bind: values for a prepared statement make a portal.
+/// Bind values to a prepared statement, as a portal.
 pub const BIND: u8 = b'B';
-/// Close a statement or portal.
+/// Close a prepared statement or portal.
 pub const CLOSE: u8 = b'C';
-/// A piece of COPY data; the server sends it too.
+/// A chunk of COPY data; servers send it too.
 pub const COPY_DATA: u8 = b'd';
-/// COPY data are complete; the server sends it too.
+/// End of COPY data; servers send it too.
 pub const COPY_DONE: u8 = b'c';
-/// COPY is given up.
+/// COPY failed.
 pub const COPY_FAIL: u8 = b'f';
-/// Describe a statement or portal.
+/// Describe a prepared statement or portal.
 pub const DESCRIBE: u8 = b'D';
-/// Run a portal.
+/// Execute a portal.
 pub const EXECUTE: u8 = b'E';
-/// Send what has been answered so far.
+/// Send the pending output.
 pub const FLUSH: u8 = b'H';
-/// Call a function directly (deprecated since long, and still there).
+/// Call a function (deprecated, and still supported).
 pub const FUNCTION_CALL: u8 = b'F';
 /// Prepare a statement.
 pub const PARSE: u8 = b'P';
-/// Password, and all later answers of an authentication (SASL, GSSAPI).
+/// A password, and every later response of an authentication exchange (SASL, GSSAPI).
 pub const PASSWORD: u8 = b'p';
-/// SQL as one text.
+/// A simple query.
 pub const QUERY: u8 = b'Q';
-/// End of a pipeline: commit, and answer with ReadyForQuery.
+/// End of a pipeline: commit, and respond with ReadyForQuery.
 pub const SYNC: u8 = b'S';
-/// The client leaves.
+/// Close the connection.
 pub const TERMINATE: u8 = b'X';

@@ -1,38 +1,39 @@
-//! Something between a Postgres client and a Postgres server has to know where messages begin and end, to read a few of
-//! them, to write a few of its own, and to pass on all the others as fast as it can.
+//! The Postgres wire protocol, versions 3.0 and 3.2, as values over bytes.
 //!
-//! This crate is the protocol, versions 3.0 and 3.2, as values over bytes. It does no I/O, knows no runtime, reads no
-//! clock and draws no random numbers. The contract:
+//! A proxy between Postgres clients and servers finds message boundaries, reads a few messages, writes a few of its
+//! own, and forwards all others as fast as it can. This crate has the types for that. It does not do I/O, depend on an
+//! async runtime, read a clock, or draw random numbers. The contract:
 //!
-//! * Nothing panics, whatever the bytes. Every [`DecodeError`] names offset and reason.
-//! * A length is checked before anything is allocated, and no buffer is sized by a length that the peer only promised.
-//! * Views borrow; encoders append to a `Vec<u8>`. What an encoder writes, the decoder of the same message reads.
-//! * Names, texts and values are bytes. Only what the protocol itself defines is `str`.
+//! * No input panics. Every [`DecodeError`] names the offset and the fault.
+//! * A length is checked before an allocation, and no buffer is sized by a length that the peer has only declared.
+//! * Views borrow; encoders append to a `Vec<u8>`. A decoder reads every message that the encoder of the same message
+//!   writes.
+//! * Names, texts and values are bytes. Only strings that the protocol itself defines are `str`.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scan`] | the ends of messages in a stream of chunks: the hot path |
-//! | [`frame`] | a header, a message, a walk over messages |
+//! | [`scan`] | message boundaries in a stream of chunks: the hot path |
+//! | [`frame`] | a header, a message, an iterator over messages |
 //! | [`startup`] | the first packet, which has no tag; version negotiation |
-//! | [`frontend`] | messages of the client |
-//! | [`backend`] | messages of the server |
+//! | [`frontend`] | client messages |
+//! | [`backend`] | server messages |
 //! | [`sqlstate`] | error codes |
-//! | [`auth`] | md5 and SCRAM-SHA-256, both sides |
+//! | [`auth`] | md5 and SCRAM-SHA-256, client and server side |
 //!
 //! # Example
-//! Forward what a server sends, and notice when it is ready for the next query:
+//! Forward server messages, and detect when the server is ready for the next query:
 //! ```
-//! use tidegate_wire::{backend::{self, TxStatus}, scan::{Scanner, Step, Want}, DecodeError};
+//! use tidegate_wire::{backend::{self, TxStatus}, scan::{Delivery, ScanStep, Scanner}, DecodeError};
 //!
 //! fn forward(scanner: &mut Scanner, chunk: &[u8], out: &mut Vec<u8>) -> Result<Option<TxStatus>, DecodeError> {
-//!     let want = |tag| if tag == backend::READY_FOR_QUERY { Want::Whole } else { Want::Stream };
+//!     let delivery = |tag| if tag == backend::READY_FOR_QUERY { Delivery::Whole } else { Delivery::Stream };
 //!     let (mut at, mut ready) = (0, None);
 //!     loop {
-//!         let (tag, message, end) = match scanner.step(chunk, at, want)? {
-//!             Step::Message { tag, end } => (tag, &chunk[at..end], end),
-//!             Step::Carried { tag, end } | Step::StreamHead { tag, end } => (tag, scanner.carry(), end),
-//!             Step::Stream { tag, end, .. } => (tag, &chunk[at..end], end),
-//!             Step::NeedMore => return Ok(ready),
+//!         let (tag, message, end) = match scanner.step(chunk, at, delivery)? {
+//!             ScanStep::Message { tag, end } => (tag, &chunk[at..end], end),
+//!             ScanStep::Carried { tag, end } | ScanStep::StreamHead { tag, end } => (tag, scanner.carry(), end),
+//!             ScanStep::Stream { tag, end, .. } => (tag, &chunk[at..end], end),
+//!             ScanStep::NeedMore => return Ok(ready),
 //!         };
 //!         if tag == backend::READY_FOR_QUERY {
 //!             ready = Some(backend::ready_for_query_status(&message[5..])?);
@@ -62,11 +63,11 @@ pub mod scan;
 pub mod sqlstate;
 pub mod startup;
 
-pub use error::{DecodeError, Reason};
-pub use frame::{Frame, Header, Walk};
-pub use scan::{Scanner, Step, Want};
+pub use error::{DecodeError, DecodeErrorKind};
+pub use frame::{Frame, Frames, MessageHeader};
+pub use scan::{Delivery, ScanStep, Scanner};
 
-/// The README's example, compiled.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

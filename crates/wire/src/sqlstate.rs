@@ -1,15 +1,15 @@
-//! The error codes that a gateway reads or sends.
+//! SQLSTATE error codes that a proxy reads or sends.
 
 use std::fmt;
 
-/// Five characters that say what went wrong, for programs to act on.
+/// An SQLSTATE: five characters that identify an error.
 ///
 /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SqlState([u8; 5]);
 
 impl SqlState {
-    /// The code in `bytes`, `None` unless it is five digits or capital letters.
+    /// Parses a code; `None` unless `bytes` are five digits or capital letters.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let code: [u8; 5] = bytes.try_into().ok()?;
@@ -23,7 +23,7 @@ impl SqlState {
         str::from_utf8(&self.0).unwrap_or("XX000")
     }
 
-    /// The first two characters, which group the codes.
+    /// The class: the first two characters.
     #[must_use]
     pub fn class(&self) -> &str {
         self.as_str().get(..2).unwrap_or("XX")
@@ -47,96 +47,96 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Nothing went wrong.
+    /// Success.
     SUCCESSFUL_COMPLETION = b"00000";
     /// A warning without a code of its own.
     WARNING = b"01000";
-    /// A connection could not be made or kept.
+    /// Connection error.
     CONNECTION_EXCEPTION = b"08000";
-    /// The client could not establish the connection.
+    /// The client cannot establish the connection.
     CLIENT_UNABLE_TO_CONNECT = b"08001";
-    /// There is no such connection.
+    /// The connection does not exist.
     CONNECTION_DOES_NOT_EXIST = b"08003";
-    /// The server refused the connection.
+    /// The server rejected the connection.
     CONNECTION_REJECTED = b"08004";
-    /// The connection broke.
+    /// The connection failed.
     CONNECTION_FAILURE = b"08006";
-    /// The peer broke the protocol.
+    /// A message violates the protocol.
     PROTOCOL_VIOLATION = b"08P01";
     /// The feature is not supported; also a cached plan whose result type changed.
     FEATURE_NOT_SUPPORTED = b"0A000";
-    /// A value that a parameter cannot have.
+    /// The parameter cannot have this value.
     INVALID_PARAMETER_VALUE = b"22023";
-    /// Bytes that are no text of the encoding.
+    /// The bytes are not valid in the encoding.
     CHARACTER_NOT_IN_REPERTOIRE = b"22021";
-    /// The transaction is open already.
+    /// A transaction is already open.
     ACTIVE_SQL_TRANSACTION = b"25001";
-    /// Writing in a transaction that may only read.
+    /// The transaction is read-only.
     READ_ONLY_SQL_TRANSACTION = b"25006";
     /// No transaction is open.
     NO_ACTIVE_SQL_TRANSACTION = b"25P01";
-    /// The transaction has failed and takes nothing but its end.
+    /// The transaction failed: commands are ignored until its end.
     IN_FAILED_SQL_TRANSACTION = b"25P02";
-    /// The session was idle in a transaction for too long.
+    /// The session was idle in a transaction for longer than the timeout.
     IDLE_IN_TRANSACTION_SESSION_TIMEOUT = b"25P03";
-    /// The transaction took too long.
+    /// The transaction took longer than the timeout.
     TRANSACTION_TIMEOUT = b"25P04";
-    /// There is no such prepared statement.
+    /// The prepared statement does not exist.
     INVALID_SQL_STATEMENT_NAME = b"26000";
-    /// The role may not connect like this.
+    /// The role may not log in this way.
     INVALID_AUTHORIZATION_SPECIFICATION = b"28000";
     /// The password is wrong.
     INVALID_PASSWORD = b"28P01";
-    /// There is no such portal or cursor.
+    /// The portal or cursor does not exist.
     INVALID_CURSOR_NAME = b"34000";
-    /// There is no such database.
+    /// The database does not exist.
     INVALID_CATALOG_NAME = b"3D000";
-    /// A transaction lost against a concurrent one.
+    /// The transaction conflicts with a concurrent one.
     SERIALIZATION_FAILURE = b"40001";
-    /// Two transactions waited for each other.
+    /// Deadlock.
     DEADLOCK_DETECTED = b"40P01";
     /// Syntax error or rule violation.
     SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION = b"42000";
-    /// The role may not do this.
+    /// The role lacks the privilege.
     INSUFFICIENT_PRIVILEGE = b"42501";
-    /// The text is not SQL.
+    /// Syntax error.
     SYNTAX_ERROR = b"42601";
-    /// A name that is defined nowhere.
+    /// The object does not exist.
     UNDEFINED_OBJECT = b"42704";
-    /// The prepared statement exists already.
+    /// The prepared statement already exists.
     DUPLICATE_PREPARED_STATEMENT = b"42P05";
-    /// A resource ran out.
+    /// A resource is exhausted.
     INSUFFICIENT_RESOURCES = b"53000";
-    /// Memory ran out.
+    /// Out of memory.
     OUT_OF_MEMORY = b"53200";
     /// Too many connections.
     TOO_MANY_CONNECTIONS = b"53300";
     /// A configured limit was reached.
     CONFIGURATION_LIMIT_EXCEEDED = b"53400";
-    /// A limit of the program was reached.
+    /// A limit of the program was exceeded.
     PROGRAM_LIMIT_EXCEEDED = b"54000";
-    /// The object is not in a state for this.
+    /// The state of the object does not allow this.
     OBJECT_NOT_IN_PREREQUISITE_STATE = b"55000";
     /// The parameter cannot be changed now.
     CANT_CHANGE_RUNTIME_PARAM = b"55P02";
-    /// An operator stepped in.
+    /// An operator intervened.
     OPERATOR_INTERVENTION = b"57000";
     /// The query was cancelled.
     QUERY_CANCELED = b"57014";
-    /// An administrator ended the connection.
+    /// An administrator terminated the connection.
     ADMIN_SHUTDOWN = b"57P01";
-    /// The server ended the connection after a crash.
+    /// The server terminated the connection after a crash.
     CRASH_SHUTDOWN = b"57P02";
-    /// The server takes no connections now.
+    /// The server does not accept connections now.
     CANNOT_CONNECT_NOW = b"57P03";
     /// The database was dropped.
     DATABASE_DROPPED = b"57P04";
-    /// The session was idle for too long.
+    /// The session was idle for longer than the timeout.
     IDLE_SESSION_TIMEOUT = b"57P05";
-    /// The system below failed.
+    /// The operating system reported an error.
     SYSTEM_ERROR = b"58000";
-    /// The configuration file is wrong.
+    /// The configuration file has an error.
     CONFIG_FILE_ERROR = b"F0000";
-    /// A defect of the program.
+    /// Internal error.
     INTERNAL_ERROR = b"XX000";
 }

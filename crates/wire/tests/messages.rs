@@ -1,12 +1,12 @@
-//! What an encoder writes, the decoder of the same message reads; and both agree with the documented bytes.
+//! Encoders and decoders agree with each other and with the documented bytes.
 
 use proptest::prelude::*;
 use tidegate_wire::backend::{
     self, Authentication, BackendKeyData, CommandComplete, DataRow, ErrorFields, ErrorReport, Notification,
     ParameterStatus, RowDescription, Severity, TxStatus,
 };
-use tidegate_wire::frontend::{self, Bind, BindMessage, Execute, Kind, Parse, Query, SaslInitial, Target};
-use tidegate_wire::{DecodeError, Frame, Reason, sqlstate};
+use tidegate_wire::frontend::{self, Bind, BindMessage, Execute, ObjectKind, ObjectName, Parse, Query, SaslInitial};
+use tidegate_wire::{DecodeError, DecodeErrorKind, Frame, sqlstate};
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
@@ -14,7 +14,7 @@ fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-/// The body of the one message that was written, which must have this tag.
+/// The body of the single message that `write` appends, which must have this tag.
 fn body(tag: u8, write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let out = written(write);
     let frame = Frame::decode(&out).expect("an encoder writes one whole message");
@@ -22,7 +22,7 @@ fn body(tag: u8, write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     frame.body().to_vec()
 }
 
-/// Bytes of a string on the wire: anything but zero.
+/// Bytes of a string: any but zero.
 fn text() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(1..=255_u8, 0..20)
 }
@@ -51,8 +51,8 @@ fn client_messages_have_the_documented_bytes() {
             written(|out| frontend::bind(&bind, out)),
             b"B\0\0\0\x1dp\0s\0\0\x01\0\x01\0\x02\0\0\0\x01x\xff\xff\xff\xff\0\x02\0\0\0\x01",
         ),
-        (written(|out| frontend::describe(Kind::Statement, b"s", out)), b"D\0\0\0\x07Ss\0"),
-        (written(|out| frontend::close(Kind::Portal, b"", out)), b"C\0\0\0\x06P\0"),
+        (written(|out| frontend::describe(ObjectKind::Statement, b"s", out)), b"D\0\0\0\x07Ss\0"),
+        (written(|out| frontend::close(ObjectKind::Portal, b"", out)), b"C\0\0\0\x06P\0"),
         (written(|out| frontend::execute(b"", 5, out)), b"E\0\0\0\x09\0\0\0\0\x05"),
         (written(frontend::sync), b"S\0\0\0\x04"),
         (written(frontend::flush), b"H\0\0\0\x04"),
@@ -68,7 +68,7 @@ fn client_messages_have_the_documented_bytes() {
         (written(|out| frontend::sasl_initial(b"M", Some(b"x"), out)), b"p\0\0\0\x0bM\0\0\0\0\x01x"),
         (written(|out| frontend::sasl_initial(b"M", None, out)), b"p\0\0\0\x0aM\0\xff\xff\xff\xff"),
         (written(|out| frontend::sasl_response(b"x", out)), b"p\0\0\0\x05x"),
-        // A zero byte would end the string for the reader: it ends for the writer too.
+        // A zero byte ends the string in the encoder, as it does in the decoder.
         (written(|out| frontend::query(b"a\0b", out)), b"Q\0\0\0\x06a\0"),
         (written(|out| frontend::execute(b"a\0b", 0, out)), b"E\0\0\0\x0aa\0\0\0\0\0"),
     ];
@@ -114,7 +114,7 @@ fn server_messages_have_the_documented_bytes() {
 }
 
 #[test]
-fn authentication_is_understood() {
+fn authentication_requests_are_decoded() {
     let decode = |bytes: &'static [u8]| Authentication::decode(bytes);
     assert_eq!(decode(b"\0\0\0\0"), Ok(Authentication::Ok));
     assert_eq!(decode(b"\0\0\0\x03"), Ok(Authentication::Cleartext));
@@ -130,16 +130,16 @@ fn authentication_is_understood() {
 }
 
 #[test]
-fn broken_bodies_are_errors_with_their_place() {
-    let unterminated = |offset| DecodeError { offset, reason: Reason::Unterminated };
-    let truncated = |offset| DecodeError { offset, reason: Reason::Truncated };
-    let trailing = |offset, left| DecodeError { offset, reason: Reason::Trailing(left) };
+fn broken_bodies_are_errors_with_their_offset() {
+    let unterminated = |offset| DecodeError { offset, kind: DecodeErrorKind::Unterminated };
+    let truncated = |offset| DecodeError { offset, kind: DecodeErrorKind::Truncated };
+    let trailing = |offset, left| DecodeError { offset, kind: DecodeErrorKind::Trailing(left) };
     assert_eq!(Query::decode(b"a"), Err(unterminated(0)));
     assert_eq!(Query::decode(b"a\0b"), Err(trailing(2, 1)));
     assert_eq!(Parse::decode(b"s\0q\0\0\x01\0\0"), Err(truncated(6)));
     assert_eq!(Bind::decode(b"p\0s"), Err(unterminated(2)));
     assert_eq!(Bind::decode(b"p\0s\0\0\0\0\x01").and_then(|bind| bind.values()).err(), Some(truncated(8)));
-    assert_eq!(Target::decode(b"Xs\0").map_err(|error| error.offset), Err(0));
+    assert_eq!(ObjectName::decode(b"Xs\0").map_err(|error| error.offset), Err(0));
     assert_eq!(Execute::decode(b"\0\0\0\0"), Err(truncated(1)));
     assert_eq!(SaslInitial::decode(b"M\0\0\0\0\x05x"), Err(truncated(6)));
     assert_eq!(Authentication::decode(b"\0\0\0\x05sal"), Err(truncated(4)));
@@ -158,7 +158,7 @@ fn broken_bodies_are_errors_with_their_place() {
 }
 
 #[test]
-fn an_error_may_lack_any_field() -> Result<(), DecodeError> {
+fn every_field_of_an_error_is_optional() -> Result<(), DecodeError> {
     let fields = ErrorFields::decode(b"\0")?;
     assert_eq!((fields.severity(), fields.code(), fields.message()), (None, None, None));
     let fields = ErrorFields::decode(b"Cshort\0M\xff!\0SERREUR\0\0")?;
@@ -169,7 +169,7 @@ fn an_error_may_lack_any_field() -> Result<(), DecodeError> {
 }
 
 #[test]
-fn a_report_is_read_as_it_was_written() -> Result<(), DecodeError> {
+fn report_is_decoded_as_encoded() -> Result<(), DecodeError> {
     let report =
         ErrorReport { hint: Some("h"), ..ErrorReport::new(Severity::Warning, sqlstate::TOO_MANY_CONNECTIONS, "many") };
     let body = body(backend::NOTICE_RESPONSE, |out| {
@@ -185,7 +185,7 @@ fn a_report_is_read_as_it_was_written() -> Result<(), DecodeError> {
 }
 
 #[test]
-fn rows_are_counted_where_the_command_counts_them() {
+fn row_count_is_read_from_tags_that_have_one() {
     for (tag, rows) in [
         ("INSERT 0 5", Some(5)),
         ("SELECT 18446744073709551615", Some(u64::MAX)),
@@ -200,9 +200,9 @@ fn rows_are_counted_where_the_command_counts_them() {
 }
 
 #[test]
-fn rename_refuses_what_names_no_statement() {
+fn rename_refuses_messages_without_a_statement() {
     let mut out = b"before".to_vec();
-    let portal = written(|out| frontend::describe(Kind::Portal, b"p", out));
+    let portal = written(|out| frontend::describe(ObjectKind::Portal, b"p", out));
     for (message, offset) in [
         (portal.as_slice(), 5),
         (b"Q\0\0\0\x06a\0", 0),
@@ -256,10 +256,10 @@ proptest! {
 
     #[test]
     fn describe_and_close_and_their_rename(name in text(), new in text(), portal: bool) {
-        let kind = if portal { Kind::Portal } else { Kind::Statement };
+        let kind = if portal { ObjectKind::Portal } else { ObjectKind::Statement };
         for write in [frontend::describe, frontend::close] {
             let message = written(|out| write(kind, &name, out));
-            prop_assert_eq!(Target::decode(&message[5..]), Ok(Target { kind, name: &name }));
+            prop_assert_eq!(ObjectName::decode(&message[5..]), Ok(ObjectName { kind, name: &name }));
             let mut renamed = Vec::new();
             prop_assert_eq!(frontend::rename_statement(&message, &new, &mut renamed).is_err(), portal);
             if !portal {

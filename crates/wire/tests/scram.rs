@@ -1,8 +1,8 @@
-//! SCRAM-SHA-256 against the vectors of the RFCs, against itself, and against peers that lie.
+//! SCRAM-SHA-256 against the vectors of the RFCs, against itself, and against malicious peers.
 
 use proptest::prelude::*;
 use tidegate_wire::auth::scram::{
-    Binding, ITERATIONS_MAX, MECHANISM, MECHANISM_PLUS, MESSAGE_MAX, Nonce, SaltedKeys, ScramClient, ScramError,
+    ChannelBinding, ITERATIONS_MAX, MECHANISM, MECHANISM_PLUS, MESSAGE_MAX, Nonce, SaltedKeys, ScramClient, ScramError,
     ScramServer, Secret, Verifier, normalize,
 };
 
@@ -12,15 +12,15 @@ fn nonce(text: &str) -> Nonce {
     Nonce::from_text(text).expect("the nonce is printable")
 }
 
-fn client(password: &[u8], binding: Binding) -> ScramClient {
+fn client(password: &[u8], binding: ChannelBinding) -> ScramClient {
     ScramClient::new(Secret::Password(password.to_vec()), nonce("client"), binding)
 }
 
-fn server(password: &[u8], binding: Binding) -> ScramServer {
+fn server(password: &[u8], binding: ChannelBinding) -> ScramServer {
     ScramServer::new(Verifier::derive(password, SALT, 2), nonce("server"), binding)
 }
 
-/// A whole exchange; the keys that each side ends with, the server's first.
+/// Runs a whole exchange. Returns the keys of the server side and of the client side.
 fn exchange(client: ScramClient, server: ScramServer) -> Result<(SaltedKeys, SaltedKeys), ScramError> {
     let (server, server_first) = server.challenge(&client.first())?;
     let (client, client_final) = client.respond(&server_first)?;
@@ -39,9 +39,9 @@ mod rfc7677 {
     const SERVER_FINAL: &str = "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=";
 
     #[test]
-    fn client_says_what_the_rfc_says() -> Result<(), ScramError> {
+    fn client_messages_match_the_rfc() -> Result<(), ScramError> {
         let secret = Secret::Password(b"pencil".to_vec());
-        let client = ScramClient::new(secret, nonce("rOprNGfwEbeRWgbNEkqO"), Binding::None).with_user("user");
+        let client = ScramClient::new(secret, nonce("rOprNGfwEbeRWgbNEkqO"), ChannelBinding::None).with_user("user");
         assert_eq!(client.first(), b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO");
         let (client, last) = client.respond(SERVER_FIRST.as_bytes())?;
         assert_eq!(String::from_utf8_lossy(&last), CLIENT_FINAL);
@@ -50,11 +50,11 @@ mod rfc7677 {
     }
 
     #[test]
-    fn server_says_what_the_rfc_says() -> Result<(), ScramError> {
+    fn server_messages_match_the_rfc() -> Result<(), ScramError> {
         // The salt W22ZaJ0SNY7soEsUEjb6gQ== of the RFC.
         let salt = [91, 109, 153, 104, 157, 18, 53, 142, 236, 160, 75, 20, 18, 54, 250, 129];
         let verifier = Verifier::derive(b"pencil", &salt, 4096);
-        let server = ScramServer::new(verifier, nonce("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"), Binding::None);
+        let server = ScramServer::new(verifier, nonce("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"), ChannelBinding::None);
         let (server, first) = server.challenge(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO")?;
         assert_eq!(String::from_utf8_lossy(&first), SERVER_FIRST);
         let accepted = server.finish(CLIENT_FINAL.as_bytes())?;
@@ -64,68 +64,69 @@ mod rfc7677 {
 }
 
 #[test]
-fn the_recovered_keys_log_in_elsewhere() -> Result<(), ScramError> {
-    let (recovered, derived) = exchange(client(b"secret", Binding::None), server(b"secret", Binding::None))?;
+fn recovered_keys_log_in_to_another_server() -> Result<(), ScramError> {
+    let (recovered, derived) =
+        exchange(client(b"secret", ChannelBinding::None), server(b"secret", ChannelBinding::None))?;
     assert_eq!(recovered, derived);
-    let upstream = ScramClient::new(Secret::Keys(recovered), nonce("gateway"), Binding::None);
-    exchange(upstream, server(b"secret", Binding::None))?;
+    let upstream = ScramClient::new(Secret::Keys(recovered), nonce("gateway"), ChannelBinding::None);
+    exchange(upstream, server(b"secret", ChannelBinding::None))?;
     Ok(())
 }
 
 #[test]
 fn keys_for_another_salt_are_stale() -> Result<(), ScramError> {
-    let (keys, _) = exchange(client(b"secret", Binding::None), server(b"secret", Binding::None))?;
+    let (keys, _) = exchange(client(b"secret", ChannelBinding::None), server(b"secret", ChannelBinding::None))?;
     let renewed = Verifier::derive(b"secret", b"another salt", 2);
-    let upstream = ScramClient::new(Secret::Keys(keys), nonce("gateway"), Binding::None);
-    let server = ScramServer::new(renewed, nonce("server"), Binding::None);
+    let upstream = ScramClient::new(Secret::Keys(keys), nonce("gateway"), ChannelBinding::None);
+    let server = ScramServer::new(renewed, nonce("server"), ChannelBinding::None);
     assert_eq!(exchange(upstream, server).err(), Some(ScramError::StaleKeys));
     Ok(())
 }
 
 #[test]
-fn a_wrong_password_is_a_wrong_proof() {
-    let result = exchange(client(b"guess", Binding::None), server(b"secret", Binding::None));
+fn wrong_password_is_a_wrong_proof() {
+    let result = exchange(client(b"guess", ChannelBinding::None), server(b"secret", ChannelBinding::None));
     assert_eq!(result.err(), Some(ScramError::WrongProof));
 }
 
 #[test]
-fn nobody_gets_in_as_a_user_that_does_not_exist() {
-    let fake = Verifier::fake(b"nobody", b"gateway secret", 2);
-    assert_eq!(fake, Verifier::fake(b"nobody", b"gateway secret", 2));
-    assert_ne!(fake.salt(), Verifier::fake(b"nobody2", b"gateway secret", 2).salt());
-    assert_ne!(fake.salt(), Verifier::fake(b"nobody", b"other secret", 2).salt());
+fn fake_verifier_refuses_every_password() {
+    let fake = Verifier::fake(b"missing", b"gateway secret", 2);
+    assert_eq!(fake, Verifier::fake(b"missing", b"gateway secret", 2));
+    assert_ne!(fake.salt(), Verifier::fake(b"missing2", b"gateway secret", 2).salt());
+    assert_ne!(fake.salt(), Verifier::fake(b"missing", b"other secret", 2).salt());
     assert_eq!(fake.salt().len(), 16);
-    let server = ScramServer::new(fake, nonce("server"), Binding::None);
-    assert_eq!(exchange(client(b"", Binding::None), server).err(), Some(ScramError::WrongProof));
+    let server = ScramServer::new(fake, nonce("server"), ChannelBinding::None);
+    assert_eq!(exchange(client(b"", ChannelBinding::None), server).err(), Some(ScramError::WrongProof));
 }
 
 #[test]
-fn binding_holds_only_where_both_sides_see_the_same_connection() {
-    let end_point = |hash: &[u8]| Binding::EndPoint(hash.to_vec());
+fn binding_requires_the_same_connection() {
+    let end_point = |hash: &[u8]| ChannelBinding::EndPoint(hash.to_vec());
     let bad = Some(ScramError::WrongBinding);
     let cases = [
-        (Binding::None, Binding::None, None),
-        (Binding::Unused, Binding::None, None),
-        (Binding::None, Binding::Unused, None),
+        (ChannelBinding::None, ChannelBinding::None, None),
+        (ChannelBinding::Unused, ChannelBinding::None, None),
+        (ChannelBinding::None, ChannelBinding::Unused, None),
         (end_point(b"hash"), end_point(b"hash"), None),
-        // The client would have bound and the server offered it: somebody took the offer away.
-        (Binding::Unused, Binding::Unused, bad.clone()),
+        // The client supports binding and the server offered it: a third party removed the offer.
+        (ChannelBinding::Unused, ChannelBinding::Unused, bad.clone()),
         (end_point(b"hash"), end_point(b"other"), bad.clone()),
-        (end_point(b"hash"), Binding::None, bad.clone()),
-        (end_point(b"hash"), Binding::Unused, bad.clone()),
-        (Binding::None, end_point(b"hash"), bad.clone()),
-        (Binding::Unused, end_point(b"hash"), bad),
+        (end_point(b"hash"), ChannelBinding::None, bad.clone()),
+        (end_point(b"hash"), ChannelBinding::Unused, bad.clone()),
+        (ChannelBinding::None, end_point(b"hash"), bad.clone()),
+        (ChannelBinding::Unused, end_point(b"hash"), bad),
     ];
     for (ours, theirs, expected) in cases {
         let result = exchange(client(b"x", ours.clone()), server(b"x", theirs.clone()));
         assert_eq!(result.err(), expected, "{ours:?} to {theirs:?}");
     }
     assert_eq!(end_point(b"").mechanism(), MECHANISM_PLUS);
-    assert_eq!(Binding::Unused.mechanism(), MECHANISM);
+    assert_eq!(ChannelBinding::Unused.mechanism(), MECHANISM);
 }
 
 #[test]
-fn the_first_message_of_a_client_is_checked() {
+fn first_client_message_is_checked() {
     let malformed = |offset, expected| ScramError::Malformed { offset, expected };
     let long = [b"n,,n=,r=".as_slice(), &[b'x'; MESSAGE_MAX]].concat();
     let cases: &[(&[u8], ScramError)] = &[
@@ -144,14 +145,14 @@ fn the_first_message_of_a_client_is_checked() {
         (&long, ScramError::TooLong { len: long.len() }),
     ];
     for (message, expected) in cases {
-        let error = server(b"x", Binding::None).challenge(message).map(|_| ());
+        let error = server(b"x", ChannelBinding::None).challenge(message).map(|_| ());
         assert_eq!(error, Err(expected.clone()), "{}", message.escape_ascii());
     }
-    assert!(server(b"x", Binding::None).challenge(b"n,,n=,r=a,t=extension").is_ok());
+    assert!(server(b"x", ChannelBinding::None).challenge(b"n,,n=,r=a,t=extension").is_ok());
 }
 
 #[test]
-fn the_last_message_of_a_client_is_checked() {
+fn final_client_message_is_checked() {
     let key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
     let cases = [
         String::new(),
@@ -166,7 +167,8 @@ fn the_last_message_of_a_client_is_checked() {
         format!("r=clientserver,c=biws,p={key}"),
     ];
     for message in cases {
-        let (server, _) = server(b"x", Binding::None).challenge(b"n,,n=,r=client").expect("a good first message");
+        let (server, _) =
+            server(b"x", ChannelBinding::None).challenge(b"n,,n=,r=client").expect("a good first message");
         let error = server.finish(message.as_bytes()).map(|_| ());
         assert!(matches!(error, Err(ScramError::Malformed { .. })), "{message}: {error:?}");
     }
@@ -175,13 +177,14 @@ fn the_last_message_of_a_client_is_checked() {
         (format!("c=biws,r=clientserve,p={key}"), ScramError::WrongNonce),
         (format!("c=eSws,r=clientserver,p={key}"), ScramError::WrongBinding),
     ] {
-        let (server, _) = server(b"x", Binding::None).challenge(b"n,,n=,r=client").expect("a good first message");
+        let (server, _) =
+            server(b"x", ChannelBinding::None).challenge(b"n,,n=,r=client").expect("a good first message");
         assert_eq!(server.finish(message.as_bytes()).map(|_| ()), Err(expected));
     }
 }
 
 #[test]
-fn the_challenge_of_a_server_is_checked() {
+fn server_challenge_is_checked() {
     let malformed = |offset, expected| ScramError::Malformed { offset, expected };
     let too_many = format!("r=clientx,s=QUJD,i={}", ITERATIONS_MAX + 1);
     let cases: &[(&str, ScramError)] = &[
@@ -202,15 +205,16 @@ fn the_challenge_of_a_server_is_checked() {
         ("r=other,s=QUJD,i=1", ScramError::WrongNonce),
     ];
     for (message, expected) in cases {
-        let error = client(b"x", Binding::None).respond(message.as_bytes()).map(|_| ());
+        let error = client(b"x", ChannelBinding::None).respond(message.as_bytes()).map(|_| ());
         assert_eq!(error, Err(expected.clone()), "{message}");
     }
 }
 
 #[test]
-fn a_server_has_to_prove_itself() {
+fn server_signature_is_checked() {
     let answer = |reply: &[u8]| {
-        let (client, _) = client(b"x", Binding::None).respond(b"r=clientserver,s=QUJD,i=1").expect("a good challenge");
+        let (client, _) =
+            client(b"x", ChannelBinding::None).respond(b"r=clientserver,s=QUJD,i=1").expect("a good challenge");
         client.verify(reply).map(|_| ())
     };
     assert_eq!(answer(b"v=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="), Err(ScramError::WrongServer));
@@ -229,7 +233,7 @@ fn verifiers_have_a_text_form() {
 }
 
 #[test]
-fn junk_is_no_verifier() {
+fn malformed_verifiers_are_refused() {
     let good = Verifier::derive(b"secret", SALT, 4096).to_text();
     let cases = [
         String::new(),
@@ -251,8 +255,8 @@ fn junk_is_no_verifier() {
 }
 
 #[test]
-fn passwords_are_normalized_where_they_can_be() {
-    // The examples of RFC 4013, section 3, and passwords that have no normal form.
+fn passwords_are_normalized_where_possible() {
+    // The examples of RFC 4013, section 3, and passwords without a normal form.
     let cases: &[(&[u8], &[u8])] = &[
         (b"user", b"user"),
         ("I\u{ad}X".as_bytes(), b"IX"),
@@ -270,7 +274,7 @@ fn passwords_are_normalized_where_they_can_be() {
 }
 
 #[test]
-fn a_nonce_is_printable_and_has_no_comma() {
+fn nonce_is_printable_and_has_no_comma() {
     for text in ["", "a,b", "a b", "ä", "\0"] {
         assert_eq!(Nonce::from_text(text), None, "{text:?}");
     }
@@ -281,16 +285,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whoever_knows_the_password_gets_in(password in prop::collection::vec(any::<u8>(), 0..40), user in ".{0,20}") {
-        let client = client(&password, Binding::None).with_user(&user);
-        prop_assert!(exchange(client, server(&password, Binding::None)).is_ok());
+    fn correct_password_is_accepted(password in prop::collection::vec(any::<u8>(), 0..40), user in ".{0,20}") {
+        let client = client(&password, ChannelBinding::None).with_user(&user);
+        prop_assert!(exchange(client, server(&password, ChannelBinding::None)).is_ok());
     }
 
     #[test]
-    fn a_changed_proof_is_refused(at in 0_usize..32, bit in 0_u8..8) {
+    fn changed_proof_is_refused(at in 0_usize..32, bit in 0_u8..8) {
         use base64::{Engine, engine::general_purpose::STANDARD};
-        let client = client(b"secret", Binding::None);
-        let (server, first) = server(b"secret", Binding::None).challenge(&client.first()).expect("a good first message");
+        let client = client(b"secret", ChannelBinding::None);
+        let (server, first) = server(b"secret", ChannelBinding::None).challenge(&client.first()).expect("a good first message");
         let (_client, last) = client.respond(&first).expect("a good challenge");
         let text = String::from_utf8(last).expect("messages are text");
         let (rest, proof) = text.split_once(",p=").expect("the proof stands last");

@@ -1,8 +1,8 @@
-//! The first packet: what each kind looks like, and what is none.
+//! The kinds of first packets, and packets that are refused.
 
 use proptest::prelude::*;
-use tidegate_wire::startup::{self, First, Negotiate, PACKET_MAX, Startup};
-use tidegate_wire::{DecodeError, Reason};
+use tidegate_wire::startup::{self, FirstPacket, NegotiateProtocolVersion, PACKET_MAX, StartupMessage};
+use tidegate_wire::{DecodeError, DecodeErrorKind};
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
@@ -14,9 +14,9 @@ fn packet(code: u32, rest: &[u8]) -> Vec<u8> {
     [&(rest.len() as u32 + 8).to_be_bytes(), &code.to_be_bytes(), rest].concat()
 }
 
-fn session(packet: &[u8]) -> Startup<'_> {
-    match First::decode(packet) {
-        Ok(First::Startup(startup)) => startup,
+fn session(packet: &[u8]) -> StartupMessage<'_> {
+    match FirstPacket::decode(packet) {
+        Ok(FirstPacket::Startup(startup)) => startup,
         other => panic!("not a startup packet: {other:?}"),
     }
 }
@@ -25,19 +25,19 @@ fn session(packet: &[u8]) -> Startup<'_> {
 fn requests_have_the_documented_bytes() {
     let ssl = written(startup::ssl_request);
     assert_eq!(ssl, [0, 0, 0, 8, 4, 210, 22, 47]);
-    assert_eq!(First::decode(&ssl), Ok(First::Ssl));
+    assert_eq!(FirstPacket::decode(&ssl), Ok(FirstPacket::Ssl));
     let gss = written(startup::gss_request);
     assert_eq!(gss, [0, 0, 0, 8, 4, 210, 22, 48]);
-    assert_eq!(First::decode(&gss), Ok(First::Gss));
+    assert_eq!(FirstPacket::decode(&gss), Ok(FirstPacket::Gss));
     let cancel = written(|out| startup::cancel_request(7, b"key!", out));
     assert_eq!(cancel, b"\0\0\0\x10\x04\xd2\x16\x2e\0\0\0\x07key!");
-    assert_eq!(First::decode(&cancel), Ok(First::Cancel { pid: 7, key: b"key!" }));
+    assert_eq!(FirstPacket::decode(&cancel), Ok(FirstPacket::Cancel { pid: 7, key: b"key!" }));
     let start = written(|out| startup::startup(2, &[(b"user", b"a")], out));
     assert_eq!(start, b"\0\0\0\x10\0\x03\0\x02user\0a\0\0");
 }
 
 #[test]
-fn parameters_are_found_by_name_and_the_last_one_counts() {
+fn last_value_of_a_parameter_counts() {
     let params: &[(&[u8], &[u8])] =
         &[(b"user", b"a"), (b"database", b""), (b"user", b"\xff"), (b"_pq_.x", b"1"), (b"options", b"-c a=b")];
     let packet = written(|out| startup::startup(0, params, out));
@@ -52,16 +52,16 @@ fn parameters_are_found_by_name_and_the_last_one_counts() {
 }
 
 #[test]
-fn other_versions_are_named() {
+fn other_versions_are_refused_by_number() {
     for (code, major, minor) in [(2 << 16, 2, 0), (4 << 16 | 1, 4, 1), (1234 << 16 | 5681, 1234, 5681), (0, 0, 0)] {
-        let expected = DecodeError { offset: 4, reason: Reason::Version { major, minor } };
-        assert_eq!(First::decode(&packet(code, b"\0")), Err(expected));
+        let expected = DecodeError { offset: 4, kind: DecodeErrorKind::Version { major, minor } };
+        assert_eq!(FirstPacket::decode(&packet(code, b"\0")), Err(expected));
     }
     assert_eq!(session(&packet(3 << 16 | 9999, b"\0")).minor, 9999);
 }
 
 #[test]
-fn lengths_are_checked_before_anything_arrives() {
+fn length_is_checked_before_the_body_arrives() {
     assert_eq!(startup::peek_len(b"\0\0\0"), Ok(None));
     assert_eq!(startup::peek_len(b"\0\0\0\x08"), Ok(Some(8)));
     assert_eq!(startup::peek_len(&10_000_u32.to_be_bytes()), Ok(Some(PACKET_MAX)));
@@ -72,8 +72,8 @@ fn lengths_are_checked_before_anything_arrives() {
 }
 
 #[test]
-fn broken_packets_are_errors_with_their_place() {
-    let at = |bytes: &[u8]| First::decode(bytes).map(|_| ()).map_err(|error| error.offset);
+fn broken_packets_are_errors_with_their_offset() {
+    let at = |bytes: &[u8]| FirstPacket::decode(bytes).map(|_| ()).map_err(|error| error.offset);
     assert_eq!(at(b""), Err(0));
     assert_eq!(at(b"\0\0\0\x08\0\x03"), Err(6));
     assert_eq!(at(&packet(3 << 16, b"")), Err(8));
@@ -90,21 +90,21 @@ fn broken_packets_are_errors_with_their_place() {
 }
 
 #[test]
-fn negotiation_is_read_with_and_without_the_major_version() {
+fn negotiation_may_omit_the_major_version() {
     for version in [b"\0\x03\0\x02", b"\0\0\0\x02"] {
         let body = [version.as_slice(), b"\0\0\0\x01_pq_.x\0"].concat();
-        let negotiate = Negotiate::decode(&body).expect("a negotiation");
+        let negotiate = NegotiateProtocolVersion::decode(&body).expect("a negotiation");
         assert_eq!(negotiate.minor, 2);
         assert_eq!(negotiate.unknown().collect::<Vec<_>>(), [b"_pq_.x"]);
     }
-    assert!(Negotiate::decode(b"\0\x04\0\0\0\0\0\0").is_err());
-    assert!(Negotiate::decode(b"\0\x03\0\0\xff\xff\xff\xffa\0").is_err());
-    assert!(Negotiate::decode(b"\0\x03\0\0\0\0\0\0a\0").is_err());
+    assert!(NegotiateProtocolVersion::decode(b"\0\x04\0\0\0\0\0\0").is_err());
+    assert!(NegotiateProtocolVersion::decode(b"\0\x03\0\0\xff\xff\xff\xffa\0").is_err());
+    assert!(NegotiateProtocolVersion::decode(b"\0\x03\0\0\0\0\0\0a\0").is_err());
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(minor: u16, params in prop::collection::vec(
+    fn startup_message_is_decoded_as_encoded(minor: u16, params in prop::collection::vec(
         (prop::collection::vec(1..=255_u8, 1..8), prop::collection::vec(1..=255_u8, 0..8)), 0..6)) {
         let params: Vec<_> = params.iter().map(|(name, value)| (name.as_slice(), value.as_slice())).collect();
         let packet = written(|out| startup::startup(minor, &params, out));
@@ -115,14 +115,14 @@ proptest! {
     }
 
     #[test]
-    fn a_parameter_without_a_name_does_not_end_the_list(value in prop::collection::vec(any::<u8>(), 0..5)) {
+    fn parameter_without_a_name_is_left_out(value in prop::collection::vec(any::<u8>(), 0..5)) {
         let params: &[(&[u8], &[u8])] = &[(b"", &value), (b"\0x", &value), (b"user", b"a")];
         let packet = written(|out| startup::startup(0, params, out));
         prop_assert_eq!(session(&packet).get("user"), Some(b"a".as_slice()));
     }
 
     #[test]
-    fn options_are_read_as_they_were_escaped(settings in prop::collection::vec(("[a-z_]{1,8}", ".{0,8}"), 0..4), long: bool) {
+    fn escaped_options_are_parsed(settings in prop::collection::vec(("[a-z_]{1,8}", ".{0,8}"), 0..4), long: bool) {
         let escape = |value: &str| value.chars().fold(String::new(), |mut text, c| {
             if c == '\\' || c.is_ascii_whitespace() || c == '\x0b' { text.push('\\'); }
             text.push(c);

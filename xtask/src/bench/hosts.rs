@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
     let start = || {
         let start_one = |&(name, databases, ref tables): &Kind| {
             let running = start_gateway(&binary, dir.path(), name, tables)?;
-            cluster.primary().adopt(running.pid())?;
+            cluster.primary().register_process(running.pid())?;
             Ok(Subject::gateway(name, databases, running))
         };
         kinds.iter().map(start_one).collect()

@@ -98,7 +98,7 @@ impl Stage<'_> {
         let io = if allows_io_uring() { Io::Uring } else { Io::Epoll };
         let config = Config { journal: journal.then_some(&*folder), ..config(self.postgres, self.pool_size, io) };
         let running = Running::gateway(binary, &dir, &stem, &config)?;
-        self.postgres.adopt(running.pid())?;
+        self.postgres.register_process(running.pid())?;
         Ok(Subject::gateway(name, &[USER], running))
     }
 }

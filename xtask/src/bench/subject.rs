@@ -111,7 +111,7 @@ impl Stage {
             }
         }
         for pid in stage.subjects.iter().filter_map(Subject::pid) {
-            stage.postgres.adopt(pid)?;
+            stage.postgres.register_process(pid)?;
         }
         ensure!(!stage.subjects.is_empty(), "no subject is called {}", options.only.join(" or "));
         Ok(stage)

@@ -7,7 +7,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use tidegate_link::Address;
+use tidegate_link::PeerAddress;
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, on_the_wall, timestamp, wait};
@@ -45,7 +45,7 @@ pub(super) struct Client {
     pub(super) key: PoolKey,
     pub(super) user: Arc<str>,
     pub(super) state: ClientState,
-    peer: Address,
+    peer: PeerAddress,
     local: Option<SocketAddr>,
     process: u32,
     connected_at: SystemTime,
@@ -115,8 +115,8 @@ fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
         ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
     };
     let peer = match client.peer {
-        Address::Tcp(address) => Some(address),
-        Address::Unix => None,
+        PeerAddress::Tcp(address) => Some(address),
+        PeerAddress::Unix => None,
     };
     let (addr, port) = end(peer, unix_port);
     let (local_addr, local_port) = match (peer, client.local) {

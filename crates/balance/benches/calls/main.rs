@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use client::{Calls, Client, Peer};
 use server::Server;
-use tidegate_figures::{Bar, Figure, Options, median};
+use tidegate_figures::{Figure, Options, Target, median};
 
 const BACKENDS: usize = 3;
 
@@ -65,13 +65,13 @@ fn main() -> ExitCode {
 }
 
 fn figures_of(peer: Peer, event: Event, case: &str, runs: &[&(Peer, Calls, f64)]) -> Vec<Figure> {
-    let figure = |metric: &str, value, unit, bar| Figure {
+    let figure = |metric: &str, value, unit, target| Figure {
         subject: peer.name().to_owned(),
         case: case.to_owned(),
         metric: metric.to_owned(),
         value,
         unit,
-        bar,
+        target,
     };
     let rates = runs.iter().map(|(_, calls, seconds)| calls.good_us.len() as f64 / seconds).collect();
     let slowest = runs.iter().map(|(_, calls, _)| percentile(&calls.good_us, 0.99)).collect();
@@ -80,11 +80,11 @@ fn figures_of(peer: Peer, event: Event, case: &str, runs: &[&(Peer, Calls, f64)]
         println!("{case}, {}: {times} calls were told {told}", peer.name());
     }
     // A stopped server says nothing: what was sent to it fails or waits, and no bar says otherwise.
-    let barred = peer == Peer::Ours && event != Event::Stopped;
+    let has_target = peer == Peer::Ours && event != Event::Stopped;
     vec![
         figure("calls", median(rates), "/s", None),
         figure("p99", median(slowest), "us", None),
-        figure("failed, all rounds", failed as f64, "calls", barred.then_some(Bar::AtMost(0.0))),
+        figure("failed, all rounds", failed as f64, "calls", has_target.then_some(Target::AtMost(0.0))),
     ]
 }
 

@@ -25,7 +25,7 @@ use std::{
 use load::{Figures, Load};
 use special::Commits;
 use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
-use tidegate_figures::{Bar, Figure, Options, best, median, words};
+use tidegate_figures::{Figure, Options, Target, best, median, words};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -115,7 +115,7 @@ fn compare() -> ExitCode {
     let (cases, rounds) = if options.is_quick() { (&cases[..1], 3) } else { (&cases[..], 5) };
     let rounds = options.rounds().unwrap_or(rounds);
     let mut figures = Vec::new();
-    for case in cases.iter().filter(|case| options.wants(&case.name())) {
+    for case in cases.iter().filter(|case| options.selects(&case.name())) {
         let mut runs = Runs::default();
         for _ in 0..rounds {
             runs.round(*case);
@@ -125,7 +125,7 @@ fn compare() -> ExitCode {
     for name in ["quill", "spdlog"] {
         println!("missing: {name} is not at hand, so it was not measured");
     }
-    if options.wants("special") {
+    if options.selects("special") {
         figures.extend(special_figures(rounds));
     }
     options.finish("journal", &figures)
@@ -178,14 +178,14 @@ impl Runs {
 
     /// How much faster than the best of the others, in the same round.
     fn ratios(&self, case: Case) -> Vec<Figure> {
-        let barred = case == Case { bytes: 100, tasks: true };
+        let has_target = case == Case { bytes: 100, tasks: true };
         let mut figures = Vec::new();
         for (ours, _) in OURS {
             let Some(own) = self.ways.get(ours) else { continue };
             let mut ratio = |metric, theirs: &dyn Fn(usize) -> f64, limit: f64| {
                 let rounds = own.iter().enumerate().map(|(round, run)| theirs(round) / run.written_ms).collect();
-                let bar = barred.then_some(Bar::AtLeast(limit));
-                figures.push(figure(case, ours, metric, median(rounds), "x", bar));
+                let target = has_target.then_some(Target::AtLeast(limit));
+                figures.push(figure(case, ours, metric, median(rounds), "x", target));
             };
             ratio("faster than tracing-appender", &|round| self.ways[APPENDER][round].written_ms, 8.0);
             if !self.beam.is_empty() {
@@ -199,16 +199,16 @@ impl Runs {
 
 fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    let mut add = |metric, unit, bar: Option<Bar>, what: fn(&Figures) -> f64| {
+    let mut add = |metric, unit, target: Option<Target>, what: fn(&Figures) -> f64| {
         let value = best(runs.iter().map(what));
         if !value.is_infinite() {
-            figures.push(figure(case, name, metric, value, unit, bar));
+            figures.push(figure(case, name, metric, value, unit, target));
         }
     };
-    let barred = case == Case { bytes: 100, tasks: true };
+    let has_target = case == Case { bytes: 100, tasks: true };
     let ours = OURS.into_iter().find(|(ours, _)| *ours == name);
-    let drained = ours.filter(|_| barred);
-    add("written", "ms", drained.map(|(_, limit)| Bar::AtMost(limit)), |run| run.written_ms);
+    let drained = ours.filter(|_| has_target);
+    add("written", "ms", drained.map(|(_, limit)| Target::AtMost(limit)), |run| run.written_ms);
     add("durable", "ms", None, |run| run.durable_ms);
     add("CPU", "ms", None, |run| run.cpu_ms);
     add("append p50", "ns", None, |run| run.p50_ns);
@@ -242,13 +242,13 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
     };
     let numbers = |what: &str| -> Vec<Vec<f64>> { (0..rounds).map(|_| once(&[what])).collect() };
     let column = |runs: &[Vec<f64>], at: usize| -> Vec<f64> { runs.iter().map(|run| run[at]).collect() };
-    let row = |case: &str, metric: &str, value, unit, bar| Figure {
+    let row = |case: &str, metric: &str, value, unit, target| Figure {
         subject: "journal".to_owned(),
         case: case.to_owned(),
         metric: metric.to_owned(),
         value,
         unit,
-        bar,
+        target,
     };
     let mut figures = Vec::new();
     let mut durable = DURABLE.map(|_| Vec::new());
@@ -262,19 +262,26 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
         figures.push(row(case, "records per second", median(column(runs, 0)), "/s", None));
         figures.push(row(case, "sync of a batch", median(column(runs, 1)) * 1e6, "us", None));
         figures.push(row(case, "records per sync", median(column(runs, 2)), "", None));
-        figures.push(row(case, "of producers / sync time", shares, "x", Some(Bar::AtLeast(0.6))));
+        figures.push(row(case, "of producers / sync time", shares, "x", Some(Target::AtLeast(0.6))));
     }
     for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
         let runs = numbers(what);
         let p99 = best(column(&runs, 1).into_iter());
         figures.push(row(case, "append p50", best(column(&runs, 0).into_iter()), "ns", None));
-        figures.push(row(case, "append p99", p99, "ns", Some(Bar::AtMost(limit))));
+        figures.push(row(case, "append p99", p99, "ns", Some(Target::AtMost(limit))));
         let memory = column(&runs, 2).into_iter().fold(0.0, f64::max);
-        figures.push(row(case, "memory, worst round", memory, "KiB", Some(Bar::AtMost(MEMORY_KIB))));
+        figures.push(row(case, "memory, worst round", memory, "KiB", Some(Target::AtMost(MEMORY_KIB))));
     }
     figures
 }
 
-fn figure(case: Case, subject: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    Figure { subject: subject.to_owned(), case: case.name(), metric: metric.to_owned(), value, unit, bar }
+fn figure(
+    case: Case,
+    subject: &str,
+    metric: &'static str,
+    value: f64,
+    unit: &'static str,
+    target: Option<Target>,
+) -> Figure {
+    Figure { subject: subject.to_owned(), case: case.name(), metric: metric.to_owned(), value, unit, target }
 }

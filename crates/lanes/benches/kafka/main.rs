@@ -51,7 +51,7 @@ fn compare() -> ExitCode {
         Err(code) => return code,
     };
     let is_quick = options.is_quick();
-    let chosen = |case: &&Case| options.wants(case.name);
+    let chosen = |case: &&Case| options.selects(case.name);
     let rounds = if is_quick { 1 } else { options.rounds().unwrap_or(5) };
     let broker = Broker::builder().long_lived().start().expect("a broker");
     let mut figures = Vec::new();
@@ -89,7 +89,7 @@ fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figur
                 best(runs[subject].iter().map(of))
             },
             unit,
-            bar: case.bar(subject, metric),
+            target: case.target(subject, metric),
         })
     };
     case.subjects.iter().flat_map(figure).collect()

@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 use cases::{Case, STEADY, STEADY_AGAINST, cases};
 use load::{Keys, Load};
 use subjects::{Figures, OURS};
-use tidegate_figures::{Bar, Figure, Options, again, words};
+use tidegate_figures::{Figure, Options, Target, again, words};
 
 const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
 
@@ -68,11 +68,11 @@ fn compare() -> ExitCode {
     let cases = cases(options.is_quick());
     let mut figures = Vec::new();
     let mut rates = BTreeMap::new();
-    for case in cases.iter().filter(|case| options.wants(case.name)) {
+    for case in cases.iter().filter(|case| options.selects(case.name)) {
         figures.extend(measure(case, rounds, &mut rates));
     }
     figures.extend(steadiness(&rates));
-    if options.wants(DISPATCH) {
+    if options.selects(DISPATCH) {
         figures.extend(dispatch_figures(options.is_quick(), rounds));
     }
     options.finish("lanes", &figures)
@@ -91,14 +91,15 @@ fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) 
     for subject in case.subjects {
         let of = |what: fn(&Figures) -> f64| runs[subject].iter().map(what);
         let is_ours = subject.starts_with(OURS);
-        let bar = |bar: Option<Bar>| bar.filter(|_| is_ours);
-        let mut add = |metric, value, unit, bar| figures.push(figure(subject, case.name, metric, value, unit, bar));
+        let target = |target: Option<Target>| target.filter(|_| is_ours);
+        let mut add =
+            |metric, value, unit, target| figures.push(figure(subject, case.name, metric, value, unit, target));
         let rate = of(|run| run.per_second).fold(0.0, f64::max);
-        add("records", rate, "1/s", bar(case.per_second));
-        add("CPU per record", of(|run| run.cpu_us).fold(f64::MAX, f64::min), "us", bar(case.cpu_us));
+        add("records", rate, "1/s", target(case.per_second));
+        add("CPU per record", of(|run| run.cpu_us).fold(f64::MAX, f64::min), "us", target(case.cpu_us));
         add("peak memory", of(|run| run.memory_mib).fold(f64::MAX, f64::min), "MiB", None);
         let violations = of(|run| run.violations).fold(0.0, f64::max);
-        add("order violations", violations, "", bar(Some(Bar::AtMost(0.0))));
+        add("order violations", violations, "", target(Some(Target::AtMost(0.0))));
         if *subject == OURS {
             rates.insert(case.name, rate);
         }
@@ -111,7 +112,7 @@ fn steadiness(rates: &BTreeMap<&'static str, f64>) -> Vec<Figure> {
     let Some(against) = rates.get(STEADY_AGAINST) else { return Vec::new() };
     let ratio = |name: &&'static str| {
         let value = rates.get(name)? / against;
-        Some(figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Bar::AtLeast(0.85))))
+        Some(figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Target::AtLeast(0.85))))
     };
     STEADY.iter().filter_map(ratio).collect()
 }
@@ -122,13 +123,13 @@ fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
     let best = |keys: &str| (0..rounds).map(|_| number(&["--dispatch", keys, seconds])).fold(f64::MAX, f64::min);
     let (uniform, zipf) = (best("uniform"), best("zipf"));
     let case = DISPATCH;
-    let bar = Some(Bar::AtMost(2.0));
+    let target = Some(Target::AtMost(2.0));
     let memory = |huge: &str| memory_per_key(huge).parse().expect("a number");
     vec![
         figure(OURS, case, "p99 of dispatch, uniform", uniform, "ms", None),
         figure(OURS, case, "p99 of dispatch, Zipf 1.1", zipf, "ms", None),
-        figure(OURS, case, "p99, Zipf / uniform", zipf / uniform, "x", bar),
-        figure(OURS, "300,000 live keys", "memory per key", memory("0"), "B", Some(Bar::AtMost(150.0))),
+        figure(OURS, case, "p99, Zipf / uniform", zipf / uniform, "x", target),
+        figure(OURS, "300,000 live keys", "memory per key", memory("0"), "B", Some(Target::AtMost(150.0))),
         figure(OURS, "300,000 live keys", "memory per key, with huge pages", memory("1"), "B", None),
     ]
 }
@@ -141,6 +142,13 @@ fn memory_per_key(huge_pages: &str) -> String {
     String::from_utf8_lossy(&output.expect("this program runs again").stdout).trim().to_owned()
 }
 
-fn figure(subject: &str, case: &str, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    Figure { subject: subject.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, bar }
+fn figure(
+    subject: &str,
+    case: &str,
+    metric: &'static str,
+    value: f64,
+    unit: &'static str,
+    target: Option<Target>,
+) -> Figure {
+    Figure { subject: subject.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, target }
 }

@@ -1,7 +1,7 @@
-//! Receive buffers that the kernel chooses from: a ring of their addresses, shared with it.
+//! Provided buffers: a ring of receive buffers, shared with the kernel, which chooses one per receive.
 //!
-//! The memory of a buffer belongs to the kernel while its address is in the ring, and to its [`Loan`] from the completion
-//! that names it until the loan is dropped. Nobody else touches it.
+//! The memory of a buffer belongs to the kernel while its address is in the ring, and to its [`ProvidedBuffer`] from the
+//! completion that names it until the buffer is dropped. There is no other access.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
@@ -17,23 +17,23 @@ use std::{
 use io_uring::{Submitter, types::BufRingEntry};
 
 /// The buffers of one thread.
-pub(super) struct Buffers {
+pub(super) struct BufferRing {
     entries: Block,
     bytes: Block,
     count: u16,
     len: usize,
-    /// Where the next entry goes: what was last told to the kernel.
+    /// The position of the next entry, as last published to the kernel.
     tail: Cell<u16>,
 }
 
-/// The number of the only group of buffers.
+/// ID of the only buffer group.
 pub(super) const GROUP: u16 = 0;
 
-impl Buffers {
-    /// `count` buffers of `len` bytes, registered with a ring of the kernel.
+impl BufferRing {
+    /// Registers `count` buffers of `len` bytes with the kernel.
     ///
     /// # Errors
-    /// When the kernel has no such rings, or `count` is no power of two.
+    /// The kernel does not support buffer rings, or `count` is not a power of two.
     pub(super) fn register(submitter: &Submitter<'_>, count: NonZeroU16, len: usize) -> io::Result<Rc<Self>> {
         let count = count.get();
         let entries = Block::new(usize::from(count) * size_of::<BufRingEntry>());
@@ -41,29 +41,29 @@ impl Buffers {
         // SAFETY: the block is page-aligned, has room for `count` entries, and lives until the ring is gone (see
         // `Ring::drop`).
         unsafe { submitter.register_buf_ring_with_flags(buffers.entries.0.as_ptr() as u64, count, GROUP, 0) }?;
-        (0..count).for_each(|id| buffers.give_back(id));
+        (0..count).for_each(|id| buffers.recycle(id));
         Ok(Rc::new(buffers))
     }
 
-    /// The buffer that a completion names, with the bytes received into it.
+    /// The buffer that a completion names, with its received bytes.
     ///
     /// # Panics
-    /// When it names none of this ring, or more bytes than one has: the kernel does neither.
-    pub(super) fn loan(self: &Rc<Self>, id: u16, received: usize) -> Loan {
-        assert!(id < self.count && received <= self.len, "a receive into a buffer that there is not");
-        Loan { home: Rc::clone(self), id, received: received as u32 }
+    /// Panics if the kernel names a buffer that does not exist, or more bytes than a buffer has.
+    pub(super) fn buffer(self: &Rc<Self>, id: u16, received: usize) -> ProvidedBuffer {
+        assert!(id < self.count && received <= self.len, "the kernel named a buffer that does not exist");
+        ProvidedBuffer { ring: Rc::clone(self), id, received: received as u32 }
     }
 
     fn start_of(&self, id: u16) -> *mut u8 {
-        // SAFETY: `id` is below `count`, so that the offset lies within the block.
+        // SAFETY: `id` is below `count`, so the offset lies within the block.
         unsafe { self.bytes.0.as_ptr().add(usize::from(id) * self.len) }
     }
 
-    fn give_back(&self, id: u16) {
+    fn recycle(&self, id: u16) {
         let tail = self.tail.get();
         let entries: *mut BufRingEntry = self.entries.0.as_ptr().cast();
-        // SAFETY: the place lies within the block; at most `count` buffers are in the ring, so the kernel does not read
-        // this place until the tail has passed it. The field that is the tail of the ring is not touched here.
+        // SAFETY: the entry lies within the block. At most `count` buffers are in the ring, so the kernel does not read
+        // this entry until the tail has passed it. The field that holds the tail of the ring is not accessed here.
         unsafe {
             let entry = &mut *entries.add(usize::from(tail & (self.count - 1)));
             entry.set_addr(self.start_of(id) as u64);
@@ -76,43 +76,43 @@ impl Buffers {
         shared.store(self.tail.get(), Ordering::Release);
     }
 
-    /// Bytes of each.
+    /// Size of a buffer, in bytes.
     pub(super) fn buffer_len(&self) -> usize {
         self.len
     }
 }
 
-/// Received bytes in a buffer of the ring, to which it goes back when dropped.
-pub(crate) struct Loan {
-    home: Rc<Buffers>,
+/// Received bytes in a buffer of the ring; dropping it returns the buffer.
+pub(crate) struct ProvidedBuffer {
+    ring: Rc<BufferRing>,
     id: u16,
     received: u32,
 }
 
-impl Deref for Loan {
+impl Deref for ProvidedBuffer {
     type Target = [u8];
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer is this loan's alone (see the module), lies within the block, and all of the block is
+        // SAFETY: the buffer belongs to this value alone (see the module), lies within the block, and the whole block is
         // initialised.
-        unsafe { std::slice::from_raw_parts(self.home.start_of(self.id), self.received as usize) }
+        unsafe { std::slice::from_raw_parts(self.ring.start_of(self.id), self.received as usize) }
     }
 }
 
-impl Drop for Loan {
+impl Drop for ProvidedBuffer {
     fn drop(&mut self) {
-        self.home.give_back(self.id);
+        self.ring.recycle(self.id);
     }
 }
 
-impl fmt::Debug for Loan {
+impl fmt::Debug for ProvidedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Loan({} bytes)", self.received)
+        write!(f, "ProvidedBuffer({} bytes)", self.received)
     }
 }
 
-/// Zeroed memory that begins at a page.
+/// Zeroed, page-aligned memory.
 struct Block(NonNull<u8>, Layout);
 
 impl Block {
@@ -126,7 +126,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and dropped once.
+        // SAFETY: allocated with this layout, and freed once.
         unsafe { dealloc(self.0.as_ptr(), self.1) }
     }
 }

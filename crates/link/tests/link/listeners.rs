@@ -1,4 +1,4 @@
-//! Listening sockets: shared by threads, and their files.
+//! Listening sockets that threads share, and their files.
 
 use std::{
     fs,
@@ -16,7 +16,9 @@ use std::{
     thread::JoinHandle,
 };
 
-use tidegate_link::{Address, FileAccess, Link, Listener, Mode, Reactor, Remote, Settings, unix_address};
+use tidegate_link::{
+    IoMode, Link, Listener, PeerAddress, Reactor, ReactorConfig, ReactorWaker, UnixSocketOptions, unix_address,
+};
 
 use crate::stage::{each_mode, modes, run, run_on};
 
@@ -24,28 +26,28 @@ fn listen() -> Listener {
     Listener::tcp((Ipv4Addr::LOCALHOST, 0).into(), 64).expect("a port")
 }
 
-/// Greets everybody who connects, on a thread of its own, until all threads together have served `count`.
+/// Greets each client on a thread of its own, until all threads together have served `count`.
 fn greeter(
-    settings: &Settings,
+    config: &ReactorConfig,
     listener: &Listener,
     served: &Arc<AtomicUsize>,
     count: usize,
-) -> (JoinHandle<usize>, Remote) {
-    let (settings, listener, served) = (settings.clone(), listener.clone(), served.clone());
+) -> (JoinHandle<usize>, ReactorWaker) {
+    let (config, listener, served) = (config.clone(), listener.clone(), served.clone());
     let (ready, remote) = mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let reactor = Reactor::new(&settings).expect("a reactor");
+        let reactor = Reactor::new(&config).expect("a reactor");
         let acceptor = Rc::new(listener.accept_on(&reactor).expect("an acceptor"));
-        ready.send(reactor.remote()).expect("somebody who waits");
+        ready.send(reactor.waker()).expect("the main thread");
         let (own, worker) = (Rc::new(AtomicUsize::new(0)), reactor.clone());
         let (mine, all) = (own.clone(), served.clone());
         reactor.spawn(async move {
             loop {
                 let accepted = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a connection");
-                assert!(matches!(accepted.peer, Address::Tcp(peer) if peer.ip().is_loopback()));
+                assert!(matches!(accepted.peer, PeerAddress::Tcp(peer) if peer.ip().is_loopback()));
                 let mut link = Link::new(&worker, accepted.fd).expect("a link");
                 link.write(&b"hello"[..]);
-                link.flush().await.expect("a peer that reads");
+                link.flush().await.expect("an open peer");
                 mine.fetch_add(1, Ordering::SeqCst);
                 all.fetch_add(1, Ordering::SeqCst);
             }
@@ -64,16 +66,17 @@ fn greeter(
 }
 
 #[test]
-fn two_threads_accept_on_one_listener_and_nobody_is_left_out() {
+fn two_threads_accept_on_one_listener() {
     const CLIENTS: usize = 50;
     let same = modes().into_iter().map(|mode| [mode, mode]);
-    // Where one thread got io_uring and the other did not.
-    for pair in same.chain([[modes()[0], Mode::Epoll]]) {
+    // A thread may have io_uring and another epoll.
+    for pair in same.chain([[modes()[0], IoMode::Epoll]]) {
         eprintln!("modes: {pair:?}");
         let listener = listen();
         let address = listener.local_addr().expect("its address");
         let served = Arc::new(AtomicUsize::new(0));
-        let threads = pair.map(|mode| greeter(&Settings { mode, ..Settings::default() }, &listener, &served, CLIENTS));
+        let threads =
+            pair.map(|mode| greeter(&ReactorConfig { mode, ..ReactorConfig::default() }, &listener, &served, CLIENTS));
         let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(address).expect("a listener")).collect();
         for mut client in clients {
             client.set_read_timeout(Some(crate::stage::PATIENCE)).expect("a timeout");
@@ -90,8 +93,8 @@ fn two_threads_accept_on_one_listener_and_nobody_is_left_out() {
 }
 
 #[test]
-fn an_accepted_socket_is_served_by_another_thread() {
-    each_mode(|settings| {
+fn accepted_socket_moves_to_another_thread() {
+    each_mode(|config| {
         let listener = listen();
         let address = listener.local_addr().expect("its address");
         let client = std::thread::spawn(move || {
@@ -99,16 +102,16 @@ fn an_accepted_socket_is_served_by_another_thread() {
             TcpStream::connect(address).expect("a listener").read_to_string(&mut greeting).expect("a greeting");
             greeting
         });
-        let here = Reactor::new(settings).expect("a reactor");
+        let here = Reactor::new(config).expect("a reactor");
         let acceptor = listener.accept_on(&here).expect("an acceptor");
         let accepted = run_on(&here, async move { std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await });
-        let (settings, fd) = (settings.clone(), accepted.expect("a connection").fd);
+        let (config, fd) = (config.clone(), accepted.expect("a connection").fd);
         let there = std::thread::spawn(move || {
-            let reactor = Reactor::new(&settings).expect("a reactor");
+            let reactor = Reactor::new(&config).expect("a reactor");
             let mut link = Link::new(&reactor, fd).expect("a link");
             run_on(&reactor, async move {
                 link.write(&b"hello"[..]);
-                link.flush().await.expect("a peer that reads");
+                link.flush().await.expect("an open peer");
             });
         });
         there.join().expect("the other thread");
@@ -117,11 +120,11 @@ fn an_accepted_socket_is_served_by_another_thread() {
 }
 
 #[test]
-fn an_acceptor_that_is_dropped_leaves_the_next_client_to_others() {
-    each_mode(|settings| {
+fn dropped_acceptor_leaves_clients_to_others() {
+    each_mode(|config| {
         let listener = listen();
         let address = listener.local_addr().expect("its address");
-        let reactor = Reactor::new(settings).expect("a reactor");
+        let reactor = Reactor::new(config).expect("a reactor");
         let (first, second) = (listener.accept_on(&reactor), listener.accept_on(&reactor));
         let (first, second) = (first.expect("an acceptor"), second.expect("an acceptor"));
         let clock = reactor.clone();
@@ -132,7 +135,9 @@ fn an_acceptor_that_is_dropped_leaves_the_next_client_to_others() {
             clock.sleep(std::time::Duration::from_millis(1)).await;
             let client = TcpStream::connect(address).expect("a listener");
             let accepted = std::future::poll_fn(|cx| second.poll_accept(cx)).await.expect("a connection");
-            assert!(matches!(accepted.peer, Address::Tcp(peer) if peer == client.local_addr().expect("its address")));
+            assert!(
+                matches!(accepted.peer, PeerAddress::Tcp(peer) if peer == client.local_addr().expect("its address"))
+            );
             client
         });
         drop(client);
@@ -143,10 +148,10 @@ fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-link-{}-{name}", std::process::id()))
 }
 
-const OWN: FileAccess = FileAccess { mode: 0o600, group: None, replaces: false };
+const OWN: UnixSocketOptions = UnixSocketOptions { mode: 0o600, group: None, replace: false };
 
 #[test]
-fn the_file_of_a_unix_socket_comes_and_goes_with_its_listener() {
+fn file_of_a_unix_socket_lives_with_its_listener() {
     let path = path("comes-and-goes");
     let listener = Listener::unix(&path, OWN, 8).expect("a socket");
     assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
@@ -159,22 +164,23 @@ fn the_file_of_a_unix_socket_comes_and_goes_with_its_listener() {
 }
 
 #[test]
-fn a_unix_socket_without_a_file_is_listened_on_and_connected_to() {
-    each_mode(|settings| {
-        let path = PathBuf::from(format!("@tidegate-link-{}-{:?}", std::process::id(), settings.mode));
+fn abstract_unix_socket_accepts() {
+    each_mode(|config| {
+        let path = PathBuf::from(format!("@tidegate-link-{}-{:?}", std::process::id(), config.mode));
         let listener = Listener::unix(&path, OWN, 8).expect("a name");
         assert_eq!((listener.file(), path.exists()), (Some(path.as_path()), false));
-        let refused = Listener::unix(&path, FileAccess { replaces: true, ..OWN }, 8).expect_err("it is taken");
+        let refused =
+            Listener::unix(&path, UnixSocketOptions { replace: true, ..OWN }, 8).expect_err("an address in use");
         assert_eq!(refused.kind(), ErrorKind::AddrInUse);
         let address = unix_address(&path).expect("a short name");
         assert_eq!(address.as_abstract_namespace(), path.to_str().map(|name| &name.as_bytes()[1..]));
-        run(settings, |reactor| {
+        run(config, |reactor| {
             let (listener, address) = (listener.clone(), address.clone());
             async move {
                 let acceptor = listener.accept_on(&reactor).expect("an acceptor");
                 let near = reactor.connect(address).await.expect("a listener");
                 let far = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a connection");
-                assert_eq!(far.peer, Address::Unix);
+                assert_eq!(far.peer, PeerAddress::Unix);
                 let (mut near, mut far) =
                     (Link::new(&reactor, near).expect("a link"), Link::new(&reactor, far.fd).expect("a link"));
                 near.write(b"hello".to_vec());
@@ -183,26 +189,27 @@ fn a_unix_socket_without_a_file_is_listened_on_and_connected_to() {
             }
         });
         drop(listener);
-        Listener::unix(&path, OWN, 8).expect("nobody has the name any more");
+        Listener::unix(&path, OWN, 8).expect("a free name");
     });
 }
 
 #[test]
-fn a_unix_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not() {
+fn stale_unix_socket_is_replaced() {
     let path = path("left-behind");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     assert!(path.exists(), "the standard library leaves the file");
-    let listener = Listener::unix(&path, OWN, 8).expect("the place of the dead");
-    let refused = Listener::unix(&path, OWN, 8).expect_err("somebody listens there");
+    let listener = Listener::unix(&path, OWN, 8).expect("a stale socket");
+    let refused = Listener::unix(&path, OWN, 8).expect_err("an address in use");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     drop(listener);
 }
 
 #[test]
-fn a_unix_socket_in_use_is_replaced_on_demand_and_its_file_stays_with_the_new_one() {
+fn unix_socket_in_use_is_replaced_on_request() {
     let path = path("replaced");
     let old = Listener::unix(&path, OWN, 8).expect("a socket");
-    let new = Listener::unix(&path, FileAccess { mode: 0o640, replaces: true, ..OWN }, 8).expect("the same place");
+    let new =
+        Listener::unix(&path, UnixSocketOptions { mode: 0o640, replace: true, ..OWN }, 8).expect("a replaced socket");
     assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o640);
     drop(old);
     UnixStream::connect(&path).expect("the new listener");
@@ -211,35 +218,35 @@ fn a_unix_socket_in_use_is_replaced_on_demand_and_its_file_stays_with_the_new_on
 }
 
 #[test]
-fn a_listener_that_was_handed_over_is_as_good_as_one_of_ones_own() {
+fn inherited_listener_accepts() {
     let path = path("handed-over");
     let old = Listener::unix(&path, OWN, 8).expect("a socket");
     let fd = std::os::fd::AsFd::as_fd(&old).try_clone_to_owned().expect("a descriptor");
-    let new = Listener::adopt(fd, Some(&path)).expect("it listens");
-    old.leave_file();
+    let new = Listener::from_fd(fd, Some(&path)).expect("it listens");
+    old.keep_file();
     drop(old);
-    UnixStream::connect(&path).expect("it listens still");
+    UnixStream::connect(&path).expect("an open listener");
     drop(new);
     assert!(!path.exists());
     let (near, _far) = UnixStream::pair().expect("a pair");
-    assert!(Listener::adopt(near.into(), None).is_err(), "it does not listen");
+    assert!(Listener::from_fd(near.into(), None).is_err(), "not a listener");
 }
 
 #[test]
-fn all_of_a_crowd_are_let_in() {
+fn crowd_of_clients_is_accepted() {
     const CLIENTS: usize = 50;
-    each_mode(|settings| {
+    each_mode(|config| {
         let listener = listen();
         let address = listener.local_addr().expect("an address");
-        let accepted = run(settings, |reactor| async move {
+        let accepted = run(config, |reactor| async move {
             let acceptor = listener.accept_on(&reactor).expect("an acceptor");
             let mut accepted = Vec::new();
-            // One by one, all at once, and one by one again.
+            // Single clients, many at the same time, and a single one again.
             for crowd in [1, 1, CLIENTS, 1] {
                 let clients: Vec<_> = (0..crowd).map(|_| TcpStream::connect(address).expect("a listener")).collect();
                 for client in clients {
                     let found = std::future::poll_fn(|cx| acceptor.poll_accept(cx)).await.expect("a client");
-                    assert_eq!(found.peer, Address::Tcp(client.local_addr().expect("an address")));
+                    assert_eq!(found.peer, PeerAddress::Tcp(client.local_addr().expect("an address")));
                     assert_eq!(found.local, Some(address));
                     accepted.push(found);
                 }
@@ -250,23 +257,23 @@ fn all_of_a_crowd_are_let_in() {
     });
 }
 
-/// Of those who wait for the same listener one is told of a client: it takes it though it was about to stop, or another does.
+/// The kernel wakes one waiter per connection: a closing acceptor takes it, or another acceptor does.
 #[test]
-fn nobody_is_lost_when_an_acceptor_closes() {
-    each_mode(|settings| {
+fn closing_acceptor_loses_no_client() {
+    each_mode(|config| {
         let listener = listen();
         let address = listener.local_addr().expect("an address");
         let other =
-            Listener::adopt(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().expect("a descriptor"), None);
+            Listener::from_fd(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().expect("a descriptor"), None);
         let other = other.expect("it listens");
-        let accepted = run(settings, |reactor| async move {
+        let accepted = run(config, |reactor| async move {
             let closing = listener.accept_on(&reactor).expect("an acceptor");
             let staying = other.accept_on(&reactor).expect("an acceptor");
             let mut accepted = 0;
-            // Both wait, one is told of the client, and is closed before it has taken it.
+            // Both wait, one is woken for the client, and is closed before it accepts.
             for acceptor in [&closing, &staying] {
                 let early = std::future::poll_fn(|cx| Poll::Ready(acceptor.poll_accept(cx).is_ready())).await;
-                assert!(!early, "nobody has come yet");
+                assert!(!early, "no client yet");
             }
             let _client = TcpStream::connect(address).expect("a listener");
             while let Some(client) = std::future::poll_fn(|cx| closing.poll_close(cx)).await {
@@ -274,7 +281,7 @@ fn nobody_is_lost_when_an_acceptor_closes() {
                 drop(client);
             }
             if accepted == 0 {
-                std::future::poll_fn(|cx| staying.poll_accept(cx)).await.expect("the client that was left in line");
+                std::future::poll_fn(|cx| staying.poll_accept(cx)).await.expect("the client in the backlog");
                 accepted += 1;
             }
             accepted
@@ -284,11 +291,11 @@ fn nobody_is_lost_when_an_acceptor_closes() {
 }
 
 #[test]
-fn a_unix_socket_whose_line_is_full_is_in_use() {
+fn unix_socket_with_full_backlog_is_in_use() {
     let path = path("full");
     let listener = Listener::unix(&path, OWN, 0).expect("a socket");
     let mut waiting = Vec::new();
-    // The line of a listener that never accepts is soon full; a connect that waited would wait for ever.
+    // The backlog of a listener that never accepts fills up; a blocking connect would wait forever.
     loop {
         let client = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("a socket");
         client.set_nonblocking(true).expect("a socket");
@@ -298,13 +305,13 @@ fn a_unix_socket_whose_line_is_full_is_in_use() {
             break;
         }
     }
-    let refused = Listener::unix(&path, OWN, 8).expect_err("somebody listens there");
+    let refused = Listener::unix(&path, OWN, 8).expect_err("an address in use");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     drop(listener);
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_left_alone() {
+fn file_that_is_not_a_socket_is_not_replaced() {
     let path = path("no-socket");
     fs::write(&path, "precious").expect("a file");
     let refused = Listener::unix(&path, OWN, 8).expect_err("a file is in the way");
@@ -314,18 +321,17 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_port_in_use_is_refused() {
+fn port_in_use_is_refused() {
     let listener = listen();
     let refused = Listener::tcp(listener.local_addr().expect("its address"), 8).expect_err("a port in use");
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
 }
 
-/// A pooled connection that keeps small messages back, or that lasts for ever when its peer's machine is switched off,
-/// is what nobody would look for in a gateway.
+/// A pooled connection without these options delays small messages, and outlives a peer whose machine is switched off.
 #[test]
-fn connections_send_at_once_and_notice_a_peer_that_is_gone() {
-    each_mode(|settings| {
-        let reactor = Reactor::new(settings).expect("a reactor");
+fn connections_have_nodelay_and_keepalive() {
+    each_mode(|config| {
+        let reactor = Reactor::new(config).expect("a reactor");
         let owned = reactor.clone();
         run_on(&reactor, async move {
             let listener = listen();

@@ -1,4 +1,4 @@
-//! Links against blocking peers, in both modes: io_uring (where the kernel allows it) and epoll.
+//! Links against blocking peers, on io_uring (where the kernel allows it) and on epoll.
 
 mod buffers;
 mod listeners;

@@ -1,4 +1,4 @@
-//! Plain text: what is sent arrives, whole and in order, and ends are seen.
+//! Plain text: bytes arrive complete and in order, and ends are reported.
 
 use std::{
     cell::Cell,
@@ -30,28 +30,28 @@ fn ask_for_echo(mut peer: impl Read + Write, words: &[u8]) {
 
 #[test]
 fn tcp_is_echoed() {
-    each_mode(|settings| {
-        with_peer(settings, |peer| ask_for_echo(peer, &pattern(5000)), |_, link| echo(link));
+    each_mode(|config| {
+        with_peer(config, |peer| ask_for_echo(peer, &pattern(5000)), |_, link| echo(link));
     });
 }
 
 #[test]
 fn unix_sockets_are_echoed() {
-    each_mode(|settings| {
+    each_mode(|config| {
         let (near, far) = UnixStream::pair().expect("a pair");
         let peer = std::thread::spawn(move || ask_for_echo(far, &pattern(5000)));
-        run(settings, |reactor| echo(Link::new(&reactor, near.into()).expect("a link")));
+        run(config, |reactor| echo(Link::new(&reactor, near.into()).expect("a link")));
         peer.join().expect("the peer");
     });
 }
 
 #[test]
-fn a_link_that_has_connected_is_echoed() {
-    each_mode(|settings| {
+fn connected_link_is_echoed() {
+    each_mode(|config| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = SockAddr::from(listener.local_addr().expect("its address"));
         let peer = std::thread::spawn(move || ask_for_echo(listener.accept().expect("a client").0, b"hello"));
-        run(settings, |reactor| async move {
+        run(config, |reactor| async move {
             let fd = reactor.connect(address).await.expect("a listener");
             echo(Link::new(&reactor, fd).expect("a link")).await;
         });
@@ -60,13 +60,13 @@ fn a_link_that_has_connected_is_echoed() {
 }
 
 #[test]
-fn a_unix_socket_is_connected() {
-    each_mode(|settings| {
-        let path = std::env::temp_dir().join(format!("tidegate-link-{}-{:?}", std::process::id(), settings.mode));
+fn unix_socket_is_connected() {
+    each_mode(|config| {
+        let path = std::env::temp_dir().join(format!("tidegate-link-{}-{:?}", std::process::id(), config.mode));
         let listener = UnixListener::bind(&path).expect("a path");
         let address = SockAddr::unix(&path).expect("a short path");
         let peer = std::thread::spawn(move || ask_for_echo(listener.accept().expect("a client").0, b"hello"));
-        run(settings, |reactor| async move {
+        run(config, |reactor| async move {
             let fd = reactor.connect(address).await.expect("a listener");
             echo(Link::new(&reactor, fd).expect("a link")).await;
         });
@@ -76,43 +76,43 @@ fn a_unix_socket_is_connected() {
 }
 
 #[test]
-fn a_port_without_a_listener_refuses() {
-    each_mode(|settings| {
+fn port_without_a_listener_refuses() {
+    each_mode(|config| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        // A port of a connected socket is nobody else's, and nobody listens on it.
+        // The local port of a connected socket is in use, and has no listener.
         let taken = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
         let address = SockAddr::from(taken.local_addr().expect("its address"));
-        let refused = run(settings, |reactor| async move { reactor.connect(address).await.map(drop) });
-        assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+        let refused = run(config, |reactor| async move { reactor.connect(address).await.map(drop) });
+        assert_eq!(refused.expect_err("no listener").kind(), ErrorKind::ConnectionRefused);
     });
 }
 
-/// Both sides send several MiB at once; the peer reads in small sips.
+/// Both sides send several MiB at the same time; the peer reads in small pieces.
 #[test]
-fn both_directions_flow_at_once_against_a_slow_reader() {
+fn both_directions_flow_with_a_slow_reader() {
     const BYTES: usize = 6 << 20;
-    each_mode(|settings| {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| {
             let mut writer = stream.try_clone().expect("a second handle");
-            let writes = std::thread::spawn(move || writer.write_all(&pattern(BYTES)).expect("a link that reads"));
-            let (mut heard, mut sip) = (Vec::new(), [0; 3001]);
-            while heard.len() < BYTES {
+            let writes = std::thread::spawn(move || writer.write_all(&pattern(BYTES)).expect("an open link"));
+            let (mut received, mut sip) = (Vec::new(), [0; 3001]);
+            while received.len() < BYTES {
                 let count = stream.read(&mut sip).expect("a link that writes");
-                heard.extend_from_slice(&sip[..count]);
+                received.extend_from_slice(&sip[..count]);
                 std::thread::yield_now();
             }
             writes.join().expect("the writer");
-            assert!(heard == pattern(BYTES), "what the link sent arrived changed");
+            assert!(received == pattern(BYTES), "what the link sent arrived changed");
         };
-        let (heard, ()) = with_peer(settings, peer, |_, link| exchange(link, pattern(BYTES)));
-        assert!(heard == pattern(BYTES), "what the peer sent arrived changed");
+        let (received, ()) = with_peer(config, peer, |_, link| exchange(link, pattern(BYTES)));
+        assert!(received == pattern(BYTES), "what the peer sent arrived changed");
     });
 }
 
 /// Sends `words` with a bounded queue, and reads as many bytes meanwhile.
 async fn exchange(mut link: Link, words: Vec<u8>) -> Vec<u8> {
     const QUEUED_MAX: usize = 64 * 1024;
-    let (mut sent, mut heard) = (0, Vec::new());
+    let (mut sent, mut received) = (0, Vec::new());
     std::future::poll_fn(|cx| {
         loop {
             while sent < words.len() && link.queued_bytes() < QUEUED_MAX {
@@ -120,53 +120,53 @@ async fn exchange(mut link: Link, words: Vec<u8>) -> Vec<u8> {
                 link.write(words[sent..end].to_vec());
                 sent = end;
             }
-            let flushed = link.poll_flush(cx).map(|flushed| flushed.expect("a peer that reads"));
-            let mut heard_more = false;
-            if heard.len() < words.len()
+            let flushed = link.poll_flush(cx).map(|flushed| flushed.expect("an open peer"));
+            let mut has_received = false;
+            if received.len() < words.len()
                 && let Poll::Ready(chunk) = link.poll_read(cx)
             {
                 let chunk = chunk.expect("bytes");
                 assert!(!chunk.is_empty(), "the stream ended early");
-                heard.extend_from_slice(&chunk);
-                heard_more = true;
+                received.extend_from_slice(&chunk);
+                has_received = true;
             }
-            if flushed.is_ready() && sent == words.len() && heard.len() == words.len() {
+            if flushed.is_ready() && sent == words.len() && received.len() == words.len() {
                 return Poll::Ready(());
             }
-            if !heard_more && (flushed.is_pending() || sent == words.len()) {
+            if !has_received && (flushed.is_pending() || sent == words.len()) {
                 return Poll::Pending;
             }
         }
     })
     .await;
-    link.flush().await.expect("a peer that reads");
-    heard
+    link.flush().await.expect("an open peer");
+    received
 }
 
 #[test]
-fn bytes_in_pieces_arrive_in_order() {
-    each_mode(|settings| {
+fn pieces_arrive_in_order() {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| {
             for byte in pattern(500) {
-                stream.write_all(&[byte]).expect("a link that reads");
+                stream.write_all(&[byte]).expect("an open link");
             }
         };
-        let (heard, ()) = with_peer(settings, peer, |_, mut link| async move { read_to_end(&mut link).await });
-        assert_eq!(heard, pattern(500));
+        let (received, ()) = with_peer(config, peer, |_, mut link| async move { read_to_end(&mut link).await });
+        assert_eq!(received, pattern(500));
     });
 }
 
 #[test]
-fn small_and_large_pieces_leave_in_the_order_of_writing() {
-    each_mode(|settings| {
+fn small_and_large_chunks_keep_their_order() {
+    each_mode(|config| {
         let words = pattern(300_000);
         let expected = words.clone();
         let peer = move |mut stream: TcpStream| {
-            let mut heard = Vec::new();
-            stream.read_to_end(&mut heard).expect("bytes");
-            assert!(heard == expected, "the pieces arrived in another order");
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).expect("bytes");
+            assert!(received == expected, "the pieces arrived in another order");
         };
-        with_peer(settings, peer, |_, mut link| async move {
+        with_peer(config, peer, |_, mut link| async move {
             let mut rest = &words[..];
             for len in [1, 100, 8192, 8193, 3, 60_000, 7, 65_536, 5, 100_000].into_iter().cycle() {
                 let (piece, more) = rest.split_at(len.min(rest.len()));
@@ -177,76 +177,76 @@ fn small_and_large_pieces_leave_in_the_order_of_writing() {
                 }
             }
             assert_eq!(link.queued_bytes(), words.len());
-            link.flush().await.expect("a peer that reads");
+            link.flush().await.expect("an open peer");
             assert_eq!(link.queued_bytes(), 0);
         });
     });
 }
 
 #[test]
-fn what_is_on_its_way_arrives_though_nobody_polls_for_it() {
-    each_mode(|settings| {
+fn bytes_in_flight_arrive_without_a_poll() {
+    each_mode(|config| {
         let words = pattern(8 << 20);
         let expected = words.clone();
         let peer = move |mut stream: TcpStream| {
-            let mut heard = vec![0; expected.len()];
-            stream.read_exact(&mut heard).expect("bytes");
-            stream.write_all(b"all").expect("a link that listens");
-            assert!(heard == expected, "other bytes arrived");
+            let mut received = vec![0; expected.len()];
+            stream.read_exact(&mut received).expect("bytes");
+            stream.write_all(b"all").expect("an open link");
+            assert!(received == expected, "other bytes arrived");
         };
-        with_peer(settings, peer, |_, mut link| async move {
+        with_peer(config, peer, |_, mut link| async move {
             link.write(words);
             let flushed = std::future::poll_fn(|cx| Poll::Ready(link.poll_flush(cx)));
             assert!(flushed.await.is_ready(), "more than the kernel has room for goes on by itself");
             assert_eq!(read_exactly(&mut link, 3).await, b"all");
-            link.flush().await.expect("all has left");
+            link.flush().await.expect("a complete send");
         });
     });
 }
 
-/// Over epoll: over io_uring it is for the caller to wait, see `Link::poll_flush`.
+/// Holds for epoll; on io_uring the caller waits, see `Link::poll_flush`.
 #[test]
-fn what_was_handed_over_leaves_before_a_link_that_is_dropped() {
-    each_mode(|settings| {
-        if settings.mode != tidegate_link::Mode::Epoll {
+fn queued_bytes_are_sent_before_a_drop() {
+    each_mode(|config| {
+        if config.mode != tidegate_link::IoMode::Epoll {
             return;
         }
         let peer = |mut stream: TcpStream| {
-            let mut heard = String::new();
-            stream.read_to_string(&mut heard).expect("an end");
-            heard
+            let mut received = String::new();
+            stream.read_to_string(&mut received).expect("an end");
+            received
         };
-        let ((), heard) = with_peer(settings, peer, |_, mut link| async move {
+        let ((), received) = with_peer(config, peer, |_, mut link| async move {
             link.write(&b"last words"[..]);
             let flushed = std::future::poll_fn(|cx| Poll::Ready(link.poll_flush(cx)));
             assert!(flushed.await.is_ready());
         });
-        assert_eq!(heard, "last words");
+        assert_eq!(received, "last words");
     });
 }
 
 #[test]
-fn bytes_for_a_peer_that_is_gone_end_the_link() {
-    each_mode(|settings| {
-        let (told, left) = std::sync::mpsc::channel();
+fn sending_to_a_closed_peer_ends_the_link() {
+    each_mode(|config| {
+        let (close_peer, closing) = std::sync::mpsc::channel();
         let peer = move |stream: TcpStream| {
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).expect("a socket");
             drop(stream);
-            told.send(()).expect("a link that waits");
+            peer_closes.send(()).expect("an open link");
         };
-        with_peer(settings, peer, move |_, mut link| async move {
+        with_peer(config, peer, move |_, mut link| async move {
             left.recv().expect("the peer");
             link.write(&b"too late"[..]);
             let _ = link.flush().await;
-            let heard = link.read().await;
-            assert!(heard.map_or(true, |chunk| chunk.is_empty()), "it has ended");
+            let received = link.read().await;
+            assert!(received.map_or(true, |chunk| chunk.is_empty()), "the stream has ended");
         });
     });
 }
 
 #[test]
-fn the_end_of_the_stream_is_an_empty_chunk_and_the_other_direction_lives_on() {
-    each_mode(|settings| {
+fn half_closed_stream_can_still_send() {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| {
             stream.write_all(b"last words").expect("an open stream");
             stream.shutdown(Shutdown::Write).expect("an open stream");
@@ -254,46 +254,46 @@ fn the_end_of_the_stream_is_an_empty_chunk_and_the_other_direction_lives_on() {
             stream.read_to_string(&mut answer).expect("an answer");
             answer
         };
-        let ((), answer) = with_peer(settings, peer, |_, mut link| async move {
+        let ((), answer) = with_peer(config, peer, |_, mut link| async move {
             assert_eq!(read_to_end(&mut link).await, b"last words");
             assert!(link.read().await.expect("an end, again").is_empty());
-            link.write(&b"farewell"[..]);
-            link.flush().await.expect("a peer that reads");
+            link.write(&b"final"[..]);
+            link.flush().await.expect("an open peer");
         });
-        assert_eq!(answer, "farewell");
+        assert_eq!(answer, "final");
     });
 }
 
 #[test]
-fn a_reset_is_an_error() {
-    each_mode(|settings| {
+fn reset_is_an_error() {
+    each_mode(|config| {
         let peer = |stream: TcpStream| {
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).expect("a socket");
         };
-        let (error, ()) = with_peer(settings, peer, |_, mut link| async move { link.read().await.map(drop) });
+        let (error, ()) = with_peer(config, peer, |_, mut link| async move { link.read().await.map(drop) });
         assert_eq!(error.expect_err("a reset").kind(), ErrorKind::ConnectionReset);
     });
 }
 
 #[test]
-fn a_link_that_is_shut_down_ends_its_own_receive() {
-    each_mode(|settings| {
+fn shutdown_ends_the_receive_in_flight() {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| stream.read(&mut [0]).expect("an end");
-        let ((), heard) = with_peer(settings, peer, |_, mut link| async move {
+        let ((), received) = with_peer(config, peer, |_, mut link| async move {
             let armed = std::future::poll_fn(|cx| Poll::Ready(link.poll_read(cx).is_pending()));
             assert!(armed.await);
             link.shutdown();
             assert!(link.read().await.expect("an end").is_empty());
         });
-        assert_eq!(heard, 0);
+        assert_eq!(received, 0);
     });
 }
 
 #[test]
-fn what_is_put_back_is_read_first() {
-    each_mode(|settings| {
-        let peer = |mut stream: TcpStream| stream.write_all(b"three").expect("a link that reads");
-        with_peer(settings, peer, |_, mut link| async move {
+fn unread_bytes_are_read_first() {
+    each_mode(|config| {
+        let peer = |mut stream: TcpStream| stream.write_all(b"three").expect("an open link");
+        with_peer(config, peer, |_, mut link| async move {
             link.unread(b"two".to_vec().into());
             link.unread_before(Chunk::empty());
             link.unread_before(b"one".to_vec().into());
@@ -307,36 +307,36 @@ fn what_is_put_back_is_read_first() {
 }
 
 #[test]
-fn nothing_is_lost_when_a_caller_stops_polling() {
-    each_mode(|settings| {
+fn dropped_read_loses_no_bytes() {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| {
             for piece in pattern(20_000).chunks(997) {
-                stream.write_all(piece).expect("a link that reads");
+                stream.write_all(piece).expect("an open link");
             }
         };
-        with_peer(settings, peer, |reactor, mut link| async move {
-            let mut heard = Vec::new();
-            while heard.len() < 20_000 {
-                // A read that is given up at once, again and again.
+        with_peer(config, peer, |reactor, mut link| async move {
+            let mut received = Vec::new();
+            while received.len() < 20_000 {
+                // A read that is dropped immediately, several times.
                 for _ in 0..3 {
                     let given_up = std::future::poll_fn(|cx| Poll::Ready(link.poll_read(cx)));
                     if let Poll::Ready(chunk) = given_up.await {
-                        heard.extend_from_slice(&chunk.expect("bytes"));
+                        received.extend_from_slice(&chunk.expect("bytes"));
                     }
                 }
                 reactor.sleep(Duration::from_micros(10)).await;
             }
-            assert_eq!(heard, pattern(20_000));
+            assert_eq!(received, pattern(20_000));
         });
     });
 }
 
 #[test]
-fn a_link_dropped_with_a_receive_under_way_frees_its_descriptor() {
-    each_mode(|settings| {
+fn drop_during_a_receive_frees_the_descriptor() {
+    each_mode(|config| {
         let (near, mut far) = tcp_pair();
         let socket = name_of(&near);
-        run(settings, |reactor| async move {
+        run(config, |reactor| async move {
             let mut link = Link::new(&reactor, near).expect("a link");
             let armed = std::future::poll_fn(|cx| Poll::Ready(link.poll_read(cx).is_pending()));
             assert!(armed.await);
@@ -353,11 +353,11 @@ fn a_link_dropped_with_a_receive_under_way_frees_its_descriptor() {
 }
 
 #[test]
-fn a_link_dropped_while_the_peer_does_not_read_frees_its_descriptor() {
-    each_mode(|settings| {
+fn drop_with_a_blocked_send_frees_the_descriptor() {
+    each_mode(|config| {
         let (near, far) = tcp_pair();
         let socket = name_of(&near);
-        run(settings, |reactor| async move {
+        run(config, |reactor| async move {
             let mut link = Link::new(&reactor, near).expect("a link");
             link.write(pattern(32 << 20));
             let full = std::future::poll_fn(|cx| Poll::Ready(link.poll_flush(cx).map(|sent| sent.expect("a socket"))));
@@ -374,7 +374,7 @@ fn a_link_dropped_while_the_peer_does_not_read_frees_its_descriptor() {
     });
 }
 
-/// As it stands in `/proc/self/fd`.
+/// Name of the descriptor in `/proc/self/fd`.
 fn name_of(fd: &OwnedFd) -> PathBuf {
     let inode = fstat(fd).expect("an open descriptor").st_ino;
     let name = PathBuf::from(format!("socket:[{inode}]"));
@@ -382,27 +382,27 @@ fn name_of(fd: &OwnedFd) -> PathBuf {
     name
 }
 
-/// Whether this process has a descriptor of that name.
+/// Whether this process has a descriptor with this name.
 fn is_open(name: &PathBuf) -> bool {
     let open = fs::read_dir("/proc/self/fd").expect("a list of descriptors");
-    // One that was closed meanwhile has no name.
+    // A descriptor that was closed meanwhile has no name.
     open.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == *name))
 }
 
 #[test]
-fn a_burst_does_not_change_what_comes_after_it() {
-    each_mode(|settings| {
+fn bytes_after_a_burst_are_intact() {
+    each_mode(|config| {
         let peer = |mut stream: TcpStream| {
             for len in [1, 16_384, 300_000, 1, 16_383, 1 << 20, 5] {
                 ask_for_echo(&stream, &pattern(len));
             }
             stream.write_all(b"end").expect("an open stream");
         };
-        with_peer(settings, peer, |_, mut link| async move {
+        with_peer(config, peer, |_, mut link| async move {
             for len in [1, 16_384, 300_000, 1, 16_383, 1 << 20, 5] {
                 let words = read_exactly(&mut link, len).await;
                 link.write(words);
-                link.flush().await.expect("a peer that reads");
+                link.flush().await.expect("an open peer");
             }
             assert_eq!(read_to_end(&mut link).await, b"end");
         });
@@ -410,40 +410,40 @@ fn a_burst_does_not_change_what_comes_after_it() {
 }
 
 #[test]
-fn a_peer_that_changes_its_pace_is_heard_in_order() {
+fn order_is_kept_when_the_peer_changes_its_rate() {
     const ROUNDS: usize = 12;
-    // Long rows of small pieces, then one larger than many buffers.
+    // Series of small pieces, then a piece that is larger than many buffers.
     let pieces = || (0..ROUNDS).flat_map(|round| [1 + round; 40].into_iter().chain([300_000, 16 * 1024]));
     let total: usize = pieces().sum();
-    each_mode(|settings| {
-        // It goes on when the piece before was heard, so that each is received by itself.
+    each_mode(|config| {
+        // Each piece waits for the previous one, so that it is received separately.
         let peer = move |mut stream: TcpStream| {
             let (all, mut at) = (pattern(total), 0);
             for len in pieces() {
-                stream.write_all(&all[at..at + len]).expect("a link that reads");
+                stream.write_all(&all[at..at + len]).expect("an open link");
                 stream.read_exact(&mut [0]).expect("a word of it");
                 at += len;
             }
         };
         let listen = |_, mut link: Link| async move {
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for len in pieces() {
-                heard.extend(read_exactly(&mut link, len).await);
+                received.extend(read_exactly(&mut link, len).await);
                 link.write(vec![1]);
-                link.flush().await.expect("a peer that reads");
+                link.flush().await.expect("an open peer");
             }
-            heard
+            received
         };
-        let (heard, ()) = with_peer(settings, peer, listen);
-        assert!(heard == pattern(total), "{} bytes of {total} arrived, or not the same", heard.len());
+        let (received, ()) = with_peer(config, peer, listen);
+        assert!(received == pattern(total), "{} bytes of {total} arrived, or not the same", received.len());
     });
 }
 
-/// One that sends as fast as it is read would have the thread for itself.
+/// A peer that sends as fast as the link reads must not monopolise the thread.
 #[test]
-fn a_peer_with_much_to_say_lets_other_tasks_have_their_turns() {
-    each_mode(|settings| {
-        let most = run(settings, |reactor| async move {
+fn fast_sender_does_not_starve_other_tasks() {
+    each_mode(|config| {
+        let most = run(config, |reactor| async move {
             let (near, mut far) = UnixStream::pair().expect("a pair");
             SockRef::from(&far).set_send_buffer_size(1 << 20).expect("a socket");
             far.set_nonblocking(true).expect("a socket");
@@ -468,6 +468,6 @@ fn a_peer_with_much_to_say_lets_other_tasks_have_their_turns() {
             }
             most
         });
-        assert!(most <= settings.bulk_len, "{most} bytes were read in one turn");
+        assert!(most <= config.bulk_buffer_len, "{most} bytes were read in one turn");
     });
 }

@@ -10,45 +10,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_link::{Link, Mode, Reactor, Remote, Settings};
+use tidegate_link::{IoMode, Link, Reactor, ReactorConfig, ReactorWaker};
 
 /// A test that takes longer has lost a wake-up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `test` with io_uring, where that is allowed, and with epoll.
-pub(crate) fn each_mode(test: impl Fn(&Settings)) {
+/// Runs `test` on io_uring, where the kernel allows it, and on epoll.
+pub(crate) fn each_mode(test: impl Fn(&ReactorConfig)) {
     for mode in modes() {
         eprintln!("mode: {mode:?}");
-        test(&Settings { mode, ..Settings::default() });
+        test(&ReactorConfig { mode, ..ReactorConfig::default() });
     }
 }
 
-/// The modes that this machine allows.
-pub(crate) fn modes() -> Vec<Mode> {
-    let uring = Reactor::new(&Settings { mode: Mode::IoUring, ..Settings::default() });
+/// The modes that the kernel allows.
+pub(crate) fn modes() -> Vec<IoMode> {
+    let uring = Reactor::new(&ReactorConfig { mode: IoMode::IoUring, ..ReactorConfig::default() });
     match uring {
-        Ok(_) => vec![Mode::IoUring, Mode::Epoll],
+        Ok(_) => vec![IoMode::IoUring, IoMode::Epoll],
         Err(error) => {
-            eprintln!("io_uring is not to be had here ({error}): epoll only");
-            vec![Mode::Epoll]
+            eprintln!("io_uring is not available ({error}): testing epoll only");
+            vec![IoMode::Epoll]
         }
     }
 }
 
-/// Completes `body` on a reactor of its own.
-pub(crate) fn run<T, F>(settings: &Settings, body: impl FnOnce(Reactor) -> F) -> T
+/// Completes `body` on a new reactor.
+pub(crate) fn run<T, F>(config: &ReactorConfig, body: impl FnOnce(Reactor) -> F) -> T
 where
     T: 'static,
     F: Future<Output = T> + 'static,
 {
-    let reactor = Reactor::new(settings).expect("a reactor");
+    let reactor = Reactor::new(config).expect("a reactor");
     run_on(&reactor, body(reactor.clone()))
 }
 
 /// Completes `body` on `reactor`.
 pub(crate) fn run_on<T: 'static>(reactor: &Reactor, body: impl Future<Output = T> + 'static) -> T {
     let outcome = Rc::new(RefCell::new(Outcome::Open));
-    let note = Note(outcome.clone(), reactor.remote());
+    let note = Note(outcome.clone(), reactor.waker());
     reactor.spawn(async move {
         let output = body.await;
         *note.0.borrow_mut() = Outcome::Done(output);
@@ -57,7 +57,7 @@ pub(crate) fn run_on<T: 'static>(reactor: &Reactor, body: impl Future<Output = T
     reactor.spawn(async move { clock.sleep(PATIENCE).await });
     let started = Instant::now();
     let turn = || {
-        assert!(started.elapsed() < PATIENCE, "nothing happens any more");
+        assert!(started.elapsed() < PATIENCE, "the task does not complete");
         if matches!(*outcome.borrow(), Outcome::Open) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     reactor.run(turn).expect("the event loop");
@@ -73,8 +73,8 @@ enum Outcome<T> {
     Fallen,
 }
 
-/// Notes that the task has fallen, if it ends without an outcome; either way the reactor takes one more turn.
-struct Note<T>(Rc<RefCell<Outcome<T>>>, Remote);
+/// Records a panic of the task, if it ends without an outcome. In either case the reactor takes one more turn.
+struct Note<T>(Rc<RefCell<Outcome<T>>>, ReactorWaker);
 
 impl<T> Drop for Note<T> {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ impl<T> Drop for Note<T> {
     }
 }
 
-/// Two ends of a TCP connection; the blocking one does not wait for ever.
+/// Two ends of a TCP connection; the blocking end has a timeout.
 pub(crate) fn tcp_pair() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let far = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
@@ -98,7 +98,7 @@ pub(crate) fn tcp_pair() -> (OwnedFd, TcpStream) {
 
 /// Completes `body` with a link, while `peer` has the other end on a thread of its own.
 pub(crate) fn with_peer<T, P, F>(
-    settings: &Settings,
+    config: &ReactorConfig,
     peer: impl FnOnce(TcpStream) -> P + Send + 'static,
     body: impl FnOnce(Reactor, Link) -> F,
 ) -> (T, P)
@@ -109,14 +109,14 @@ where
 {
     let (near, far) = tcp_pair();
     let peer = std::thread::spawn(move || peer(far));
-    let output = run(settings, |reactor| {
+    let output = run(config, |reactor| {
         let link = Link::new(&reactor, near).expect("a link");
         body(reactor, link)
     });
     (output, peer.join().expect("the peer"))
 }
 
-/// Sends back what comes, until the end of the stream.
+/// Echoes until the end of the stream.
 pub(crate) async fn echo(mut link: Link) {
     loop {
         let chunk = link.read().await.expect("bytes");
@@ -124,7 +124,7 @@ pub(crate) async fn echo(mut link: Link) {
             return;
         }
         link.write(chunk);
-        link.flush().await.expect("a peer that reads");
+        link.flush().await.expect("an open peer");
     }
 }
 
@@ -140,7 +140,7 @@ pub(crate) async fn read_to_end(link: &mut Link) -> Vec<u8> {
     }
 }
 
-/// Reads `count` bytes; what came behind them is put back.
+/// Reads `count` bytes, and puts back the rest.
 pub(crate) async fn read_exactly(link: &mut Link, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -154,7 +154,7 @@ pub(crate) async fn read_exactly(link: &mut Link, count: usize) -> Vec<u8> {
     all
 }
 
-/// Bytes in which no piece looks like another.
+/// Bytes without repeating parts.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! Deadlines, sleeps, and the call from another thread.
+//! Deadlines, sleeps, and wakes from another thread.
 
 use std::{
     cell::RefCell,
@@ -19,8 +19,8 @@ use crate::stage::{PATIENCE, each_mode, run};
 
 #[test]
 fn sleeps_end_in_the_order_of_their_times() {
-    each_mode(|settings| {
-        run(settings, |reactor| async move {
+    each_mode(|config| {
+        run(config, |reactor| async move {
             let order = Rc::new(RefCell::new(Vec::new()));
             for wait_ms in [30, 10, 40, 20] {
                 let (order, clock) = (order.clone(), reactor.clone());
@@ -38,9 +38,9 @@ fn sleeps_end_in_the_order_of_their_times() {
 }
 
 #[test]
-fn a_dropped_sleep_wakes_nobody_and_the_next_one_does() {
-    each_mode(|settings| {
-        run(settings, |reactor| async move {
+fn dropped_sleep_does_not_wake_its_task() {
+    each_mode(|config| {
+        run(config, |reactor| async move {
             let mut long = Box::pin(reactor.sleep(PATIENCE * 2));
             let polled = std::future::poll_fn(|cx| Poll::Ready(long.as_mut().poll(cx).is_pending()));
             assert!(polled.await);
@@ -51,9 +51,9 @@ fn a_dropped_sleep_wakes_nobody_and_the_next_one_does() {
 }
 
 #[test]
-fn a_deadline_is_due_after_its_time_and_not_before() {
-    each_mode(|settings| {
-        run(settings, |reactor| async move {
+fn deadline_is_due_after_its_time_and_not_before() {
+    each_mode(|config| {
+        run(config, |reactor| async move {
             let mut deadline = reactor.deadline();
             let first = Instant::now() + Duration::from_millis(5);
             let later = first + Duration::from_millis(20);
@@ -70,29 +70,29 @@ fn a_deadline_is_due_after_its_time_and_not_before() {
     });
 }
 
-/// Each call waits until the one before was heard, so that the reactor is asleep, or about to be, when it comes.
+/// Each wake waits for the one before, so that the reactor is waiting, or about to wait.
 #[test]
-fn every_call_from_another_thread_is_heard() {
+fn every_wake_from_another_thread_arrives() {
     const CALLS: usize = 2000;
-    each_mode(|settings| {
-        let reactor = Reactor::new(settings).expect("a reactor");
-        let remote = reactor.remote();
+    each_mode(|config| {
+        let reactor = Reactor::new(config).expect("a reactor");
+        let remote = reactor.waker();
         let called = Arc::new(AtomicUsize::new(0));
-        let (hear, heard) = mpsc::channel();
+        let (ack, acks) = mpsc::channel();
         let calls = called.clone();
         let caller = std::thread::spawn(move || {
             for _ in 0..CALLS {
                 calls.fetch_add(1, Ordering::SeqCst);
                 remote.wake();
-                heard.recv_timeout(PATIENCE).expect("a call was lost");
+                acks.recv_timeout(PATIENCE).expect("a wake was lost");
             }
         });
         let (mut seen, started) = (0, Instant::now());
         let turn = || {
             while seen < called.load(Ordering::SeqCst) {
                 seen += 1;
-                // The caller has panicked if nobody receives this; its own words are the better ones.
-                let _ = hear.send(());
+                // The caller has panicked if it receives nothing; its own message is the better one.
+                let _ = ack.send(());
             }
             if seen == CALLS || started.elapsed() > PATIENCE {
                 ControlFlow::Break(())
@@ -100,11 +100,11 @@ fn every_call_from_another_thread_is_heard() {
                 ControlFlow::Continue(())
             }
         };
-        // Ends the wait of a reactor that has missed a call.
-        let alarm = reactor.sleep(PATIENCE + Duration::from_secs(1));
-        reactor.spawn(alarm);
+        // Ends the wait of a reactor that has missed a wake.
+        let eventfd = reactor.sleep(PATIENCE + Duration::from_secs(1));
+        reactor.spawn(eventfd);
         reactor.run(turn).expect("the event loop");
-        drop(hear);
+        drop(ack);
         caller.join().expect("the caller");
     });
 }

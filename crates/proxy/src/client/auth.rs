@@ -1,14 +1,14 @@
 //! How a client proves who it is.
 
 use std::{sync::Arc, time::Instant};
-use tidegate_link::{Address, Chunk, Link};
+use tidegate_link::{PeerAddress, Chunk, Link};
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password, md5_stored,
-        scram::{self, Binding, Nonce, SaltedKeys, ScramError, ScramServer, Verifier},
+        scram::{self, ChannelBinding, Nonce, SaltedKeys, ScramError, ScramServer, Verifier},
     },
     backend::{self, ErrorReply},
-    frame::{HEADER, Header},
+    frame::{HEADER, MessageHeader},
     frontend::{self, SaslInitial},
     sqlstate,
 };
@@ -27,7 +27,7 @@ pub(super) struct Login<'a> {
     pub(super) link: &'a mut Link,
     pub(super) user: &'a str,
     /// Where the client comes from.
-    pub(super) peer: Address,
+    pub(super) peer: PeerAddress,
     /// The entry of `[databases]` that it is for; none for the console.
     pub(super) entry: &'a str,
     pub(super) secret: Option<UserSecret>,
@@ -117,8 +117,8 @@ impl Login<'_> {
             _ => return Err(refused()),
         };
         let host = match self.peer {
-            Address::Tcp(address) => address.ip().to_string(),
-            Address::Unix => String::new(),
+            PeerAddress::Tcp(address) => address.ip().to_string(),
+            PeerAddress::Unix => String::new(),
         };
         let judge = match &self.ldap {
             Some(ldap) => Judge::Directory(ldap.clone()),
@@ -168,7 +168,7 @@ impl Login<'_> {
         let initial = SaslInitial::decode(&body)?;
         let (binding, first) = (self.binding(initial.mechanism)?, initial.data.unwrap_or_default());
         // It says that it was not offered what it was: somebody in the middle may have taken the offer away.
-        let was_cheated = binding == Binding::Unused && first.starts_with(b"y");
+        let was_cheated = binding == ChannelBinding::Unused && first.starts_with(b"y");
         let shown = stored.clone().unwrap_or_else(|| mock.clone());
         let server = ScramServer::new(shown, Nonce::from_random(&nonce), binding);
         let (last, challenge) = server
@@ -210,7 +210,7 @@ impl Login<'_> {
     }
 
     /// How the login is bound by the mechanism that the client has chosen.
-    fn binding(&self, mechanism: &[u8]) -> Result<Binding, LoginError> {
+    fn binding(&self, mechanism: &[u8]) -> Result<ChannelBinding, LoginError> {
         match self.end_point {
             Some(hash) if mechanism == scram::MECHANISM_PLUS.as_bytes() => Ok(Binding::EndPoint(hash.to_vec())),
             Some(_) if mechanism == scram::MECHANISM.as_bytes() => Ok(Binding::Unused),
@@ -256,7 +256,7 @@ impl Login<'_> {
         self.link.write(question);
         self.link.flush().await?;
         loop {
-            if let Some(header) = Header::peek(&self.bytes)? {
+            if let Some(header) = MessageHeader::peek(&self.bytes)? {
                 if header.tag != frontend::PASSWORD || header.total() > ANSWER_MAX {
                     return Err(LoginError::Refused(ErrorReply::protocol("expected a password message")));
                 }

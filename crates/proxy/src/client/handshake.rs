@@ -4,7 +4,7 @@ use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
 use tidegate_wire::backend::ErrorReply;
 
 use rustix::net::{UCred, sockopt::socket_peercred};
-use tidegate_link::{Accepted, Address, Link};
+use tidegate_link::{AcceptedSocket, PeerAddress, Link};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 
@@ -72,7 +72,7 @@ pub(super) enum Admitted {
 }
 
 /// Logs a client in. `None` if it left or was refused.
-pub(super) async fn log_in(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: Ctx) -> Option<Admitted> {
+pub(super) async fn log_in(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: Ctx) -> Option<Admitted> {
     let peer = accepted.peer;
     match arrive(worker, accepted, id, &ctx).await {
         Ok(admitted) => Some(admitted),
@@ -83,7 +83,7 @@ pub(super) async fn log_in(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx:
     }
 }
 
-async fn arrive(worker: Rc<Worker>, accepted: Accepted, id: u64, ctx: &Ctx) -> Result<Admitted, LoginError> {
+async fn arrive(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: &Ctx) -> Result<Admitted, LoginError> {
     let mut arriving = Arriving::new(worker, accepted, id)?;
     let worker = arriving.worker.clone();
     let limit = worker.gateway.config.setup().config.timeouts.login;
@@ -127,7 +127,7 @@ pub(super) struct Arriving {
     /// Tells it from all other clients of the gateway.
     id: u64,
     link: Link,
-    peer: Address,
+    peer: PeerAddress,
     /// Where it has connected to, if that was known without asking.
     local: Option<SocketAddr>,
     /// The process at the other end of a unix socket, and whose it is.
@@ -154,17 +154,17 @@ pub(super) struct Arriving {
 }
 
 /// The process that has connected to the unix socket.
-fn process_of(accepted: &Accepted) -> Option<UCred> {
-    if accepted.peer != Address::Unix {
+fn process_of(accepted: &AcceptedSocket) -> Option<UCred> {
+    if accepted.peer != PeerAddress::Unix {
         return None;
     }
     socket_peercred(&accepted.fd).ok()
 }
 
 impl Arriving {
-    fn new(worker: Rc<Worker>, accepted: Accepted, id: u64) -> Result<Self, LoginError> {
+    fn new(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64) -> Result<Self, LoginError> {
         let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
-        if peer != Address::Unix {
+        if peer != PeerAddress::Unix {
             tcp::tune(&accepted.fd, &worker.gateway.config.setup().config.tcp)?;
         }
         Ok(Self {
@@ -314,7 +314,7 @@ pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
 mod tests {
     use super::*;
 
-    fn size<F>(_: fn(Rc<Worker>, Accepted, u64, Ctx) -> F) -> usize {
+    fn size<F>(_: fn(Rc<Worker>, AcceptedSocket, u64, Ctx) -> F) -> usize {
         size_of::<F>()
     }
 

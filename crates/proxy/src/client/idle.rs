@@ -11,8 +11,8 @@ use tidegate_session_state::statements::ClientStatements;
 use tidegate_wire::{
     DecodeError,
     backend::{self, TxStatus},
-    frame::{HEADER, Header},
-    frontend::{self, Kind, Parse, Target},
+    frame::{HEADER, MessageHeader},
+    frontend::{self, ObjectKind, ObjectName, Parse},
 };
 
 /// Where an idle client is in its stream of messages.
@@ -55,7 +55,7 @@ impl Idle {
 
     /// How long the message is that has not arrived whole, if there is one.
     pub(super) fn awaited_bytes(&self) -> Option<usize> {
-        let header = Header::peek(&self.beginning).ok().flatten();
+        let header = MessageHeader::peek(&self.beginning).ok().flatten();
         header.map(|header| header.total())
     }
 
@@ -83,7 +83,7 @@ impl Idle {
             let passed = self.passing_over.min(chunk.len());
             self.passing_over -= passed;
             chunk.advance(passed);
-            let Some(header) = Header::peek(&chunk)? else { return Ok(self.keep(&chunk)) };
+            let Some(header) = MessageHeader::peek(&chunk)? else { return Ok(self.keep(&chunk)) };
             if header.tag == frontend::COPY_DATA {
                 self.passing_over = header.total();
                 continue;
@@ -126,7 +126,7 @@ impl Idle {
 
     /// Whether the message that has begun is not whole with so many bytes more.
     fn wants_more_than(&self, more: usize) -> bool {
-        let header = Header::peek(&self.beginning).ok().flatten();
+        let header = MessageHeader::peek(&self.beginning).ok().flatten();
         header.is_some_and(|header| {
             let is_passed_in_parts = [frontend::COPY_DATA, frontend::FUNCTION_CALL].contains(&header.tag);
             !is_passed_in_parts && self.beginning.len() + more < header.total()
@@ -142,7 +142,7 @@ impl Idle {
     /// passed over. Returns what is behind it.
     pub(super) fn refuse(&mut self, mut request: Chunk, error: &[u8], out: &mut Vec<u8>) -> Result<Chunk, DecodeError> {
         out.extend_from_slice(error);
-        let Some(header) = Header::peek(&request)? else { return Ok(request) };
+        let Some(header) = MessageHeader::peek(&request)? else { return Ok(request) };
         if matches!(header.tag, frontend::QUERY | frontend::FUNCTION_CALL) {
             backend::ready_for_query(TxStatus::Idle, out);
             let here = header.total().min(request.len());
@@ -160,8 +160,8 @@ const SYNC: &[u8] = &[frontend::SYNC, 0, 0, 0, 4];
 
 /// Closes a named statement of the client. Whether that needs no server.
 fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<bool, DecodeError> {
-    let target = Target::decode(body)?;
-    if target.kind != Kind::Statement || target.name.is_empty() {
+    let target = ObjectName::decode(body)?;
+    if target.kind != ObjectKind::Statement || target.name.is_empty() {
         return Ok(false);
     }
     let Some(statements) = statements else { return Ok(false) };
@@ -219,7 +219,7 @@ mod tests {
         let (heard, out) = on_message_with(&mut Idle::default(), &alone, &QuotaExceeded);
         assert!(matches!(heard, IdleAction::Nothing));
         assert_eq!(out, b"1\0\0\0\x04Z\0\0\0\x05I");
-        let describe = message(|out| frontend::describe(Kind::Statement, b"s", out));
+        let describe = message(|out| frontend::describe(ObjectKind::Statement, b"s", out));
         for (bytes, shelf_is_full) in [(alone, false), ([&parse[..], &describe, SYNC].concat(), true)] {
             let (heard, out) = match shelf_is_full {
                 true => on_message_with(&mut Idle::default(), &bytes, &QuotaExceeded),

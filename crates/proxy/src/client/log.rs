@@ -1,7 +1,7 @@
 //! What the log says of clients that come and go, for those who come from PgBouncer in its words.
 
 use tidegate_config::Dialect;
-use tidegate_link::Address;
+use tidegate_link::PeerAddress;
 use tidegate_wire::{backend::ErrorFields, frame::HEADER};
 
 use crate::{
@@ -27,7 +27,7 @@ pub(super) fn arrived(gateway: &Gateway, client_info: &ClientInfo) {
 pub(super) struct LoginAttempt<'a> {
     /// The client's number.
     pub(super) id: u64,
-    pub(super) peer: Address,
+    pub(super) peer: PeerAddress,
     /// The process at the other end of a unix socket; else 0.
     pub(super) process: u32,
     pub(super) database: &'a str,
@@ -53,10 +53,10 @@ impl LoginAttempt<'_> {
 }
 
 /// Where a client comes from, as PgBouncer has it: address and port, or the process and the port that its socket is named after.
-pub(super) fn place(peer: Address, process: u32, unix_port: u16) -> String {
+pub(super) fn place(peer: PeerAddress, process: u32, unix_port: u16) -> String {
     match peer {
-        Address::Tcp(address) => address.to_string(),
-        Address::Unix => format!("unix({process}):{unix_port}"),
+        PeerAddress::Tcp(address) => address.to_string(),
+        PeerAddress::Unix => format!("unix({process}):{unix_port}"),
     }
 }
 

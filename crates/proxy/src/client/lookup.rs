@@ -9,7 +9,7 @@ use tidegate_wire::{
     backend::{self, DataRow, ErrorFields, ErrorReply},
     frame::HEADER,
     frontend::{self, BindMessage},
-    scan::{Step, Want},
+    scan::{Delivery, ScanStep},
     sqlstate,
 };
 
@@ -131,9 +131,9 @@ impl Answer {
     fn on_message(&mut self, server: &mut Server, chunk: &[u8]) -> Result<bool, LookupFault> {
         let mut at = 0;
         loop {
-            let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
-                Step::Message { tag, end } => (tag, chunk[at + HEADER..end].to_vec(), end),
-                Step::Carried { tag, end } => (tag, server.scanner.take_carry()[HEADER..].to_vec(), end),
+            let (tag, body, end) = match server.scanner.step(chunk, at, |_| Delivery::Whole)? {
+                ScanStep::Message { tag, end } => (tag, chunk[at + HEADER..end].to_vec(), end),
+                ScanStep::Carried { tag, end } => (tag, server.scanner.take_carry()[HEADER..].to_vec(), end),
                 _ => return Ok(false),
             };
             match tag {

@@ -100,7 +100,7 @@ async fn replicate(
         Side::Client => server.link(),
         Side::Server => client,
     };
-    other.write_farewell();
+    other.write_close_notify();
     let sent = unless_killed(client_info, other.flush()).await;
     Ok(sent.map_or(Cause::Killed.reason(), |_| "replication ended"))
 }

@@ -19,7 +19,7 @@ use tidegate_balance::Outcome;
 use tidegate_pool::{CheckoutError, Lease};
 use tidegate_wire::{
     backend::ErrorReply,
-    frame::{HEADER, Header},
+    frame::{HEADER, MessageHeader},
     frontend::{self, Bind, Parse, Query},
     sqlstate,
 };
@@ -282,7 +282,7 @@ pub(super) fn asked_for(params: &mut Vec<(String, Vec<u8>)>) -> Result<Option<Ro
 
 /// Whether the transaction that these messages begin says that it only reads, and a replica can run it.
 pub(super) fn begins_read_only(request: &[u8], statements: Option<&ClientStatements>) -> bool {
-    let Ok(Some(header)) = Header::peek(request) else { return false };
+    let Ok(Some(header)) = MessageHeader::peek(request) else { return false };
     let Some(body) = request.get(HEADER..header.total()) else { return false };
     match header.tag {
         frontend::QUERY => Query::decode(body).is_ok_and(|query| is_begin_read_only(query.text)),

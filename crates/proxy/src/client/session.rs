@@ -11,7 +11,7 @@ use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
-    Reason,
+    DecodeErrorKind,
     backend::{self, ErrorFields, ErrorReply},
     frame::HEADER,
     frontend::Parse,
@@ -695,8 +695,8 @@ fn of_trouble(
 ) -> (SessionEnd, bool) {
     match exchange_error {
         ExchangeError::ClientGone(_) => (SessionEnd::Gone("client left during a query"), true),
-        ExchangeError::BadClient(error) => match error.reason {
-            Reason::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
+        ExchangeError::BadClient(error) => match error.kind {
+            DecodeErrorKind::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
                 (too_long(len, max, gateway), true)
             }
             _ => (bad_client(error), true),

@@ -1,6 +1,6 @@
 //! What the gateway sends on its own account around a COPY FROM STDIN, and what ends a pipeline out of turn.
 
-use tidegate_wire::frontend::{self, Kind};
+use tidegate_wire::frontend::{self, ObjectKind};
 
 use crate::server::Health;
 
@@ -37,7 +37,7 @@ impl Exchange<'_> {
     /// portal that does not exist changes nothing, in a failed transaction as well.
     pub(super) fn count_syncs(&mut self) {
         let mut out = Vec::new();
-        frontend::close(Kind::Portal, PORTAL_UNKNOWN, &mut out);
+        frontend::close(ObjectKind::Portal, PORTAL_UNKNOWN, &mut out);
         self.pending_replies.push(RequestKind::Close(None), Disposition::Discard);
         frontend::sync(&mut out);
         self.pending_replies.push(RequestKind::Sync, Disposition::Discard);

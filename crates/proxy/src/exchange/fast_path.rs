@@ -8,7 +8,7 @@
 use tidegate_link::Chunk;
 use tidegate_wire::{
     backend::{self, TxStatus},
-    frame::{HEADER, Header, Walk},
+    frame::{Frames, HEADER, MessageHeader},
     frontend::{self, Bind, Parse},
 };
 
@@ -41,7 +41,7 @@ pub(super) enum FastPath {
 
 /// The message at the start of `bytes` and what comes behind it, if it is of that kind and whole.
 fn message(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let header = Header::peek(bytes).ok()??;
+    let header = MessageHeader::peek(bytes).ok()??;
     if header.tag != tag { None } else { bytes.split_at_checked(header.total()) }
 }
 
@@ -87,7 +87,7 @@ fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
         }
     };
     loop {
-        let header = Header::peek(rest).ok()??;
+        let header = MessageHeader::peek(rest).ok()??;
         let (message, behind) = rest.split_at_checked(header.total())?;
         match (header.tag, asked) {
             (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, FastPath::Query) => {}
@@ -147,7 +147,7 @@ impl Exchange<'_> {
     fn record_fast_path(&mut self, pending_replies: &[u8]) {
         let Some(ledger) = &mut self.ledger else { return };
         ledger.hear(pending_replies.len() - SYNC.len());
-        for frame in Walk::new(pending_replies).flatten() {
+        for frame in Frames::new(pending_replies).flatten() {
             match frame.tag {
                 frontend::PARSE => {
                     if let Ok(parse) = Parse::decode(frame.body()) {

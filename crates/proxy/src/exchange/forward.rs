@@ -9,8 +9,8 @@ use tidegate_link::Chunk;
 use tidegate_wire::{
     backend::{self, TxStatus},
     frame::HEADER,
-    frontend::{self, Bind, Execute, Kind, Parse, Query, Target},
-    scan::{Scanner, Step, Want},
+    frontend::{self, Bind, Execute, ObjectKind, ObjectName, Parse, Query},
+    scan::{Delivery, ScanStep, Scanner},
 };
 
 use super::{
@@ -57,10 +57,10 @@ impl Unnamed {
 }
 
 /// Which messages of a client have to be seen whole.
-fn want(tag: u8) -> Want {
+fn want(tag: u8) -> Delivery {
     match tag {
-        frontend::COPY_DATA | frontend::FUNCTION_CALL => Want::Stream,
-        _ => Want::Whole,
+        frontend::COPY_DATA | frontend::FUNCTION_CALL => Delivery::Stream,
+        _ => Delivery::Whole,
     }
 }
 
@@ -88,10 +88,10 @@ impl Exchange<'_> {
                 break true;
             }
             match scanner.step(&chunk, at, want).map_err(ExchangeError::BadClient)? {
-                Step::Message { tag: frontend::TERMINATE, .. } | Step::Carried { tag: frontend::TERMINATE, .. } => {
+                ScanStep::Message { tag: frontend::TERMINATE, .. } | ScanStep::Carried { tag: frontend::TERMINATE, .. } => {
                     break false;
                 }
-                Step::Message { tag, end } => {
+                ScanStep::Message { tag, end } => {
                     let words = self.translate_in_turn(tag, &chunk[at..end])?;
                     let is_held = matches!(words, Words::Hold(_));
                     put(words, &mut splice, &chunk, at, end);
@@ -101,7 +101,7 @@ impl Exchange<'_> {
                     }
                     at = end;
                 }
-                Step::Carried { tag, end } => {
+                ScanStep::Carried { tag, end } => {
                     let mut message = scanner.take_carry();
                     let words = self.translate_in_turn(tag, &message)?;
                     if matches!(words, Words::Hold(_)) {
@@ -116,13 +116,13 @@ impl Exchange<'_> {
                     }
                     at = end;
                 }
-                Step::StreamHead { tag, end } => {
+                ScanStep::StreamHead { tag, end } => {
                     self.note_streamed(tag, &chunk[end..]);
                     self.on_message(scanner.carry().len());
                     splice.put_vec(&chunk, scanner.carry().to_vec());
                     at = end;
                 }
-                Step::Stream { tag, end, first, .. } => {
+                ScanStep::Stream { tag, end, first, .. } => {
                     if first {
                         self.note_streamed(tag, &chunk[at + HEADER..end]);
                     }
@@ -130,7 +130,7 @@ impl Exchange<'_> {
                     splice.pass(&chunk, at, end);
                     at = end;
                 }
-                Step::NeedMore => break true,
+                ScanStep::NeedMore => break true,
             }
         };
         self.scanner = scanner;
@@ -214,8 +214,8 @@ impl Exchange<'_> {
         let body = &message[HEADER..];
         match tag {
             frontend::BIND => Bind::decode(body).is_ok_and(|bind| self.is_undecided(bind.statement)),
-            frontend::DESCRIBE | frontend::CLOSE => Target::decode(body)
-                .is_ok_and(|target| target.kind == Kind::Statement && self.is_undecided(target.name)),
+            frontend::DESCRIBE | frontend::CLOSE => ObjectName::decode(body)
+                .is_ok_and(|target| target.kind == ObjectKind::Statement && self.is_undecided(target.name)),
             frontend::QUERY if self.front.statements.is_some() || self.pending_replies.is_naming() => {
                 Query::decode(body).is_ok_and(|query| {
                     let change = classify(query.text).change;
@@ -515,7 +515,7 @@ impl Exchange<'_> {
         let evict = self.server.statements.add(statement, limit, since);
         let may_be_read_otherwise = !self.pending_replies.has_no_replies_due();
         for (digest, evicted) in evict {
-            frontend::close(Kind::Statement, &evicted, out);
+            frontend::close(ObjectKind::Statement, &evicted, out);
             self.pending_replies.push(RequestKind::Evict(digest, evicted), Disposition::Discard);
         }
         out.extend_from_slice(statement.parse_message());
@@ -664,7 +664,7 @@ impl Exchange<'_> {
             return Words::Same;
         }
         let mut out = Vec::with_capacity(message.len() + HEADER + 2);
-        frontend::close(Kind::Statement, b"", &mut out);
+        frontend::close(ObjectKind::Statement, b"", &mut out);
         self.pending_replies.push(RequestKind::Close(None), Disposition::Discard);
         self.server.unnamed = None;
         out.extend_from_slice(message);
@@ -679,7 +679,7 @@ impl Exchange<'_> {
         }
         let Some(digest) = self.server.statements.remove_by_name(name) else { return Words::Same };
         let mut out = Vec::with_capacity(message.len() + HEADER + name.len() + 2);
-        frontend::close(Kind::Statement, name, &mut out);
+        frontend::close(ObjectKind::Statement, name, &mut out);
         self.pending_replies.push(RequestKind::Evict(digest, name.into()), Disposition::Discard);
         out.extend_from_slice(message);
         Words::Other(out)
@@ -696,8 +696,8 @@ impl Exchange<'_> {
     }
 
     fn describe(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
-        let target = Target::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
-        if target.kind != Kind::Statement {
+        let target = ObjectName::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
+        if target.kind != ObjectKind::Statement {
             self.expect(RequestKind::Describe(None));
             return Ok(Words::Same);
         }
@@ -730,20 +730,20 @@ impl Exchange<'_> {
     }
 
     fn close(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
-        let target = Target::decode(body).map_err(ExchangeError::BadClient)?;
-        if let (Some(ledger), Kind::Statement) = (&mut self.ledger, target.kind) {
+        let target = ObjectName::decode(body).map_err(ExchangeError::BadClient)?;
+        if let (Some(ledger), ObjectKind::Statement) = (&mut self.ledger, target.kind) {
             ledger.close_statement(target.name);
         }
-        if target.kind == Kind::Portal {
+        if target.kind == ObjectKind::Portal {
             self.front.portal_changes.close(target.name);
         }
-        if target.kind == Kind::Statement && target.name.is_empty() {
+        if target.kind == ObjectKind::Statement && target.name.is_empty() {
             let previous = self.front.unnamed.take();
             self.server.unnamed = None;
             self.expect(RequestKind::CloseUnnamed(previous));
             return Ok(Words::Same);
         }
-        if target.kind != Kind::Statement || !self.tracks_statements() {
+        if target.kind != ObjectKind::Statement || !self.tracks_statements() {
             self.front.statement_changes.close(target.name);
             self.expect(RequestKind::Close(None));
             return Ok(Words::Same);

@@ -5,7 +5,7 @@ use tidegate_wire::{
     backend::{self, CommandComplete, ErrorFields, ErrorReply, TxStatus},
     frame::HEADER,
     frontend,
-    scan::{Step, Want},
+    scan::{Delivery, ScanStep},
     sqlstate,
 };
 
@@ -24,7 +24,7 @@ use crate::server::{Health, ResetNeed};
 
 /// Which messages of a server have to be seen whole: those that change what the gateway knows.
 #[inline]
-fn want(tag: u8) -> Want {
+fn want(tag: u8) -> Delivery {
     match tag {
         backend::READY_FOR_QUERY
         | backend::PARAMETER_STATUS
@@ -33,15 +33,15 @@ fn want(tag: u8) -> Want {
         // These come unasked, and the gateway's own answers must not stand within one.
         | backend::NOTICE_RESPONSE
         | backend::NOTIFICATION_RESPONSE
-        | backend::NEGOTIATE_PROTOCOL_VERSION => Want::Whole,
-        _ => Want::Stream,
+        | backend::NEGOTIATE_PROTOCOL_VERSION => Delivery::Whole,
+        _ => Delivery::Stream,
     }
 }
 
 /// The same where the server is about to describe a statement whose shape has to be known.
-fn want_described(tag: u8) -> Want {
+fn want_described(tag: u8) -> Delivery {
     match tag {
-        backend::PARAMETER_DESCRIPTION | backend::ROW_DESCRIPTION => Want::Whole,
+        backend::PARAMETER_DESCRIPTION | backend::ROW_DESCRIPTION => Delivery::Whole,
         _ => want(tag),
     }
 }
@@ -55,13 +55,13 @@ pub(super) enum ReplyAction {
 
 /// Whether more rows follow what a step tells of, most likely; nothing if it tells of none.
 #[inline]
-fn is_amid_rows(step: Step) -> Option<bool> {
+fn is_amid_rows(step: ScanStep) -> Option<bool> {
     match step {
-        Step::Message { tag, .. }
-        | Step::Carried { tag, .. }
-        | Step::StreamHead { tag, .. }
-        | Step::Stream { tag, .. } => Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA)),
-        Step::NeedMore => None,
+        ScanStep::Message { tag, .. }
+        | ScanStep::Carried { tag, .. }
+        | ScanStep::StreamHead { tag, .. }
+        | ScanStep::Stream { tag, .. } => Some(matches!(tag, backend::DATA_ROW | backend::COPY_DATA)),
+        ScanStep::NeedMore => None,
     }
 }
 
@@ -81,12 +81,12 @@ impl Exchange<'_> {
             let step = self.server.scanner.step(&chunk, at, want).map_err(ExchangeError::BadServer)?;
             amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
             match step {
-                Step::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
+                ScanStep::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
                     let end = self.server.scanner.run(&chunk, end, tag);
                     splice.pass(&chunk, at, end);
                     at = end;
                 }
-                Step::Message { tag, end } => {
+                ScanStep::Message { tag, end } => {
                     self.advance(end);
                     let fate = self.look_at(tag, &chunk[at + HEADER..end])?;
                     match fate {
@@ -97,7 +97,7 @@ impl Exchange<'_> {
                     self.put_answers(&mut splice, &chunk);
                     at = end;
                 }
-                Step::Carried { tag, end } => {
+                ScanStep::Carried { tag, end } => {
                     let message = self.server.scanner.take_carry();
                     self.advance(end);
                     match self.look_at(tag, &message[HEADER..])? {
@@ -108,7 +108,7 @@ impl Exchange<'_> {
                     self.put_answers(&mut splice, &chunk);
                     at = end;
                 }
-                Step::StreamHead { tag, end } => {
+                ScanStep::StreamHead { tag, end } => {
                     let head = self.server.scanner.carry().to_vec();
                     self.streams_for_client = self.begin_stream(tag)?;
                     if self.streams_for_client {
@@ -116,7 +116,7 @@ impl Exchange<'_> {
                     }
                     at = end;
                 }
-                Step::Stream { tag, end, first, .. } => {
+                ScanStep::Stream { tag, end, first, .. } => {
                     if first {
                         self.streams_for_client = self.begin_stream(tag)?;
                     }
@@ -125,7 +125,7 @@ impl Exchange<'_> {
                     }
                     at = end;
                 }
-                Step::NeedMore => break,
+                ScanStep::NeedMore => break,
             }
         }
         self.advance(chunk.len());
@@ -138,7 +138,7 @@ impl Exchange<'_> {
     fn note_rows(&mut self, bytes: Option<usize>) {
         self.rows_bytes = bytes.map_or(0, |bytes| self.rows_bytes.saturating_add(bytes));
         if self.rows_bytes >= LARGE_BYTES_MIN {
-            self.server.link().expect_much();
+            self.server.link().hint_bulk_receive();
         }
     }
 

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 use tidegate_wire::{
     backend::{ErrorFields, TxStatus},
-    frontend::{self, Kind},
+    frontend::{self, ObjectKind},
     sqlstate,
 };
 
@@ -165,7 +165,7 @@ impl Exchange<'_> {
     }
 
     fn ask_shape(&mut self, known: &Known, since: Moment, out: &mut Vec<u8>) {
-        frontend::describe(Kind::Statement, known.statement.server_name(), out);
+        frontend::describe(ObjectKind::Statement, known.statement.server_name(), out);
         let described = self.note_asked(known.clone(), since);
         self.pending_replies.push(RequestKind::Describe(Some(described)), Disposition::Discard);
     }
@@ -182,7 +182,7 @@ impl Exchange<'_> {
         else {
             return Readiness::Ready;
         };
-        frontend::describe(Kind::Statement, b"", out);
+        frontend::describe(ObjectKind::Statement, b"", out);
         frontend::flush(out);
         self.pending_replies
             .push(RequestKind::Describe(Some(Box::new(Described::Unnamed(stamp)))), Disposition::Discard);

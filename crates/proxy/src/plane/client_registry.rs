@@ -12,7 +12,7 @@ use std::{
 };
 
 use subtle::ConstantTimeEq;
-use tidegate_link::Address;
+use tidegate_link::PeerAddress;
 use tidegate_pg_client::Identity;
 use tidegate_session_state::params::Settings;
 use tidegate_sql::classify::Pins;
@@ -82,7 +82,7 @@ pub struct ClientInfo {
     /// User name, unless it equals the user of its pool.
     pub user: Arc<str>,
     /// Peer address.
-    pub peer: Address,
+    pub peer: PeerAddress,
     /// Index of its local address in [`ClientRegistry::local_of`].
     local: Option<NonZeroU16>,
     /// Process id of the peer on a unix socket, if the kernel reports it; else 0.
@@ -147,7 +147,7 @@ pub struct NewClient<'a> {
     /// See [`ClientInfo::user`].
     pub user: &'a str,
     /// See [`ClientInfo::peer`].
-    pub peer: Address,
+    pub peer: PeerAddress,
     /// Local address; none for a unix socket.
     pub local: Option<SocketAddr>,
     /// See [`ClientInfo::process`].
@@ -426,7 +426,7 @@ mod tests {
             id: 1,
             key: PoolKey::new("shop", "app"),
             user: "app",
-            peer: Address::Unix,
+            peer: PeerAddress::Unix,
             local: None,
             process: 0,
             tls: None,

@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use tidegate_link::{Accepted, Reactor, Remote};
+use tidegate_link::{AcceptedSocket, Reactor, ReactorWaker};
 use tidegate_pool::{Courier, Lease, Local, Retirement, Slot};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
@@ -52,7 +52,7 @@ type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
 
 /// A request to another thread.
 enum Mail {
-    Client(Accepted),
+    Client(AcceptedSocket),
     Pool(PoolKey),
     Visit(Visit),
 }
@@ -62,13 +62,13 @@ pub struct Mailbox {
     /// Nothing once the thread has ended.
     queue: Mutex<Option<VecDeque<Mail>>>,
     any: AtomicBool,
-    remote: Remote,
+    remote: ReactorWaker,
 }
 
 impl Mailbox {
     /// For the thread of `remote`.
     #[must_use]
-    pub fn new(remote: Remote) -> Self {
+    pub fn new(remote: ReactorWaker) -> Self {
         Self { queue: Mutex::new(Some(VecDeque::new())), any: AtomicBool::new(false), remote }
     }
 
@@ -84,7 +84,7 @@ impl Mailbox {
     }
 
     /// Hands a client over to the thread.
-    pub fn client(&self, accepted: Accepted) {
+    pub fn client(&self, accepted: AcceptedSocket) {
         self.post(Mail::Client(accepted));
     }
 
@@ -316,7 +316,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the event loop fails.
-    pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, Accepted)) -> std::io::Result<()> {
+    pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, AcceptedSocket)) -> std::io::Result<()> {
         let worker = self.clone();
         let timer = self.gateway.lifecycle.sweep_scope.wrap_as(self.index, |ctx| async move {
             // The timer only ends the wait; the sweep itself happens in `turn`.
@@ -342,7 +342,7 @@ impl Worker {
         ran
     }
 
-    fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, Accepted)) {
+    fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, AcceptedSocket)) {
         let mail = lock(&self.mailbox.queue).as_mut().map(std::mem::take).unwrap_or_default();
         for mail in mail {
             match mail {
@@ -865,8 +865,8 @@ mod tests {
             Setup::new(Config::from_url(&url).unwrap()).unwrap()
         };
         let gateway = Gateway::new(setup("shop"), 1, Resolver::new(control.handle().clone())).unwrap();
-        let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::Settings::default()).unwrap());
-        let mailbox = Arc::new(Mailbox::new(reactor.remote()));
+        let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::ReactorConfig::default()).unwrap());
+        let mailbox = Arc::new(Mailbox::new(reactor.waker()));
         gateway.set_workers(vec![mailbox.clone()]);
         let worker = Worker::new(0, reactor, gateway.clone(), mailbox, |_, _| Box::pin(async { "no console" }));
         gateway.pause(None);

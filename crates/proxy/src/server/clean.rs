@@ -6,7 +6,7 @@ use tidegate_wire::{
     backend::{self, ErrorFields, TxStatus},
     frame::HEADER,
     frontend,
-    scan::{Step, Want},
+    scan::{Delivery, ScanStep},
 };
 
 use super::{Cleaning, ResetNeed, Server};
@@ -212,9 +212,9 @@ fn ready_count(
 ) -> Result<usize, CleanError> {
     let (mut at, mut count) = (0, 0);
     loop {
-        let (tag, body, end) = match server.scanner.step(chunk, at, |_| Want::Whole)? {
-            Step::Message { tag, end } => (tag, chunk[at + HEADER..end].to_vec(), end),
-            Step::Carried { tag, end } => (tag, server.scanner.take_carry()[HEADER..].to_vec(), end),
+        let (tag, body, end) = match server.scanner.step(chunk, at, |_| Delivery::Whole)? {
+            ScanStep::Message { tag, end } => (tag, chunk[at + HEADER..end].to_vec(), end),
+            ScanStep::Carried { tag, end } => (tag, server.scanner.take_carry()[HEADER..].to_vec(), end),
             _ => return Ok(count),
         };
         match tag {

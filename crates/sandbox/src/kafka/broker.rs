@@ -1,4 +1,4 @@
-//! The running broker: how it is started, stopped, killed, suspended and brought back.
+//! A running broker: stop, kill, suspend, restart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,30 +11,30 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::jars::Jars;
-use super::properties::Ports;
+use super::properties::ListenerPorts;
 use super::{Error, java, properties};
-use crate::guard::{ADOPTED, Guard};
 use crate::port::free_port;
-use crate::process::{POLL, Process};
+use crate::process::{POLL, ServerProcess};
+use crate::watchdog::{REGISTERED_PROCESSES, Watchdog};
 
 const START_LIMIT: Duration = Duration::from_secs(90);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// Another process may take a port between the look and the bind.
-const PORT_TRIES: u32 = 5;
+/// Another process may bind the port after it was found free.
+const PORT_ATTEMPTS_MAX: u32 = 5;
 
-/// A Kafka of one's own. Dropping it ends the broker and removes its folder.
+/// A private Kafka broker. Dropping it stops the broker and removes its folder.
 #[derive(Debug)]
 #[must_use = "dropping it ends the broker"]
 pub struct Broker {
-    // Declared in the order of the clean-up: the guard goes home first, the folder is removed last.
-    guard: Option<Guard>,
-    process: Option<Process>,
+    // Drop order: the watchdog is dismissed first, the folder is removed last.
+    watchdog: Option<Watchdog>,
+    process: Option<ServerProcess>,
     java: Java,
-    ports: Ports,
+    ports: ListenerPorts,
     home: TempDir,
 }
 
-/// The programs of Kafka, and how they are run.
+/// The programs of Kafka and the options of the JVM.
 #[derive(Clone, Debug)]
 struct Java {
     program: PathBuf,
@@ -43,64 +43,64 @@ struct Java {
     compiler: Compiler,
 }
 
-/// How thoroughly the machine code is made.
+/// The JIT compilers of the JVM.
 #[derive(Clone, Copy, Debug)]
 enum Compiler {
-    /// A start takes two thirds of the processor time.
+    /// The start takes two thirds of the CPU time.
     Quick,
     Thorough,
 }
 
-/// Describes a broker; [`Builder::start`] makes it.
+/// Configures a broker; [`BrokerBuilder::start`] starts it.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct Builder {
+pub struct BrokerBuilder {
     settings: Vec<(String, String)>,
     heap_mib: u32,
     compiler: Compiler,
-    /// Key and certificates, as texts.
+    /// Key and certificates in PEM.
     keystore: Option<String>,
-    /// A name and a password.
+    /// User name and password.
     user: Option<(String, String)>,
 }
 
-impl Builder {
-    /// A listener over TLS besides ([`Broker::tls_bootstrap`]), with a certificate (and those above it) and its key, both
-    /// in PEM, the key as PKCS #8.
+impl BrokerBuilder {
+    /// Adds a TLS listener ([`Broker::tls_bootstrap`]) with a certificate chain and its key, both in PEM, the key as
+    /// PKCS #8.
     pub fn tls(mut self, certificates: &str, key: &str) -> Self {
         self.keystore = Some(format!("{}\n{}\n", key.trim_end(), certificates.trim_end()));
         self
     }
 
-    /// A listener besides ([`Broker::login_bootstrap`]) at which this user logs in by SCRAM-SHA-256, over TLS if there is
-    /// a certificate. Name and password are letters and digits.
+    /// Adds a listener ([`Broker::login_bootstrap`]) with SCRAM-SHA-256 authentication for this user, over TLS if there
+    /// is a certificate. Name and password are letters and digits.
     pub fn login(mut self, user: &str, password: &str) -> Self {
         self.user = Some((user.to_owned(), password.to_owned()));
         self
     }
 
-    /// A line of `server.properties`; of several for one name the last counts.
+    /// A setting of `server.properties`; the last value for a name counts.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The heap at most, in MiB; 512 unless told.
+    /// Maximum heap size, in MiB; 512 by default.
     pub fn heap_mib(mut self, heap_mib: u32) -> Self {
         self.heap_mib = heap_mib;
         self
     }
 
-    /// Lets the broker become as fast as it can, at the price of a slower start: for a bench.
+    /// Enables all optimisations of the JVM, at the price of a slower start: for benches.
     pub fn long_lived(mut self) -> Self {
         self.compiler = Compiler::Thorough;
         self
     }
 
-    /// Makes the broker and waits until it answers: three seconds, and once the time to fetch the jars.
+    /// Starts the broker and waits until it accepts connections: three seconds, and once the time to download the jars.
     ///
     /// # Errors
-    /// Everything in [`Error`]; a half-made sandbox is cleaned up.
+    /// Every variant of [`Error`]; an incomplete sandbox is removed.
     pub fn start(self) -> Result<Broker, Error> {
         let (heap_mib, compiler) = (self.heap_mib, self.compiler);
         let java = Java { program: java::find()?, jars: Jars::find_or_fetch()?, heap_mib, compiler };
@@ -115,34 +115,35 @@ impl Builder {
                 write(&home.path().join(properties::KEYSTORE), keystore)?;
             }
             java.format(home.path(), self.user.as_ref())?;
-            let guard = Some(Guard::watch(home.path())?);
-            let mut broker = Broker { guard, process: None, java: java.clone(), ports, home };
+            let watchdog = Some(Watchdog::watch(home.path())?);
+            let mut broker = Broker { watchdog, process: None, java: java.clone(), ports, home };
             match broker.launch() {
-                Err(Error::Start { log, .. }) if attempt < PORT_TRIES && log.contains("Address already in use") => {}
+                Err(Error::Start { log, .. })
+                    if attempt < PORT_ATTEMPTS_MAX && log.contains("Address already in use") => {}
                 started => return started.map(|()| broker),
             }
         }
         unreachable!("the last attempt returns")
     }
 
-    fn ports(&self) -> Result<Ports, Error> {
-        let if_wanted = |is_wanted: bool| is_wanted.then(free_port).transpose();
-        Ok(Ports {
+    fn ports(&self) -> Result<ListenerPorts, Error> {
+        let port_if = |is_needed: bool| is_needed.then(free_port).transpose();
+        Ok(ListenerPorts {
             plain: free_port()?,
             controller: free_port()?,
-            tls: if_wanted(self.keystore.is_some())?,
-            login: if_wanted(self.user.is_some())?,
+            tls: port_if(self.keystore.is_some())?,
+            login: port_if(self.user.is_some())?,
         })
     }
 }
 
 impl Java {
-    /// A command that runs a class of Kafka's with what is in `home`.
+    /// A command that runs a class of Kafka with the configuration in `home`.
     fn command(&self, home: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command
             .arg(format!("-Xmx{}m", self.heap_mib))
-            // Without UsePerfData no file is left in the folder for temporary files.
+            // UsePerfData would leave a file in the folder for temporary files.
             .args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true"])
             .arg(format!("-Djava.io.tmpdir={}", home.display()))
             .arg(format!("-Dlog4j2.configurationFile={}", home.join("log4j2.properties").display()))
@@ -152,21 +153,21 @@ impl Java {
         command
     }
 
-    /// Of the broker itself.
+    /// The command of the broker.
     fn broker(&self, home: &Path) -> Command {
         let mut command = self.command(home);
         command.arg("kafka.Kafka").arg(home.join("server.properties"));
         command
     }
 
-    /// Makes the folder of the data. Users are known from the first moment on.
+    /// Formats the storage. The user is part of it, so that it exists from the first start.
     fn format(&self, home: &Path, user: Option<&(String, String)>) -> Result<(), Error> {
         let scram = |(name, password): &(String, String)| {
             format!("{}=[name={name},password={password}]", properties::MECHANISM)
         };
         let run = self
             .command(home)
-            // Sixteen bytes in base64: the name of a cluster that meets no other.
+            // The cluster ID: sixteen bytes in base64.
             .args(["kafka.tools.StorageTool", "format", "--cluster-id", "dGlkZWdhdGUtc2FuZGJveA", "--config"])
             .arg(home.join("server.properties"))
             .args(user.into_iter().flat_map(|user| ["--add-scram".to_owned(), scram(user)]))
@@ -178,89 +179,89 @@ impl Java {
 }
 
 impl Broker {
-    /// Describes a broker before it is made.
-    pub fn builder() -> Builder {
-        Builder { settings: Vec::new(), heap_mib: 512, compiler: Compiler::Quick, keystore: None, user: None }
+    /// Configures a broker.
+    pub fn builder() -> BrokerBuilder {
+        BrokerBuilder { settings: Vec::new(), heap_mib: 512, compiler: Compiler::Quick, keystore: None, user: None }
     }
 
-    /// The one that all tests of a process share; it is made by whoever asks first, and ends with the process. Tests
-    /// keep apart by the names of their topics and groups.
+    /// The broker that all tests of a process share. The first call starts it, and it stops with the process. Tests use
+    /// different names of topics and groups.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// Panics if the broker does not start.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Broker> = OnceLock::new();
         SHARED.get_or_init(|| Self::builder().start().unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// For `bootstrap.servers`: `127.0.0.1:PORT`.
+    /// The value for `bootstrap.servers`: `127.0.0.1:PORT`.
     #[must_use]
     pub fn bootstrap(&self) -> String {
         format!("127.0.0.1:{}", self.ports.plain)
     }
 
-    /// The same, of the listener over TLS, if there is one.
+    /// The value for `bootstrap.servers` of the TLS listener, if there is one.
     #[must_use]
     pub fn tls_bootstrap(&self) -> Option<String> {
         self.ports.tls.map(|port| format!("127.0.0.1:{port}"))
     }
 
-    /// The same, of the listener for logins, if there is one.
+    /// The value for `bootstrap.servers` of the listener with authentication, if there is one.
     #[must_use]
     pub fn login_bootstrap(&self) -> Option<String> {
         self.ports.login.map(|port| format!("127.0.0.1:{port}"))
     }
 
-    /// Its process; 0 while it is not running.
+    /// Process ID; 0 while it is not running.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        self.process.as_ref().map_or(0, Process::pid)
+        self.process.as_ref().map_or(0, ServerProcess::pid)
     }
 
-    /// Its folder: `data/`, `log`, `server.properties`.
+    /// The folder: `data/`, `log`, `server.properties`.
     #[must_use]
     pub fn home(&self) -> &Path {
         self.home.path()
     }
 
-    /// Its log so far: warnings and errors.
+    /// The log so far: warnings and errors.
     #[must_use]
     pub fn log(&self) -> String {
         let bytes = fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Ends the broker in order (SIGTERM) and removes its folder.
+    /// Stops the broker (SIGTERM) and removes its folder.
     ///
     /// # Errors
-    /// [`Error::Stop`] when it does not end.
+    /// [`Error::Stop`] if it does not exit.
     pub fn stop(mut self) -> Result<(), Error> {
-        self.end(Signal::TERM)
+        self.stop_process(Signal::TERM)
     }
 
-    /// Ends the broker as a crash would. [`Self::restart`] brings it back.
+    /// Kills the broker (SIGKILL). [`Self::restart`] starts it again.
     ///
     /// # Errors
-    /// [`Error::Stop`] when it does not end.
+    /// [`Error::Stop`] if it does not exit.
     pub fn kill9(&mut self) -> Result<(), Error> {
-        self.end(Signal::KILL)
+        self.stop_process(Signal::KILL)
     }
 
-    /// Ends the broker and starts it again on the same port and data. Also after [`Self::kill9`].
+    /// Restarts the broker on the same port and data; also after [`Self::kill9`].
     ///
     /// # Errors
     /// [`Error::Stop`] or [`Error::Start`].
     pub fn restart(&mut self) -> Result<(), Error> {
-        self.end(Signal::TERM)?;
+        self.stop_process(Signal::TERM)?;
         self.launch()
     }
 
-    /// Stops it where it is (SIGSTOP): connections stay open, nothing answers.
+    /// Suspends the process (SIGSTOP): connections stay open without responses.
     pub fn suspend(&self) {
         self.process.iter().for_each(|process| process.signal(Signal::STOP));
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes the process (SIGCONT).
     pub fn resume(&self) {
         self.process.iter().for_each(|process| process.signal(Signal::CONT));
     }
@@ -268,14 +269,14 @@ impl Broker {
     fn launch(&mut self) -> Result<(), Error> {
         let written = self.log().len();
         let command = self.java.broker(self.home.path());
-        let mut process = Process::spawn(under_guard(&command, self.home.path()), &self.log_path())?;
+        let mut process = ServerProcess::spawn(under_watchdog(&command, self.home.path()), &self.log_path())?;
         let deadline = Instant::now() + START_LIMIT;
         while !self.answers() {
             let ended = process.has_ended();
             if ended || Instant::now() >= deadline {
                 process.signal(Signal::KILL);
                 let _ = process.wait(STOP_LIMIT);
-                let reason = if ended { "it ended" } else { "no answer in time" }.to_owned();
+                let reason = if ended { "it exited" } else { "timeout" }.to_owned();
                 return Err(Error::Start { reason, log: self.log().split_off(written) });
             }
             std::thread::sleep(10 * POLL);
@@ -284,20 +285,20 @@ impl Broker {
         Ok(())
     }
 
-    /// It listens only when it is done with everything else, and then it knows itself.
+    /// The broker listens only when its start is complete.
     fn answers(&self) -> bool {
         let listens = || std::net::TcpStream::connect(("127.0.0.1", self.ports.plain)).is_ok();
-        let knows_itself = || {
+        let has_started = || {
             let asking: BaseConsumer =
                 self.client_config().set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg).create().ok()?;
             let metadata = asking.fetch_metadata(None, Duration::from_secs(5)).ok()?;
             (!metadata.brokers().is_empty()).then_some(())
         };
-        listens() && knows_itself().is_some()
+        listens() && has_started().is_some()
     }
 
-    /// Asks with `signal`, then insists.
-    fn end(&mut self, signal: Signal) -> Result<(), Error> {
+    /// Sends `signal`, and SIGKILL after a timeout.
+    fn stop_process(&mut self, signal: Signal) -> Result<(), Error> {
         let Some(mut process) = self.process.take() else {
             return Ok(());
         };
@@ -317,17 +318,17 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // Nothing here is worth an orderly end, which takes a second.
-        let _ = self.end(Signal::KILL);
-        self.guard = None;
+        // A clean stop takes a second, and the data are temporary.
+        let _ = self.stop_process(Signal::KILL);
+        self.watchdog = None;
     }
 }
 
-/// The command, run by a shell that first leaves its process id, which stays the same, for the guard. So there is no
-/// moment in which the broker runs and the guard does not know of it.
-fn under_guard(command: &Command, home: &Path) -> Command {
+/// Runs the command from a shell that first writes its process ID, which the command keeps, for the watchdog. So the
+/// broker never runs without the watchdog.
+fn under_watchdog(command: &Command, home: &Path) -> Command {
     let mut shell = Command::new("/bin/sh");
-    shell.args(["-c", "echo $$ >>\"$0\"; exec \"$@\""]).arg(home.join(ADOPTED));
+    shell.args(["-c", "echo $$ >>\"$0\"; exec \"$@\""]).arg(home.join(REGISTERED_PROCESSES));
     shell.arg(command.get_program()).args(command.get_args());
     shell
 }

@@ -1,9 +1,9 @@
-//! What can go wrong between "no Kafka here" and a broker that answers.
+//! Errors of a Kafka sandbox, from finding Java to filling topics.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a broker could not be made, started, stopped or filled.
+/// An error of a Kafka sandbox.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,75 +14,75 @@ pub enum Error {
     NoJava,
     /// No Maven on this machine, and the jars are not in the cache yet.
     #[error(
-        "the jars of Kafka are fetched with Maven: install it (Debian: maven), or name a folder with them in {variable}"
+        "the jars of Kafka are downloaded with Maven: install it (Debian: maven), or name a folder with them in {variable}"
     )]
     NoMaven {
-        /// The environment variable that names a folder.
+        /// The environment variable for a folder with the jars.
         variable: &'static str,
     },
-    /// Maven could not fetch the jars.
-    #[error("Maven could not fetch the jars of Kafka {version}:\n{output}")]
+    /// Maven could not download the jars.
+    #[error("Maven could not download the jars of Kafka {version}:\n{output}")]
     Fetch {
-        /// The version that was asked for.
+        /// The requested version.
         version: &'static str,
-        /// What Maven printed.
+        /// Output of Maven.
         output: String,
     },
-    /// The folder that the environment names holds no Kafka.
+    /// The folder named by the environment has no Kafka.
     #[error("{variable} names {}, which holds no kafka_2.13-*.jar", dir.display())]
     NoJars {
         /// The environment variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         dir: PathBuf,
     },
     /// The storage could not be formatted.
-    #[error("the storage of Kafka could not be formatted:\n{output}")]
+    #[error("storage of Kafka could not be formatted:\n{output}")]
     Format {
-        /// What the tool printed.
+        /// Output of the tool.
         output: String,
     },
-    /// The broker ended before it answered, or did not answer in time.
+    /// The broker exited before it accepted connections, or did not accept them in time.
     #[error("Kafka did not start ({reason}); its log ends with:\n{log}")]
     Start {
-        /// Ended, or silent for too long.
+        /// Exited, or timed out.
         reason: String,
         /// The log.
         log: String,
     },
-    /// The broker did not end, even after SIGKILL.
-    #[error("Kafka (pid {pid}) does not end")]
+    /// The broker did not exit, even after SIGKILL.
+    #[error("Kafka (pid {pid}) does not exit")]
     Stop {
-        /// The process that stays.
+        /// The remaining process.
         pid: i32,
     },
-    /// A topic could not be made.
-    #[error("the topic {topic} could not be made: {reason}")]
+    /// A topic could not be created.
+    #[error("topic {topic} could not be created: {reason}")]
     Topic {
-        /// Its name.
+        /// Name of the topic.
         topic: String,
-        /// What the broker said.
+        /// The error of the broker.
         reason: String,
     },
-    /// The client could not be made, or the broker refused it.
+    /// The client could not be created, or the broker refused it.
     #[error("{what}: {source}")]
     Client {
-        /// What was attempted.
+        /// The operation.
         what: &'static str,
-        /// What the client said.
+        /// The error of the client.
         #[source]
         source: rdkafka::error::KafkaError,
     },
     /// A file or process operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was attempted, on which path.
+        /// The operation and its path.
         what: String,
-        /// The system's error.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// What the sandboxes have in common failed: the guard, the process, the search for a port.
+    /// An error of the shared functions: the watchdog, the process, the search for a port.
     #[error(transparent)]
     Sandbox(#[from] crate::Error),
 }

@@ -1,4 +1,4 @@
-//! The jars of Kafka: named by the environment, kept in the cache, or fetched by their Maven coordinates.
+//! Finds the jars of Kafka: in a folder named by the environment, in the cache, or by their Maven coordinates.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::process::Command;
 use super::{Error, java};
 use crate::cache::{cache_dir, create_readable};
 
-/// The release line that runs on a JDK 17.
+/// The newest release line that runs on JDK 17.
 const VERSION: &str = "4.3.1";
-/// Of the logging that Kafka itself is built with; without the binding it would say nothing, not even why it ends.
+/// The logging library of Kafka; without its binding, the broker writes no log.
 const LOGGING_VERSION: &str = "2.25.4";
-/// A folder with the jars, instead of the cache.
+/// Names a folder with the jars, instead of the cache.
 const VARIABLE: &str = "TIDEGATE_KAFKA";
 
 /// A folder of jars.
@@ -21,8 +21,8 @@ pub(super) struct Jars {
 }
 
 impl Jars {
-    /// Looks in the folder of `TIDEGATE_KAFKA`, in the cache, and then fetches: some 45 MB. Processes that fetch at the
-    /// same time wait for the first.
+    /// Searches the folder of `TIDEGATE_KAFKA` and the cache, then downloads: about 45 MB. Concurrent processes wait
+    /// for the first download.
     pub(super) fn find_or_fetch() -> Result<Self, Error> {
         if let Some(dir) = std::env::var_os(VARIABLE).map(PathBuf::from) {
             return Self::in_folder(&dir).ok_or(Error::NoJars { variable: VARIABLE, dir });
@@ -42,7 +42,7 @@ impl Jars {
         }
     }
 
-    /// For `java -cp`.
+    /// The argument of `java -cp`.
     pub(super) fn class_path(&self) -> PathBuf {
         self.dir.join("*")
     }
@@ -53,12 +53,12 @@ impl Jars {
             let mut names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
             names.any(|name| is_kafka(&name)).then(|| dir.to_path_buf())
         };
-        // A Kafka as its project packs it has them in `libs`.
+        // The release archive of Kafka has them in `libs`.
         holds(dir).or_else(|| holds(&dir.join("libs"))).map(|dir| Self { dir })
     }
 }
 
-/// Fetches beside the final place, and renames: a half-filled folder is never found by another process.
+/// Downloads into a temporary folder, then renames it, so that other processes never find an incomplete folder.
 fn fetch(cache: &Path, place: &Path) -> Result<Jars, Error> {
     let maven = java::on_path("mvn").ok_or(Error::NoMaven { variable: VARIABLE })?;
     let part = tempfile::tempdir_in(cache).map_err(Error::io(format!("create a folder in {}", cache.display())))?;
@@ -80,7 +80,7 @@ fn fetch(cache: &Path, place: &Path) -> Result<Jars, Error> {
     Jars::in_folder(place).ok_or(Error::NoJars { variable: "the cache", dir: place.to_path_buf() })
 }
 
-/// The smallest project that depends on them.
+/// A minimal project that depends on the jars.
 fn project() -> String {
     let dependency = |group: &str, artifact: &str, version: &str| {
         format!(

@@ -1,4 +1,4 @@
-//! Where the `java` of this machine is.
+//! Finds `java` on this machine.
 
 use std::env;
 use std::path::{Path, PathBuf};

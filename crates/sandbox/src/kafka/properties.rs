@@ -1,10 +1,10 @@
-//! The files that a broker is started with.
+//! The configuration files of a broker.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Everything that a cluster of several brokers needs is cut down to one, and what waits for others does not wait.
-const ALONE: [(&str, &str); 15] = [
+/// Settings for a cluster of one broker: no replicas, and no waiting for other brokers.
+const SINGLE_BROKER: [(&str, &str); 15] = [
     ("process.roles", "broker,controller"),
     ("node.id", "1"),
     ("controller.listener.names", "CONTROLLER"),
@@ -18,14 +18,14 @@ const ALONE: [(&str, &str); 15] = [
     ("share.coordinator.state.topic.replication.factor", "1"),
     ("share.coordinator.state.topic.min.isr", "1"),
     ("group.initial.rebalance.delay.ms", "0"),
-    // By default it takes a quarter of our heap.
+    // The default is a quarter of the heap.
     ("log.cleaner.dedupe.buffer.size", "4194304"),
     ("log.cleaner.backoff.ms", "500"),
 ];
 
-/// Where a broker listens: without any check for us, over TLS, and for logins.
+/// The ports of the listeners: plain, with TLS, and with authentication.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ports {
+pub(super) struct ListenerPorts {
     pub(super) plain: u16,
     pub(super) controller: u16,
     pub(super) tls: Option<u16>,
@@ -35,18 +35,18 @@ pub(super) struct Ports {
 /// Key and certificates of the listener over TLS, in the broker's folder.
 pub(super) const KEYSTORE: &str = "server.pem";
 
-/// What users log in by.
+/// The SASL mechanism.
 pub(super) const MECHANISM: &str = "SCRAM-SHA-256";
 const SCRAM_MODULE: &str = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
 
-/// `server.properties` of the broker in `home`. Of several lines for one name the last counts.
-pub(super) fn server(home: &Path, ports: Ports, settings: &[(String, String)]) -> String {
+/// `server.properties` of the broker in `home`. The last value for a name counts.
+pub(super) fn server(home: &Path, ports: ListenerPorts, settings: &[(String, String)]) -> String {
     let mut file = String::new();
     // Writing to a String cannot fail.
     let mut set = |name: &str, value: &str| {
         let _ = writeln!(file, "{name}={value}");
     };
-    ALONE.iter().for_each(|(name, value)| set(name, value));
+    SINGLE_BROKER.iter().for_each(|(name, value)| set(name, value));
     let mut protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT".to_owned();
     let mut brokers = format!("PLAINTEXT://127.0.0.1:{}", ports.plain);
     let mut add = |name: &str, protocol: &str, port: u16| {
@@ -73,7 +73,7 @@ pub(super) fn server(home: &Path, ports: Ports, settings: &[(String, String)]) -
     file
 }
 
-/// Of the logging: warnings go to the standard output, which is the broker's log file.
+/// Logging: warnings go to standard output, which is the log file of the broker.
 pub(super) const LOGGING: &str = "\
 status = error
 appender.out.type = Console
@@ -89,9 +89,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_of_the_caller_come_last() {
+    fn settings_of_the_caller_override_defaults() {
         let mine = [("node.id".to_owned(), "7".to_owned())];
-        let ports = Ports { plain: 1, controller: 2, tls: None, login: None };
+        let ports = ListenerPorts { plain: 1, controller: 2, tls: None, login: None };
         let file = server(Path::new("/x"), ports, &mine);
         assert!(file.find("node.id=7") > file.find("node.id=1"));
         assert!(file.contains("log.dirs=/x/data\n"));
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn logins_go_over_tls_where_there_is_a_certificate() {
-        let ports = Ports { plain: 1, controller: 2, tls: Some(3), login: Some(4) };
+    fn logins_use_tls_with_a_certificate() {
+        let ports = ListenerPorts { plain: 1, controller: 2, tls: Some(3), login: Some(4) };
         let file = server(Path::new("/x"), ports, &[]);
         assert!(file.contains("PLAINTEXT:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL\n"), "{file}");
         assert!(

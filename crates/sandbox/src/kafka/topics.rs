@@ -1,4 +1,4 @@
-//! What a test asks a broker for before it begins: topics, and records in them.
+//! Topics and their records, for tests.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use super::{Broker, Error};
 
-/// A machine under load may need a while.
-const LIMIT: Duration = Duration::from_secs(60);
+/// A busy machine may need some time.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Broker {
-    /// Makes a topic, with settings such as `("cleanup.policy", "compact")`.
+    /// Creates a topic, with settings such as `("cleanup.policy", "compact")`.
     ///
     /// # Errors
-    /// [`Error::Topic`] with the broker's words, [`Error::Client`] when it cannot be asked.
+    /// [`Error::Topic`] with the error of the broker, [`Error::Client`] if it cannot be reached.
     pub fn create_topic(&self, name: &str, partitions: u16, settings: &[(&str, &str)]) -> Result<(), Error> {
         let admin: AdminClient<DefaultClientContext> =
-            self.client_config().create().map_err(Error::client("make an admin client"))?;
+            self.client_config().create().map_err(Error::client("create an admin client"))?;
         let topic = NewTopic::new(name, i32::from(partitions), TopicReplication::Fixed(1));
         let topic = settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value));
-        let options = AdminOptions::new().operation_timeout(Some(LIMIT)).request_timeout(Some(LIMIT));
+        let options = AdminOptions::new().operation_timeout(Some(TIMEOUT)).request_timeout(Some(TIMEOUT));
         let made = futures_executor::block_on(admin.create_topics(&[topic], &options));
         let failed = |reason: String| Error::Topic { topic: name.to_owned(), reason };
         for made in made.map_err(Error::client("create a topic"))? {
@@ -32,11 +32,11 @@ impl Broker {
         Ok(())
     }
 
-    /// Puts records, each a key and a payload, into a topic, as fast as the broker takes them; the keys choose the
-    /// partitions. All are there when it returns.
+    /// Produces records of a key and a payload to a topic; the keys choose the partitions. All records are stored when
+    /// it returns.
     ///
     /// # Errors
-    /// [`Error::Client`] when the broker does not take them.
+    /// [`Error::Client`] if the broker does not accept them.
     pub fn fill<K, P>(&self, topic: &str, records: impl IntoIterator<Item = (K, P)>) -> Result<(), Error>
     where
         K: AsRef<[u8]>,
@@ -48,17 +48,17 @@ impl Broker {
             .set("enable.idempotence", "true")
             .set("batch.num.messages", "10000")
             .set("queue.buffering.max.messages", "200000")
-            // Java's choice of a partition, so that every client of the topic would choose the same.
+            // The partitioner of the Java client, so that every client chooses the same partitions.
             .set("partitioner", "murmur2_random")
             .create()
-            .map_err(Error::client("make a producer"))?;
+            .map_err(Error::client("create a producer"))?;
         for (key, payload) in records {
             send(&producer, BaseRecord::to(topic).key(key.as_ref()).payload(payload.as_ref()))?;
         }
-        producer.flush(LIMIT).map_err(Error::client("flush the producer"))
+        producer.flush(TIMEOUT).map_err(Error::client("flush the producer"))
     }
 
-    /// A configuration that names this broker, to which more can be added.
+    /// A client configuration for this broker, which callers can extend.
     #[must_use]
     pub fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();

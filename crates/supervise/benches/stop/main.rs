@@ -15,7 +15,7 @@ use std::future::Future;
 use std::process::ExitCode;
 
 use subjects::Figures;
-use tidegate_figures::{Bar, Figure, Options, again, best, median, words};
+use tidegate_figures::{Figure, Options, Target, again, best, median, words};
 
 #[cfg(not(feature = "bench-system-allocator"))]
 #[global_allocator]
@@ -108,18 +108,18 @@ impl Runs {
     fn figures(&self, size: u64) -> Vec<Figure> {
         let mut figures = Vec::new();
         for design in subjects::DESIGNS {
-            let mut add = |metric, unit, bar, what: fn(&Figures) -> f64| {
-                figures.push(figure(design, size, metric, self.of(size, design, what), unit, bar));
+            let mut add = |metric, unit, target, what: fn(&Figures) -> f64| {
+                figures.push(figure(design, size, metric, self.of(size, design, what), unit, target));
             };
             let is_ours = DESIGNS_OF_OURS.contains(&design);
-            let bar = stop_bar(size).filter(|_| is_ours);
+            let target = stop_target(size).filter(|_| is_ours);
             add("start", "ms", None, |run| run.start_ms);
-            add("stop", "ms", bar, |run| run.stop_ms);
+            add("stop", "ms", target, |run| run.stop_ms);
             add("start CPU per child", "ns", None, |run| run.start_cpu_ns);
             add("stop CPU per child", "ns", None, |run| run.stop_cpu_ns);
             add("memory per child", "B", None, |run| run.bytes_per_child);
-            let bar = is_ours.then_some(Bar::AtMost(LATE_P99_MAX_US));
-            add("p99 lateness during stop", "us", bar, |run| run.late_p99_us);
+            let target = is_ours.then_some(Target::AtMost(LATE_P99_MAX_US));
+            add("p99 lateness during stop", "us", target, |run| run.late_p99_us);
         }
         figures.extend(DESIGNS_OF_OURS.into_iter().flat_map(|design| self.ratios(size, design)));
         figures
@@ -128,17 +128,17 @@ impl Runs {
     /// Of one of our designs over others.
     fn ratios(&self, size: u64, ours: &'static str) -> [Figure; 5] {
         // The bars are set for large numbers; the start's against child tokens for a million alone.
-        let bar = |limit, from| (size >= from).then_some(Bar::AtMost(limit));
-        let ratio = |metric, other, bar, what: fn(&Figures) -> f64| {
-            figure(ours, size, metric, self.ratio_of((size, ours), (size, other), what), "x", bar)
+        let target = |limit, from| (size >= from).then_some(Target::AtMost(limit));
+        let ratio = |metric, other, target, what: fn(&Figures) -> f64| {
+            figure(ours, size, metric, self.ratio_of((size, ours), (size, other), what), "x", target)
         };
         let more = self.of(size, ours, |run| run.bytes_per_child) - self.of(size, FLOOR, |run| run.bytes_per_child);
         [
-            ratio("stop / bare spawn", FLOOR, bar(1.2, 200_000), |run| run.stop_ms),
-            ratio("stop / child tokens", TOKENS, bar(1.15, 200_000), |run| run.stop_ms),
-            ratio("start / bare spawn", FLOOR, bar(1.5, 200_000), |run| run.start_ms),
-            ratio("start / child tokens", TOKENS, bar(0.5, 1_000_000), |run| run.start_ms),
-            figure(ours, size, "memory over bare spawn", more, "B", bar(128.0, 200_000)),
+            ratio("stop / bare spawn", FLOOR, target(1.2, 200_000), |run| run.stop_ms),
+            ratio("stop / child tokens", TOKENS, target(1.15, 200_000), |run| run.stop_ms),
+            ratio("start / bare spawn", FLOOR, target(1.5, 200_000), |run| run.start_ms),
+            ratio("start / child tokens", TOKENS, target(0.5, 1_000_000), |run| run.start_ms),
+            figure(ours, size, "memory over bare spawn", more, "B", target(128.0, 200_000)),
         ]
     }
 
@@ -147,25 +147,39 @@ impl Runs {
         let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
         subjects::DESIGNS.map(|design| {
             let ratio = self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
-            let bar = DESIGNS_OF_OURS.contains(&design).then_some(Bar::AtMost(1.2));
-            figure(design, large, "stop CPU / that of 10k", ratio, "x", bar)
+            let target = DESIGNS_OF_OURS.contains(&design).then_some(Target::AtMost(1.2));
+            figure(design, large, "stop CPU / that of 10k", ratio, "x", target)
         })
     }
 }
 
-fn stop_bar(size: u64) -> Option<Bar> {
+fn stop_target(size: u64) -> Option<Target> {
     let limits = [(200_000, 45.0), (500_000, 110.0), (1_000_000, 220.0)];
     let limit = limits.iter().find(|(at, _)| *at == size)?.1;
-    Some(Bar::AtMost(limit))
+    Some(Target::AtMost(limit))
 }
 
-fn figure(design: &str, size: u64, metric: &'static str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    figure_of(&format!("{}k", size / 1000), design, metric, value, unit, bar)
+fn figure(
+    design: &str,
+    size: u64,
+    metric: &'static str,
+    value: f64,
+    unit: &'static str,
+    target: Option<Target>,
+) -> Figure {
+    figure_of(&format!("{}k", size / 1000), design, metric, value, unit, target)
 }
 
-fn figure_of(case: &str, subject: &str, metric: &str, value: f64, unit: &'static str, bar: Option<Bar>) -> Figure {
-    let (case, bar) = (format!("{case} {ALLOCATOR_NAME}"), bar.filter(|_| HAS_BARS));
-    Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, bar }
+fn figure_of(
+    case: &str,
+    subject: &str,
+    metric: &str,
+    value: f64,
+    unit: &'static str,
+    target: Option<Target>,
+) -> Figure {
+    let (case, target) = (format!("{case} {ALLOCATOR_NAME}"), target.filter(|_| HAS_BARS));
+    Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, target }
 }
 
 fn steady_figures(rounds: usize) -> Vec<Figure> {
@@ -178,17 +192,18 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
     }
     let turn = |design: &str| best(turns[design].iter().copied());
     let over = |design: &str| turn(design) - turn("no check");
-    let steady =
-        |subject: &str, metric: &str, value, unit, bar| figure_of("4096 x select", subject, metric, value, unit, bar);
+    let steady = |subject: &str, metric: &str, value, unit, target| {
+        figure_of("4096 x select", subject, metric, value, unit, target)
+    };
     let mut figures = Vec::new();
     for design in steady::DESIGNS {
         figures.push(steady(design, "turn", turn(design), "ns", None));
     }
     figures.push(steady("one token", "check", over("one token"), "ns", None));
     figures.push(steady("child tokens", "check", over("child tokens"), "ns", None));
-    figures.push(steady(OURS, "check", over(OURS), "ns", Some(Bar::AtMost(10.0))));
+    figures.push(steady(OURS, "check", over(OURS), "ns", Some(Target::AtMost(10.0))));
     let ratio = over(OURS) / over("child tokens");
-    figures.push(steady(OURS, "check / child tokens", ratio, "x", Some(Bar::AtMost(0.35))));
+    figures.push(steady(OURS, "check / child tokens", ratio, "x", Some(Target::AtMost(0.35))));
     figures
 }
 
@@ -207,7 +222,7 @@ fn beam_figures(ours: &Runs, sizes: &[u64]) -> Vec<Figure> {
         let theirs = best(runs.iter().filter(|run| run.children == size).map(|run| run.stop_ms));
         for design in DESIGNS_OF_OURS {
             let faster = theirs / ours.of(size, design, |run| run.stop_ms);
-            figures.push(figure(design, size, "faster than best BEAM", faster, "x", Some(Bar::AtLeast(12.0))));
+            figures.push(figure(design, size, "faster than best BEAM", faster, "x", Some(Target::AtLeast(12.0))));
         }
     }
     figures

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use tidegate_wire::{
-    Walk,
+    Frames,
     backend::{ERROR_RESPONSE, ErrorFields, READY_FOR_QUERY},
 };
 
@@ -211,7 +211,7 @@ impl Client {
 
     /// Takes whole messages from what has arrived; true at ReadyForQuery.
     fn take_reply(&mut self, errors: &mut u64) -> Result<bool> {
-        let mut walk = Walk::new(&self.rest);
+        let mut walk = Frames::new(&self.rest);
         let mut ready = false;
         for frame in walk.by_ref() {
             let frame = frame.context("a reply in the protocol")?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::process::{Pid, Signal, kill_process};
-use tidegate_sandbox::{Postgres, Progress};
+use tidegate_sandbox::{Postgres, StartProgress};
 
 use super::protocol::ROWS;
 
@@ -101,12 +101,12 @@ pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
     Ok(postgres)
 }
 
-fn describe(progress: &Progress) -> String {
+fn describe(progress: &StartProgress) -> String {
     match progress {
-        Progress::Downloading { major } => format!("fetching Postgres {major}, once for all demos"),
-        Progress::Unpacking { version, bytes } => format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000),
-        Progress::Initialising => "making a database cluster".to_owned(),
-        Progress::Starting => "starting Postgres".to_owned(),
+        StartProgress::Downloading { major } => format!("fetching Postgres {major}, once for all demos"),
+        StartProgress::Unpacking { version, bytes } => format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000),
+        StartProgress::Initialising => "making a database cluster".to_owned(),
+        StartProgress::Starting => "starting Postgres".to_owned(),
         _ => "preparing Postgres".to_owned(),
     }
 }
@@ -133,7 +133,7 @@ impl Gateway {
         command.stdout(out.try_clone().context("share a log")?).stderr(out);
         let child = command.spawn().context("start the gateway")?;
         let mut gateway = Self { child, port, log };
-        postgres.adopt(gateway.child.id()).context("guard the gateway")?;
+        postgres.register_process(gateway.child.id()).context("guard the gateway")?;
         gateway.wait_until_listening()?;
         Ok(gateway)
     }

@@ -55,7 +55,7 @@ impl Activated {
         // systemd has made it one that does not wait, for itself; it listens no more while this process lives.
         rustix::io::ioctl_fionbio(&fd, false)?;
         // The file of a unix socket is systemd's.
-        self.listeners.push(Listener::adopt(fd, None)?);
+        self.listeners.push(Listener::from_fd(fd, None)?);
         Ok(())
     }
 

@@ -158,7 +158,7 @@ impl Predecessor {
             }
             let fd = fd.context("a message without its socket")?;
             if text == TCP {
-                self.tcp.push(Listener::adopt(fd, None)?);
+                self.tcp.push(Listener::from_fd(fd, None)?);
             } else if text == METRICS {
                 self.metrics.push(TcpListener::from(fd));
             } else if text == DOOR {
@@ -179,7 +179,7 @@ impl Predecessor {
     pub(super) fn take_file(&mut self, path: &Path) -> Option<Listener> {
         let place = self.files.iter().position(|(known, _)| known == path)?;
         let (path, fd) = self.files.swap_remove(place);
-        Listener::adopt(fd, Some(&path)).ok()
+        Listener::from_fd(fd, Some(&path)).ok()
     }
 
     /// Its socket for `GET /metrics` at that address.
@@ -295,7 +295,7 @@ async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
         }
     }
     tracing::info!("another process has taken over: this one ends when its clients have left");
-    goods.listeners.iter().for_each(Listener::leave_file);
+    goods.listeners.iter().for_each(Listener::keep_file);
     goods.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
     // A RESUME would reach the other process, which knows of no pause.
     gateway.resume(None);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_link::{FileAccess, Listener};
+use tidegate_link::{UnixSocketOptions, Listener};
 
 use super::{activation::Activated, handover::Predecessor, process};
 use tidegate_admin::http;
@@ -122,7 +122,7 @@ fn unix(path: &Path, config: &Config) -> anyhow::Result<Listener> {
         }
     };
     // Where others may listen on the same port, the last one to come has the file.
-    let access = FileAccess { mode: listen.unix_socket_mode.0, group, replaces: listen.reuse_port };
+    let access = UnixSocketOptions { mode: listen.unix_socket_mode.0, group, replace: listen.reuse_port };
     when_free(path.display(), || Listener::unix(path, access, backlog(config)))
         .with_context(|| format!("cannot listen on {}", path.display()))
 }

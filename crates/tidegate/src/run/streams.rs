@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tidegate_link::{Accepted, Address};
+use tidegate_link::{AcceptedSocket, PeerAddress};
 
 use super::ReloadError;
 use tidegate_config::{Config, stream::Origin};
@@ -51,7 +51,7 @@ fn doors(gateway: &Arc<Gateway>) -> Doors {
         theirs.set_nonblocking(true)?;
         let emptiest = gateway.workers().iter().zip(&gateway.clients.per_thread);
         let (worker, _) = emptiest.min_by_key(|(_, count)| count.load(Ordering::Relaxed)).ok_or_else(gone)?;
-        worker.client(Accepted { fd: theirs.into(), peer: Address::Unix, local: None });
+        worker.client(AcceptedSocket { fd: theirs.into(), peer: PeerAddress::Unix, local: None });
         Ok(ours)
     };
     Doors::new(Door::Inside(Arc::new(open)), &gateway.config.setup().config)

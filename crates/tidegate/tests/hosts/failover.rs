@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tidegate_sandbox::{Postgres, Shutdown};
+use tidegate_sandbox::{Postgres, ShutdownMode};
 use tidegate_testkit::Frames;
 
 use crate::load::{Load, Work};
@@ -22,8 +22,8 @@ fn a_clean_switch_over_and_then_a_crash() {
     // Clean: the primary lets nobody in any more and ends when all have left; what it wrote reaches the replicas.
     let load = Load::start(&startup, 6, Work::Write);
     let mut idle: Vec<_> = (0..10).map(|_| log_in(&startup)).collect();
-    cluster.server(0).close(Shutdown::Smart);
-    cluster.server_mut(0).wait_closed().expect("the gateway lets go of it");
+    cluster.server(0).begin_shutdown(ShutdownMode::Smart);
+    cluster.server_mut(0).wait_for_shutdown().expect("the gateway lets go of it");
     cluster.promote(1).expect("a replica can be promoted");
     load.goes_on();
     wait_for(&gateway, &cluster, "app", 1, "role", "primary");
@@ -70,8 +70,8 @@ fn a_switch_over_in_a_pause_and_then_a_primary_that_hangs() {
     let load = Load::start(&startup, 6, Work::Write);
     let mut console = gateway.console();
     console.ok("PAUSE app");
-    cluster.server(0).close(Shutdown::Fast);
-    cluster.server_mut(0).wait_closed().expect("it ends its sessions");
+    cluster.server(0).begin_shutdown(ShutdownMode::Fast);
+    cluster.server_mut(0).wait_for_shutdown().expect("it ends its sessions");
     cluster.promote(1).expect("a replica can be promoted");
     console.ok("RESUME app");
     load.goes_on();

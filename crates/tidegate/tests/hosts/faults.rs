@@ -34,18 +34,18 @@ fn a_replica_that_lies_too_far_behind_is_not_used() {
     wait_until_settled(&gateway, &cluster, "ro");
     wait_until_settled(&gateway, &cluster, "prefer");
     let write = || sql(cluster.primary(), "insert into t (v) select repeat('x', 1000) from generate_series(1, 20)");
-    cluster.hold_replay(1).expect("replay can be paused");
+    cluster.pause_replay(1).expect("replay can be paused");
     write();
     wait_for(&gateway, &cluster, "ro", 1, "state", "lagging");
     let lag: u64 = shown(&gateway, &cluster, "ro", 1, "lag_bytes").parse().expect("a number");
     assert!(lag > 1000, "{lag}");
     assert!(servers_of(&cluster, &mut ro, 6).into_iter().eq([2]));
-    cluster.hold_replay(2).expect("replay can be paused");
+    cluster.pause_replay(2).expect("replay can be paused");
     write();
     wait_for(&gateway, &cluster, "prefer", 2, "state", "lagging");
     eventually("the primary serves instead", || servers_of(&cluster, &mut prefer, 4).into_iter().eq([0]));
     for index in [1, 2] {
-        cluster.release_replay(index).expect("replay goes on");
+        cluster.resume_replay(index).expect("replay goes on");
         wait_for(&gateway, &cluster, "ro", index, "state", "up");
     }
     // Whatever the primary writes by itself may make one of them lag for a moment.
@@ -84,7 +84,7 @@ fn a_client_whose_servers_all_lag_is_told_after_a_while() {
     let mut ro = connect(&gateway, "ro");
     wait_until_settled(&gateway, &cluster, "ro");
     for index in [1, 2] {
-        cluster.hold_replay(index).expect("replay can be paused");
+        cluster.pause_replay(index).expect("replay can be paused");
     }
     sql(cluster.primary(), "insert into t (v) select repeat('x', 1000) from generate_series(1, 20)");
     for index in [1, 2] {
@@ -94,7 +94,7 @@ fn a_client_whose_servers_all_lag_is_told_after_a_while() {
     let fields = ro.expect_fatal("57P03");
     assert!(fields.message.contains("a replica that is fresh enough"), "{}", fields.message);
     for index in [1, 2] {
-        cluster.release_replay(index).expect("replay goes on");
+        cluster.resume_replay(index).expect("replay goes on");
         wait_for(&gateway, &cluster, "ro", index, "state", "up");
     }
 }
@@ -187,8 +187,8 @@ fn a_replica_that_is_shut_down_smartly_is_let_go_without_a_failure() {
     let mut cluster = ours();
     let (gateway, load) = reading(&cluster);
     // It ends when the last session has left: the gateway has to notice, and to go.
-    cluster.server(1).close(tidegate_sandbox::Shutdown::Smart);
-    cluster.server_mut(1).wait_closed().expect("the gateway lets go of it");
+    cluster.server(1).begin_shutdown(tidegate_sandbox::ShutdownMode::Smart);
+    cluster.server_mut(1).wait_for_shutdown().expect("the gateway lets go of it");
     load.goes_on();
     cluster.server_mut(1).restart().expect("it starts again");
     wait_for(&gateway, &cluster, "ro", 1, "state", "up");

@@ -146,9 +146,9 @@ fn servers_of_the_own_zone_serve_alone_as_long_as_one_fits() {
     };
     policies.iter().for_each(|policy| wait_until_settled(&gateway, &cluster, policy));
     all_at(2);
-    cluster.hold_replay(2).expect("replay can be paused");
+    cluster.pause_replay(2).expect("replay can be paused");
     sql(cluster.primary(), "insert into t (v) select repeat('x', 1000) from generate_series(1, 20)");
     all_at(1);
-    cluster.release_replay(2).expect("replay goes on");
+    cluster.resume_replay(2).expect("replay goes on");
     all_at(2);
 }

@@ -74,7 +74,7 @@ pub(crate) fn fresh() -> Cluster {
     start(&builder())
 }
 
-fn builder() -> tidegate_sandbox::Builder {
+fn builder() -> tidegate_sandbox::PostgresBuilder {
     Postgres::builder()
         .setting("max_connections", "200")
         .setting("autovacuum", "off")
@@ -86,7 +86,7 @@ fn builder() -> tidegate_sandbox::Builder {
         .hba("local all all trust\nhost all all 127.0.0.0/8 trust")
 }
 
-fn start(builder: &tidegate_sandbox::Builder) -> Cluster {
+fn start(builder: &tidegate_sandbox::PostgresBuilder) -> Cluster {
     let cluster = Cluster::start(builder, 2).unwrap_or_else(|error| panic!("the cluster does not start: {error}"));
     sql(cluster.primary(), "create table t (n bigint generated always as identity, v text)");
     sql(cluster.primary(), "create role report login; grant all on t to report");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use rustix::process::{Pid, kill_process};
-use tidegate_sandbox::{Cluster, Postgres, Shutdown};
+use tidegate_sandbox::{Cluster, Postgres, ShutdownMode};
 use tidegate_testkit::{Frames, Gateway, Lost, RawClient, Signal, Startup};
 use toml::Value;
 
@@ -303,10 +303,10 @@ impl Storm {
             }
             4 => {
                 self.note(format!("replica {replica} lags"));
-                self.cluster.hold_replay(replica).expect("replay can be paused");
+                self.cluster.pause_replay(replica).expect("replay can be paused");
                 wait_for(&self.gateway, &self.cluster, "ro", replica, "state", "lagging");
                 self.while_they_work();
-                self.cluster.release_replay(replica).expect("replay goes on");
+                self.cluster.resume_replay(replica).expect("replay goes on");
             }
             5 => self.switch_over(),
             6 => {
@@ -426,9 +426,9 @@ impl Storm {
         let old = self.cluster.primary_index();
         self.note(format!("primary {old} closes"));
         // It ends once its replicas have all that it wrote.
-        let mode = if self.random.bool() { Shutdown::Smart } else { Shutdown::Fast };
+        let mode = if self.random.bool() { ShutdownMode::Smart } else { ShutdownMode::Fast };
         self.cluster.server(old).close(mode);
-        self.cluster.server_mut(old).wait_closed().expect("the gateway lets go of it");
+        self.cluster.server_mut(old).wait_for_shutdown().expect("the gateway lets go of it");
         self.promote();
         self.follow(old);
     }

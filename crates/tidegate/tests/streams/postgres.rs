@@ -1,7 +1,7 @@
 //! A Postgres as the sink.
 
 use rustix::process::Signal;
-use tidegate_sandbox::{Cluster, Postgres, Shutdown};
+use tidegate_sandbox::{Cluster, Postgres, ShutdownMode};
 use tidegate_testkit::{Authority, Fixture, Gateway};
 
 use crate::ledger::Ledger;
@@ -141,8 +141,8 @@ fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
     eventually("what is there arrives", || distinct(cluster.primary()) == "200");
     // Ended in the middle of its work, and what it has confirmed reaches the other one.
     folder.append("in.ndjson", &numbers(200..2_000, 20));
-    cluster.server(0).close(Shutdown::Fast);
-    cluster.server_mut(0).wait_closed().unwrap();
+    cluster.server(0).begin_shutdown(ShutdownMode::Fast);
+    cluster.server_mut(0).wait_for_shutdown().unwrap();
     cluster.promote(1).unwrap();
     folder.append("in.ndjson", &numbers(2_000..2_100, 20));
     eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");

@@ -1,20 +1,20 @@
-//! The md5 challenge: deprecated by Postgres 18, and still what many password files hold.
+//! The md5 challenge: deprecated since Postgres 18, and still in many password files.
 
 use md5::{Digest, Md5};
 
-/// The answer of a client that knows the password: `md5` and 32 hexadecimal digits.
+/// The response of a client with the password: `md5` and 32 hexadecimal digits.
 #[must_use]
 pub fn md5_password(user: &[u8], password: &[u8], salt: [u8; 4]) -> String {
     salted(hex_digest(&[password, user]).as_bytes(), salt)
 }
 
-/// What Postgres stores for a password: `md5` and 32 hexadecimal digits.
+/// The stored form of a password: `md5` and 32 hexadecimal digits.
 #[must_use]
 pub fn md5_stored(user: &[u8], password: &[u8]) -> String {
     format!("md5{}", hex_digest(&[password, user]))
 }
 
-/// The answer of a client that knows what is stored, `None` unless `stored` is `md5` and 32 hexadecimal digits.
+/// The response of a client with the stored form; `None` unless `stored` is `md5` and 32 hexadecimal digits.
 #[must_use]
 pub fn md5_answer(stored: &str, salt: [u8; 4]) -> Option<String> {
     let digest = stored.strip_prefix("md5").filter(|digest| digest.len() == 32)?;
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn hashes_are_those_of_postgres() {
-        // select 'md5' || md5('secret' || 'alice'), and the same again over its digits and the salt.
+        // select 'md5' || md5('secret' || 'alice'), and the md5 of its digits and the salt.
         assert_eq!(md5_stored(b"alice", b"secret"), "md54a0a68b43b6cd5cf266fa02f196e2371");
         let answer = md5_password(b"alice", b"secret", [1, 2, 3, 255]);
         assert_eq!(answer, "md55f0388cdae34fff99488f7c4c4a91735");
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_md5_hash_has_no_answer() {
+    fn only_md5_hashes_have_an_answer() {
         for stored in
             ["", "md5", "md5900150983cd24fb0d6963f7d28e17f7", "md5g00150983cd24fb0d6963f7d28e17f72", "SCRAM-SHA-256$"]
         {

@@ -8,9 +8,9 @@ use crate::error::DecodeError;
 use crate::frame::{put, put_text};
 use crate::sqlstate::SqlState;
 
-/// The body of ErrorResponse or NoticeResponse: fields, each a code and bytes.
+/// The body of ErrorResponse or NoticeResponse: fields with a code and a value.
 ///
-/// No field is certain to be there: servers and what stands between may leave out any (CVE-2026-6666).
+/// Every field is optional, because servers and proxies may omit any of them (CVE-2026-6666).
 /// <https://www.postgresql.org/docs/current/protocol-error-fields.html>
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorFields<'a>(Cursor<'a>);
@@ -29,13 +29,13 @@ impl<'a> ErrorFields<'a> {
         Ok(Self(Cursor::new(body)))
     }
 
-    /// The first field with this code, as bytes.
+    /// The value of the first field with this code.
     #[must_use]
     pub fn get(&self, code: u8) -> Option<&'a [u8]> {
         self.iter().find(|(found, _)| *found == code).map(|(_, value)| value)
     }
 
-    /// All fields, in the order they were sent.
+    /// All fields in the order of the message.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &'a [u8])> + use<'a> {
         let mut fields = self.0;
         std::iter::from_fn(move || {
@@ -45,49 +45,49 @@ impl<'a> ErrorFields<'a> {
         .fuse()
     }
 
-    /// `ERROR`, `FATAL`, `NOTICE` and so on; not translated where the server tells (since 9.6).
+    /// `ERROR`, `FATAL`, `NOTICE` and so on; the untranslated one if the server sends it (since 9.6).
     #[must_use]
     pub fn severity(&self) -> Option<&'a str> {
         let value = self.get(b'V').or_else(|| self.get(b'S'))?;
         str::from_utf8(value).ok()
     }
 
-    /// The SQLSTATE, `None` where it is missing or malformed.
+    /// The SQLSTATE; `None` if it is missing or malformed.
     #[must_use]
     pub fn code(&self) -> Option<SqlState> {
         self.get(b'C').and_then(SqlState::from_bytes)
     }
 
-    /// The message; what is not UTF-8 in it is replaced.
+    /// The message, with a replacement character for each sequence that is not UTF-8.
     #[must_use]
     pub fn message(&self) -> Option<Cow<'a, str>> {
         self.get(b'M').map(String::from_utf8_lossy)
     }
 }
 
-/// How grave a report is.
+/// Severity of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Of interest to developers.
+    /// Details for developers.
     Debug,
-    /// Of interest to operators.
+    /// Information for administrators.
     Log,
-    /// Asked for by the user.
+    /// Information that the user requested.
     Info,
-    /// Worth knowing.
+    /// Information that may help the user.
     Notice,
-    /// Likely a mistake.
+    /// A likely problem.
     Warning,
-    /// The statement failed.
+    /// The command was aborted.
     Error,
-    /// The session ends.
+    /// The session was terminated.
     Fatal,
-    /// All sessions end.
+    /// All sessions were terminated.
     Panic,
 }
 
 impl Severity {
-    /// The word on the wire.
+    /// The keyword in the message.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -115,32 +115,32 @@ impl Severity {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorReport<'a> {
-    /// How grave it is.
+    /// The severity.
     pub severity: Severity,
-    /// What it is, for programs.
+    /// The error code.
     pub sqlstate: SqlState,
-    /// What it is, for people: one line.
+    /// The primary message: one line.
     pub message: &'a str,
-    /// More about it.
+    /// Details.
     pub detail: Option<&'a str>,
-    /// What may help.
+    /// A suggestion.
     pub hint: Option<&'a str>,
 }
 
 impl<'a> ErrorReport<'a> {
-    /// A report with a message alone.
+    /// A report with a message only.
     #[must_use]
     pub const fn new(severity: Severity, sqlstate: SqlState, message: &'a str) -> Self {
         Self { severity, sqlstate, message, detail: None, hint: None }
     }
 
-    /// The statement failed.
+    /// A report of severity `ERROR`.
     #[must_use]
     pub const fn error(sqlstate: SqlState, message: &'a str) -> Self {
         Self::new(Severity::Error, sqlstate, message)
     }
 
-    /// The session ends.
+    /// A report of severity `FATAL`.
     #[must_use]
     pub const fn fatal(sqlstate: SqlState, message: &'a str) -> Self {
         Self::new(Severity::Fatal, sqlstate, message)

@@ -1,34 +1,34 @@
 //! Bodies of server messages, borrowed.
 
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, Reason};
-use crate::startup::{KEY_MAX, KEY_MIN};
+use crate::error::{DecodeError, DecodeErrorKind};
+use crate::startup::{CANCEL_KEY_MAX, CANCEL_KEY_MIN};
 
-/// The body of an authentication message: what the server wants next.
+/// The body of an authentication message: the next request of the server.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authentication<'a> {
-    /// The client is in.
+    /// The login succeeded.
     Ok,
-    /// The password in clear text.
+    /// Send the password in clear text.
     Cleartext,
-    /// The password hashed with md5.
+    /// Send the password hashed with md5.
     Md5 {
         /// Salt of this challenge.
         salt: [u8; 4],
     },
-    /// One of these SASL mechanisms.
+    /// Choose a SASL mechanism.
     Sasl {
-        /// Their names.
+        /// The offered mechanisms.
         mechanisms: Mechanisms<'a>,
     },
     /// The next message of the SASL exchange.
     SaslContinue(&'a [u8]),
     /// The last message of the SASL exchange.
     SaslFinal(&'a [u8]),
-    /// A method that is not spoken here: Kerberos, GSSAPI, SSPI.
+    /// An unsupported method: Kerberos, GSSAPI, SSPI.
     Other {
-        /// Its code.
+        /// The code of the method.
         code: u32,
     },
 }
@@ -37,7 +37,7 @@ impl<'a> Authentication<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// It ends early, or bytes follow its fields.
+    /// The body is truncated, or bytes follow its fields.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let code = fields.u32()?;
@@ -55,7 +55,7 @@ impl<'a> Authentication<'a> {
     }
 }
 
-/// The names of the SASL mechanisms on offer.
+/// The offered SASL mechanisms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mechanisms<'a> {
     /// The names with their zero bytes, without the empty name at the end.
@@ -70,13 +70,13 @@ impl<'a> Mechanisms<'a> {
         Ok(Self { names: names.strip_suffix(&[0]).unwrap_or_default() })
     }
 
-    /// The names, the server's favourite first.
+    /// The names in the server's order of preference.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut names = Cursor::new(self.names);
         std::iter::from_fn(move || names.text().ok())
     }
 
-    /// The mechanism is on offer.
+    /// Whether this mechanism is offered.
     #[must_use]
     pub fn offer(&self, name: &str) -> bool {
         self.iter().any(|found| found == name.as_bytes())
@@ -86,9 +86,9 @@ impl<'a> Mechanisms<'a> {
 /// The body of ParameterStatus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterStatus<'a> {
-    /// Name of the setting.
+    /// Name of the parameter.
     pub name: &'a [u8],
-    /// Its value from here on.
+    /// The new value.
     pub value: &'a [u8],
 }
 
@@ -108,9 +108,9 @@ impl<'a> ParameterStatus<'a> {
 /// The body of BackendKeyData.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackendKeyData<'a> {
-    /// The server process.
+    /// Process ID of the server process.
     pub pid: u32,
-    /// The secret for cancel requests, 4 to 256 bytes.
+    /// The secret key for cancel requests, 4 to 256 bytes.
     pub key: &'a [u8],
 }
 
@@ -123,27 +123,27 @@ impl<'a> BackendKeyData<'a> {
         let mut fields = Cursor::new(body);
         let pid = fields.u32()?;
         let key = fields.rest();
-        if (KEY_MIN..=KEY_MAX).contains(&key.len()) {
+        if (CANCEL_KEY_MIN..=CANCEL_KEY_MAX).contains(&key.len()) {
             return Ok(Self { pid, key });
         }
-        Err(fields.error(Reason::Length { len: key.len(), min: KEY_MIN, max: KEY_MAX }))
+        Err(fields.error(DecodeErrorKind::Length { len: key.len(), min: CANCEL_KEY_MIN, max: CANCEL_KEY_MAX }))
     }
 }
 
-/// Where a session is relative to a transaction: the body of ReadyForQuery.
+/// Transaction status of a session: the body of ReadyForQuery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TxStatus {
     /// Outside a transaction.
     Idle = b'I',
-    /// In one.
+    /// Inside a transaction.
     InTransaction = b'T',
-    /// In one that failed and takes nothing but its end.
+    /// Inside a failed transaction, which ignores commands until its end.
     Failed = b'E',
 }
 
 impl TxStatus {
-    /// The status that a byte stands for.
+    /// The status for a byte.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         match byte {
@@ -158,19 +158,19 @@ impl TxStatus {
 /// Decodes the body of ReadyForQuery.
 ///
 /// # Errors
-/// It is not exactly one of the three status bytes.
+/// The body is not exactly one of the three status bytes.
 pub fn ready_for_query_status(body: &[u8]) -> Result<TxStatus, DecodeError> {
     let mut fields = Cursor::new(body);
     let byte = fields.u8()?;
     fields.end()?;
-    let reason = Reason::Value { field: "the transaction status", value: byte.into() };
-    TxStatus::from_byte(byte).ok_or(DecodeError::new(0, reason))
+    let kind = DecodeErrorKind::Value { field: "transaction status", value: byte.into() };
+    TxStatus::from_byte(byte).ok_or(DecodeError::new(0, kind))
 }
 
 /// The body of CommandComplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandComplete<'a> {
-    /// What was done, and to how many rows: `INSERT 0 5`.
+    /// The command tag: `INSERT 0 5`.
     pub tag: &'a [u8],
 }
 
@@ -186,10 +186,10 @@ impl<'a> CommandComplete<'a> {
         Ok(Self { tag })
     }
 
-    /// How many rows: the number at the end, for the commands that count them.
+    /// The row count at the end of the tag, for commands with a count.
     #[must_use]
     pub fn rows(&self) -> Option<u64> {
-        // A few bytes, of which all are looked at anyhow.
+        // The tag is short, so a scan from its end costs little.
         let start = self.tag.iter().rposition(|byte| *byte == b' ')? + 1;
         let (first, rest) = self.tag[start..].split_first()?;
         let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
@@ -200,19 +200,19 @@ impl<'a> CommandComplete<'a> {
 /// A column of a RowDescription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a [u8],
-    /// The table it is of, 0 if of none.
+    /// OID of the table; 0 if the column is not a table column.
     pub table: u32,
-    /// Its number in that table, 0 if of none.
+    /// Attribute number in that table; 0 if the column is not a table column.
     pub number: i16,
-    /// OID of its type.
+    /// OID of the type.
     pub type_oid: u32,
-    /// Bytes of a value, negative if they vary.
+    /// Size of a value in bytes; negative if it varies.
     pub type_size: i16,
-    /// What the type adds to that, e.g. the length of a `varchar`.
+    /// Type modifier, such as the length of a `varchar`.
     pub type_modifier: i32,
-    /// 0 is text, 1 binary.
+    /// Format code: 0 is text, 1 is binary.
     pub format: i16,
 }
 
@@ -230,7 +230,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// The body of ParameterDescription: an iterator over the OIDs of the types.
+/// The body of ParameterDescription: an iterator over type OIDs.
 #[derive(Debug, Clone)]
 pub struct ParameterDescription<'a> {
     left: u16,
@@ -241,7 +241,7 @@ impl<'a> ParameterDescription<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// The types are not as many as their count.
+    /// The list differs from its count.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let types = Self { left: fields.u16()?, fields };
@@ -266,7 +266,7 @@ impl Iterator for ParameterDescription<'_> {
     }
 }
 
-/// The body of RowDescription: an iterator over its columns.
+/// The body of RowDescription: an iterator over columns.
 #[derive(Debug, Clone)]
 pub struct RowDescription<'a> {
     left: u16,
@@ -277,7 +277,7 @@ impl<'a> RowDescription<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// The columns are not as many as their count.
+    /// The list differs from its count.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let count = fields.u16()?;
@@ -303,7 +303,7 @@ impl<'a> Iterator for RowDescription<'a> {
     }
 }
 
-/// The body of DataRow: an iterator over its values; `None` within is NULL.
+/// The body of DataRow: an iterator over values; `None` is NULL.
 #[derive(Debug, Clone)]
 pub struct DataRow<'a> {
     left: u16,
@@ -314,7 +314,7 @@ impl<'a> DataRow<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// The values are not as many as their count, or one is longer than what is left.
+    /// The list differs from its count, or a value extends beyond the body.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let count = fields.u16()?;
@@ -343,11 +343,11 @@ impl<'a> Iterator for DataRow<'a> {
 /// The body of NotificationResponse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification<'a> {
-    /// The server process that notified.
+    /// Process ID of the notifying server process.
     pub pid: u32,
     /// The channel.
     pub channel: &'a [u8],
-    /// What was said on it.
+    /// The payload.
     pub payload: &'a [u8],
 }
 
@@ -355,7 +355,7 @@ impl<'a> Notification<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// It ends early, a string has no terminator, or bytes follow.
+    /// The body is truncated, a string has no terminator, or bytes follow.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let found = Self { pid: fields.u32()?, channel: fields.text()?, payload: fields.text()? };

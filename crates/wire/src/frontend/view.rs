@@ -1,7 +1,7 @@
 //! Bodies of client messages, borrowed.
 
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, Reason};
+use crate::error::{DecodeError, DecodeErrorKind};
 
 /// The body of Query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Parse<'a> {
     pub name: &'a [u8],
     /// The SQL.
     pub query: &'a [u8],
-    /// Type OIDs of the parameters as they were sent, four bytes each; 0 leaves a type open.
+    /// Type OIDs of the parameters as sent, four bytes each; 0 leaves a type unspecified.
     pub param_types: &'a [u8],
 }
 
@@ -38,7 +38,7 @@ impl<'a> Parse<'a> {
     /// Decodes the body.
     ///
     /// # Errors
-    /// A string has no terminator, or the types are not as many as their count.
+    /// A string has no terminator, or the list of types differs from its count.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let (name, query) = (fields.text()?, fields.text()?);
@@ -62,12 +62,12 @@ pub struct Bind<'a> {
     pub portal: &'a [u8],
     /// Name of the statement, empty for the unnamed one.
     pub statement: &'a [u8],
-    /// What follows the names, unchecked: formats of the values, the values, formats of the results.
+    /// The unchecked rest: formats of the values, the values, formats of the results.
     pub tail: &'a [u8],
 }
 
 impl<'a> Bind<'a> {
-    /// Decodes the names; what follows is checked by [`Bind::values`] only, so this costs no more than two searches.
+    /// Decodes the names at the cost of two searches for a zero byte. [`Bind::values`] checks the rest.
     ///
     /// # Errors
     /// A name has no terminator.
@@ -76,21 +76,21 @@ impl<'a> Bind<'a> {
         Ok(Self { portal: fields.text()?, statement: fields.text()?, tail: fields.rest() })
     }
 
-    /// Where the tail begins in the body.
+    /// Offset of the tail in the body.
     #[must_use]
     pub const fn rest(&self) -> usize {
         self.portal.len() + self.statement.len() + 2
     }
 
-    /// The values, after checking the whole tail.
+    /// Checks the whole tail and returns the values.
     ///
     /// # Errors
-    /// A list is not as long as its count; the offset is one in the body.
-    pub fn values(&self) -> Result<Values<'a>, DecodeError> {
+    /// A list differs from its count. The offset counts from the start of the body.
+    pub fn values(&self) -> Result<BindValues<'a>, DecodeError> {
         self.read_values().map_err(|error| DecodeError { offset: error.offset + self.rest(), ..error })
     }
 
-    fn read_values(&self) -> Result<Values<'a>, DecodeError> {
+    fn read_values(&self) -> Result<BindValues<'a>, DecodeError> {
         let mut fields = Cursor::new(self.tail);
         let formats = read_formats(&mut fields)?;
         let count = fields.u16()?;
@@ -100,7 +100,7 @@ impl<'a> Bind<'a> {
         }
         let results = read_formats(&mut fields)?;
         fields.end()?;
-        Ok(Values { formats, results, left: count, values })
+        Ok(BindValues { formats, results, left: count, values })
     }
 }
 
@@ -109,28 +109,28 @@ fn read_formats<'a>(fields: &mut Cursor<'a>) -> Result<&'a [u8], DecodeError> {
     fields.take(count * 2)
 }
 
-/// Iterator over the values of a [`Bind`]; `None` within is NULL.
+/// Iterator over the values of a [`Bind`]; `None` is NULL.
 #[derive(Debug, Clone)]
-pub struct Values<'a> {
+pub struct BindValues<'a> {
     formats: &'a [u8],
     results: &'a [u8],
     left: u16,
     values: Cursor<'a>,
 }
 
-impl Values<'_> {
+impl BindValues<'_> {
     /// Format codes of the values: none (all text), one for all, or one each. 0 is text, 1 binary.
     pub fn formats(&self) -> impl ExactSizeIterator<Item = u16> {
         self.formats.as_chunks().0.iter().map(|code| u16::from_be_bytes(*code))
     }
 
-    /// Format codes wanted for the result columns, by the same rule.
+    /// Format codes of the result columns, by the same rule.
     pub fn result_formats(&self) -> impl ExactSizeIterator<Item = u16> {
         self.results.as_chunks().0.iter().map(|code| u16::from_be_bytes(*code))
     }
 }
 
-impl<'a> Iterator for Values<'a> {
+impl<'a> Iterator for BindValues<'a> {
     type Item = Option<&'a [u8]>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -139,10 +139,10 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// What a name in Describe or Close stands for.
+/// The kind of object that Describe or Close names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ObjectKind {
     /// A prepared statement.
     Statement = b'S',
     /// A portal.
@@ -151,14 +151,14 @@ pub enum Kind {
 
 /// The body of Describe and of Close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Target<'a> {
-    /// What is meant.
-    pub kind: Kind,
-    /// Its name, empty for the unnamed one.
+pub struct ObjectName<'a> {
+    /// The kind of object.
+    pub kind: ObjectKind,
+    /// Name of the object, empty for the unnamed one.
     pub name: &'a [u8],
 }
 
-impl<'a> Target<'a> {
+impl<'a> ObjectName<'a> {
     /// Decodes the body of a Describe or Close.
     ///
     /// # Errors
@@ -166,10 +166,10 @@ impl<'a> Target<'a> {
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let kind = match fields.u8()? {
-            b'S' => Kind::Statement,
-            b'P' => Kind::Portal,
+            b'S' => ObjectKind::Statement,
+            b'P' => ObjectKind::Portal,
             other => {
-                return Err(DecodeError::new(0, Reason::Value { field: "the kind", value: other.into() }));
+                return Err(DecodeError::new(0, DecodeErrorKind::Value { field: "object kind", value: other.into() }));
             }
         };
         let name = fields.text()?;
@@ -183,7 +183,7 @@ impl<'a> Target<'a> {
 pub struct Execute<'a> {
     /// Name of the portal, empty for the unnamed one.
     pub portal: &'a [u8],
-    /// How many rows at most; 0 or less is all of them.
+    /// Row limit; 0 or less is no limit.
     pub max_rows: i32,
 }
 
@@ -200,20 +200,20 @@ impl<'a> Execute<'a> {
     }
 }
 
-/// The body of the first answer to an offer of SASL mechanisms.
+/// The body of SASLInitialResponse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SaslInitial<'a> {
-    /// The mechanism that the client chose.
+    /// The chosen mechanism.
     pub mechanism: &'a [u8],
-    /// Its first message, if it has one.
+    /// The first message of the client, if any.
     pub data: Option<&'a [u8]>,
 }
 
 impl<'a> SaslInitial<'a> {
-    /// Decodes the body. Later answers have a body that is the SASL message itself.
+    /// Decodes the body. The body of a later SASLResponse is the SASL message itself.
     ///
     /// # Errors
-    /// The name has no terminator, or the length is not that of what follows.
+    /// The name has no terminator, or the length differs from that of the rest.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
         let (mechanism, data) = (fields.text()?, fields.value()?);
@@ -222,10 +222,10 @@ impl<'a> SaslInitial<'a> {
     }
 }
 
-/// The password in the body of a Password message that answers a request for a cleartext or md5 one.
+/// Decodes the body of a PasswordMessage that responds to a request for a cleartext or md5 password.
 ///
 /// # Errors
-/// It has no terminator, or bytes follow it.
+/// The password has no terminator, or bytes follow it.
 pub fn password_text(body: &[u8]) -> Result<&[u8], DecodeError> {
     Query::decode(body).map(|message| message.text)
 }

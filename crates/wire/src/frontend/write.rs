@@ -1,11 +1,11 @@
-//! Client messages, appended to a buffer.
+//! Encoders of client messages.
 
 use super::{
-    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, FUNCTION_CALL, Kind, PARSE, PASSWORD,
-    QUERY, SYNC, TERMINATE, Target,
+    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, FUNCTION_CALL, ObjectKind, PARSE, PASSWORD,
+    QUERY, SYNC, TERMINATE, ObjectName,
 };
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, Reason};
+use crate::error::{DecodeError, DecodeErrorKind};
 use crate::frame::{Frame, HEADER, put, put_list, put_text, put_value};
 
 /// Appends a Query.
@@ -13,7 +13,7 @@ pub fn query(text: &[u8], out: &mut Vec<u8>) {
     put(QUERY, out, |out| put_text(text, out));
 }
 
-/// Appends a Parse. At most 65,535 types go out.
+/// Appends a Parse. At most 65,535 types are sent.
 pub fn parse(name: &[u8], query: &[u8], param_types: &[u32], out: &mut Vec<u8>) {
     put(PARSE, out, |out| {
         put_text(name, out);
@@ -24,7 +24,7 @@ pub fn parse(name: &[u8], query: &[u8], param_types: &[u32], out: &mut Vec<u8>) 
     });
 }
 
-/// What a Bind says. Of each list at most 65,535 entries go out.
+/// The fields of a Bind. At most 65,535 entries of each list are sent.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BindMessage<'a> {
     /// Name of the portal, empty for the unnamed one.
@@ -35,7 +35,7 @@ pub struct BindMessage<'a> {
     pub formats: &'a [u16],
     /// The values, `None` for NULL.
     pub values: &'a [Option<&'a [u8]>],
-    /// Format codes wanted for the result columns, by the same rule.
+    /// Format codes of the result columns, by the same rule.
     pub result_formats: &'a [u16],
 }
 
@@ -52,23 +52,23 @@ pub fn bind(message: &BindMessage<'_>, out: &mut Vec<u8>) {
 }
 
 /// Appends a Describe.
-pub fn describe(kind: Kind, name: &[u8], out: &mut Vec<u8>) {
-    put_target(DESCRIBE, kind, name, out);
+pub fn describe(kind: ObjectKind, name: &[u8], out: &mut Vec<u8>) {
+    put_object_name(DESCRIBE, kind, name, out);
 }
 
 /// Appends a Close.
-pub fn close(kind: Kind, name: &[u8], out: &mut Vec<u8>) {
-    put_target(CLOSE, kind, name, out);
+pub fn close(kind: ObjectKind, name: &[u8], out: &mut Vec<u8>) {
+    put_object_name(CLOSE, kind, name, out);
 }
 
-fn put_target(tag: u8, kind: Kind, name: &[u8], out: &mut Vec<u8>) {
+fn put_object_name(tag: u8, kind: ObjectKind, name: &[u8], out: &mut Vec<u8>) {
     put(tag, out, |out| {
         out.push(kind as u8);
         put_text(name, out);
     });
 }
 
-/// Appends an Execute; `max_rows` 0 is all rows.
+/// Appends an Execute; `max_rows` 0 is no limit.
 pub fn execute(portal: &[u8], max_rows: i32, out: &mut Vec<u8>) {
     put(EXECUTE, out, |out| {
         put_text(portal, out);
@@ -101,12 +101,12 @@ pub fn terminate(out: &mut Vec<u8>) {
     put(TERMINATE, out, |_| {});
 }
 
-/// Appends a password: the text itself, or the answer to an md5 challenge.
+/// Appends a PasswordMessage: the password, or the response to an md5 challenge.
 pub fn password(text: &[u8], out: &mut Vec<u8>) {
     put(PASSWORD, out, |out| put_text(text, out));
 }
 
-/// Appends the first answer to an offer of SASL mechanisms.
+/// Appends a SASLInitialResponse.
 pub fn sasl_initial(mechanism: &[u8], data: Option<&[u8]>, out: &mut Vec<u8>) {
     put(PASSWORD, out, |out| {
         put_text(mechanism, out);
@@ -114,33 +114,34 @@ pub fn sasl_initial(mechanism: &[u8], data: Option<&[u8]>, out: &mut Vec<u8>) {
     });
 }
 
-/// Appends a later SASL answer.
+/// Appends a SASLResponse.
 pub fn sasl_response(data: &[u8], out: &mut Vec<u8>) {
     put(PASSWORD, out, |out| out.extend_from_slice(data));
 }
 
-/// Appends a piece of COPY data.
+/// Appends a CopyData.
 pub fn copy_data(data: &[u8], out: &mut Vec<u8>) {
     put(COPY_DATA, out, |out| out.extend_from_slice(data));
 }
 
-/// Appends the end of COPY data.
+/// Appends a CopyDone.
 pub fn copy_done(out: &mut Vec<u8>) {
     put(COPY_DONE, out, |_| {});
 }
 
-/// Appends the news that COPY is given up, and why.
+/// Appends a CopyFail.
 pub fn copy_fail(reason: &[u8], out: &mut Vec<u8>) {
     put(COPY_FAIL, out, |out| put_text(reason, out));
 }
 
-/// Appends `message`, a whole Parse, Bind, Describe or Close of a statement, with another statement name in it.
+/// Appends `message` with another statement name. The message is a complete Parse, Bind, Describe or Close of a
+/// statement.
 ///
-/// Everything but the name is copied unread.
+/// All bytes except the name are copied unread.
 ///
 /// # Errors
-/// The message is none of these ([`Reason::Tag`]), names a portal instead ([`Reason::Value`]), or ends within its names.
-/// Nothing has been appended then.
+/// The message has another tag ([`DecodeErrorKind::Tag`]), names a portal ([`DecodeErrorKind::Value`]), or ends within
+/// its names. Nothing is appended on an error.
 pub fn rename_statement(message: &[u8], new_name: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
     let frame = Frame::decode(message)?;
     let (before, after) = split_at_name(frame).map_err(|error| in_message(&error))?;
@@ -153,7 +154,7 @@ pub fn rename_statement(message: &[u8], new_name: &[u8], out: &mut Vec<u8>) -> R
     Ok(())
 }
 
-/// The body before the statement's name, and after its zero byte.
+/// The parts of the body before and after the statement name.
 fn split_at_name(frame: Frame<'_>) -> Result<(&[u8], &[u8]), DecodeError> {
     let body = frame.body();
     match frame.tag {
@@ -166,18 +167,20 @@ fn split_at_name(frame: Frame<'_>) -> Result<(&[u8], &[u8]), DecodeError> {
             let bind = Bind::decode(body)?;
             Ok((body.get(..=bind.portal.len()).unwrap_or_default(), bind.tail))
         }
-        DESCRIBE | CLOSE => match Target::decode(body)?.kind {
-            Kind::Statement => Ok((&body[..1], &[])),
-            Kind::Portal => Err(DecodeError::new(0, Reason::Value { field: "the kind", value: b'P'.into() })),
+        DESCRIBE | CLOSE => match ObjectName::decode(body)?.kind {
+            ObjectKind::Statement => Ok((&body[..1], &[])),
+            ObjectKind::Portal => {
+                Err(DecodeError::new(0, DecodeErrorKind::Value { field: "object kind", value: b'P'.into() }))
+            }
         },
-        // The tag stands before the body.
-        other => Err(DecodeError::new(0, Reason::Tag(other))),
+        // The tag precedes the body, which starts at `HEADER`.
+        other => Err(DecodeError::new(0, DecodeErrorKind::Tag(other))),
     }
 }
 
 fn in_message(error: &DecodeError) -> DecodeError {
-    match error.reason {
-        Reason::Tag(_) => *error,
-        reason => DecodeError::new(error.offset + HEADER, reason),
+    match error.kind {
+        DecodeErrorKind::Tag(_) => *error,
+        kind => DecodeError::new(error.offset + HEADER, kind),
     }
 }

@@ -1,12 +1,13 @@
-//! The startup parameter `options`: settings written as arguments of a command line.
+//! The startup parameter `options`: settings as command-line arguments.
 
-use crate::error::{DecodeError, Reason};
+use crate::error::{DecodeError, DecodeErrorKind};
 
-/// Reads `-c name=value`, `-cname=value` and `--name=value`, parted by white space; a backslash takes the next byte as
-/// it is. In names a `-` stands for `_`. These are the rules of Postgres' `pg_split_opts` and `ParseLongOption`.
+/// Parses `-c name=value`, `-cname=value` and `--name=value`, separated by white space. A backslash escapes the next
+/// byte. In names a `-` stands for `_`. These are the rules of `pg_split_opts` and `ParseLongOption` in Postgres.
 ///
 /// # Errors
-/// [`Reason::CommandLine`] for any other option, [`Reason::NotUtf8`]; the offset is that of the option.
+/// [`DecodeErrorKind::CommandLine`] for any other option, [`DecodeErrorKind::NotUtf8`]; the offset is that of the
+/// option.
 ///
 /// ```
 /// let settings = tidegate_wire::startup::parse_options(br"-c geqo=off --work-mem=4\ MB")?;
@@ -18,9 +19,9 @@ pub fn parse_options(options: &[u8]) -> Result<Vec<(String, String)>, DecodeErro
     let mut settings = Vec::new();
     while let Some((at, word)) = words.next() {
         let setting = match word.as_slice() {
-            b"-c" => words.next().ok_or(DecodeError::new(at, Reason::CommandLine))?.1,
+            b"-c" => words.next().ok_or(DecodeError::new(at, DecodeErrorKind::CommandLine))?.1,
             [b'-', b'c' | b'-', setting @ ..] => setting.to_vec(),
-            _ => return Err(DecodeError::new(at, Reason::CommandLine)),
+            _ => return Err(DecodeError::new(at, DecodeErrorKind::CommandLine)),
         };
         settings.push(parse_setting(setting, at)?);
     }
@@ -28,14 +29,14 @@ pub fn parse_options(options: &[u8]) -> Result<Vec<(String, String)>, DecodeErro
 }
 
 fn parse_setting(setting: Vec<u8>, at: usize) -> Result<(String, String), DecodeError> {
-    let text = String::from_utf8(setting).map_err(|_| DecodeError::new(at, Reason::NotUtf8))?;
+    let text = String::from_utf8(setting).map_err(|_| DecodeError::new(at, DecodeErrorKind::NotUtf8))?;
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.replace('-', "_"), value.to_owned())),
-        _ => Err(DecodeError::new(at, Reason::CommandLine)),
+        _ => Err(DecodeError::new(at, DecodeErrorKind::CommandLine)),
     }
 }
 
-/// Words with their escapes resolved, and where each began.
+/// Arguments with resolved escapes, and their offsets.
 struct Words<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -54,7 +55,7 @@ impl Iterator for Words<'_> {
         while let Some(byte) = self.peek().filter(|byte| !is_space(*byte)) {
             self.at += 1;
             match byte {
-                // A backslash at the very end stands for nothing.
+                // A backslash at the end escapes nothing.
                 b'\\' => word.extend(self.take()),
                 _ => word.push(byte),
             }
@@ -75,7 +76,7 @@ impl Words<'_> {
     }
 }
 
-/// C's `isspace`, which counts the vertical tab as well.
+/// `isspace` of C, which includes the vertical tab.
 const fn is_space(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_of_a_setting() {
+    fn every_form_of_a_setting_is_parsed() {
         let cases: &[(&str, &[(&str, &str)])] = &[
             ("", &[]),
             ("  \t\n\x0b ", &[]),
@@ -109,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_is_refused_with_its_place() {
+    fn other_options_are_refused_with_their_offset() {
         for (text, offset) in
             [("-c", 0), ("-c a", 0), ("-c a=1 -B 5", 7), ("a=b", 0), ("--", 0), ("--=x", 0), (" -", 1)]
         {
-            let expected = DecodeError::new(offset, Reason::CommandLine);
+            let expected = DecodeError::new(offset, DecodeErrorKind::CommandLine);
             assert_eq!(parse_options(text.as_bytes()), Err(expected), "{text:?}");
         }
-        assert_eq!(parse_options(b"-c a=\xff"), Err(DecodeError::new(0, Reason::NotUtf8)));
+        assert_eq!(parse_options(b"-c a=\xff"), Err(DecodeError::new(0, DecodeErrorKind::NotUtf8)));
     }
 }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
 use tidegate_wire::backend::ErrorReply;
 
 use socket2::SockRef;
-use tidegate_link::{Address, Link};
+use tidegate_link::{PeerAddress, Link};
 use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
@@ -118,7 +118,7 @@ impl Arriving {
 
     /// Where it has connected to; none for a unix socket.
     fn local_address(&self) -> Option<SocketAddr> {
-        if self.peer == Address::Unix {
+        if self.peer == PeerAddress::Unix {
             return None;
         }
         self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket())
@@ -259,7 +259,7 @@ pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: i
             // One chunk is enough; it is heard when there is somebody to answer.
             hears = false;
         }
-        link.poll_left(cx).map(|()| None)
+        link.poll_peer_closed(cx).map(|()| None)
     })
     .await
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_link::Address;
+use tidegate_link::PeerAddress;
 use tidegate_supervise::Ctx;
 
 use super::{Arriving, LoginError, admission::while_there, packet::Request};
@@ -16,8 +16,8 @@ const ARRIVALS_MIN: u32 = 8;
 impl Arriving {
     fn ip(&self) -> Option<IpAddr> {
         match self.peer {
-            Address::Tcp(address) => Some(address.ip()),
-            Address::Unix => None,
+            PeerAddress::Tcp(address) => Some(address.ip()),
+            PeerAddress::Unix => None,
         }
     }
 

@@ -1,11 +1,11 @@
 //! From the first byte to the start-up packet: TLS, GSS, the version of the protocol.
 
-use tidegate_link::{Address, Chunk, TlsInfo, TlsSide};
+use tidegate_link::{PeerAddress, Chunk, TlsInfo, TlsSide};
 use tidegate_wire::{
-    Reason,
+    DecodeErrorKind,
     backend::ErrorReply,
     sqlstate,
-    startup::{self, First},
+    startup::{self, FirstPacket},
 };
 
 use super::{
@@ -41,8 +41,8 @@ impl Arriving {
             self.fill(len).await?;
             let packet: Vec<u8> = self.bytes.drain(..len).collect();
             match decode_first(&packet)? {
-                First::Ssl => Box::pin(self.answer_ssl()).await?,
-                First::Gss => {
+                FirstPacket::Ssl => Box::pin(self.answer_ssl()).await?,
+                FirstPacket::Gss => {
                     self.nothing_early()?;
                     self.link.write(&b"N"[..]);
                     self.link.flush().await?;
@@ -88,7 +88,7 @@ impl Arriving {
     async fn answer_ssl(&mut self) -> Result<(), LoginError> {
         self.nothing_early()?;
         let acceptor = self.worker.gateway.config.setup().client_tls.clone();
-        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, Address::Tcp(_))) else {
+        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, PeerAddress::Tcp(_))) else {
             self.link.write(&b"N"[..]);
             return Ok(self.link.flush().await?);
         };
@@ -125,7 +125,7 @@ impl Arriving {
 
     fn require_tls(&self) -> Result<(), LoginError> {
         let required = self.worker.gateway.config.setup().config.listen.tls == ClientTls::Require;
-        if required && !self.link.is_tls() && matches!(self.peer, Address::Tcp(_)) {
+        if required && !self.link.is_tls() && matches!(self.peer, PeerAddress::Tcp(_)) {
             return Err(self.cause(Cause::TlsRequired));
         }
         Ok(())
@@ -145,11 +145,11 @@ impl Arriving {
 
 /// A start-up packet, with the words of Postgres for a protocol that is not spoken. A cancel request is never answered,
 /// not even a broken one.
-fn decode_first(packet: &[u8]) -> Result<First<'_>, LoginError> {
+fn decode_first(packet: &[u8]) -> Result<FirstPacket<'_>, LoginError> {
     const CANCEL_CODE: [u8; 4] = 80_877_102_u32.to_be_bytes();
-    First::decode(packet).map_err(|error| match error.reason {
+    FirstPacket::decode(packet).map_err(|error| match error.kind {
         _ if packet.get(4..8) == Some(&CANCEL_CODE) => LoginError::Gone,
-        Reason::Version { major, minor } => LoginError::Refused(ErrorReply::new(
+        DecodeErrorKind::Version { major, minor } => LoginError::Refused(ErrorReply::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
             format!("unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.{MINOR_MAX}"),
         )),

@@ -2,7 +2,7 @@
 
 use tidegate_wire::{
     backend::ErrorReply,
-    startup::{self, Startup},
+    startup::{self, StartupMessage},
 };
 
 use super::{Arriving, LoginError};
@@ -53,7 +53,11 @@ impl Arriving {
 }
 
 /// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
-pub(super) fn read_startup(startup: &Startup<'_>, ignored: &[String], dialect: Dialect) -> Result<Request, LoginError> {
+pub(super) fn read_startup(
+    startup: &StartupMessage<'_>,
+    ignored: &[String],
+    dialect: Dialect,
+) -> Result<Request, LoginError> {
     let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {

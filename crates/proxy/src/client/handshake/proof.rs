@@ -1,6 +1,6 @@
 //! How a client proves who it is: by a rule, its process, or a secret that is configured or looked up.
 
-use tidegate_link::Address;
+use tidegate_link::PeerAddress;
 
 use super::{Arriving, LoginError, packet::Request};
 use tidegate_config::{
@@ -75,8 +75,8 @@ impl Arriving {
         }
         let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
         let ip = match self.peer {
-            Address::Tcp(address) => Some(address.ip()),
-            Address::Unix => None,
+            PeerAddress::Tcp(address) => Some(address.ip()),
+            PeerAddress::Unix => None,
         };
         let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
         // The console has two names, and rules speak of one.

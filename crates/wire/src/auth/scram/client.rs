@@ -1,19 +1,19 @@
-//! The side that knows a password, or keys made of one, and wants in.
+//! The client side: logs in with a password or with keys.
 
 use std::fmt;
 
 use super::keys::{Keys, SaltedKeys, hmac, xor};
 use super::message::{Nonce, ServerFirst, binding_attribute, encode, gs2_header, parse_server_final};
-use super::{Binding, ScramError};
+use super::{ChannelBinding, ScramError};
 use crate::auth::secrets_equal;
 
-/// What a client logs in with.
+/// The secret of a client.
 #[derive(Clone)]
 pub enum Secret {
-    /// A password. The exchange derives keys from it, which takes `iterations` rounds of HMAC-SHA-256, and yields them
-    /// for the next time: [`ScramClientFinal::verify`].
+    /// A password. The exchange derives keys from it in `iterations` rounds of HMAC-SHA-256;
+    /// [`ScramClientFinal::verify`] returns them for the next login.
     Password(Vec<u8>),
-    /// Keys, and the salt and iterations that they go with. No derivation.
+    /// Keys with their salt and iteration count. Nothing is derived.
     Keys(SaltedKeys),
 }
 
@@ -39,30 +39,30 @@ impl Secret {
     }
 }
 
-/// A client that starts an exchange.
+/// A client before its first message.
 #[derive(Debug)]
 pub struct ScramClient {
     secret: Secret,
     nonce: Nonce,
-    binding: Binding,
+    binding: ChannelBinding,
     user: String,
 }
 
 impl ScramClient {
-    /// [`Binding::mechanism`] is the name to send with the first message.
+    /// Starts an exchange. [`ChannelBinding::mechanism`] is the name to send with the first message.
     #[must_use]
-    pub const fn new(secret: Secret, nonce: Nonce, binding: Binding) -> Self {
+    pub const fn new(secret: Secret, nonce: Nonce, binding: ChannelBinding) -> Self {
         Self { secret, nonce, binding, user: String::new() }
     }
 
-    /// Names the user in the first message. Postgres takes the name of the startup packet and ignores this one.
+    /// Sets the user name in the first message. Postgres ignores it and uses the name of the startup message.
     #[must_use]
     pub fn with_user(mut self, name: &str) -> Self {
         self.user = name.replace('=', "=3D").replace(',', "=2C");
         self
     }
 
-    /// The client's first message.
+    /// The first message of the client.
     #[must_use]
     pub fn first(&self) -> Vec<u8> {
         format!("{}{}", gs2_header(&self.binding), self.bare()).into_bytes()
@@ -72,11 +72,11 @@ impl ScramClient {
         format!("n={},r={}", self.user, self.nonce.as_str())
     }
 
-    /// Answers the server's challenge with a proof.
+    /// Responds to the challenge of the server with a proof.
     ///
     /// # Errors
-    /// The message is malformed, of another exchange, asks for too many iterations, or ([`ScramError::StaleKeys`]) for
-    /// other keys than those at hand.
+    /// The message is malformed, belongs to another exchange, has too many iterations, or needs other keys than these
+    /// ([`ScramError::StaleKeys`]).
     pub fn respond(self, server_first: &[u8]) -> Result<(ScramClientFinal, Vec<u8>), ScramError> {
         let server = ServerFirst::parse(server_first)?;
         let own = self.nonce.as_str();
@@ -95,7 +95,7 @@ impl ScramClient {
     }
 }
 
-/// A client that waits for the server's signature.
+/// A client before the signature of the server.
 #[must_use = "a server that was not verified may be anyone"]
 pub struct ScramClientFinal {
     expected: [u8; 32],
@@ -103,7 +103,8 @@ pub struct ScramClientFinal {
 }
 
 impl ScramClientFinal {
-    /// Checks the server's signature, in constant time; yields the keys, for the next login without a derivation.
+    /// Checks the signature of the server in constant time. Returns the keys for the next login, which then derives
+    /// nothing.
     ///
     /// # Errors
     /// [`ScramError::WrongServer`], [`ScramError::Refused`], or a malformed message.

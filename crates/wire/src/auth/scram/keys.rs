@@ -1,4 +1,4 @@
-//! What is derived from a password.
+//! Keys derived from a password.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,22 +8,21 @@ use sha2::{Digest, Sha256};
 
 pub(super) type Key = [u8; 32];
 
-/// The two keys of a password. The client's key is worth as much as the password, for this salt and iteration count.
+/// The two keys of a password. The client key is as good as the password, for this salt and iteration count.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Proves to a server that the client knows the password.
+    /// Proves to a server that the client has the password.
     pub client_key: [u8; 32],
-    /// Proves to a client that the server knows the verifier.
+    /// Proves to a client that the server has the verifier.
     pub server_key: [u8; 32],
 }
 
 impl Keys {
-    /// Derives the keys of a password, which is normalized first. Costs `iterations` rounds of HMAC-SHA-256 (no less than
-    /// one).
+    /// Normalizes the password and derives its keys, in `iterations` rounds of HMAC-SHA-256 (at least one).
     #[must_use]
     pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
         let mut salted = Key::default();
-        // Only an output of no length at all is refused.
+        // PBKDF2 refuses only an empty output.
         let _ = pbkdf2::pbkdf2::<Hmac<Sha256>>(&normalize(password), salt, iterations.max(1), &mut salted);
         Self { client_key: hmac(&salted, &[b"Client Key"]), server_key: hmac(&salted, &[b"Server Key"]) }
     }
@@ -39,14 +38,14 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Keys and what they were derived with: they are of use only against a verifier with the same salt and iterations.
+/// Keys with their salt and iteration count. They match only a verifier with the same salt and iteration count.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaltedKeys {
     /// The keys.
     pub keys: Keys,
     /// The salt.
     pub salt: Vec<u8>,
-    /// The number of iterations.
+    /// The iteration count.
     pub iterations: u32,
 }
 
@@ -56,8 +55,8 @@ impl fmt::Debug for SaltedKeys {
     }
 }
 
-/// Brings a password to its one form (SASLprep, RFC 4013). One that has none, not being UTF-8 or having characters that
-/// are not allowed, stays as it is, as in Postgres.
+/// Normalizes a password (SASLprep, RFC 4013). As in Postgres, a password that is not UTF-8 or has prohibited
+/// characters stays unchanged.
 #[must_use]
 pub fn normalize(password: &[u8]) -> Cow<'_, [u8]> {
     let prepared = str::from_utf8(password).ok().and_then(|text| stringprep::saslprep(text).ok());

@@ -1,8 +1,8 @@
-//! The grammar of the four messages: `a=value` parted by commas.
+//! The grammar of the four messages: `a=value`, separated by commas.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{Binding, ITERATIONS_MAX, MESSAGE_MAX, ScramError};
+use super::{ChannelBinding, ITERATIONS_MAX, MESSAGE_MAX, ScramError};
 
 const END_POINT: &str = "p=tls-server-end-point";
 
@@ -11,14 +11,13 @@ const END_POINT: &str = "p=tls-server-end-point";
 pub struct Nonce(String);
 
 impl Nonce {
-    /// Writes random bytes as printable characters. 18 bytes are what Postgres takes.
+    /// Encodes random bytes as printable characters. Postgres uses 18 bytes.
     #[must_use]
     pub fn from_random(bytes: &[u8]) -> Self {
         Self(STANDARD.encode(bytes))
     }
 
-    /// Takes a nonce as it stands, `None` unless it consists of printable ASCII characters other than the comma, one to
-    /// 256 of them.
+    /// Creates a nonce from text; `None` unless it is 1 to 256 printable ASCII characters without a comma.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         ((1..=256).contains(&text.len()) && is_printable(text)).then(|| Self(text.to_owned()))
@@ -45,26 +44,26 @@ pub(super) fn decode_key(text: &str) -> Option<[u8; 32]> {
     decode(text)?.try_into().ok()
 }
 
-/// `n`, `y` or `p=`..., and the authorization identity that nobody uses.
-pub(super) fn gs2_header(binding: &Binding) -> String {
+/// `n`, `y` or `p=`..., and the empty authorization identity.
+pub(super) fn gs2_header(binding: &ChannelBinding) -> String {
     let flag = match binding {
-        Binding::None => "n",
-        Binding::Unused => "y",
-        Binding::EndPoint(_) => END_POINT,
+        ChannelBinding::None => "n",
+        ChannelBinding::Unused => "y",
+        ChannelBinding::EndPoint(_) => END_POINT,
     };
     format!("{flag},,")
 }
 
-/// The attribute `c` of the client's last message: the header that it sent first, and the data of the binding.
-pub(super) fn binding_attribute(header: &str, binding: &Binding) -> String {
+/// The attribute `c` of the final client message: its GS2 header, and the data of the binding.
+pub(super) fn binding_attribute(header: &str, binding: &ChannelBinding) -> String {
     let mut bytes = header.as_bytes().to_vec();
-    if let Binding::EndPoint(hash) = binding {
+    if let ChannelBinding::EndPoint(hash) = binding {
         bytes.extend_from_slice(hash);
     }
     encode(&bytes)
 }
 
-/// Reads a message attribute by attribute.
+/// Reads the attributes of a message in order.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reader<'a> {
     text: &'a str,
@@ -89,14 +88,14 @@ impl<'a> Reader<'a> {
         ScramError::Malformed { offset: self.at, expected }
     }
 
-    /// What stands before the next comma, which is passed over; or all that is left.
+    /// Reads up to the next comma and skips it, or reads the rest.
     pub(super) fn field(&mut self) -> &'a str {
         let (field, _) = self.rest().split_once(',').unwrap_or((self.rest(), ""));
         self.at = (self.at + field.len() + 1).min(self.text.len());
         field
     }
 
-    /// The value of the attribute that has to come next; `name` is `"r="` or the like.
+    /// Reads the value of the next attribute, which must have this name (such as `"r="`).
     pub(super) fn attribute(&mut self, name: &'static str) -> Result<&'a str, ScramError> {
         let before = *self;
         self.field().strip_prefix(name).ok_or(before.malformed(name))
@@ -111,7 +110,7 @@ impl<'a> Reader<'a> {
         Ok(nonce)
     }
 
-    /// An extension that has to be understood stands before everything else.
+    /// Refuses a mandatory extension, which precedes all attributes.
     pub(super) fn refuse_mandatory_extension(&self) -> Result<(), ScramError> {
         if self.rest().starts_with("m=") { Err(ScramError::Unsupported("extension")) } else { Ok(()) }
     }
@@ -121,7 +120,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The client's first message.
+/// The first client message.
 pub(super) struct ClientFirst<'a> {
     pub(super) header: &'a str,
     pub(super) bare: &'a str,
@@ -129,7 +128,7 @@ pub(super) struct ClientFirst<'a> {
 }
 
 impl<'a> ClientFirst<'a> {
-    pub(super) fn parse(message: &'a [u8], binding: &Binding) -> Result<Self, ScramError> {
+    pub(super) fn parse(message: &'a [u8], binding: &ChannelBinding) -> Result<Self, ScramError> {
         let mut reader = Reader::new(message)?;
         check_flag(reader.field(), binding)?;
         if !reader.field().is_empty() {
@@ -140,21 +139,23 @@ impl<'a> ClientFirst<'a> {
         reader.refuse_mandatory_extension()?;
         reader.attribute("n=")?;
         let nonce = reader.nonce()?;
-        // Extensions that need not be understood may follow.
+        // Optional extensions may follow.
         Ok(Self { header, bare, nonce })
     }
 }
 
-fn check_flag(flag: &str, binding: &Binding) -> Result<(), ScramError> {
+fn check_flag(flag: &str, binding: &ChannelBinding) -> Result<(), ScramError> {
     match (flag, binding) {
-        ("n", Binding::None | Binding::Unused) | ("y", Binding::None) | (END_POINT, Binding::EndPoint(_)) => Ok(()),
+        ("n", ChannelBinding::None | ChannelBinding::Unused)
+        | ("y", ChannelBinding::None)
+        | (END_POINT, ChannelBinding::EndPoint(_)) => Ok(()),
         ("n" | "y" | END_POINT, _) => Err(ScramError::WrongBinding),
         (other, _) if other.starts_with("p=") => Err(ScramError::Unsupported("channel binding type")),
         _ => Err(ScramError::Malformed { offset: 0, expected: "n, y or p=" }),
     }
 }
 
-/// The server's first message.
+/// The first server message.
 pub(super) struct ServerFirst<'a> {
     pub(super) nonce: &'a str,
     pub(super) salt: Vec<u8>,
@@ -176,13 +177,13 @@ impl<'a> ServerFirst<'a> {
 }
 
 pub(super) fn parse_iterations(text: &str) -> Result<u32, ScramError> {
-    // `parse` alone would take a plus sign.
+    // `parse` alone would accept a plus sign.
     let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let iterations = digits.and_then(|text| text.parse().ok()).unwrap_or(0);
     if (1..=ITERATIONS_MAX).contains(&iterations) { Ok(iterations) } else { Err(ScramError::Iterations) }
 }
 
-/// The client's last message.
+/// The final client message.
 pub(super) struct ClientFinal<'a> {
     pub(super) binding: &'a str,
     pub(super) nonce: &'a str,
@@ -200,7 +201,7 @@ impl<'a> ClientFinal<'a> {
             if reader.rest().is_empty() {
                 return Err(reader.malformed("p="));
             }
-            // Extensions may stand before the proof.
+            // Extensions may precede the proof.
             let Some(proof) = reader.field().strip_prefix("p=") else {
                 continue;
             };
@@ -212,7 +213,7 @@ impl<'a> ClientFinal<'a> {
     }
 }
 
-/// The server's last message: its signature.
+/// The final server message: its signature.
 pub(super) fn parse_server_final(message: &[u8]) -> Result<[u8; 32], ScramError> {
     let mut reader = Reader::new(message)?;
     if let Some(reason) = reader.rest().strip_prefix("e=") {

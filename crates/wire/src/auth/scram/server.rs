@@ -1,30 +1,31 @@
-//! The side that holds a verifier and lets in.
+//! The server side: checks a client against a verifier.
 
 use super::keys::{Keys, SaltedKeys, hmac, sha256, xor};
 use super::message::{ClientFinal, ClientFirst, Nonce, binding_attribute, encode};
-use super::{Binding, ScramError, Verifier};
+use super::{ChannelBinding, ScramError, Verifier};
 use crate::auth::secrets_equal;
 
-/// A server that waits for the client's first message.
+/// A server before the first client message.
 #[derive(Debug)]
 pub struct ScramServer {
     verifier: Verifier,
     nonce: Nonce,
-    binding: Binding,
+    binding: ChannelBinding,
 }
 
 impl ScramServer {
-    /// `binding` is [`Binding::EndPoint`] if the client chose [`MECHANISM_PLUS`](super::MECHANISM_PLUS), else it tells
-    /// whether that was on offer.
+    /// Starts an exchange. `binding` is [`ChannelBinding::EndPoint`] if the client chose
+    /// [`MECHANISM_PLUS`](super::MECHANISM_PLUS), [`ChannelBinding::Unused`] if the server offered it, and else
+    /// [`ChannelBinding::None`].
     #[must_use]
-    pub const fn new(verifier: Verifier, nonce: Nonce, binding: Binding) -> Self {
+    pub const fn new(verifier: Verifier, nonce: Nonce, binding: ChannelBinding) -> Self {
         Self { verifier, nonce, binding }
     }
 
-    /// Answers the client's first message with a challenge.
+    /// Responds to the first client message with a challenge.
     ///
     /// # Errors
-    /// The message is malformed, or does not bind as agreed.
+    /// The message is malformed, or has another channel binding.
     pub fn challenge(self, client_first: &[u8]) -> Result<(ScramServerFinal, Vec<u8>), ScramError> {
         let first = ClientFirst::parse(client_first, &self.binding)?;
         let nonce = format!("{}{}", first.nonce, self.nonce.as_str());
@@ -40,7 +41,7 @@ impl ScramServer {
     }
 }
 
-/// A server that waits for the client's proof.
+/// A server before the proof of the client.
 #[derive(Debug)]
 pub struct ScramServerFinal {
     verifier: Verifier,
@@ -49,29 +50,29 @@ pub struct ScramServerFinal {
     transcript: String,
 }
 
-/// A client that proved to know the password.
+/// The result of a valid proof.
 #[derive(Debug)]
-pub struct Accepted {
-    /// The server's last message, which proves in turn that it holds the verifier.
+pub struct ScramAccepted {
+    /// The final server message, which proves that the server has the verifier.
     pub reply: Vec<u8>,
-    /// The client's keys, recovered from its proof: good for a login at any server with the same verifier.
+    /// The keys of the client, recovered from its proof. They log in to every server with the same verifier.
     pub keys: SaltedKeys,
 }
 
 impl ScramServerFinal {
-    /// The same with the keys of another verifier, which has the salt and the iterations that the client was told. Keys
-    /// that take long to derive need not be there before the proof is.
+    /// Replaces the keys by those of another verifier with the same salt and iteration count. Slow keys can so be
+    /// derived while the client computes its proof.
     #[must_use]
     pub fn with_keys_of(self, verifier: Verifier) -> Self {
         Self { verifier, ..self }
     }
 
-    /// Checks the client's proof, in constant time.
+    /// Checks the proof of the client in constant time.
     ///
     /// # Errors
-    /// [`ScramError::WrongProof`], which is all a client may learn; malformed messages, and those of another exchange or
-    /// another connection.
-    pub fn finish(self, client_final: &[u8]) -> Result<Accepted, ScramError> {
+    /// [`ScramError::WrongProof`], the only reason that a client may learn; malformed messages, and messages of another
+    /// exchange or connection.
+    pub fn finish(self, client_final: &[u8]) -> Result<ScramAccepted, ScramError> {
         let last = ClientFinal::parse(client_final)?;
         if !secrets_equal(last.nonce.as_bytes(), self.nonce.as_bytes()) {
             return Err(ScramError::WrongNonce);
@@ -87,6 +88,6 @@ impl ScramServerFinal {
         }
         let reply = format!("v={}", encode(&hmac(&server_key, &transcript))).into_bytes();
         let keys = SaltedKeys { keys: Keys { client_key, server_key }, salt, iterations };
-        Ok(Accepted { reply, keys })
+        Ok(ScramAccepted { reply, keys })
     }
 }

@@ -1,4 +1,4 @@
-//! What a server stores instead of a password.
+//! The verifier that a server stores instead of a password.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,13 @@ use super::message::{decode, decode_key, encode, parse_iterations};
 use super::{MECHANISM, ScramError};
 use crate::auth::secrets_equal;
 
-/// The longest salt that is read, in bytes. Postgres makes salts of 16.
+/// The longest salt, in bytes. Postgres creates salts of 16 bytes.
 const SALT_MAX: usize = 256;
 
-/// Checks a password without knowing it. Text form: `SCRAM-SHA-256$iterations:salt$stored:server`, as in `pg_authid`.
+/// Checks a password without storing it. Text form: `SCRAM-SHA-256$iterations:salt$stored:server`, as in `pg_authid`.
 ///
-/// Its text form is a secret (it can be attacked offline, and its server key poses as the server), so `Debug` hides it.
+/// The text form is a secret, so `Debug` hides it: it allows an offline attack, and its server key impersonates the
+/// server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
     pub(super) salt: Vec<u8>,
@@ -23,7 +24,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Makes the verifier of a password. Costs `iterations` rounds of HMAC-SHA-256 (no less than one).
+    /// Derives the verifier of a password, in `iterations` rounds of HMAC-SHA-256 (at least one).
     #[must_use]
     pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
         let iterations = iterations.max(1);
@@ -31,11 +32,11 @@ impl Verifier {
         Self { salt: salt.to_vec(), iterations, stored_key: keys.stored_key(), server_key: keys.server_key }
     }
 
-    /// Makes a verifier that no password satisfies, for a user that does not exist: the exchange goes on as with any
-    /// other user and fails at its end. The same user gets the same salt each time, as a real one would.
+    /// Creates a verifier that no password matches, for a user that does not exist. The exchange continues as for any
+    /// other user and fails at its end. As for an existing user, the salt is the same each time.
     ///
-    /// `secret` should be random, kept for as long as the process lives, and the same in all processes that clients
-    /// take for one.
+    /// `secret` should be random, constant for the lifetime of the process, and the same in all processes that form one
+    /// service.
     #[must_use]
     pub fn fake(user: &[u8], secret: &[u8], iterations: u32) -> Self {
         let part = |label: &[u8]| hmac(secret, &[label, user]);
@@ -43,7 +44,7 @@ impl Verifier {
         Self { salt, iterations: iterations.max(1), stored_key: part(b"stored "), server_key: part(b"server ") }
     }
 
-    /// The password is the one that the verifier was made of. As slow as [`Verifier::derive`].
+    /// Whether the verifier was derived from this password. As slow as [`Verifier::derive`].
     #[must_use]
     pub fn matches(&self, password: &[u8]) -> bool {
         secrets_equal(&Keys::derive(password, &self.salt, self.iterations).stored_key(), &self.stored_key)
@@ -55,13 +56,13 @@ impl Verifier {
         &self.salt
     }
 
-    /// The number of iterations.
+    /// The iteration count.
     #[must_use]
     pub const fn iterations(&self) -> u32 {
         self.iterations
     }
 
-    /// The text form. Not `Display`, so that it does not end up in a log by accident.
+    /// The text form. It is not `Display`, so that no log line contains it by accident.
     #[must_use]
     pub fn to_text(&self) -> String {
         let (salt, stored) = (encode(&self.salt), encode(&self.stored_key));

@@ -1,19 +1,19 @@
-//! A sandbox from start to end, on real servers.
+//! The life cycle of real Postgres servers.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidegate_sandbox::{Cluster, Error, Major, Postgres, Shutdown};
+use tidegate_sandbox::{Cluster, Error, Major, Postgres, ShutdownMode};
 
 fn one(postgres: &Postgres, sql: &str) -> String {
     postgres.simple_query(sql).unwrap()[0][0].clone().unwrap()
 }
 
 #[test]
-fn starts_with_its_settings_and_leaves_nothing_behind() {
+fn starts_with_settings_and_removes_its_folder() {
     for major in [14, 18] {
         let postgres = Postgres::builder().version(Major(major)).setting("max_connections", "37").start().unwrap();
         assert_eq!(one(&postgres, "SHOW max_connections"), "37");
@@ -26,7 +26,7 @@ fn starts_with_its_settings_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn comes_back_with_its_data_after_restart_and_kill() {
+fn data_survive_restart_and_kill() {
     let mut postgres = Postgres::builder().start().unwrap();
     let port = postgres.port();
     postgres.simple_query("CREATE TABLE kept AS SELECT 7 AS n; CHECKPOINT").unwrap();
@@ -40,7 +40,7 @@ fn comes_back_with_its_data_after_restart_and_kill() {
 }
 
 #[test]
-fn roles_and_databases_are_made_once_and_passwords_changed() {
+fn ensure_creates_once_and_updates_passwords() {
     let postgres = Postgres::builder().start().unwrap();
     for password in ["first", "it's second"] {
         postgres.ensure_role("o\"hara", password).unwrap();
@@ -50,7 +50,7 @@ fn roles_and_databases_are_made_once_and_passwords_changed() {
 }
 
 #[test]
-fn error_of_the_server_keeps_its_sqlstate() {
+fn server_error_keeps_its_sqlstate() {
     let postgres = Postgres::builder().start().unwrap();
     let Err(Error::Query { sqlstate, .. }) = postgres.simple_query("SELECT 1; SELECT 1/0") else {
         panic!("division by zero is an error");
@@ -59,7 +59,7 @@ fn error_of_the_server_keeps_its_sqlstate() {
 }
 
 #[test]
-fn a_setting_that_postgres_refuses_is_reported_with_its_log() {
+fn refused_setting_is_reported_with_the_log() {
     let failed = Postgres::builder().setting("no_such_setting", "1").start();
     let Err(Error::Start { log, .. }) = failed else {
         panic!("Postgres accepts no unknown setting");
@@ -68,11 +68,11 @@ fn a_setting_that_postgres_refuses_is_reported_with_its_log() {
 }
 
 #[test]
-fn suspended_server_keeps_connections_and_answers_later() {
+fn suspended_server_keeps_connections() {
     let postgres = Postgres::builder().start().unwrap();
     postgres.suspend();
     let state = || std::fs::read_to_string(format!("/proc/{}/stat", postgres.pid())).unwrap();
-    // The signal is there; where the process is busy on another core, it stops a moment later.
+    // The signal has been sent; a process on another core stops a moment later.
     let deadline = Instant::now() + Duration::from_secs(10);
     while !state().contains(") T ") {
         assert!(Instant::now() < deadline, "{}", state());
@@ -83,7 +83,7 @@ fn suspended_server_keeps_connections_and_answers_later() {
 }
 
 #[test]
-fn replicas_stream_are_promoted_and_follow() {
+fn replicas_stream_and_follow_a_promotion() {
     let mut cluster = Cluster::start(&Postgres::builder(), 2).unwrap();
     cluster.primary().simple_query("CREATE TABLE kept AS SELECT 7 AS n").unwrap();
     for index in [1, 2] {
@@ -91,8 +91,8 @@ fn replicas_stream_are_promoted_and_follow() {
         assert_eq!(one(cluster.server(index), "SELECT n FROM kept"), "7");
         assert_eq!(one(cluster.server(index), "SELECT pg_is_in_recovery()"), "t");
     }
-    cluster.server(0).close(Shutdown::Fast);
-    cluster.server_mut(0).wait_closed().unwrap();
+    cluster.server(0).begin_shutdown(ShutdownMode::Fast);
+    cluster.server_mut(0).wait_for_shutdown().unwrap();
     cluster.promote(1).unwrap();
     for index in [0, 2] {
         cluster.follow(index).unwrap();
@@ -104,33 +104,33 @@ fn replicas_stream_are_promoted_and_follow() {
     }
 }
 
-/// Set in the copy of this test that plays the owner who is killed.
+/// Set in the copy of this test that plays the killed owner.
 const OWNER: &str = "TIDEGATE_SANDBOX_TEST_OWNER";
 
 #[test]
-fn server_ends_with_an_owner_that_is_killed() {
+fn server_stops_when_its_owner_is_killed() {
     if std::env::var_os(OWNER).is_some() {
-        play_an_owner_that_dies();
+        play_a_killed_owner();
     }
     let test = std::env::current_exe().unwrap();
     let copy = Command::new(test)
-        .args(["--exact", "server_ends_with_an_owner_that_is_killed", "--nocapture"])
+        .args(["--exact", "server_stops_when_its_owner_is_killed", "--nocapture"])
         .env(OWNER, "1")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&copy.stdout).into_owned();
-    let value = |name: &str| said.lines().find_map(|line| line.split_once(name)).expect(&said).1.to_owned();
-    let (home, adopted) = (value("home="), value("adopted="));
-    while Path::new(&home).exists() || Path::new(&format!("/proc/{adopted}")).exists() {
+    let output = String::from_utf8_lossy(&copy.stdout).into_owned();
+    let value = |name: &str| output.lines().find_map(|line| line.split_once(name)).expect(&output).1.to_owned();
+    let (home, registered) = (value("home="), value("registered="));
+    while Path::new(&home).exists() || Path::new(&format!("/proc/{registered}")).exists() {
         std::thread::yield_now();
     }
 }
 
-fn play_an_owner_that_dies() -> ! {
+fn play_a_killed_owner() -> ! {
     let postgres = Postgres::builder().start().unwrap();
     let log = postgres.socket_dir().join("log");
     let reader = Command::new("tail").arg("-f").arg(log).stdout(Stdio::null()).spawn().unwrap();
-    postgres.adopt(reader.id()).unwrap();
-    println!("\nhome={}\nadopted={}", postgres.socket_dir().display(), reader.id());
+    postgres.register_process(reader.id()).unwrap();
+    println!("\nhome={}\nregistered={}", postgres.socket_dir().display(), reader.id());
     std::process::abort();
 }

@@ -1,8 +1,8 @@
-//! A server does not outlive the process that owns it, even if that one is killed without a word.
+//! Stops a server whose owner process has died, even by SIGKILL.
 //!
-//! A shell waits on a pipe whose other end only we hold. When we die, by whatever signal, the pipe closes, and the
-//! shell ends the server and removes its folder. `PR_SET_PDEATHSIG` would do it without the shell, but is set between
-//! fork and exec, which needs unsafe code, and fires when the *thread* that started the server ends.
+//! A shell waits on a pipe whose other end only the owner holds. When the owner dies, by whatever signal, the pipe
+//! closes, and the shell stops the server and removes its folder. `PR_SET_PDEATHSIG` is not used: it needs unsafe code
+//! between fork and exec, and it fires when the *thread* that started the server ends.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -11,17 +11,17 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Error;
 
-/// File of the sandbox with the process ids of [`Postgres::adopt`](crate::Postgres::adopt), a line each.
-pub(crate) const ADOPTED: &str = "adopted";
+/// File with the process IDs of [`Postgres::register_process`](crate::Postgres::register_process), one per line.
+pub(crate) const REGISTERED_PROCESSES: &str = "processes";
 
-/// `$1` is the folder of the sandbox. A line on the pipe means: all is well, go away. A process is ended only if it has
-/// that folder in its command line: ids are used again.
+/// `$1` is the folder of the sandbox. A line on the pipe dismisses the shell. A process is killed only if its command
+/// line contains the folder, because process IDs are reused.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 read -r word && exit 0
 while read -r pid; do
     grep -q "$1/" "/proc/$pid/cmdline" 2>/dev/null && kill -KILL "$pid"
-done 2>/dev/null <"$1/adopted"
+done 2>/dev/null <"$1/processes"
 pid=$(head -n 1 "$1/data/postmaster.pid" 2>/dev/null)
 if [ -n "$pid" ] && grep -qzx "$1/data" "/proc/$pid/cmdline" 2>/dev/null; then
     kill -CONT "$pid"; kill -QUIT "$pid"
@@ -32,14 +32,14 @@ fi
 rm -rf "$1"
 "#;
 
-/// The shell that waits; dropping it sends it home.
+/// The waiting shell; dropping it dismisses the shell.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct Watchdog {
     shell: Child,
 }
 
-impl Guard {
-    /// Watches over the server in `home`.
+impl Watchdog {
+    /// Watches the server in `home`.
     pub(crate) fn watch(home: &Path) -> Result<Self, Error> {
         let shell = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "tidegate-sandbox"])
@@ -54,10 +54,10 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Some(mut pipe) = self.shell.stdin.take() {
-            // If the shell is gone already there is nobody to tell.
+            // Fails if the shell has exited already.
             let _ = pipe.write_all(b"done\n");
         }
         let _ = self.shell.wait();
