@@ -1,12 +1,12 @@
-//! A bounded run on a stable compiler: the kept corpus, then mutations of it from one printed seed.
+//! A bounded run on a stable compiler: the corpus, then mutations of it from a printed seed.
 //!
-//! `FUZZ_ROUNDS` is how many mutations each target gets, `FUZZ_SEED` repeats a run.
+//! `FUZZ_ROUNDS` is the number of mutations per target, `FUZZ_SEED` repeats a run.
 
 use std::path::{Path, PathBuf};
 
 use tidegate_fuzz::{Run, TARGETS};
 
-/// Enough to notice what is broken; `cargo xtask fuzz` takes ten times as many.
+/// Detects common faults; `cargo xtask fuzz` runs ten times as many.
 const ROUNDS: u64 = 2_000;
 const LEN_MAX: usize = 2048;
 
@@ -28,7 +28,7 @@ fn replay(target: &str) {
     assert!(!inputs.is_empty(), "the corpus of {target} is empty");
     inputs.iter().for_each(|input| run(input));
     let seed = number("FUZZ_SEED").unwrap_or_else(|| fastrand::u64(..));
-    // Shown when the test fails.
+    // Printed when the test fails.
     println!("{target}: FUZZ_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..number("FUZZ_ROUNDS").unwrap_or(ROUNDS) {

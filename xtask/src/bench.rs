@@ -1,5 +1,5 @@
-//! `cargo xtask bench NAME`: one area side by side with its peers, in interleaved rounds; ratios within a run are what
-//! counts. A benchmark is not a test, and a test asserts no duration.
+//! `cargo xtask bench NAME`: measures an area beside its peers, in interleaved rounds. Only ratios within a run are
+//! comparable. A benchmark is not a test, and a test asserts no duration.
 
 mod crates;
 mod gateway;
@@ -25,10 +25,10 @@ use report::Report;
 pub(crate) struct Arguments {
     #[command(subcommand)]
     area: Area,
-    /// Write the figures as JSON lines besides
+    /// Also write the figures as JSON lines
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Exit with 1 when a bar is missed
+    /// Exit with 1 when a target is missed
     #[arg(long, global = true)]
     check: bool,
     /// Take a tenth of the time
@@ -40,17 +40,17 @@ pub(crate) struct Arguments {
 enum Area {
     /// Queries, logins and large results against PgBouncer, HAProxy and no proxy at all
     Gateway(gateway::Arguments),
-    /// What a choice of three servers costs the gateway
+    /// CPU cost of choosing among three servers
     Hosts(hosts::Arguments),
-    /// What the query journal and the counters cost the gateway
+    /// CPU cost of the query log and of the counters
     Parts(parts::Arguments),
-    /// Resident memory of 10,000 clients that do nothing
+    /// Resident memory of 10,000 idle clients
     Idle(idle::Arguments),
-    /// Checkout and release against other ways to share connections
+    /// Checkout and release, beside other ways to share connections
     Pool(crates::Arguments),
     /// Start and stop of many supervised tasks
     Supervise(crates::Arguments),
-    /// A million records from many producers, against other logs
+    /// A million records from many producers, beside other logs
     Journal(crates::Arguments),
     /// Picks (pick), and calls while backends come and go (calls)
     Balance(crates::Arguments),
@@ -58,16 +58,16 @@ enum Area {
     Lanes(crates::Arguments),
 }
 
-/// How long to measure.
+/// The length of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
     Full,
-    /// A tenth of the time: to see whether it works, not how fast.
+    /// A tenth of the time: checks that the bench works, not the figures.
     Quick,
 }
 
 impl Pace {
-    /// `full`, or a tenth of it and at least 1.
+    /// `full`, or a tenth of it, but at least 1.
     fn scale(self, full: u32) -> u32 {
         match self {
             Self::Full => full,
@@ -99,7 +99,7 @@ fn finish(report: &Report, arguments: &Arguments) -> Result<()> {
     }
     let missed = report.missed();
     if arguments.check && missed > 0 {
-        bail!("{missed} bars missed");
+        bail!("{missed} targets missed");
     }
     Ok(())
 }

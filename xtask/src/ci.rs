@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: everything a change must pass. All steps run, then one table says what failed.
+//! `cargo xtask ci`: every check that a change must pass. All steps run, then a table shows their results.
 
 use std::thread::{self, JoinHandle};
 
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("pam", tests_of_pam);
     steps.run("kafka-tls", tests_of_kafka_tls);
     if let Some(ahead) = ahead {
-        // It does not panic; and its work would be done again.
+        // The thread does not panic, and later steps build what is missing.
         drop(ahead.join());
     }
     steps.run("models", models::run);
@@ -41,13 +41,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.finish()
 }
 
-/// Builds what later steps need beside the tests, which leave half of the processors idle; at the lowest priority, so that they
-/// hardly notice. What fails here is told by its step.
+/// Builds the inputs of later steps while the tests run, which leave half of the CPU time idle. The lowest priority
+/// keeps the tests undisturbed. The step itself reports a failed build.
 fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
-    let (models, drivers) = (steps.wants("models"), steps.wants("drivers"));
-    let (deny, docs) = (steps.wants("deny"), steps.wants("docs"));
+    let (models, drivers) = (steps.selects("models"), steps.selects("drivers"));
+    let (deny, docs) = (steps.selects("deny"), steps.selects("docs"));
     let work = move || {
-        // That of this thread, and of whatever it starts.
+        // The priority of this thread and of its child processes.
         if nice(19).is_err() {
             return;
         }
@@ -64,10 +64,10 @@ fn build_ahead(steps: &Steps) -> Option<JoinHandle<()>> {
             drop(docs::prepare());
         }
     };
-    (steps.wants("tests-io_uring") && (models || drivers || deny || docs)).then(|| thread::spawn(work))
+    (steps.selects("tests-io_uring") && (models || drivers || deny || docs)).then(|| thread::spawn(work))
 }
 
-/// The workspace, and the package that is none of its members.
+/// Checks the workspace, and the package outside of it.
 fn format() -> Result<()> {
     for manifest in ["Cargo.toml", "drivers/rust/Cargo.toml"] {
         run_command(cargo().args(["fmt", "--all", "--check", "--manifest-path", manifest]))?;

@@ -1,5 +1,5 @@
-//! `cargo xtask differ`: the gateway and a PgBouncer that is installed here, with the same files, side by side. Not a part of
-//! CI, where there is no PgBouncer.
+//! `cargo xtask differ`: compares the gateway with an installed PgBouncer, with the same files. Not a part of CI, where
+//! PgBouncer is missing.
 
 use std::path::PathBuf;
 
@@ -8,12 +8,12 @@ use anyhow::{Result, bail};
 use crate::repository::{cargo, run as run_command};
 use crate::tests::fetch_postgres;
 
-/// Where PgBouncer is looked for.
+/// Paths to search for PgBouncer.
 const PLACES: &[&str] = &["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The PgBouncer to compare with; the one that is installed unless told
+    /// The PgBouncer to compare with [default: the installed one]
     #[arg(long, value_name = "PATH")]
     pgbouncer: Option<PathBuf>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let installed = || PLACES.iter().map(PathBuf::from).find(|place| place.exists());
     let Some(program) = arguments.pgbouncer.clone().or_else(installed) else {
-        bail!("there is no PgBouncer here; install one, or name it with --pgbouncer");
+        bail!("PgBouncer is not installed; install it, or pass its path with --pgbouncer");
     };
     fetch_postgres()?;
     let mut command = cargo();

@@ -1,5 +1,5 @@
-//! `cargo xtask drivers`: nine real drivers do the same things directly and through the gateway, and one table says
-//! which of them fail where. What fails directly too is the script's fault, not the gateway's.
+//! `cargo xtask drivers`: nine real drivers run the same checks directly and through the gateway, and a table shows the
+//! failures. A check that also fails directly is a fault of its script.
 
 mod suite;
 
@@ -9,17 +9,17 @@ use anyhow::{Context, Result, bail};
 use tidegate_figures::align;
 use tidegate_sandbox::{Major, Postgres};
 
-use crate::gateway::{Config, Profile, Running, build};
+use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build};
 use crate::step::Outcome;
 use crate::tests::Io;
-use suite::{SUITES, Suite, Verdicts};
+use suite::{SUITES, ScriptResult, Suite};
 
 const USER: &str = "driver";
 
-/// Fewer servers than the suites open connections, so that they must share.
+/// Fewer servers than the suites open connections, so that connections share them.
 const POOL_SIZE: u32 = 4;
 
-/// What each suite checks, in this order, under these names.
+/// The checks of every suite, in order.
 const CHECKS: &[&str] = &[
     "connect",
     "simple",
@@ -34,15 +34,15 @@ const CHECKS: &[&str] = &[
     "parameters",
 ];
 
-/// What stands between the driver and Postgres.
+/// The path from a driver to Postgres.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum DriverPath {
     Direct,
     Session,
     Transaction,
 }
 
-impl Way {
+impl DriverPath {
     fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -57,79 +57,80 @@ pub(crate) struct Arguments {
     /// Only these drivers (repeatable)
     #[arg(long)]
     driver: Vec<String>,
-    /// Only these ways (repeatable); all three unless told
+    /// Only these paths (repeatable) [default: all three]
     #[arg(long)]
-    way: Vec<Way>,
+    way: Vec<DriverPath>,
     /// Major version of Postgres
     #[arg(long, default_value_t = 18)]
     postgres: u8,
-    /// I/O mode of the gateway; its own choice unless told
+    /// I/O mode of the gateway [default: the gateway's own]
     #[arg(long)]
     io: Option<Io>,
-    /// A gateway instead of a fresh `dist` build
+    /// A Tidegate binary instead of a new `dist` build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    match run_all(arguments, Profile::Dist)? {
+    match run_all(arguments, BuildProfile::Dist)? {
         Outcome::Passed | Outcome::Flaky(_) | Outcome::Missing(_) => Ok(()),
         Outcome::Failed(why) => bail!(why),
     }
 }
 
-/// Fetches and builds what the suites need, as far as it can be had.
+/// Downloads and builds the requirements of the suites, as far as possible.
 pub(crate) fn prepare() {
     SUITES.iter().for_each(|suite| drop(suite.prepare()));
 }
 
-/// As a step of CI: both modes of the gateway.
+/// The step of CI: both pool modes of the gateway.
 pub(crate) fn run_for_ci() -> Outcome {
-    let way = vec![Way::Session, Way::Transaction];
+    let way = vec![DriverPath::Session, DriverPath::Transaction];
     let arguments = Arguments { driver: Vec::new(), way, postgres: 18, io: None, tidegate: None };
-    run_all(&arguments, Profile::Dev).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
+    run_all(&arguments, BuildProfile::Dev).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
 }
 
-fn run_all(arguments: &Arguments, profile: Profile) -> Result<Outcome> {
+fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
     if let Some(name) = arguments.driver.iter().find(|name| SUITES.iter().all(|suite| suite.name != **name)) {
         let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
-        bail!("there is no driver {name:?}: one of {}", names.join(", "));
+        bail!("unknown driver {name:?}, expected one of {}", names.join(", "));
     }
-    let wanted = |suite: &&Suite| arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == suite.name);
-    let ways = [Way::Direct, Way::Session, Way::Transaction];
+    let selected =
+        |suite: &&Suite| arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == suite.name);
+    let ways = [DriverPath::Direct, DriverPath::Session, DriverPath::Transaction];
     let ways = ways.into_iter().filter(|way| arguments.way.is_empty() || arguments.way.contains(way));
-    let ways: Vec<Way> = ways.collect();
-    let through = ways.iter().any(|way| *way != Way::Direct);
+    let ways: Vec<DriverPath> = ways.collect();
+    let through = ways.iter().any(|way| *way != DriverPath::Direct);
     let binary = match &arguments.tidegate {
         Some(named) => named.clone(),
         None if through => build(profile)?,
         None => PathBuf::new(),
     };
-    let doors = ways.into_iter().map(|way| Door::open(way, &binary, arguments)).collect::<Result<Vec<_>>>()?;
+    let doors = ways.into_iter().map(|way| DriverTarget::open(way, &binary, arguments)).collect::<Result<Vec<_>>>()?;
     let mut results = Vec::new();
-    for suite in SUITES.iter().filter(wanted) {
+    for suite in SUITES.iter().filter(selected) {
         eprintln!("preparing {}", suite.name);
         let prepared = suite.prepare();
         for door in &doors {
             let verdicts = match &prepared {
                 Ok(command) => suite::run(suite, command, &door.url(), door.way.name()),
-                Err(error) => Verdicts::Missing(format!("{error:#}")),
+                Err(error) => ScriptResult::Missing(format!("{error:#}")),
             };
-            results.push(Line { driver: suite.name, way: door.way, verdicts });
+            results.push(DriverRun { driver: suite.name, way: door.way, verdicts });
         }
     }
-    doors.iter().try_for_each(Door::check_sharing)?;
+    doors.iter().try_for_each(DriverTarget::check_sharing)?;
     Ok(summary(&results))
 }
 
-/// A driver on one way.
-struct Line {
+/// The results of a driver on one path.
+struct DriverRun {
     driver: &'static str,
-    way: Way,
-    verdicts: Verdicts,
+    way: DriverPath,
+    verdicts: ScriptResult,
 }
 
-fn summary(lines: &[Line]) -> Outcome {
+fn summary(lines: &[DriverRun]) -> Outcome {
     let head: Vec<&str> = ["driver", "way"].into_iter().chain(CHECKS.iter().copied()).collect();
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
     println!("\n{}\n", align(&head, &rows, head.len()));
@@ -137,7 +138,7 @@ fn summary(lines: &[Line]) -> Outcome {
     notes.iter().for_each(|note| println!("{note}"));
     let failed: Vec<String> = lines.iter().filter(|line| line.verdicts.failed(CHECKS)).map(label).collect();
     let missing: Vec<String> =
-        lines.iter().filter(|line| matches!(line.verdicts, Verdicts::Missing(_))).map(label).collect();
+        lines.iter().filter(|line| matches!(line.verdicts, ScriptResult::Missing(_))).map(label).collect();
     match (failed.is_empty(), missing.is_empty()) {
         (false, _) => Outcome::Failed(format!("drivers that fail: {}", failed.join(", "))),
         (true, false) => Outcome::Missing(missing.join(", ")),
@@ -145,36 +146,36 @@ fn summary(lines: &[Line]) -> Outcome {
     }
 }
 
-fn label(line: &Line) -> String {
+fn label(line: &DriverRun) -> String {
     format!("{} ({})", line.driver, line.way.name())
 }
 
-fn row(line: &Line) -> Vec<String> {
+fn row(line: &DriverRun) -> Vec<String> {
     let cells = CHECKS.iter().map(|check| line.verdicts.cell(check).to_owned());
     [line.driver.to_owned(), line.way.name().to_owned()].into_iter().chain(cells).collect()
 }
 
-fn notes(line: &Line) -> Vec<String> {
+fn notes(line: &DriverRun) -> Vec<String> {
     let text = |note: &String| format!("{}: {note}", label(line));
     line.verdicts.notes().iter().map(text).collect()
 }
 
-/// Where a driver knocks: a Postgres of its own, with a gateway before it or without.
-struct Door {
-    way: Way,
-    // The gateway goes before the server behind it.
-    gateway: Option<Running>,
+/// The target of a driver: a private Postgres, with or without a gateway in front.
+struct DriverTarget {
+    way: DriverPath,
+    // The gateway is dropped before the server behind it.
+    gateway: Option<RunningProgram>,
     _dir: tempfile::TempDir,
     postgres: Postgres,
 }
 
-impl Door {
-    fn open(way: Way, binary: &Path, arguments: &Arguments) -> Result<Self> {
+impl DriverTarget {
+    fn open(way: DriverPath, binary: &Path, arguments: &Arguments) -> Result<Self> {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let identity = rcgen::generate_simple_self_signed(names).context("make a certificate")?;
         let (certificate, key) = (identity.cert.pem(), identity.signing_key.serialize_pem());
         let version = Major(arguments.postgres);
-        // Passwords on both sides of the gateway, as in earnest.
+        // Passwords on both sides of the gateway, as in production.
         let rules = "host all all 127.0.0.1/32 scram-sha-256";
         let postgres = Postgres::builder().version(version).tls(&certificate, &key).hba(rules).start()?;
         postgres.ensure_role(USER, USER)?;
@@ -183,12 +184,12 @@ impl Door {
         let files = (dir.path().join("server.crt"), dir.path().join("server.key"));
         std::fs::write(&files.0, certificate).context("write the certificate")?;
         std::fs::write(&files.1, key).context("write the key")?;
-        let config = Config {
+        let config = GatewayConfig {
             mode: way.name(),
             auth: "scram-sha-256",
             io: arguments.io,
-            // A session keeps its server: there must be one for each of a suite's connections.
-            pool_size: if way == Way::Session { 50 } else { POOL_SIZE },
+            // A session in session mode keeps its server, so the pool needs one per connection of a suite.
+            pool_size: if way == DriverPath::Session { 50 } else { POOL_SIZE },
             postgres_port: postgres.port(),
             user: USER,
             database: USER,
@@ -196,21 +197,23 @@ impl Door {
             journal: None,
         };
         let gateway = match way {
-            Way::Direct => None,
-            Way::Session | Way::Transaction => Some(Running::gateway(binary, dir.path(), way.name(), &config)?),
+            DriverPath::Direct => None,
+            DriverPath::Session | DriverPath::Transaction => {
+                Some(RunningProgram::gateway(binary, dir.path(), way.name(), &config)?)
+            }
         };
-        // Should this process be killed, the gateway goes with its server.
+        // If this process is killed, the sandbox also kills the gateway.
         gateway.as_ref().map_or(Ok(()), |gateway| postgres.register_process(gateway.pid()))?;
         Ok(Self { way, gateway, _dir: dir, postgres })
     }
 
-    /// A table of "ok" means nothing if the drivers did not share the few servers of a pool.
+    /// Checks that the drivers shared the few servers of the pool; otherwise a table of "ok" proves nothing.
     fn check_sharing(&self) -> Result<()> {
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'");
         let rows = self.postgres.simple_query(&sql)?;
         let servers: u32 = rows[0][0].as_deref().unwrap_or_default().parse().context("a count is a number")?;
-        if self.way == Way::Transaction && !(1..=POOL_SIZE).contains(&servers) {
-            bail!("{servers} server connections behind the gateway, where 1 to {POOL_SIZE} were due");
+        if self.way == DriverPath::Transaction && !(1..=POOL_SIZE).contains(&servers) {
+            bail!("{servers} server connections behind the gateway, expected 1 to {POOL_SIZE}");
         }
         Ok(())
     }

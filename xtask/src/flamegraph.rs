@@ -1,4 +1,4 @@
-//! `cargo xtask flamegraph gateway`: where the time goes under the load of the benchmark, as an SVG in `target/`.
+//! `cargo xtask flamegraph gateway`: a CPU profile under the load of the benchmark, as an SVG in `target/`.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -11,15 +11,15 @@ use inferno::collapse::perf::Folder;
 use inferno::flamegraph::{Options as Drawing, from_reader};
 
 use crate::bench::load::{self, Load};
-use crate::bench::subject::{Options, Stage, USER, fill};
-use crate::gateway::{Config, Running};
+use crate::bench::subject::{Options, Testbed, USER, fill};
+use crate::gateway::{GatewayConfig, RunningProgram};
 use crate::machine::find_program;
 use crate::repository::{cargo, run as run_command, target_dir};
 use crate::tests::Io;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The area whose load it is under
+    /// The area whose load to profile
     #[arg(value_enum)]
     area: Area,
     /// Protocol of pgbench
@@ -42,13 +42,13 @@ enum Area {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let Area::Gateway = arguments.area;
-    let perf = find_program("perf").context("perf is not here; install Debian's package linux-perf")?;
+    let perf = find_program("perf").context("perf is not installed; install Debian's package linux-perf")?;
     let pgbench = load::pgbench()?;
     let named = arguments.stage.tidegate.clone();
     let binary = named.map_or_else(|| build_with_frame_pointers(&target_dir()?.join("flamegraph")), Ok)?;
-    let stage = Stage::set(&arguments.stage.clone().without_proxies())?;
+    let stage = Testbed::set(&arguments.stage.clone().without_proxies())?;
     fill(&stage.postgres, &pgbench)?;
-    let config = Config {
+    let config = GatewayConfig {
         mode: "transaction",
         auth: "trust",
         io: Some(arguments.io),
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         tls: None,
         journal: None,
     };
-    let gateway = Running::gateway(&binary, stage.dir.path(), "tidegate", &config)?;
+    let gateway = RunningProgram::gateway(&binary, stage.dir.path(), "tidegate", &config)?;
     let mut command = load_command(&pgbench, gateway.port, arguments, stage.dir.path());
     let mut load = command.stdout(Stdio::null()).spawn().context("start pgbench")?;
     let recorded = record(&perf, gateway.pid(), arguments.seconds, stage.dir.path());
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// A build of its own, so that stacks can be walked in the kernel by frame pointers, which costs the program a little.
+/// A separate build with frame pointers, so that the kernel can walk the stacks. It is slightly slower.
 fn build_with_frame_pointers(target: &Path) -> Result<PathBuf> {
     let mut command = cargo();
     command.args(["build", "--profile", "dist", "-p", "tidegate", "--bin", "tidegate", "--target-dir"]).arg(target);
@@ -83,7 +83,7 @@ fn load_command(pgbench: &Path, port: u16, arguments: &Arguments, dir: &Path) ->
     let load = Load {
         protocol: protocol.unwrap_or("simple"),
         clients: 32,
-        // The recording starts a moment after the load and shall end before it.
+        // The recording starts shortly after the load and must end before it.
         seconds: arguments.seconds + 2,
         script: None,
         logged_share: 0.01,
@@ -104,7 +104,7 @@ fn draw(perf: &Path, data: &Path, svg: &Path) -> Result<()> {
     let out = File::create(&script).context("create a file for perf script")?;
     run_command(Command::new(perf).args(["script", "--force", "-i"]).arg(data).stdout(out))?;
     let folded = data.with_extension("folded");
-    let reader = BufReader::new(File::open(&script).context("open what perf wrote")?);
+    let reader = BufReader::new(File::open(&script).context("open the output of perf")?);
     let writer = BufWriter::new(File::create(&folded).context("create a file for stacks")?);
     Folder::default().collapse(reader, writer).context("fold the stacks")?;
     let stacks = BufReader::new(File::open(&folded).context("open the stacks")?);

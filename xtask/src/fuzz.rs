@@ -1,6 +1,6 @@
-//! `cargo xtask fuzz`: replay of the kept corpus and some mutations; or fuzzing that is guided by coverage, with
-//! cargo-fuzz. Both on the stable compiler: what is fuzzed has no unsafe code, so the sanitizers, which need another
-//! compiler, have nothing to find in it.
+//! `cargo xtask fuzz`: replays the corpus with some mutations, or runs coverage-guided fuzzing with cargo-fuzz. Both
+//! use the stable compiler: the fuzzed code has no unsafe code, so the sanitizers, which need nightly, would find
+//! nothing.
 
 use std::fs;
 
@@ -11,9 +11,9 @@ use crate::tests::features;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fuzz these targets in turn, guided by coverage, instead of replaying the corpus of all (needs cargo-fuzz)
+    /// Fuzz these targets in turn with cargo-fuzz, instead of replaying the corpus of all targets
     target: Vec<String>,
-    /// How long to fuzz each target
+    /// Duration of each target
     #[arg(long, default_value_t = 60, requires = "target")]
     seconds: u32,
 }
@@ -25,8 +25,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     arguments.target.iter().try_for_each(|target| fuzz(target, arguments.seconds))
 }
 
-/// What it finds lies in `fuzz/artifacts`; inputs that reach new code are kept beside the build, and the corpus, which is
-/// under version control, stays as it is.
+/// Failing inputs go to `fuzz/artifacts`. Inputs that reach new code go to the target folder, so that the corpus in
+/// version control does not change.
 fn fuzz(target: &str, seconds: u32) -> Result<()> {
     let grown = root().join("target/fuzz-corpus").join(target);
     fs::create_dir_all(&grown).with_context(|| format!("make {}", grown.display()))?;
@@ -38,7 +38,7 @@ fn fuzz(target: &str, seconds: u32) -> Result<()> {
     run_command(&mut command).context("is cargo-fuzz installed? cargo install cargo-fuzz")
 }
 
-/// Built as all tests are, so that nothing is built anew.
+/// Built with the features of all tests, so that no dependency is built again.
 fn replay_all() -> Result<()> {
     let mut command = cargo();
     command.args(["test", "--quiet", "--workspace"]).args(features()).args(["--test", "replay"]);

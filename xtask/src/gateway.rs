@@ -1,4 +1,4 @@
-//! The gateway as a program: built, configured, started, stopped.
+//! The gateway as a program: build, configure, start, stop.
 
 use std::fs;
 use std::net::TcpStream;
@@ -14,25 +14,26 @@ use crate::tests::{Io, features};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How the gateway is built.
+/// The build profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Profile {
-    /// As for tests, which in CI are built already.
+pub(crate) enum BuildProfile {
+    /// The profile of the tests, which CI has already built.
     Dev,
-    /// As for published binaries and measurement.
+    /// The profile of published binaries and measurements.
     Dist,
 }
 
 /// Builds the binary and returns its path.
-pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
+pub(crate) fn build(profile: BuildProfile) -> Result<PathBuf> {
     let mut command = cargo();
     let folder = match profile {
-        // As the tests have built it, for one of them: alone it would get its dependencies built anew, with fewer features.
-        Profile::Dev => {
+        // Builds one test target, so that its features are those of the tests. A build of the binary alone would
+        // compile its dependencies again, with fewer features.
+        BuildProfile::Dev => {
             command.args(["test", "--no-run", "--workspace", "--test", "wrong_client"]).args(features());
             "debug"
         }
-        Profile::Dist => {
+        BuildProfile::Dist => {
             command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--profile", "dist"]);
             "dist"
         }
@@ -41,7 +42,7 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
     Ok(target_dir()?.join(folder).join("tidegate"))
 }
 
-/// Builds the binary without counters, apart from the other, and returns its path.
+/// Builds the binary without counters in a folder of its own, and returns its path.
 pub(crate) fn build_uncounted() -> Result<PathBuf> {
     let dir = target_dir()?.join("uncounted");
     let mut command = cargo();
@@ -50,11 +51,11 @@ pub(crate) fn build_uncounted() -> Result<PathBuf> {
     Ok(dir.join("dist/tidegate"))
 }
 
-/// What differs between the gateways that we start. TLS is allowed when there is a certificate.
+/// The settings that differ between gateways. A certificate allows TLS.
 #[derive(Debug)]
-pub(crate) struct Config<'a> {
+pub(crate) struct GatewayConfig<'a> {
     pub(crate) mode: &'a str,
-    /// Of clients; the password is the user's name.
+    /// Authentication of clients; the password is the user name.
     pub(crate) auth: &'a str,
     pub(crate) io: Option<Io>,
     pub(crate) pool_size: u32,
@@ -63,18 +64,18 @@ pub(crate) struct Config<'a> {
     pub(crate) database: &'a str,
     /// Paths of certificate and key.
     pub(crate) tls: Option<(&'a Path, &'a Path)>,
-    /// Folder of the query journal.
+    /// Folder of the query log.
     pub(crate) journal: Option<&'a Path>,
 }
 
-impl Config<'_> {
+impl GatewayConfig<'_> {
     fn toml(&self, port: u16) -> String {
         let Self { mode, auth, pool_size, postgres_port, user, database, .. } = self;
         let io = self.io.map_or("auto", Io::name);
         let tls = self.tls.map_or(String::new(), |(certificate, key)| {
             format!("tls = \"allow\"\ntls_cert = {certificate:?}\ntls_key = {key:?}\n")
         });
-        // As it is when nothing but the folder is configured: every query, with its text.
+        // The defaults of the query log: every query, with its text.
         let journal = self.journal.map_or(String::new(), |folder| format!("\n[journal]\nfolder = {folder:?}\n"));
         format!(
             "[listen]\naddresses = [\"127.0.0.1:{port}\"]\nmax_clients = 100000\n{tls}\n\
@@ -88,24 +89,24 @@ impl Config<'_> {
     }
 }
 
-/// A running program with a port; killed when dropped.
+/// A running program with a port; killed on drop.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningProgram {
     child: Child,
     pub(crate) port: u16,
     log: PathBuf,
 }
 
-impl Running {
-    /// Starts `tidegate run` in the folder `dir`, which also takes its configuration and log.
-    pub(crate) fn gateway(binary: &Path, dir: &Path, name: &str, config: &Config<'_>) -> Result<Self> {
+impl RunningProgram {
+    /// Starts `tidegate run` in the folder `dir`, which also holds its configuration and log.
+    pub(crate) fn gateway(binary: &Path, dir: &Path, name: &str, config: &GatewayConfig<'_>) -> Result<Self> {
         let port = free_port()?;
         let file = dir.join(format!("{name}.toml"));
         fs::write(&file, config.toml(port)).with_context(|| format!("write {}", file.display()))?;
         Self::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, name, port)
     }
 
-    /// Starts any program and waits until its port accepts.
+    /// Starts a program and waits until its port accepts connections.
     pub(crate) fn start(command: &mut Command, dir: &Path, name: &str, port: u16) -> Result<Self> {
         let log = dir.join(format!("{name}.log"));
         let out = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
@@ -126,7 +127,7 @@ impl Running {
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             let ended = !matches!(self.child.try_wait(), Ok(None));
             if ended || Instant::now() > deadline {
-                bail!("{name} does not listen:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+                bail!("{name} does not accept connections:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -134,7 +135,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
@@ -143,7 +144,7 @@ impl Drop for Running {
     }
 }
 
-/// A port nobody listens on right now.
+/// A port without a listener.
 pub(crate) fn free_port() -> Result<u16> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").context("find a free port")?;
     Ok(listener.local_addr().context("find a free port")?.port())

@@ -1,4 +1,4 @@
-//! What this machine is and allows: for the head of a table, and for saying what cannot run here.
+//! Properties of this machine: for the head of a table, and for steps that cannot run here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::repository::output_of;
 
-/// One line: processor, cores, kernel.
+/// A line with processor, cores and kernel.
 pub(crate) fn describe() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -15,20 +15,20 @@ pub(crate) fn describe() -> String {
     format!("{}, {cores} cores, Linux {}", model.map_or("unknown processor", |(_, model)| model), kernel.trim())
 }
 
-/// Of the last minute: above the number of cores, somebody else is at work here and figures are of little worth.
+/// Load average of the last minute. Above the number of cores, other processes disturb the figures.
 pub(crate) fn load_average() -> String {
     let averages = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     averages.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// Whether io_uring may be used. Kernels since 6.6 say so in a file; before, what is not forbidden by a filter is
-/// allowed, and a filter shows only when the tests fail.
+/// Whether io_uring may be used. Kernels since 6.6 report it in a file. On older kernels, only failing tests reveal a
+/// seccomp filter that forbids it.
 pub(crate) fn allows_io_uring() -> bool {
     let forbidden = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     !matches!(forbidden.trim(), "1" | "2")
 }
 
-/// A program by its name, looked for on the path and where Debian puts daemons and Postgres' own tools.
+/// Finds a program on the path, and in the folders of Debian for daemons and for the programs of Postgres.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let elsewhere = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
@@ -47,17 +47,17 @@ fn debian_postgres_dirs() -> Vec<PathBuf> {
 
 /// The first line of `PROGRAM --version`.
 pub(crate) fn version_of(program: &Path, flag: &str) -> String {
-    let said = output_of(Command::new(program).arg(flag)).unwrap_or_default();
-    said.lines().next().unwrap_or("unknown version").to_owned()
+    let output = output_of(Command::new(program).arg(flag)).unwrap_or_default();
+    output.lines().next().unwrap_or("unknown version").to_owned()
 }
 
-/// Whether a library of the machine can be linked.
+/// Whether a library of this machine can be linked.
 pub(crate) fn links(library: &str) -> bool {
     let made = std::env::temp_dir().join(format!("xtask-links-{library}-{}", std::process::id()));
     let mut compiler = Command::new("cc");
     compiler.args(["-x", "c", "/dev/null", "-shared", "-o"]).arg(&made).arg(format!("-l{library}"));
     let linked = compiler.output().is_ok_and(|output| output.status.success());
-    // It was not made if it could not be linked.
+    // The file is missing if linking failed.
     let _ = fs::remove_file(made);
     linked
 }

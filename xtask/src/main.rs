@@ -1,5 +1,5 @@
-//! The project's own commands, `cargo xtask NAME`: what CI runs, what a release is measured with, and nothing that
-//! needs a tool which this file does not name.
+//! The commands of the project, `cargo xtask NAME`: the steps of CI, and the measurements of a release. `.ci/run` names
+//! the programs that they need.
 
 mod bench;
 mod ci;
@@ -13,7 +13,7 @@ mod gateway;
 mod machine;
 mod models;
 mod repository;
-mod second;
+mod retry;
 mod soak;
 mod step;
 mod tests;
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The project's own commands.
+/// Commands of the project
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -33,27 +33,27 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything a change must pass: format, tidy, clippy, docs, tests in both I/O modes, models, drivers
+    /// Run every check of a change: format, tidy, clippy, docs, tests in both I/O modes, models, drivers
     Ci(ci::Arguments),
-    /// Bring what the tests need (Postgres 14 and 18) and run all of them
+    /// Fetch Postgres 14 and 18, and run all tests
     Test(tests::Arguments),
     /// Check the rules of the repository: language, names, lengths, import cycles, sizes of crates
     Tidy,
     /// Check the links of all Markdown files, and build the book in docs/ (mdBook)
     Docs(docs::Arguments),
-    /// Try every interleaving of what threads share without a lock (loom)
+    /// Check all interleavings of lock-free code (loom)
     Models,
-    /// Measure one area side by side with its peers
+    /// Measure an area beside its peers
     Bench(bench::Arguments),
-    /// Run eight real drivers through the gateway, in transaction and session mode
+    /// Run nine real drivers through the gateway, in transaction and session mode
     Drivers(drivers::Arguments),
-    /// Compare with a PgBouncer that is installed: the console's tables, the errors that clients get
+    /// Compare with an installed PgBouncer: console tables and client errors
     Differ(differ::Arguments),
-    /// Record where the time goes under a benchmark's load, and draw it: an SVG in target/
+    /// Profile the gateway under a benchmark's load, as an SVG in target/
     Flamegraph(flamegraph::Arguments),
-    /// Run the randomised tests for long, each round with a new seed
+    /// Run the randomised tests in rounds, each with a new seed
     Soak(soak::Arguments),
-    /// Replay the kept corpus of the fuzz targets, or fuzz for a while
+    /// Replay the corpus of the fuzz targets, or run cargo-fuzz
     Fuzz(fuzz::Arguments),
 }
 

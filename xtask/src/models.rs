@@ -1,4 +1,4 @@
-//! `cargo xtask models`: every interleaving of the code that threads share without a lock, tried by loom.
+//! `cargo xtask models`: loom checks all interleavings of lock-free code.
 
 use std::process::Command;
 
@@ -6,24 +6,24 @@ use anyhow::Result;
 
 use crate::repository::{cargo, output_of, run as run_command, target_dir};
 
-/// The crates that have models.
+/// Crates with loom tests.
 const CRATES: [&str; 4] = ["tidegate-pool", "tidegate-supervise", "tidegate-balance", "tidegate-journal"];
 
-/// Tries them all.
+/// Runs all models.
 pub(crate) fn run() -> Result<()> {
     each(&[], run_command)
 }
 
-/// Builds what [`run`] needs, and prints nothing.
+/// Builds the models without output.
 pub(crate) fn build() -> Result<()> {
     each(&["--no-run"], |command| output_of(command).map(drop))
 }
 
-/// Built apart, since the flag concerns every dependency. Little is optimised: the build takes minutes, the models a second. Our
-/// own code is, since loom's stacks are too small for it otherwise.
+/// The models have a target folder of their own, because `--cfg loom` applies to every dependency. Only loom and the crates under
+/// test are optimised: the build takes minutes and the models a second, and unoptimised code overflows the stacks of loom.
 fn each(arguments: &[&str], work: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     let target = target_dir()?.join("models");
-    // One at a time: features that another crate asks for would bring what does not build under loom.
+    // A build per crate: the features of another crate would add dependencies that do not build with loom.
     CRATES.iter().try_for_each(|package| {
         let mut command = cargo();
         command.args(["test", "--quiet", "-p", package, "--lib", "--config", "profile.dev.debug=false"]);

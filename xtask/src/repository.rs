@@ -1,4 +1,4 @@
-//! Where things lie in the working copy, and what cargo and git know about it.
+//! The working copy: its paths, its packages and its commit.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,20 +12,20 @@ pub(crate) fn root() -> PathBuf {
     xtask.parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
-/// A `cargo` that runs in the root: the one that runs us.
+/// A `cargo` in the root: the same one as runs this program.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
-/// What `cargo metadata` says of the workspace, without the dependencies' own.
+/// `cargo metadata` of the workspace, without dependencies.
 pub(crate) fn metadata() -> Result<Value> {
     let text = output_of(cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
     serde_json::from_str(&text).context("cargo metadata prints JSON")
 }
 
-/// The folder that cargo builds into.
+/// The target folder of cargo.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names the target directory")?;
@@ -43,7 +43,7 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The commit that is checked out, with a `+` when the tree differs from it.
+/// The current commit, with a `+` when the working copy differs from it.
 pub(crate) fn commit() -> String {
     let git = |arguments: &[&str]| output_of(Command::new("git").args(arguments).current_dir(root()));
     let Ok(commit) = git(&["rev-parse", "--short", "HEAD"]) else {
@@ -53,7 +53,7 @@ pub(crate) fn commit() -> String {
     format!("{}{}", commit.trim(), if dirty { "+" } else { "" })
 }
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command and returns its output.
 pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("start {command:?}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -61,22 +61,22 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{command:?} prints UTF-8"))
 }
 
-/// Runs a command with our own input and output.
+/// Runs a command with the standard streams of this process.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start {command:?}"))?;
     ensure!(status.success(), "{status}: {command:?}");
     Ok(())
 }
 
-/// Optional parts of the libraries that are checked and tested like the rest.
+/// Optional features of the crates that are checked and tested with the rest.
 pub(crate) const FEATURES: [&str; 2] = [
     "--features",
     "tidegate-balance/tls,tidegate/ldap,tidegate-journal/tracing,tidegate-lanes/kafka,tidegate-lanes/tracing,\
      tidegate-sandbox/kafka,tidegate-supervise/compio,tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
 
-/// What needs a library of the machine when it is linked, though not when it is checked.
+/// Features that need a library of the machine for linking.
 pub(crate) const PAM: [&str; 2] = ["--features", "tidegate/pam"];
 
-/// What needs OpenSSL of the machine, also when it is checked.
+/// Features that need OpenSSL of the machine, for checks as well.
 pub(crate) const KAFKA_TLS: [&str; 2] = ["--features", "tidegate-lanes/kafka-ssl"];

@@ -1,40 +1,40 @@
-//! `cargo xtask soak`: the randomised tests again and again, each round with a new printed seed, until the time is
-//! over; before them, what takes minutes and is worth it once: a query journal whose disk stands still.
+//! `cargo xtask soak`: runs the randomised tests in rounds, each with a new printed seed, until the time is over.
+//! Before the rounds it runs a test of several minutes: a query log on a frozen disk.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::gateway::{Profile, build};
+use crate::gateway::{BuildProfile, build};
 use crate::machine::find_program;
 use crate::repository::{cargo, root, run as run_command};
 use crate::tests::{Io, fetch_postgres};
 
-/// A round uses the seeds that follow its own, one a script.
+/// A round uses the seeds that follow its own, one per script.
 const SCRIPTS_MAX: u64 = 10_000;
 
-/// What `bench/journal_stall.sh` cannot do without.
+/// Programs that `bench/journal_stall.sh` needs.
 const STALL_NEEDS: [&str; 8] = ["mount", "mkfs.ext4", "fsfreeze", "runuser", "initdb", "pg_ctl", "psql", "pgbench"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Begin no round after that many minutes
+    /// Start no round after this many minutes
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Test targets of the gateway
     #[arg(long, default_values = ["differential", "wrong_client", "unrest"])]
     test: Vec<String>,
-    /// How often a round kills a process that writes a journal (0: not at all)
+    /// Number of processes per round that are killed while they write a journal (0: none)
     #[arg(long, default_value_t = 200)]
     kills: u32,
-    /// How many clusters of Postgres a round kills, hangs and promotes under load (0: none)
+    /// Number of Postgres clusters per round that are killed, suspended and promoted under load (0: none)
     #[arg(long, default_value_t = 20)]
     storms: u32,
-    /// Do not freeze a disk under the query journal
+    /// Skip the test with a frozen disk
     #[arg(long)]
     no_stall: bool,
-    /// The seed of the first round: to repeat one that failed
+    /// Seed of the first round, to repeat a failed one
     #[arg(long)]
     seed: Option<u64>,
     /// I/O mode
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut rounds = 0_u32;
     while rounds == 0 || start.elapsed() < Duration::from_secs(arguments.minutes * 60) {
         println!("=== round {rounds}, seed {seed}, {} s so far", start.elapsed().as_secs());
-        round(arguments, seed).with_context(|| format!("repeat it with: cargo xtask soak --seed {seed}"))?;
+        round(arguments, seed).with_context(|| format!("repeat with: cargo xtask soak --seed {seed}"))?;
         seed = seed.wrapping_add(SCRIPTS_MAX);
         rounds += 1;
     }
@@ -81,33 +81,34 @@ fn round(arguments: &Arguments, seed: u64) -> Result<()> {
     run_command(&mut command)
 }
 
-/// Clients keep their latency while the disk under the query journal stands still for 10 s.
+/// Checks the latency of clients while the disk of the query log is frozen for 10 s.
 fn stall() -> Result<()> {
     if let Some(why) = no_stall_because() {
-        println!("=== skipped: the disk that stands still under the query journal; {why}");
+        println!("=== skipped: query log on a frozen disk; {why}");
         return Ok(());
     }
-    println!("=== the disk under the query journal stands still for 10 s");
+    println!("=== query log on a disk that is frozen for 10 s");
     let mut command = Command::new(root().join("bench/journal_stall.sh"));
-    run_command(command.arg(build(Profile::Dist)?)).context("clients of a gateway whose journal's disk stands still")
+    run_command(command.arg(build(BuildProfile::Dist)?))
+        .context("latency of clients while the disk of the query log is frozen")
 }
 
-/// What the script needs and this machine does not give: it freezes a file system of its own.
+/// The missing requirement of the script, which freezes a file system of its own.
 fn no_stall_because() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
-        return Some("to mount a file system and freeze it needs root".to_owned());
+        return Some("freezing a file system needs root".to_owned());
     }
     if let Some(missing) = STALL_NEEDS.iter().find(|name| find_program(name).is_none()) {
-        return Some(format!("it needs {missing}, which is not installed"));
+        return Some(format!("{missing} is not installed"));
     }
     let device = Command::new("losetup").arg("--find").output();
     match device.is_ok_and(|output| output.status.success()) {
         true => None,
-        false => Some("it needs a loop device, and this machine gives none".to_owned()),
+        false => Some("no loop device is available".to_owned()),
     }
 }
 
-/// Rounds of another day begin elsewhere.
+/// Each day starts with another seed.
 fn seed_from_clock() -> Result<u64> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Ok(now.context("the clock is past 1970")?.as_secs())

@@ -1,18 +1,17 @@
-//! A series of steps: each is named, timed and runs whatever became of the one before, so that one run shows all
-//! faults.
+//! A series of named and timed steps. A failed step does not stop the others, so that a single run shows all failures.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use tidegate_figures::align;
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
-    /// It could not run here, and why; said aloud, and no failure.
+    /// The step cannot run here, for this reason. Reported, and not a failure.
     Missing(String),
-    /// It passed, but for these tests only when they were asked once more, alone.
+    /// The step passed, but these tests only passed on a retry.
     Flaky(Vec<String>),
     Failed(String),
 }
@@ -26,7 +25,7 @@ impl From<Result<()>> for Outcome {
     }
 }
 
-/// The steps so far.
+/// The finished steps.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     done: Vec<(&'static str, Duration, Outcome)>,
@@ -34,19 +33,19 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Runs only the steps of these names; all when there are none.
+    /// Selects steps by name; all of them if `names` is empty.
     pub(crate) fn only(names: &[String]) -> Self {
         Self { done: Vec::new(), only: names.to_vec() }
     }
 
-    /// Whether a step of this name runs.
-    pub(crate) fn wants(&self, name: &str) -> bool {
+    /// Whether a step with this name is selected.
+    pub(crate) fn selects(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
-    /// Runs one step.
+    /// Runs a step, if it is selected.
     pub(crate) fn run<T: Into<Outcome>>(&mut self, name: &'static str, step: impl FnOnce() -> T) {
-        if !self.wants(name) {
+        if !self.selects(name) {
             return;
         }
         eprintln!("\n=== {name}");
@@ -58,10 +57,10 @@ impl Steps {
         self.done.push((name, start.elapsed(), outcome));
     }
 
-    /// Prints the summary; an error when a step failed or none ran.
+    /// Prints the summary. Returns an error if a step failed or none ran.
     pub(crate) fn finish(self) -> Result<()> {
         if self.done.is_empty() {
-            bail!("no step is called {}", self.only.join(" or "));
+            bail!("unknown step {}", self.only.join(" or "));
         }
         let rows: Vec<Vec<String>> = self.done.iter().map(|(name, took, outcome)| row(name, *took, outcome)).collect();
         println!("\n{}", align(&["step", "result", "seconds"], &rows, 2));
@@ -85,7 +84,7 @@ fn row(name: &str, took: Duration, outcome: &Outcome) -> Vec<String> {
     vec![name.to_owned(), result, format!("{:.1}", took.as_secs_f64())]
 }
 
-/// What fits into a table; the whole was printed when the step failed.
+/// The start of an error, for the table. The full text was printed when the step failed.
 fn start_of(text: &str) -> String {
     text.lines().next().unwrap_or_default().chars().take(60).collect()
 }
@@ -95,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_step_stops_no_other_and_fails_the_whole() {
+    fn failed_step_fails_the_run_after_all_steps() {
         let mut steps = Steps::default();
         let mut ran = Vec::new();
         steps.run("first", || Err(anyhow::anyhow!("broken")));
@@ -108,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_fails_nothing() {
+    fn missing_step_does_not_fail_the_run() {
         let mut steps = Steps::default();
         steps.run("io_uring", || Outcome::Missing("forbidden here".to_owned()));
         assert!(steps.finish().is_ok());
     }
 
     #[test]
-    fn a_misspelled_step_is_an_error() {
+    fn misspelled_step_is_an_error() {
         let mut steps = Steps::only(&["tests-epol".to_owned()]);
         steps.run("tests-epoll", || Ok(()));
         assert!(steps.finish().is_err());

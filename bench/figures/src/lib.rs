@@ -1,5 +1,5 @@
-//! What the libraries' benchmarks have in common: figures as a table for people and as JSON lines for machines, with the
-//! bars that they are held to.
+//! Shared parts of the libraries' benchmarks: command-line options, and figures with targets, as a table and as JSON
+//! lines.
 
 mod stolen;
 mod table;
@@ -15,33 +15,33 @@ use serde_json::json;
 pub use stolen::Stolen;
 pub use table::align;
 
-/// One figure, and the bar for it if there is one.
+/// A figure, with an optional target.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What was measured: ours, a peer, the floor.
+    /// The measured program: this library, a peer, or a lower bound.
     pub subject: String,
-    /// Under which load.
+    /// The load.
     pub case: String,
-    /// Which of its properties.
+    /// The measured property.
     pub metric: String,
-    /// How much; not a number if it could not be measured.
+    /// The value; NaN if it could not be measured.
     pub value: f64,
-    /// Of what.
+    /// The unit.
     pub unit: &'static str,
-    /// What it is held to.
-    pub bar: Option<Bar>,
+    /// The target.
+    pub target: Option<Target>,
 }
 
-/// A limit, and on which side of it is good.
+/// A target: a limit and its direction.
 #[derive(Clone, Copy, Debug)]
-pub enum Bar {
-    /// Less is better.
+pub enum Target {
+    /// Lower is better.
     AtMost(f64),
-    /// More is better.
+    /// Higher is better.
     AtLeast(f64),
 }
 
-impl Bar {
+impl Target {
     fn limit(self) -> String {
         match self {
             Self::AtMost(limit) => format!("<= {limit}"),
@@ -58,10 +58,10 @@ impl Bar {
 }
 
 impl Figure {
-    /// Whether its bar holds, if there is one, for what that was measured.
+    /// Whether the target is met; true without a target.
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.bar.is_none_or(|bar| self.value.is_finite() && bar.holds(self.value))
+        self.target.is_none_or(|target| self.value.is_finite() && target.holds(self.value))
     }
 
     fn json(&self, bench: &str) -> String {
@@ -73,8 +73,8 @@ impl Figure {
             "value": self.value,
             "unit": self.unit,
         });
-        if let Some(bar) = self.bar {
-            line["bar"] = json!({ "limit": bar.limit(), "ok": self.is_ok() });
+        if let Some(target) = self.target {
+            line["target"] = json!({ "limit": target.limit(), "ok": self.is_ok() });
         }
         line.to_string()
     }
@@ -82,18 +82,18 @@ impl Figure {
     fn row(&self) -> Vec<String> {
         let value =
             if self.value.is_finite() { format!("{:.2} {}", self.value, self.unit) } else { "missing".to_owned() };
-        let verdict = match self.bar {
+        let verdict = match self.target {
             None => "",
             Some(_) if !self.value.is_finite() => "unknown",
             Some(_) if self.is_ok() => "met",
             Some(_) => "MISSED",
         };
-        let limit = self.bar.map(Bar::limit).unwrap_or_default();
+        let limit = self.target.map(Target::limit).unwrap_or_default();
         vec![self.case.clone(), self.subject.clone(), self.metric.clone(), limit, verdict.to_owned(), value]
     }
 }
 
-/// What a benchmark is told on its command line.
+/// Command-line options of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
     arguments: Vec<String>,
@@ -101,10 +101,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// Those of this process. `about` says what is measured; `has_cases` if one may say which cases, and how often.
+    /// Parses the options of this process. `about` describes the benchmark; `has_cases` allows a selection of cases and
+    /// rounds.
     ///
     /// # Errors
-    /// What to exit with: help was asked for, or something is not understood. The terminal has been told.
+    /// The exit code, after help or an error was printed.
     pub fn read(about: &str, has_cases: bool) -> Result<Self, ExitCode> {
         Self::from_words(words(), has_cases).map_err(|trouble| match trouble {
             None => {
@@ -118,26 +119,26 @@ impl Options {
         })
     }
 
-    /// Refuses what is not understood, with the reason; without one if the words ask for help.
+    /// Parses options. The error is the reason of a refusal, or `None` for help.
     fn from_words(arguments: Vec<String>, has_cases: bool) -> Result<Self, Option<String>> {
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "-h" | "--help" => return Err(None),
                 "--quick" | "--check" => {}
-                "--json" if words.next().is_none() => return Err(Some("--json lacks its FILE".to_owned())),
+                "--json" if words.next().is_none() => return Err(Some("--json needs a FILE".to_owned())),
                 "--json" => {}
                 "--case" if has_cases && words.next().is_none() => {
-                    return Err(Some("--case lacks its PART".to_owned()));
+                    return Err(Some("--case needs a PART".to_owned()));
                 }
                 "--case" if has_cases => {}
                 "--rounds" if has_cases => {
                     let rounds = words.next().and_then(|rounds| rounds.parse().ok());
                     if rounds.is_none_or(|rounds: usize| rounds == 0) {
-                        return Err(Some("--rounds lacks a number of at least 1".to_owned()));
+                        return Err(Some("--rounds needs a number of at least 1".to_owned()));
                     }
                 }
-                other => return Err(Some(format!("there is no option {other}"))),
+                other => return Err(Some(format!("unknown option {other}"))),
             }
         }
         Ok(Self { arguments, stolen: Stolen::begin() })
@@ -152,33 +153,34 @@ impl Options {
         self.arguments.get(at + 1).map(String::as_str)
     }
 
-    /// Whether a case of that name is wanted.
+    /// Whether a case is selected.
     #[must_use]
-    pub fn wants(&self, case: &str) -> bool {
+    pub fn selects(&self, case: &str) -> bool {
         self.value("--case").is_none_or(|part| case.contains(part))
     }
 
-    /// How often each is measured, if it was said.
+    /// The requested number of rounds.
     #[must_use]
     pub fn rounds(&self) -> Option<usize> {
         self.value("--rounds")?.parse().ok()
     }
 
-    /// A tenth of the time.
+    /// Whether to run a tenth of the time.
     #[must_use]
     pub fn is_quick(&self) -> bool {
         self.has("--quick")
     }
 
-    /// Prints the table, appends JSON lines to the file of `--json`, and tells whether all bars hold, if `--check` asks.
+    /// Prints the table, and appends JSON lines to the file of `--json`. Returns a failure if `--check` is set and a
+    /// target is missed.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// Panics if the file cannot be written.
     #[must_use]
     pub fn finish(&self, bench: &str, figures: &[Figure]) -> ExitCode {
         let rows: Vec<Vec<String>> = figures.iter().map(Figure::row).collect();
         println!("# {}\n", self.stolen.note());
-        println!("{}", align(&["case", "subject", "figure", "bar", "", "value"], &rows, 5));
+        println!("{}", align(&["case", "subject", "figure", "target", "", "value"], &rows, 5));
         if let Some(path) = self.value("--json") {
             let lines: String = figures.iter().map(|figure| figure.json(bench) + "\n").collect();
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -191,35 +193,35 @@ impl Options {
 
 fn help(has_cases: bool) -> String {
     let cases = "
-  --case PART    Only cases whose name has this in it
-  --rounds N     So many rounds";
+  --case PART    Only cases whose names contain PART
+  --rounds N     Number of rounds";
     format!(
         "Options (behind `--`):
   --quick        A tenth of the time
   --json FILE    Append the figures to FILE, a line of JSON each
-  --check        Exit with 1 when a bar is missed{}
+  --check        Exit with 1 when a target is missed{}
   -h, --help     Print this",
         if has_cases { cases } else { "" }
     )
 }
 
-/// The command line's words, without the one that `cargo bench` adds.
+/// The arguments of the command line, without `--bench`, which `cargo bench` adds.
 #[must_use]
 pub fn words() -> Vec<String> {
     std::env::args().skip(1).filter(|argument| argument != "--bench").collect()
 }
 
-/// Runs this program again with `arguments`, as a process of its own, and returns what it prints.
+/// Runs this program again with `arguments`, as a new process, and returns its output.
 ///
 /// # Panics
-/// When it fails.
+/// Panics if it fails.
 #[must_use]
 pub fn again(arguments: &[&str]) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{}", arguments.join(" "));
     }
-    let output = Command::new(program).args(arguments).output().expect("this program runs again");
+    let output = Command::new(program).args(arguments).output().expect("this program can run again");
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
@@ -227,13 +229,13 @@ pub fn again(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// The least of them: what else a machine does can only add to a time.
+/// The minimum of several times: disturbances can only add to a time.
 #[must_use]
 pub fn best(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(f64::INFINITY, f64::min)
 }
 
-/// Of those that are numbers; none if there is none.
+/// The minimum of the values that are not NaN.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.retain(|value| value.is_finite());
@@ -246,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unknown_options_are_refused() {
         let read = |line: &str| Options::from_words(line.split_whitespace().map(str::to_owned).collect(), true).err();
         assert_eq!(read("--quick --json figures --case no-op --rounds 2 --check"), None);
         assert_eq!(read("--quick --help"), Some(None));

@@ -1,17 +1,17 @@
-//! Time that the hypervisor gave to others while we wanted it: where it is much, figures are of little worth.
+//! Steal time: CPU time that the hypervisor gave to other machines. Figures with much steal time are unreliable.
 
 use std::fs;
 
-/// A stretch of time on this machine, from its making on.
+/// A measurement of steal time from its creation on.
 #[derive(Clone, Copy, Debug)]
 pub struct Stolen {
     before: Option<Ticks>,
 }
 
-/// Of all processors, since the machine started.
+/// Ticks of all CPUs since boot.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
-    wanted: u64,
+    requested: u64,
     stolen: u64,
 }
 
@@ -25,24 +25,25 @@ impl Ticks {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).take(8).collect();
         let [user, nice, system, _idle, _iowait, irq, softirq, stolen] = ticks[..].try_into().ok()?;
-        Some(Self { wanted: user + nice + system + irq + softirq + stolen, stolen })
+        Some(Self { requested: user + nice + system + irq + softirq + stolen, stolen })
     }
 }
 
 impl Stolen {
-    /// From now on.
+    /// Starts a measurement.
     #[must_use]
     pub fn begin() -> Self {
         Self { before: Ticks::read() }
     }
 
-    /// The share of the time wanted that went to others, in percent; none where the kernel does not tell.
+    /// Share of the requested CPU time that was stolen, in percent; `None` if the kernel does not report it.
     #[must_use]
     pub fn percent(self) -> Option<f64> {
         let (before, now) = (self.before?, Ticks::read()?);
-        let (wanted, stolen) = (now.wanted.checked_sub(before.wanted)?, now.stolen.checked_sub(before.stolen)?);
+        let (requested, stolen) =
+            (now.requested.checked_sub(before.requested)?, now.stolen.checked_sub(before.stolen)?);
         #[expect(clippy::cast_precision_loss, reason = "ticks of a run")]
-        let percent = stolen as f64 / wanted.max(1) as f64 * 100.0;
+        let percent = stolen as f64 / requested.max(1) as f64 * 100.0;
         Some(percent)
     }
 
@@ -50,8 +51,8 @@ impl Stolen {
     #[must_use]
     pub fn note(self) -> String {
         match self.percent() {
-            Some(percent) => format!("the hypervisor took {percent:.0} % of the processor time that was wanted"),
-            None => "what the hypervisor took is not known here".to_owned(),
+            Some(percent) => format!("the hypervisor took {percent:.0} % of the requested CPU time"),
+            None => "steal time is not available".to_owned(),
         }
     }
 }
@@ -61,9 +62,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_read_as_the_kernel_writes_them() {
+    fn ticks_are_parsed() {
         let ticks = Ticks::parse("cpu  10 2 3 1000 50 4 5 6 9 9\ncpu0 1 2 3\n").expect("ticks");
-        assert_eq!((ticks.wanted, ticks.stolen), (30, 6));
+        assert_eq!((ticks.requested, ticks.stolen), (30, 6));
         for other in ["", "cpu  10 2 3\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n"] {
             assert!(Ticks::parse(other).is_none(), "{other}");
         }

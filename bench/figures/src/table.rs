@@ -1,6 +1,6 @@
 //! Aligned columns for the terminal.
 
-/// Lays out rows under a head; the first `left` columns are text, the others numbers and stand to the right.
+/// Formats rows under a head. The first `left` columns are text, the others are numbers and right-aligned.
 pub fn align(head: &[&str], rows: &[Vec<String>], left: usize) -> String {
     let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
     let widths: Vec<usize> = (0..head.len()).map(|column| width(&head, rows, column)).collect();
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_stands_left_and_numbers_right() {
+    fn text_is_left_and_numbers_right() {
         let rows = vec![vec!["a".to_owned(), "7".to_owned()], vec!["longer".to_owned(), "1234".to_owned()]];
         let expected = "name    tps\n------  ----\na          7\nlonger  1234".replace("name    tps", "name     tps");
         assert_eq!(align(&["name", "tps"], &rows, 1), expected);

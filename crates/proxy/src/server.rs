@@ -336,7 +336,9 @@ impl tidegate_pool::Connection for Server {
         let link = match self.place {
             // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
             // middle of a message, of which the other thread would not know the beginning.
-            Place::Here(link) if self.scanner.is_between_messages() => link.park().filter(|parked| !parked.is_readable()),
+            Place::Here(link) if self.scanner.is_between_messages() => {
+                link.park().filter(|parked| !parked.is_readable())
+            }
             Place::Here(_) => None,
             Place::Away(parked) => Some(parked),
             Place::Nowhere => None,

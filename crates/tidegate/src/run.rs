@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_link::{Listener, IoMode, Reactor, ReactorConfig};
+use tidegate_link::{IoMode, Listener, Reactor, ReactorConfig};
 use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

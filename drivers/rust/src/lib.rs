@@ -1,14 +1,14 @@
-//! How a check is run and what it says: its name, a tab, ok, FAIL or skip, and why.
+//! Runs checks and prints their results: name, tab, ok, FAIL or skip, and the reason.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-/// A check that waits for ever fails.
+/// Time limit of a check.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs one check and prints its line.
+/// Runs a check and prints its line.
 pub async fn check(name: &str, work: impl Future<Output = Result<()>>) {
     match tokio::time::timeout(LIMIT, work).await {
         Ok(Ok(())) => println!("{name}\tok"),
@@ -17,7 +17,7 @@ pub async fn check(name: &str, work: impl Future<Output = Result<()>>) {
     }
 }
 
-/// Compares and says what differs.
+/// Compares two values and reports the difference.
 pub fn equal<T: PartialEq + Debug>(actual: T, expected: T) -> Result<()> {
     ensure!(actual == expected, "{actual:?} instead of {expected:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Areas whose benchmark lies beside the crate: `cargo bench` of that crate with the same options.
+//! Areas whose benchmark is a bench target of the crate: `cargo bench` with the same options.
 
 use std::fs;
 
@@ -11,37 +11,38 @@ pub(crate) struct Arguments {
     /// Only these parts (repeatable), where an area has several
     #[arg(long, value_name = "PART")]
     part: Vec<String>,
-    /// Passed on to the benchmark
+    /// Arguments for the benchmark
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
 /// A bench target of a crate.
-pub(super) struct Target {
+pub(super) struct BenchTarget {
     package: &'static str,
     bench: &'static str,
     features: &'static [&'static str],
 }
 
-const fn target(package: &'static str, bench: &'static str, features: &'static [&'static str]) -> Target {
-    Target { package, bench, features }
+const fn target(package: &'static str, bench: &'static str, features: &'static [&'static str]) -> BenchTarget {
+    BenchTarget { package, bench, features }
 }
 
-pub(super) const POOL: &[Target] = &[target("tidegate-pool", "checkout", &[])];
-pub(super) const SUPERVISE: &[Target] = &[target("tidegate-supervise", "stop", &["--features", "tokio"])];
-pub(super) const JOURNAL: &[Target] = &[target("tidegate-journal", "drain", &["--features", "tracing"])];
-pub(super) const BALANCE: &[Target] = &[
+pub(super) const POOL: &[BenchTarget] = &[target("tidegate-pool", "checkout", &[])];
+pub(super) const SUPERVISE: &[BenchTarget] = &[target("tidegate-supervise", "stop", &["--features", "tokio"])];
+pub(super) const JOURNAL: &[BenchTarget] = &[target("tidegate-journal", "drain", &["--features", "tracing"])];
+pub(super) const BALANCE: &[BenchTarget] = &[
     target("tidegate-balance", "pick", &["--features", "tokio"]),
     target("tidegate-balance", "calls", &["--features", "tls"]),
 ];
-pub(super) const LANES: &[Target] =
+pub(super) const LANES: &[BenchTarget] =
     &[target("tidegate-lanes", "throughput", &[]), target("tidegate-lanes", "kafka", &["--features", "kafka"])];
 
-/// Runs the bench targets of an area, which know `--json FILE`, `--check` and `--quick` themselves.
-pub(super) fn run(targets: &[Target], options: &Arguments, common: &super::Arguments) -> Result<()> {
-    let wanted = |target: &&Target| options.part.is_empty() || options.part.iter().any(|part| part == target.bench);
-    let targets: Vec<&Target> = targets.iter().filter(wanted).collect();
-    ensure!(!targets.is_empty(), "no part is called {}", options.part.join(" or "));
+/// Runs the bench targets of an area, which have the options `--json FILE`, `--check` and `--quick`.
+pub(super) fn run(targets: &[BenchTarget], options: &Arguments, common: &super::Arguments) -> Result<()> {
+    let selected =
+        |target: &&BenchTarget| options.part.is_empty() || options.part.iter().any(|part| part == target.bench);
+    let targets: Vec<&BenchTarget> = targets.iter().filter(selected).collect();
+    ensure!(!targets.is_empty(), "unknown part {}", options.part.join(" or "));
     let mut lines = String::new();
     let mut outcome = Ok(());
     for target in targets {
@@ -53,10 +54,10 @@ pub(super) fn run(targets: &[Target], options: &Arguments, common: &super::Argum
     outcome
 }
 
-fn run_target(target: &Target, options: &Arguments, common: &super::Arguments, lines: &mut String) -> Result<()> {
+fn run_target(target: &BenchTarget, options: &Arguments, common: &super::Arguments, lines: &mut String) -> Result<()> {
     let mut command = cargo();
     command.args(["bench", "-p", target.package, "--bench", target.bench]).args(target.features).arg("--");
-    // The benchmark runs in the folder of its crate, and writes a file of its own.
+    // The benchmark runs in the folder of its crate and writes a file of its own.
     let file = tempfile::NamedTempFile::new().context("create a file")?;
     if common.json.is_some() {
         command.arg("--json").arg(file.path());

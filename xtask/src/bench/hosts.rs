@@ -1,7 +1,7 @@
-//! `bench hosts`: what a choice of servers costs the gateway. The same binary before the same primary and two replicas:
-//! with one host, with three of which any may serve, and with three of which the primary does; with three addresses of that
-//! one host, where nothing differs but the choice; and with each of the three as a database of its own, to which a third of
-//! the clients connects: there is no choice, and what it costs more than one host is what three servers cost.
+//! `bench hosts`: CPU cost of choosing among servers. The same binary runs against the same primary and two replicas in
+//! several configurations: one host; three hosts, any of which may serve; three hosts, of which the primary serves;
+//! three addresses of the primary, where only the choice is added; and three databases with a host each for a third of
+//! the clients, which shows the cost of three servers without a choice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use tidegate_sandbox::{Cluster, Major, Postgres};
 use super::Pace;
 use super::load;
 use super::pairs::{AGAIN, Comparison, Times};
-use super::report::{Limit, Metric, Report};
-use super::subject::{Subject, USER, fill, major_or_newest};
-use crate::gateway::{Profile, Running, build, free_port};
+use super::report::{BenchReport, Metric, Target};
+use super::subject::{Subject, USER, fill, installed_or_newest};
+use crate::gateway::{BuildProfile, RunningProgram, build, free_port};
 use crate::machine::{allows_io_uring, version_of};
 use crate::tests::Io;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A Tidegate instead of a fresh `dist` build
+    /// A Tidegate binary instead of a new `dist` build
     #[arg(long, value_name = "PATH")]
     tidegate: Option<PathBuf>,
     /// Clients of each gateway
     #[arg(long, default_value_t = 32)]
     clients: u32,
-    /// Server connections in all: a third of them for each server where there are three
+    /// Total server connections; with three servers, a third for each
     #[arg(long, default_value_t = 21)]
     pool_size: u32,
     #[command(flatten)]
     times: Times,
-    /// Major version of the Postgres behind; Debian's of that version is taken when it is installed
+    /// Major version of Postgres; Debian's build of it is used if installed
     #[arg(long, default_value_t = 15)]
     postgres: u8,
 }
@@ -44,56 +44,56 @@ const ANY: &str = "3 hosts, any";
 const PRIMARY: &str = "3 hosts, primary";
 const APART: &str = "3 databases, a host each";
 
-/// Clients are in three parts everywhere, as they have to be where there are three databases.
+/// Clients form three groups in every configuration, as for three databases.
 const TOGETHER: &[&str] = &[USER; 3];
 const EACH: &[&str] = &["first", "second", "third"];
 
-/// Every server listens to all of them.
+/// Every server listens on all of them.
 const ADDRESSES: [&str; 3] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"];
 
 const PROTOCOLS: &[&str] = &["simple", "prepared"];
 const RATIO: Metric = Metric::new("cpu per tx / 1 host", "");
 
-/// What the issue allows a choice to cost.
+/// Target for the cost of a choice.
 const AT_MOST: f64 = 1.05;
 
-pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
+pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
     let pgbench = load::pgbench()?;
-    let cluster = start_cluster(major_or_newest(arguments.postgres)?)?;
+    let cluster = start_cluster(installed_or_newest(arguments.postgres)?)?;
     fill(cluster.primary(), &pgbench)?;
     (1..3).try_for_each(|index| cluster.catch_up(index))?;
-    let binary = arguments.tidegate.clone().map_or_else(|| build(Profile::Dist), Ok)?;
-    // Inside the sandbox: whose configuration lies there may be adopted by it.
+    let binary = arguments.tidegate.clone().map_or_else(|| build(BuildProfile::Dist), Ok)?;
+    // Inside the sandbox folder, so that its watchdog can find the gateway by its command line.
     let dir = tempfile::tempdir_in(cluster.primary().socket_dir()).context("create a folder")?;
-    let kinds = kinds(&cluster, arguments.pool_size);
+    let cases = cases(&cluster, arguments.pool_size);
     let start = || {
-        let start_one = |&(name, databases, ref tables): &Kind| {
+        let start_one = |&(name, databases, ref tables): &HostsCase| {
             let running = start_gateway(&binary, dir.path(), name, tables)?;
             cluster.primary().register_process(running.pid())?;
             Ok(Subject::gateway(name, databases, running))
         };
-        kinds.iter().map(start_one).collect()
+        cases.iter().map(start_one).collect()
     };
     let times = arguments.times.at(pace);
-    let mut report = Report::new("hosts");
+    let mut report = BenchReport::new("hosts");
     report.note(format!("tidegate: {}", version_of(&binary, "--version")));
     report.note(format!(
         "load: pgbench -S, scale 10, {} clients and {} server connections in all for each",
         arguments.clients, arguments.pool_size
     ));
     report.note(times.note());
-    let bar = |name| (![AGAIN, APART].contains(&name)).then_some(Limit::AtMost(AT_MOST));
-    let others: Vec<_> = kinds.iter().skip(1).map(|&(name, ..)| (name, bar(name))).collect();
+    let target = |name| (![AGAIN, APART].contains(&name)).then_some(Target::AtMost(AT_MOST));
+    let others: Vec<_> = cases.iter().skip(1).map(|&(name, ..)| (name, target(name))).collect();
     let comparison = Comparison { pgbench: &pgbench, times, clients: arguments.clients, ratio: RATIO };
     comparison.run(PROTOCOLS, &others, start, &mut report)?;
     Ok(report)
 }
 
-/// Its name, what its clients connect to, and the tables of databases in its configuration.
-type Kind = (&'static str, &'static [&'static str], String);
+/// Name, databases that clients connect to, and database tables of the configuration.
+type HostsCase = (&'static str, &'static [&'static str], String);
 
-/// The first is what all others are compared with.
-fn kinds(cluster: &Cluster, pool_size: u32) -> [Kind; 7] {
+/// The first configuration is the baseline of all others.
+fn cases(cluster: &Cluster, pool_size: u32) -> [HostsCase; 7] {
     let third = pool_size.div_ceil(3);
     let one = |list: &str| table(USER, list, pool_size);
     let any = |list: &str| format!("{}route = \"any\"\n", table(USER, list, third));
@@ -126,22 +126,22 @@ fn start_cluster(major: Major) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Where the primary is, three times over.
+/// Three addresses of the primary.
 fn addresses(cluster: &Cluster) -> String {
     ADDRESSES.map(|address| format!("\"{address}:{}\"", cluster.primary().port())).join(", ")
 }
 
-/// All servers, the primary first, as the configuration writes them.
+/// The hosts of the configuration: the primary first, then the replicas.
 fn servers(cluster: &Cluster) -> Vec<String> {
     cluster.servers().map(|server| format!("\"127.0.0.1:{}\"", server.port())).collect()
 }
 
-/// A database of the configuration, without its route.
+/// A database table of the configuration, without its route.
 fn table(name: &str, list: &str, size: u32) -> String {
     format!("[databases.{name}]\ndbname = \"{USER}\"\nsslmode = \"disable\"\nhosts = [{list}]\nsize = {size}\n")
 }
 
-fn start_gateway(binary: &Path, dir: &Path, name: &str, tables: &str) -> Result<Running> {
+fn start_gateway(binary: &Path, dir: &Path, name: &str, tables: &str) -> Result<RunningProgram> {
     let port = free_port()?;
     let io = if allows_io_uring() { Io::Uring } else { Io::Epoll }.name();
     let config = format!(
@@ -151,5 +151,5 @@ fn start_gateway(binary: &Path, dir: &Path, name: &str, tables: &str) -> Result<
     let stem = name.replace([' ', ','], "-");
     let file = dir.join(format!("{stem}.toml"));
     fs::write(&file, config).with_context(|| format!("write {}", file.display()))?;
-    Running::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, &stem, port)
+    RunningProgram::start(Command::new(binary).arg("run").arg("-c").arg(&file), dir, &stem, port)
 }

@@ -1,5 +1,5 @@
-//! `bench idle`: what a client costs that is logged in and does nothing. Plaintext, trust; resident memory of the proxy
-//! over what it had when empty.
+//! `bench idle`: memory of an idle client. Plain text, trust authentication; resident memory of the proxy minus that of
+//! the empty proxy.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use super::Pace;
 use super::logins::log_in;
 use super::process::{raise_open_files, resident_kib};
-use super::report::{Limit, Metric, Report};
-use super::subject::{Options, Role, Stage, Subject};
+use super::report::{BenchReport, Metric, Target};
+use super::subject::{Options, Subject, SubjectRole, Testbed};
 
 const KIB_EACH: Metric = Metric::new("memory", "KiB each");
 const EMPTY: Metric = Metric::new("empty", "MiB");
@@ -23,35 +23,35 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) struct Arguments {
     #[command(flatten)]
     subjects: Options,
-    /// How many clients
+    /// Number of clients
     #[arg(long, default_value_t = 10_000)]
     clients: u32,
 }
 
-pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<Report> {
+pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
     let clients = pace.scale(arguments.clients);
     let files = raise_open_files();
     ensure!(files > u64::from(clients) + 100, "{clients} clients need more than the {files} open files allowed here");
-    let stage = Stage::set(&arguments.subjects)?;
-    let mut report = Report::new("idle");
+    let stage = Testbed::set(&arguments.subjects)?;
+    let mut report = BenchReport::new("idle");
     stage.notes.iter().for_each(|note| report.note(note));
     report.note(format!("load: {clients} idle clients"));
-    // A proxy that keeps a server connection per client, or is none, has no place here.
-    let pooling = |subject: &&Subject| matches!(subject.role, Role::Measure | Role::Ours(_));
+    // Only pooling proxies share server connections.
+    let pooling = |subject: &&Subject| matches!(subject.role, SubjectRole::Baseline | SubjectRole::Tidegate(_));
     for subject in stage.subjects.iter().filter(pooling) {
         measure(subject, clients, &mut report)?;
     }
     Ok(report)
 }
 
-/// Clients that come and go before the empty process is measured.
+/// Clients that connect and disconnect before the empty process is measured.
 const WARM_UP: u32 = 200;
 
-fn measure(subject: &Subject, clients: u32, report: &mut Report) -> Result<()> {
+fn measure(subject: &Subject, clients: u32, report: &mut BenchReport) -> Result<()> {
     let Some(pid) = subject.pid() else {
         return Ok(());
     };
-    // The first clients bring what all share: the pool with its first server connection, the pages of code and of
+    // The first client pays for shared memory: the pool with its first server connection, and the pages of code and
     // buffers that a login touches.
     let first = log_in(subject.port)?;
     drop((0..WARM_UP).map(|_| log_in(subject.port)).collect::<Result<Vec<_>>>()?);
@@ -66,8 +66,8 @@ fn measure(subject: &Subject, clients: u32, report: &mut Report) -> Result<()> {
     report.add(subject.name, &case, KIB_EACH, each, None);
     report.add(subject.name, &case, EMPTY, empty as f64 / 1024.0, None);
     report.add(subject.name, &case, LOGINS, logins, None);
-    if let Role::Ours(_) = subject.role {
-        report.add(subject.name, &case, KIB_EACH, each, Some(Limit::AtMost(2.0)));
+    if let SubjectRole::Tidegate(_) = subject.role {
+        report.add(subject.name, &case, KIB_EACH, each, Some(Target::AtMost(2.0)));
     }
     drop((first, idle));
     Ok(())

@@ -1,4 +1,4 @@
-//! One run of pgbench against one subject, and what it cost the subject.
+//! A run of pgbench against a subject, and its cost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::sample::percentile;
 use super::subject::{Subject, USER};
 use crate::machine::find_program;
 
-/// What pgbench shall do.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     /// `simple`, `extended`, `prepared`.
@@ -20,55 +20,55 @@ pub(crate) struct Load {
     pub(crate) seconds: u32,
     /// A script instead of `-S`.
     pub(crate) script: Option<PathBuf>,
-    /// The share of transactions whose latency is logged; writing all of them would be a load of its own.
+    /// Share of transactions whose latency is logged; logging all of them would be a load of its own.
     pub(crate) logged_share: f64,
 }
 
-/// What one run yielded.
+/// Results of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Yield {
+pub(crate) struct LoadResult {
     pub(crate) transactions: f64,
     pub(crate) tps: f64,
-    /// Of the proxy process; NaN when there is none.
+    /// CPU time of the proxy process; NaN without a proxy.
     pub(crate) cpu_seconds: f64,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
 }
 
-impl Yield {
+impl LoadResult {
     pub(crate) fn cpu_us_per_transaction(&self) -> f64 {
         self.cpu_seconds * 1e6 / self.transactions
     }
 }
 
-/// The load driver of Postgres, from Debian's postgresql-contrib.
+/// pgbench of Debian's postgresql-contrib.
 pub(crate) fn pgbench() -> Result<PathBuf> {
-    find_program("pgbench").context("pgbench is not here; install Debian's package postgresql-contrib")
+    find_program("pgbench").context("pgbench is not installed; install Debian's package postgresql-contrib")
 }
 
-/// Runs `load` against `subject`, a pgbench for each of its databases.
-pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<Yield> {
-    Begun::new(pgbench, subject, load)?.end()
+/// Runs `load` against `subject`, with a pgbench process per database.
+pub(crate) fn run(pgbench: &Path, subject: &Subject, load: &Load) -> Result<LoadResult> {
+    RunningLoad::new(pgbench, subject, load)?.end()
 }
 
-/// Runs `load` against both at the same time; the first begins a moment before the other.
-pub(crate) fn run_both(pgbench: &Path, subjects: [&Subject; 2], load: &Load) -> Result<[Yield; 2]> {
-    let [first, second] = subjects.map(|subject| Begun::new(pgbench, subject, load));
+/// Runs `load` against both subjects at the same time; the first starts a moment before the other.
+pub(crate) fn run_both(pgbench: &Path, subjects: [&Subject; 2], load: &Load) -> Result<[LoadResult; 2]> {
+    let [first, second] = subjects.map(|subject| RunningLoad::new(pgbench, subject, load));
     let (first, second) = (first?, second?);
     Ok([first.end()?, second.end()?])
 }
 
-/// A load that runs.
-struct Begun<'a> {
+/// A load in progress.
+struct RunningLoad<'a> {
     subject: &'a Subject,
     protocol: &'static str,
     logs: tempfile::TempDir,
-    /// Each says little, and waits for nobody to read it.
+    /// The processes print little, so pipes do not fill up before they are read.
     running: Vec<Child>,
     cpu_before: f64,
 }
 
-impl<'a> Begun<'a> {
+impl<'a> RunningLoad<'a> {
     fn new(pgbench: &Path, subject: &'a Subject, load: &Load) -> Result<Self> {
         let logs = tempfile::tempdir().context("create a folder")?;
         let count = subject.databases.len().max(1);
@@ -87,22 +87,23 @@ impl<'a> Begun<'a> {
         format!("pgbench, {} protocol, against {}", self.protocol, self.subject.name)
     }
 
-    fn end(mut self) -> Result<Yield> {
+    fn end(mut self) -> Result<LoadResult> {
         let running = std::mem::take(&mut self.running);
-        let said = running.into_iter().map(|child| said_by(child).with_context(|| self.what()));
-        let said = said.collect::<Result<Vec<_>>>()?;
+        let output = running.into_iter().map(|child| output_of_child(child).with_context(|| self.what()));
+        let output = output.collect::<Result<Vec<_>>>()?;
         let cpu_seconds = cpu_seconds(self.subject)? - self.cpu_before;
         let latencies = latencies(self.logs.path())?;
-        // Without a single transaction there is no tps.
+        // pgbench prints no tps without a transaction.
         let number = |label| {
-            said.iter().try_fold(0.0, |sum, said| {
-                let one = number_after(said, label);
-                let nobody = || format!("{} served nobody; pgbench says:\n{said}", self.subject.name);
-                Ok::<_, anyhow::Error>(sum + one.with_context(nobody)?)
+            output.iter().try_fold(0.0, |sum, output| {
+                let one = number_after(output, label);
+                let no_transaction =
+                    || format!("{} completed no transaction; output of pgbench:\n{output}", self.subject.name);
+                Ok::<_, anyhow::Error>(sum + one.with_context(no_transaction)?)
             })
         };
         let ms = |share| percentile(&latencies, share) as f64 / 1e3;
-        Ok(Yield {
+        Ok(LoadResult {
             transactions: number("actually processed: ")?,
             tps: number("tps = ")?,
             cpu_seconds,
@@ -112,18 +113,18 @@ impl<'a> Begun<'a> {
     }
 }
 
-/// What its process has used so far; NaN when there is none.
+/// CPU time of the process so far; NaN without a proxy.
 fn cpu_seconds(subject: &Subject) -> Result<f64> {
     subject.pid().map_or(Ok(f64::NAN), |pid| Ok(cpu_time(pid)?.as_secs_f64()))
 }
 
-fn said_by(child: Child) -> Result<String> {
+fn output_of_child(child: Child) -> Result<String> {
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The command alone, for who measures otherwise.
+/// The command of a run, for other measurements.
 pub(crate) fn command(pgbench: &Path, (port, database): (u16, &str), load: &Load, dir: &Path) -> Command {
     let mut command = Command::new(pgbench);
     command.current_dir(dir).env("PGPASSWORD", USER);
@@ -138,7 +139,7 @@ pub(crate) fn command(pgbench: &Path, (port, database): (u16, &str), load: &Load
     command
 }
 
-/// Latencies in µs, sorted: the third column of pgbench's logs.
+/// Latencies in µs, sorted: the third column of the logs of pgbench.
 fn latencies(dir: &Path) -> Result<Vec<u64>> {
     let mut latencies = Vec::new();
     for entry in fs::read_dir(dir).context("read the logs of pgbench")? {
@@ -159,11 +160,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_from_what_pgbench_says() {
-        let said =
+    fn numbers_are_read_from_pgbench_output() {
+        let output =
             "number of transactions actually processed: 12345/0\ntps = 2469.13 (without initial connection time)";
-        assert_eq!(number_after(said, "actually processed: "), Some(12345.0));
-        assert_eq!(number_after(said, "tps = "), Some(2469.13));
-        assert_eq!(number_after(said, "latency = "), None);
+        assert_eq!(number_after(output, "actually processed: "), Some(12345.0));
+        assert_eq!(number_after(output, "tps = "), Some(2469.13));
+        assert_eq!(number_after(output, "latency = "), None);
     }
 }

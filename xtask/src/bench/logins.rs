@@ -1,4 +1,4 @@
-//! Raw logins: the startup message out, everything until ReadyForQuery in.
+//! Raw logins: sends the startup message and reads up to ReadyForQuery.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,13 +8,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::subject::USER;
 
-/// Messages of the protocol end here for a login: ReadyForQuery, idle.
+/// The end of a login: ReadyForQuery with status idle.
 const READY: &[u8] = b"Z\0\0\0\x05I";
 
-/// A logged-in client that does nothing.
+/// Logs in an idle client.
 pub(crate) fn log_in(port: u16) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).context("connect")?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).context("set a time-out")?;
+    stream.set_read_timeout(Some(Duration::from_secs(30))).context("set a timeout")?;
     stream.write_all(&startup()).context("send the startup message")?;
     let mut received = Vec::new();
     let mut chunk = [0; 4096];
@@ -26,13 +26,13 @@ pub(crate) fn log_in(port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Logins per second, one after another, for that long.
+/// Sequential logins per second, measured for `time`.
 pub(crate) fn rate(port: u16, time: Duration) -> Result<f64> {
     let start = Instant::now();
     let mut logins = 0_u32;
     while start.elapsed() < time {
         let mut stream = log_in(port)?;
-        stream.write_all(b"X\0\0\0\x04").context("say good-bye")?;
+        stream.write_all(b"X\0\0\0\x04").context("send Terminate")?;
         logins += 1;
     }
     Ok(f64::from(logins) / start.elapsed().as_secs_f64())

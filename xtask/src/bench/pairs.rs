@@ -1,27 +1,28 @@
-//! What a part costs, to a percent or two: a gateway with it and one without work at the same time before the same servers, so
-//! that whatever the machine does, it does to both. Pairs are many and short, who begins changes, and processes are started anew
-//! now and then, since where their memory lies makes two equal ones differ. A pair of two equal ones shows what is left of that.
+//! Measures small differences, to a percent or two. Two gateways run the same load at the same time against the same
+//! servers, so that disturbances of the machine affect both. There are many short pairs, the first of a pair
+//! alternates, and processes are restarted several times, because equal processes differ by their memory layout. A pair
+//! of equal gateways shows the remaining error.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use super::Pace;
-use super::load::{self, Load, Yield};
-use super::report::{Limit, Metric, Report};
+use super::load::{self, Load, LoadResult};
+use super::report::{BenchReport, Metric, Target};
 use super::sample::{Mean, median};
 use super::subject::Subject;
 
-/// How often and for how long.
+/// Number and duration of pairs.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Times {
-    /// Seconds in which a pair works
+    /// Duration of a pair in seconds
     #[arg(long, default_value_t = 1)]
     seconds: u32,
-    /// Pairs of each kind before processes are started anew
+    /// Pairs of each kind before a restart of the processes
     #[arg(long, default_value_t = 6)]
     pairs: u32,
-    /// How often processes are started
+    /// Number of restarts
     #[arg(long, default_value_t = 8)]
     starts: u32,
 }
@@ -31,7 +32,7 @@ impl Times {
         Self { pairs: pace.scale(self.pairs), starts: pace.scale(self.starts).max(2), ..self }
     }
 
-    /// For the head of a table.
+    /// A note for the head of a table.
     pub(super) fn note(self) -> String {
         let Self { seconds, pairs, starts } = self;
         format!(
@@ -41,10 +42,10 @@ impl Times {
     }
 }
 
-/// A second process of the kind that all others are compared with.
+/// A second process equal to the baseline.
 pub(super) const AGAIN: &str = "the same again";
 
-/// Latencies are not looked at.
+/// Latencies are not evaluated.
 const LOGGED_SHARE: f64 = 0.01;
 
 const TPS: Metric = Metric::new("tps", "");
@@ -53,29 +54,29 @@ const CPU: Metric = Metric::new("cpu", "us/tx");
 const FIRST_CPU: Metric = Metric::new("cpu of the first", "us/tx");
 const ERROR: Metric = Metric::new("error of the ratio", "");
 
-/// How to compare one subject with each of several others.
+/// A comparison of a baseline with several other subjects.
 pub(super) struct Comparison<'a> {
     pub(super) pgbench: &'a Path,
     pub(super) times: Times,
-    /// Of each subject.
+    /// Clients of each subject.
     pub(super) clients: u32,
     pub(super) ratio: Metric,
 }
 
-/// The name of one of the others, and what a bar allows it.
-pub(super) type Allowed = (&'static str, Option<Limit>);
+/// Name of another subject, and its limit.
+pub(super) type Allowed = (&'static str, Option<Target>);
 
-/// What a kind of pair yielded: by start, then by pair.
-type Yields = Vec<Vec<[Yield; 2]>>;
+/// Results of pairs: by restart, then by pair.
+type Yields = Vec<Vec<[LoadResult; 2]>>;
 
 impl Comparison<'_> {
-    /// Measures all protocols with each set of processes that `start` starts: the one to compare with, then the others.
+    /// Measures all protocols with each set of processes that `start` returns: the baseline first, then the others.
     pub(super) fn run(
         &self,
         protocols: &[&'static str],
         others: &[Allowed],
         mut start: impl FnMut() -> Result<Vec<Subject>>,
-        report: &mut Report,
+        report: &mut BenchReport,
     ) -> Result<()> {
         let mut yields = vec![vec![Yields::new(); others.len()]; protocols.len()];
         for number in 1..=self.times.starts {
@@ -100,7 +101,7 @@ impl Comparison<'_> {
     }
 
     fn pairs(&self, load: &Load, first: &Subject, others: &[Subject], yields: &mut [Yields]) -> Result<()> {
-        // Pools are filled before anything counts.
+        // Fills the pools first.
         for other in others {
             load::run_both(self.pgbench, [first, other], &Load { seconds: 1, ..load.clone() })?;
         }
@@ -119,25 +120,25 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn report(&self, protocol: &str, (name, limit): &Allowed, yields: &Yields, report: &mut Report) {
-        let of = |index: usize, quantity: fn(&Yield) -> f64| {
+    fn report(&self, protocol: &str, (name, limit): &Allowed, yields: &Yields, report: &mut BenchReport) {
+        let of = |index: usize, quantity: fn(&LoadResult) -> f64| {
             median(&yields.iter().flatten().map(|pair| quantity(&pair[index])).collect::<Vec<_>>())
         };
         let ratio = ratio(yields);
         report.add(name, protocol, FIRST_TPS, of(0, |got| got.tps), None);
         report.add(name, protocol, TPS, of(1, |got| got.tps), None);
-        report.add(name, protocol, FIRST_CPU, of(0, Yield::cpu_us_per_transaction), None);
-        report.add(name, protocol, CPU, of(1, Yield::cpu_us_per_transaction), None);
+        report.add(name, protocol, FIRST_CPU, of(0, LoadResult::cpu_us_per_transaction), None);
+        report.add(name, protocol, CPU, of(1, LoadResult::cpu_us_per_transaction), None);
         report.add(name, protocol, ERROR, ratio.error * ratio.mean, None);
         report.add(name, protocol, self.ratio, ratio.mean, *limit);
     }
 }
 
-/// Of processor time per transaction, the other's over the first's. Its error is relative.
+/// Ratio of CPU time per transaction to the baseline, with its relative error.
 fn ratio(yields: &Yields) -> Mean {
     let logarithm =
-        |[first, other]: &[Yield; 2]| (other.cpu_us_per_transaction() / first.cpu_us_per_transaction()).ln();
-    let of_start = |pairs: &Vec<[Yield; 2]>| Mean::of(&pairs.iter().map(logarithm).collect::<Vec<_>>()).mean;
+        |[first, other]: &[LoadResult; 2]| (other.cpu_us_per_transaction() / first.cpu_us_per_transaction()).ln();
+    let of_start = |pairs: &Vec<[LoadResult; 2]>| Mean::of(&pairs.iter().map(logarithm).collect::<Vec<_>>()).mean;
     let Mean { mean, error } = Mean::of(&yields.iter().map(of_start).collect::<Vec<_>>());
     Mean { mean: mean.exp(), error }
 }
@@ -146,16 +147,17 @@ fn ratio(yields: &Yields) -> Mean {
 mod tests {
     use super::*;
 
-    fn used(cpu_seconds: f64) -> Yield {
-        Yield { transactions: 1.0, tps: 1.0, cpu_seconds, p50_ms: 0.0, p99_ms: 0.0 }
+    fn used(cpu_seconds: f64) -> LoadResult {
+        LoadResult { transactions: 1.0, tps: 1.0, cpu_seconds, p50_ms: 0.0, p99_ms: 0.0 }
     }
 
     #[test]
-    fn what_slows_both_leaves_the_ratio_and_its_error_is_between_starts() {
+    fn error_of_the_ratio_is_between_restarts() {
         let pair = |first: f64, other: f64| [used(first), used(other)];
         let same = ratio(&vec![vec![pair(1.0, 1.1), pair(3.0, 3.3)], vec![pair(2.0, 2.2)]]);
         assert!((same.mean - 1.1).abs() < 1e-9 && same.error < 1e-9, "{same:?}");
-        // Equal within a start, apart between starts: the error is that of two starts, however many pairs there are.
+        // Equal within a restart and different between restarts: the error is that of two samples, however many pairs
+        // there are.
         let apart = ratio(&vec![vec![pair(1.0, 1.0); 100], vec![pair(1.0, 1.21); 100]]);
         assert!((apart.mean - 1.1).abs() < 1e-9, "{apart:?}");
         assert!((apart.error - 1.1_f64.ln()).abs() < 1e-9, "{apart:?}");

@@ -1,4 +1,4 @@
-//! What a benchmark found: figures, some with a bar; as tables for people and JSON lines for machines.
+//! Figures of a benchmark, some with a target; as tables and as JSON lines.
 
 use std::fmt;
 use std::fs;
@@ -10,30 +10,30 @@ use tidegate_figures::{Stolen, align};
 
 use crate::machine;
 
-/// A bound that an issue sets for a figure.
+/// The target of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Bar {
+pub(crate) struct TargetResult {
     limit: String,
     ok: bool,
 }
 
-/// Which side of the bound is good.
+/// The side of the limit that meets the target.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Limit {
+pub(crate) enum Target {
     AtMost(f64),
     AtLeast(f64),
 }
 
-impl Limit {
-    fn judge(self, value: f64) -> Bar {
+impl Target {
+    fn judge(self, value: f64) -> TargetResult {
         match self {
-            Self::AtMost(most) => Bar { limit: format!("<= {most:.2}"), ok: value <= most },
-            Self::AtLeast(least) => Bar { limit: format!(">= {least:.2}"), ok: value >= least },
+            Self::AtMost(most) => TargetResult { limit: format!("<= {most:.2}"), ok: value <= most },
+            Self::AtLeast(least) => TargetResult { limit: format!(">= {least:.2}"), ok: value >= least },
         }
     }
 }
 
-/// One number of one subject in one case.
+/// A figure of a subject in a case.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     bench: &'static str,
@@ -43,12 +43,12 @@ pub(crate) struct Figure {
     value: f64,
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bar: Option<Bar>,
+    target: Option<TargetResult>,
 }
 
-/// Everything of one run.
+/// All figures of a run.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     bench: &'static str,
     /// Machine, versions, commit, load.
     notes: Vec<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Report {
     figures: Vec<Figure>,
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new(bench: &'static str) -> Self {
         let notes = vec![
             format!("machine: {}; load average before the run {}", machine::describe(), machine::load_average()),
@@ -65,12 +65,12 @@ impl Report {
         Self { bench, notes, stolen: Stolen::begin(), figures: Vec::new() }
     }
 
-    /// A line above the tables.
+    /// Adds a line above the tables.
     pub(crate) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    pub(crate) fn add(&mut self, subject: &str, case: &str, metric: Metric, value: f64, limit: Option<Limit>) {
+    pub(crate) fn add(&mut self, subject: &str, case: &str, metric: Metric, value: f64, limit: Option<Target>) {
         self.figures.push(Figure {
             bench: self.bench,
             subject: subject.to_owned(),
@@ -78,13 +78,13 @@ impl Report {
             metric: metric.name,
             value,
             unit: metric.unit,
-            bar: limit.map(|limit| limit.judge(value)),
+            target: limit.map(|limit| limit.judge(value)),
         });
     }
 
-    /// How many bars were missed.
+    /// Number of missed targets.
     pub(crate) fn missed(&self) -> usize {
-        self.bars().filter(|(_, bar)| !bar.ok).count()
+        self.targets().filter(|(_, target)| !target.ok).count()
     }
 
     pub(crate) fn write_json(&self, file: &Path) -> Result<()> {
@@ -93,13 +93,13 @@ impl Report {
         fs::write(file, text).with_context(|| format!("write {}", file.display()))
     }
 
-    fn bars(&self) -> impl Iterator<Item = (&Figure, &Bar)> {
-        self.figures.iter().filter_map(|figure| Some((figure, figure.bar.as_ref()?)))
+    fn targets(&self) -> impl Iterator<Item = (&Figure, &TargetResult)> {
+        self.figures.iter().filter_map(|figure| Some((figure, figure.target.as_ref()?)))
     }
 
-    /// Rows are case and subject in the order of their first figure, columns the metrics.
+    /// A table with a row per case and subject, in the order of their first figures, and a column per metric.
     fn table_of_figures(&self) -> String {
-        let plain = || self.figures.iter().filter(|figure| figure.bar.is_none());
+        let plain = || self.figures.iter().filter(|figure| figure.target.is_none());
         let metrics = distinct(plain().map(|figure| (figure.metric, figure.unit)));
         let keys = distinct(plain().map(|figure| (figure.case.as_str(), figure.subject.as_str())));
         let head: Vec<String> = metrics.iter().map(|(name, unit)| format!("{name} {unit}").trim().to_owned()).collect();
@@ -116,23 +116,23 @@ impl Report {
     }
 
     fn table_of_bars(&self) -> String {
-        let row = |(figure, bar): (&Figure, &Bar)| {
-            let verdict = if bar.ok { "met" } else { "MISSED" };
+        let row = |(figure, target): (&Figure, &TargetResult)| {
+            let verdict = if target.ok { "met" } else { "MISSED" };
             let names = [&figure.case, &figure.subject].map(String::clone);
-            let rest = [figure.metric.to_owned(), verdict.to_owned(), number(figure.value), bar.limit.clone()];
+            let rest = [figure.metric.to_owned(), verdict.to_owned(), number(figure.value), target.limit.clone()];
             names.into_iter().chain(rest).collect()
         };
-        let rows: Vec<Vec<String>> = self.bars().map(row).collect();
-        align(&["case", "subject", "figure", "bar", "value", "limit"], &rows, 4)
+        let rows: Vec<Vec<String>> = self.targets().map(row).collect();
+        align(&["case", "subject", "figure", "target", "value", "limit"], &rows, 4)
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.notes.iter().try_for_each(|note| writeln!(f, "# {note}"))?;
         writeln!(f, "# {}", self.stolen.note())?;
         writeln!(f, "\n{}", self.table_of_figures())?;
-        if self.bars().next().is_some() {
+        if self.targets().next().is_some() {
             write!(f, "\n{}", self.table_of_bars())?;
         }
         Ok(())
@@ -162,7 +162,7 @@ fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// Three significant digits at least, no more decimals than they need.
+/// Formats at least three significant digits, with no more decimals than needed.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -178,19 +178,23 @@ mod tests {
     const RATIO: Metric = Metric::new("cpu_ratio", "");
 
     #[test]
-    fn a_bar_is_in_the_json_of_its_figure_only() {
-        let mut report = Report::new("gateway");
-        report.add("tidegate", "simple", RATIO, 0.95, Some(Limit::AtMost(0.9)));
+    fn target_is_in_the_json_of_its_figure_only() {
+        let mut report = BenchReport::new("gateway");
+        report.add("tidegate", "simple", RATIO, 0.95, Some(Target::AtMost(0.9)));
         report.add("tidegate", "simple", Metric::new("tps", ""), 100.0, None);
         let lines: Vec<String> = report.figures.iter().map(|figure| serde_json::to_string(figure).unwrap()).collect();
-        assert!(lines[0].ends_with(r#""value":0.95,"unit":"","bar":{"limit":"<= 0.90","ok":false}}"#), "{}", lines[0]);
-        assert!(!lines[1].contains("bar"));
+        assert!(
+            lines[0].ends_with(r#""value":0.95,"unit":"","target":{"limit":"<= 0.90","ok":false}}"#),
+            "{}",
+            lines[0]
+        );
+        assert!(!lines[1].contains("target"));
         assert_eq!(report.missed(), 1);
     }
 
     #[test]
-    fn a_figure_that_a_subject_lacks_is_a_dash() {
-        let mut report = Report::new("gateway");
+    fn missing_figure_is_a_dash() {
+        let mut report = BenchReport::new("gateway");
         report.add("direct", "simple", Metric::new("tps", ""), 1.0, None);
         report.add("haproxy", "simple", Metric::new("rss", "MiB"), 2.0, None);
         assert!(report.table_of_figures().lines().nth(2).unwrap().ends_with('-'));

@@ -1,20 +1,20 @@
-//! Rounds in which all subjects are measured in turn, and of which those count in which the machine was ours.
+//! Rounds in which the subjects take turns. Rounds that the hypervisor disturbed are repeated.
 
 use anyhow::Result;
 use tidegate_figures::Stolen;
 
 use super::subject::Subject;
 
-/// A round in which the hypervisor took more, in percent of the processor time that was wanted, is measured again.
+/// A round in which the hypervisor took more than this share of the requested CPU time is repeated.
 const STOLEN_PERCENT_MAX: f64 = 5.0;
 
-/// So many rounds at most for each that is wanted. Then the least disturbed count.
+/// Limit of rounds, per requested round. After that, the least disturbed rounds count.
 const TRIES: u32 = 3;
 
-/// For the head of a table.
+/// A note for the head of a table.
 pub(super) const NOTE: &str = "a round in which the hypervisor took more than 5 % was measured again, twice at most";
 
-/// Measures every subject once in a round, each round beginning with another one. What comes back is by subject, then by
+/// Measures every subject once per round; each round starts with another subject. Results are by subject, then by
 /// round.
 pub(super) fn in_turn<T>(
     subjects: &[&Subject],

@@ -1,6 +1,6 @@
-//! Small statistics over the rounds of a run.
+//! Statistics of the rounds of a run.
 
-/// The value in the middle; of two middles the mean. NaN of nothing.
+/// The median; the mean of the middle two for an even count, NaN without values.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,21 +12,21 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The smallest value that `share` (0 to 1) of the sorted values do not exceed; 0 of nothing.
+/// The smallest value that is not exceeded by `share` (0 to 1) of the sorted values; 0 without values.
 pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     let last = sorted.len().saturating_sub(1);
-    // The cast back is safe: the rank is between 0 and the length.
+    // The cast is lossless: the rank is between 0 and the length.
     let rank = (sorted.len() as f64 * share) as usize;
     sorted.get(rank.min(last)).copied().unwrap_or(0)
 }
 
-/// The median of the ratios round by round: what the machine did in a round, it did to both.
+/// The median of the ratios by round. A disturbance of a round affects both subjects, so the ratio cancels it.
 pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
     median(&ratios)
 }
 
-/// A mean and its standard error; the error of fewer than two values is not known, and NaN.
+/// A mean and its standard error, which is NaN for fewer than two values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mean {
     pub(crate) mean: f64,
@@ -57,14 +57,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_has_the_error_of_its_values() {
+    fn mean_has_the_standard_error_of_its_values() {
         let mean = Mean::of(&[1.0, 3.0]);
         assert_eq!((mean.mean, mean.error), (2.0, 1.0));
         assert!(Mean::of(&[1.0]).error.is_nan());
     }
 
     #[test]
-    fn a_slow_round_slows_both_and_leaves_the_ratio() {
+    fn slow_round_does_not_change_the_ratio() {
         assert_eq!(paired_ratio(&[10.0, 5.0, 20.0], &[20.0, 10.0, 40.0]), 0.5);
     }
 }

@@ -1,4 +1,4 @@
-//! The programs that are measured: each stands before the same Postgres on a port of its own.
+//! The measured programs: each listens on a port of its own in front of the same Postgres.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use tidegate_sandbox::{Binaries, Major, Postgres};
 
-use crate::gateway::{Config, Profile, Running, build, free_port};
+use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build, free_port};
 use crate::machine::{allows_io_uring, find_program, version_of};
 use crate::repository::output_of;
 use crate::tests::Io;
@@ -15,13 +15,13 @@ use crate::tests::Io;
 /// User, database and password of every bench.
 pub(crate) const USER: &str = "bench";
 
-/// Where the peers are, and what the pools are like.
+/// Paths of the peers, and settings of the pools.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// A PgBouncer instead of the one on the path (see bench/README.md for a newer one)
+    /// A PgBouncer instead of the installed one (see bench/README.md for a newer one)
     #[arg(long, value_name = "PATH")]
     pgbouncer: Option<PathBuf>,
-    /// A Tidegate instead of a fresh `dist` build
+    /// A Tidegate binary instead of a new `dist` build
     #[arg(long, value_name = "PATH")]
     pub(crate) tidegate: Option<PathBuf>,
     /// Only these subjects (repeatable)
@@ -30,90 +30,90 @@ pub(crate) struct Options {
     /// Server connections per pool
     #[arg(long, default_value_t = 20)]
     pub(crate) pool_size: u32,
-    /// Major version of the Postgres behind; Debian's of that version is taken when it is installed
+    /// Major version of Postgres; Debian's build of it is used if installed
     #[arg(long, default_value_t = 15)]
     postgres: u8,
 }
 
 impl Options {
-    /// The same stage with Postgres alone.
+    /// The same options with Postgres as the only subject.
     pub(crate) fn without_proxies(mut self) -> Self {
         self.only = vec!["direct".to_owned()];
         self
     }
 }
 
-/// What a subject is to the bars.
+/// The role of a subject in comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum SubjectRole {
     /// No proxy.
     Direct,
-    /// PgBouncer: what the ratios are against.
-    Measure,
+    /// PgBouncer: the baseline of the ratios.
+    Baseline,
     Peer,
     /// Tidegate in an I/O mode.
-    Ours(Io),
+    Tidegate(Io),
 }
 
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
-    pub(crate) role: Role,
+    pub(crate) role: SubjectRole,
     pub(crate) port: u16,
-    /// What clients connect to, in equal shares.
+    /// Databases that clients connect to, in equal shares.
     pub(crate) databases: &'static [&'static str],
-    /// It can keep named prepared statements of its clients in transaction mode.
+    /// Supports named prepared statements in transaction mode.
     pub(crate) prepares: bool,
-    process: Option<Running>,
+    process: Option<RunningProgram>,
 }
 
 impl Subject {
-    fn new(name: &'static str, role: Role, port: u16, prepares: bool, process: Option<Running>) -> Self {
+    fn new(name: &'static str, role: SubjectRole, port: u16, prepares: bool, process: Option<RunningProgram>) -> Self {
         Self { name, role, port, databases: &[USER], prepares, process }
     }
 
-    /// A gateway that was started elsewhere.
-    pub(crate) fn gateway(name: &'static str, databases: &'static [&'static str], process: Running) -> Self {
+    /// A gateway that was started by the caller.
+    pub(crate) fn gateway(name: &'static str, databases: &'static [&'static str], process: RunningProgram) -> Self {
         let port = process.port;
-        Self { databases, ..Self::new(name, Role::Ours(Io::Uring), port, true, Some(process)) }
+        Self { databases, ..Self::new(name, SubjectRole::Tidegate(Io::Uring), port, true, Some(process)) }
     }
 
-    /// The proxy's process; none when it is Postgres itself.
+    /// Process ID of the proxy; `None` for Postgres itself.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Running::pid)
+        self.process.as_ref().map(RunningProgram::pid)
     }
 }
 
-/// Postgres and everything before it.
+/// Postgres and all subjects.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct Testbed {
     pub(crate) subjects: Vec<Subject>,
-    /// Versions, and who is missing and why.
+    /// Versions, and missing subjects with the reason.
     pub(crate) notes: Vec<String>,
-    // Dropped after the subjects, the folder before the one it lies in.
+    // Drop order: after the subjects, and before the sandbox folder that contains it.
     pub(crate) dir: tempfile::TempDir,
     pub(crate) postgres: Postgres,
 }
 
-impl Stage {
-    /// Starts Postgres and every subject that is there.
+impl Testbed {
+    /// Starts Postgres and every available subject.
     pub(crate) fn set(options: &Options) -> Result<Self> {
         let postgres = start_postgres(options.postgres)?;
-        // Inside the sandbox: whose configuration lies there may be adopted by it.
+        // Inside the sandbox folder, so that its watchdog can find the gateway by its command line.
         let dir = tempfile::tempdir_in(postgres.socket_dir()).context("create a folder")?;
         open_to_all(dir.path())?;
         let mut stage = Self { subjects: Vec::new(), notes: Vec::new(), postgres, dir };
         stage.note_postgres()?;
-        let wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
+        let selected = |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
         for (name, add) in ALL {
-            if wanted(name) {
+            if selected(name) {
                 add(&mut stage, name, options)?;
             }
         }
         for pid in stage.subjects.iter().filter_map(Subject::pid) {
             stage.postgres.register_process(pid)?;
         }
-        ensure!(!stage.subjects.is_empty(), "no subject is called {}", options.only.join(" or "));
+        ensure!(!stage.subjects.is_empty(), "unknown subject {}", options.only.join(" or "));
         Ok(stage)
     }
 
@@ -129,7 +129,7 @@ impl Stage {
     }
 }
 
-type Add = fn(&mut Stage, &'static str, &Options) -> Result<()>;
+type Add = fn(&mut Testbed, &'static str, &Options) -> Result<()>;
 
 const ALL: [(&str, Add); 5] = [
     ("direct", add_direct),
@@ -139,13 +139,13 @@ const ALL: [(&str, Add); 5] = [
     ("tidegate-epoll", |stage, name, options| add_ours(stage, name, options, Io::Epoll)),
 ];
 
-fn add_direct(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()> {
+fn add_direct(stage: &mut Testbed, name: &'static str, _: &Options) -> Result<()> {
     let port = stage.postgres.port();
-    stage.subjects.push(Subject::new(name, Role::Direct, port, true, None));
+    stage.subjects.push(Subject::new(name, SubjectRole::Direct, port, true, None));
     Ok(())
 }
 
-fn add_pgbouncer(stage: &mut Stage, name: &'static str, options: &Options) -> Result<()> {
+fn add_pgbouncer(stage: &mut Testbed, name: &'static str, options: &Options) -> Result<()> {
     let Some(program) = options.pgbouncer.clone().or_else(|| find_program("pgbouncer")) else {
         stage.missing(name, "install Debian's package pgbouncer, or name one with --pgbouncer");
         return Ok(());
@@ -159,15 +159,15 @@ fn add_pgbouncer(stage: &mut Stage, name: &'static str, options: &Options) -> Re
     let mut command = Command::new(program);
     command.arg(config);
     if rustix::process::geteuid().is_root() {
-        // It refuses to run as root.
+        // PgBouncer refuses to run as root.
         command.args(["--user", "nobody"]);
     }
-    let process = Running::start(&mut command, stage.dir.path(), name, port)?;
-    stage.subjects.push(Subject::new(name, Role::Measure, port, prepares, Some(process)));
+    let process = RunningProgram::start(&mut command, stage.dir.path(), name, port)?;
+    stage.subjects.push(Subject::new(name, SubjectRole::Baseline, port, prepares, Some(process)));
     Ok(())
 }
 
-fn write_pgbouncer(stage: &Stage, port: u16, pool_size: u32, prepares: bool) -> Result<PathBuf> {
+fn write_pgbouncer(stage: &Testbed, port: u16, pool_size: u32, prepares: bool) -> Result<PathBuf> {
     let users = stage.dir.path().join("userlist.txt");
     fs::write(&users, format!("\"{USER}\" \"{USER}\"\n")).context("write the user list")?;
     let prepared = if prepares { "max_prepared_statements = 200\n" } else { "" };
@@ -185,14 +185,14 @@ fn write_pgbouncer(stage: &Stage, port: u16, pool_size: u32, prepares: bool) -> 
     Ok(file)
 }
 
-/// `PgBouncer 1.21.0` was the first.
+/// Since `PgBouncer 1.21.0`.
 fn prepares_statements(version: &str) -> bool {
     let number = version.split_whitespace().nth(1).unwrap_or_default();
     let mut parts = number.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     (parts.next(), parts.next()) >= (Some(1), Some(21))
 }
 
-fn add_haproxy(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()> {
+fn add_haproxy(stage: &mut Testbed, name: &'static str, _: &Options) -> Result<()> {
     let Some(program) = find_program("haproxy") else {
         stage.missing(name, "install Debian's package haproxy");
         return Ok(());
@@ -208,28 +208,29 @@ fn add_haproxy(stage: &mut Stage, name: &'static str, _: &Options) -> Result<()>
     );
     let file = stage.dir.path().join("haproxy.cfg");
     fs::write(&file, config).context("write the configuration of HAProxy")?;
-    let process = Running::start(Command::new(program).arg("-db").arg("-f").arg(file), stage.dir.path(), name, port)?;
-    stage.subjects.push(Subject::new(name, Role::Peer, port, true, Some(process)));
+    let process =
+        RunningProgram::start(Command::new(program).arg("-db").arg("-f").arg(file), stage.dir.path(), name, port)?;
+    stage.subjects.push(Subject::new(name, SubjectRole::Peer, port, true, Some(process)));
     Ok(())
 }
 
-fn add_ours(stage: &mut Stage, name: &'static str, options: &Options, io: Io) -> Result<()> {
-    let binary = options.tidegate.clone().map_or_else(|| build(Profile::Dist), Ok)?;
+fn add_ours(stage: &mut Testbed, name: &'static str, options: &Options, io: Io) -> Result<()> {
+    let binary = options.tidegate.clone().map_or_else(|| build(BuildProfile::Dist), Ok)?;
     if io == Io::Uring && !allows_io_uring() {
         stage.missing(name, "this machine forbids io_uring; see tidegate-epoll");
         return Ok(());
     }
     let config = config(&stage.postgres, options.pool_size, io);
-    let process = Running::gateway(&binary, stage.dir.path(), name, &config)?;
+    let process = RunningProgram::gateway(&binary, stage.dir.path(), name, &config)?;
     stage.notes.push(format!("{name}: {}, io = {}", version_of(&binary, "--version"), io.name()));
     let port = process.port;
-    stage.subjects.push(Subject::new(name, Role::Ours(io), port, true, Some(process)));
+    stage.subjects.push(Subject::new(name, SubjectRole::Tidegate(io), port, true, Some(process)));
     Ok(())
 }
 
-/// A gateway as it is when little is configured.
-pub(crate) fn config(postgres: &Postgres, pool_size: u32, io: Io) -> Config<'static> {
-    Config {
+/// A gateway with defaults for most settings.
+pub(crate) fn config(postgres: &Postgres, pool_size: u32, io: Io) -> GatewayConfig<'static> {
+    GatewayConfig {
         mode: "transaction",
         auth: "trust",
         io: Some(io),
@@ -242,9 +243,9 @@ pub(crate) fn config(postgres: &Postgres, pool_size: u32, io: Io) -> Config<'sta
     }
 }
 
-/// Debian's build when it is there: the peers' published figures were taken with it.
+/// Starts Debian's build if installed, because the published figures of the peers use it.
 pub(crate) fn start_postgres(major: u8) -> Result<Postgres> {
-    let major = major_or_newest(major)?;
+    let major = installed_or_newest(major)?;
     let postgres = Postgres::builder()
         .version(major)
         .setting("max_connections", "300")
@@ -256,10 +257,10 @@ pub(crate) fn start_postgres(major: u8) -> Result<Postgres> {
     Ok(postgres)
 }
 
-/// That version if it is on this machine, else the newest.
-pub(crate) fn major_or_newest(wanted: u8) -> Result<Major> {
-    let wanted = Major(wanted);
-    Ok(if Binaries::find(wanted)?.is_some() { wanted } else { Major(18) })
+/// This version if it is installed, otherwise the newest.
+pub(crate) fn installed_or_newest(major: u8) -> Result<Major> {
+    let major = Major(major);
+    Ok(if Binaries::find(major)?.is_some() { major } else { Major(18) })
 }
 
 /// Fills the tables of pgbench.
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pgbouncer_learnt_to_prepare_with_1_21() {
+    fn pgbouncer_prepares_since_1_21() {
         assert!(!prepares_statements("PgBouncer 1.18.0"));
         assert!(prepares_statements("PgBouncer 1.21.0"));
         assert!(prepares_statements("PgBouncer 1.25.2"));

@@ -77,7 +77,7 @@ impl Page {
     }
 }
 
-/// One line for each broken link, missing include and page that the summary does not list.
+/// A line for each broken link, missing include and page that the summary does not list.
 fn findings(pages: &Pages, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let included: BTreeSet<&PathBuf> = pages.values().flat_map(|page| &page.includes).collect();
     let mut findings = Vec::new();
@@ -97,7 +97,7 @@ fn findings(pages: &Pages, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     findings
 }
 
-/// What is wrong with a relative link.
+/// The fault of a relative link.
 fn fault(pages: &Pages, from: &Path, target: &str, exists: &dyn Fn(&Path) -> bool) -> Option<String> {
     let (file, fragment) = target.split_once('#').unwrap_or((target, ""));
     let to = if file.is_empty() { from.to_path_buf() } else { resolve(from, file) };
@@ -148,7 +148,7 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The line with every code span blanked.
+/// The line without the contents of code spans.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }

@@ -1,7 +1,7 @@
 //! How a client proves who it is.
 
 use std::{sync::Arc, time::Instant};
-use tidegate_link::{PeerAddress, Chunk, Link};
+use tidegate_link::{Chunk, Link, PeerAddress};
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password, md5_stored,

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
 use tidegate_wire::backend::ErrorReply;
 
 use rustix::net::{UCred, sockopt::socket_peercred};
-use tidegate_link::{AcceptedSocket, PeerAddress, Link};
+use tidegate_link::{AcceptedSocket, Link, PeerAddress};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{DecodeError, sqlstate};
 

@@ -104,7 +104,9 @@ pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
 fn describe(progress: &StartProgress) -> String {
     match progress {
         StartProgress::Downloading { major } => format!("fetching Postgres {major}, once for all demos"),
-        StartProgress::Unpacking { version, bytes } => format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000),
+        StartProgress::Unpacking { version, bytes } => {
+            format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000)
+        }
         StartProgress::Initialising => "making a database cluster".to_owned(),
         StartProgress::Starting => "starting Postgres".to_owned(),
         _ => "preparing Postgres".to_owned(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_link::{UnixSocketOptions, Listener};
+use tidegate_link::{Listener, UnixSocketOptions};
 
 use super::{activation::Activated, handover::Predecessor, process};
 use tidegate_admin::http;

@@ -97,7 +97,7 @@ async fn copy(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// The driver sends no cancel requests; the server's own time-out and another session end a statement instead.
+/// The driver sends no cancel requests; a server-side timeout and another session cancel statements instead.
 async fn cancel(url: &str) -> Result<()> {
     let (mut connection, mut other) = (open(url).await?, open(url).await?);
     let sleep = async { fails(text(&mut connection, "SELECT pg_sleep(30)::text /* sqlx cancel */").await, "57014") };
@@ -141,7 +141,7 @@ async fn transaction(url: &str) -> Result<()> {
     fails(int(&mut savepoint, "SELECT 1/0").await, "22012")?;
     savepoint.rollback().await?;
     transaction.commit().await?;
-    // A transaction that is dropped is rolled back before the next statement.
+    // A dropped transaction is rolled back before the next statement.
     let mut dropped = connection.begin().await?;
     dropped.execute(insert.as_str()).await?;
     drop(dropped);

@@ -55,8 +55,8 @@ async fn connects(url: &str) -> Result<()> {
 
 async fn simple(url: &str) -> Result<()> {
     let client = open(url, "").await?;
-    let said = client.simple_query("SELECT 1; SELECT 2").await?;
-    let rows = said.iter().filter_map(|message| match message {
+    let messages = client.simple_query("SELECT 1; SELECT 2").await?;
+    let rows = messages.iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),
         _ => None,
     });
@@ -70,7 +70,7 @@ async fn prepared(url: &str) -> Result<()> {
 
 async fn prepared_session(url: &str, number: i32) -> Result<()> {
     let mut client = open(url, "").await?;
-    // s0, s1 in every session, for another text in each.
+    // s0 and s1 have another text in each session.
     let own = client.prepare(&format!("SELECT $1::text || '-{number}'")).await?;
     let plus = client.prepare("SELECT $1::int + 1").await?;
     for turn in 0..50 {
@@ -78,7 +78,7 @@ async fn prepared_session(url: &str, number: i32) -> Result<()> {
         equal(transaction.query_one(&own, &[&"x"]).await?.try_get(0)?, format!("x-{number}"))?;
         equal(transaction.query_one(&plus, &[&turn]).await?.try_get(0)?, turn + 1)?;
         transaction.commit().await?;
-        // Prepared, used once and closed.
+        // Prepared, executed once and closed.
         equal(int(&client, &format!("SELECT {turn}")).await?, turn)?;
     }
     Ok(())
@@ -202,7 +202,7 @@ async fn parameters(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// `sslmode=require` asks for no proof of identity.
+/// `sslmode=require` does not verify the certificate.
 #[derive(Debug)]
 struct AnyServer(Arc<rustls::crypto::CryptoProvider>);
 

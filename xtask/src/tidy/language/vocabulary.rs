@@ -44,5 +44,5 @@ pub(super) const OPENINGS: &[&str] = &[
     "under", "until", "among", "between", "behind", "beside", "into", "onto", "over", "through",
 ];
 
-/// Identifiers of other projects that contain a word of [`WORDS`].
-pub(super) const FOREIGN: &[&str] = &["wants_read", "wants_write"];
+/// Identifiers and string literals of other projects that contain a word of [`WORDS`]: rustls, and the unprivileged account.
+pub(super) const FOREIGN: &[&str] = &["wants_read", "wants_write", "WantsClientCert", "\"nobody\""];

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
 use tidegate_wire::backend::ErrorReply;
 
 use socket2::SockRef;
-use tidegate_link::{PeerAddress, Link};
+use tidegate_link::{Link, PeerAddress};
 use tidegate_pool::{Fate, Lease};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},

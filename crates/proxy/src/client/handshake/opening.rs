@@ -1,6 +1,6 @@
 //! From the first byte to the start-up packet: TLS, GSS, the version of the protocol.
 
-use tidegate_link::{PeerAddress, Chunk, TlsInfo, TlsSide};
+use tidegate_link::{Chunk, PeerAddress, TlsInfo, TlsSide};
 use tidegate_wire::{
     DecodeErrorKind,
     backend::ErrorReply,
@@ -88,7 +88,8 @@ impl Arriving {
     async fn answer_ssl(&mut self) -> Result<(), LoginError> {
         self.nothing_early()?;
         let acceptor = self.worker.gateway.config.setup().client_tls.clone();
-        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, PeerAddress::Tcp(_))) else {
+        let Some(acceptor) = acceptor.filter(|_| !self.link.is_tls() && matches!(self.peer, PeerAddress::Tcp(_)))
+        else {
             self.link.write(&b"N"[..]);
             return Ok(self.link.flush().await?);
         };

@@ -1,5 +1,5 @@
-//! Tests that failed are asked once more, alone: what fails again is broken; what passes then depends on the machine's
-//! load, passes the step, and is named in the summary, so that somebody mends it.
+//! Retries of failed tests, one at a time. A test that fails twice is broken. A test that passes the retry depends on
+//! the load of the machine: the step passes, and the summary names the test as flaky, to be fixed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use crate::step::Outcome;
 
-/// More failures than so many are no matter of load.
-const SECOND_LOOKS_MAX: usize = 3;
+/// More failed tests than this are not explained by load.
+const RETRIES_MAX: usize = 3;
 
-/// Runs `cargo test`, as `command` makes it, and what failed once more.
+/// Runs `cargo test`, as `command` creates it, and retries failed tests.
 pub(crate) fn run(command: impl Fn() -> Command) -> Outcome {
     attempt(command).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
 }
@@ -21,10 +21,10 @@ fn attempt(command: impl Fn() -> Command) -> Result<Outcome> {
     if passed {
         return Ok(Outcome::Passed);
     }
-    if failed.is_empty() || failed.len() > SECOND_LOOKS_MAX {
+    if failed.is_empty() || failed.len() > RETRIES_MAX {
         return Ok(Outcome::Failed(format!("{} tests failed: {}", failed.len(), failed.join(", "))));
     }
-    eprintln!("\n=== once more, alone: {}", failed.join(", "));
+    eprintln!("\n=== retry: {}", failed.join(", "));
     let (passed, again) = watch(command().args(["--", "--test-threads", "1", "--exact"]).args(&failed))?;
     Ok(match passed {
         true => Outcome::Flaky(failed),
@@ -32,7 +32,7 @@ fn attempt(command: impl Fn() -> Command) -> Result<Outcome> {
     })
 }
 
-/// Runs a command whose output is shown and read. Whether it succeeded, and which tests failed.
+/// Runs a command, prints its output, and returns whether it succeeded and which tests failed.
 fn watch(command: &mut Command) -> Result<(bool, Vec<String>)> {
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start {command:?}"))?;
     let output = child.stdout.take().context("the output is piped")?;
@@ -45,7 +45,7 @@ fn watch(command: &mut Command) -> Result<(bool, Vec<String>)> {
     Ok((child.wait()?.success(), failed))
 }
 
-/// The test that a line of the test harness says has failed.
+/// The failed test that a line of the test harness names.
 fn failure(line: &str) -> Option<String> {
     let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
     Some(name.trim_end_matches(" - should panic").to_owned())
@@ -64,31 +64,31 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_alone_is_named() {
-        // The second time the arguments name the test.
+    fn test_that_passes_a_retry_is_flaky() {
+        // The retry has the test name among its arguments.
         let script = r#"case "$*" in *room::first*) exit 0;; esac; echo 'test room::first ... FAILED'; exit 101"#;
         let Outcome::Flaky(names) = run(shell(script)) else { panic!("not flaky") };
         assert_eq!(names, ["room::first"]);
     }
 
     #[test]
-    fn what_fails_twice_has_failed() {
+    fn test_that_fails_twice_has_failed() {
         assert!(matches!(run(shell("echo 'test first ... FAILED'; exit 101")), Outcome::Failed(_)));
     }
 
     #[test]
-    fn a_failure_without_a_name_has_failed() {
+    fn failure_without_a_test_name_has_failed() {
         assert!(matches!(run(shell("echo 'error: could not compile'; exit 101")), Outcome::Failed(_)));
     }
 
     #[test]
-    fn many_failures_are_not_asked_again() {
+    fn many_failures_are_not_retried() {
         let script = "for name in a b c d; do echo \"test $name ... FAILED\"; done; exit $(($# > 2 ? 0 : 1))";
         assert!(matches!(run(shell(script)), Outcome::Failed(_)));
     }
 
     #[test]
-    fn success_is_success() {
+    fn success_has_no_retry() {
         assert!(matches!(run(shell("echo 'test first ... ok'")), Outcome::Passed));
     }
 }
