@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use report::Report;
+use report::BenchReport;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     finish(&report, arguments)
 }
 
-fn finish(report: &Report, arguments: &Arguments) -> Result<()> {
+fn finish(report: &BenchReport, arguments: &Arguments) -> Result<()> {
     println!("{report}");
     if let Some(file) = &arguments.json {
         report.write_json(file)?;

@@ -6,7 +6,7 @@ use tidegate_tls as tls;
 use tidegate_wire::{
     auth::{
         md5_answer, md5_password,
-        scram::{self, ChannelBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
+        scram::{self, ChannelBinding as ScramBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
     },
     backend::{self, Authentication, BackendKeyData, ErrorFields, ParameterStatus},
     frame::{HEADER, MessageHeader},
@@ -110,7 +110,7 @@ impl Dialogue<'_> {
                 Authentication::Sasl { mechanisms } => {
                     let offers = |name| mechanisms.offer(name);
                     let binding = self.binding(offers(scram::MECHANISM_PLUS), offers(scram::MECHANISM))?;
-                    is_bound = matches!(binding, ChannelBinding::EndPoint(_));
+                    is_bound = matches!(binding, ScramBinding::EndPoint(_));
                     self.scram(binding).await?;
                 }
                 // A server in the middle would ask for less.
@@ -131,16 +131,16 @@ impl Dialogue<'_> {
 
     /// How a SCRAM login is bound to the server's certificate, given what the server offers. As libpq: if it could be
     /// and the server does not offer it, the server is told so, and refuses if it did.
-    fn binding(&self, plus: bool, plain: bool) -> Result<ChannelBinding, ConnectError> {
+    fn binding(&self, plus: bool, plain: bool) -> Result<ScramBinding, ConnectError> {
         let wanted = self.target.plan.tls.binding;
         let shown = if wanted == ChannelBinding::Disable { None } else { self.link.tls_info() };
         let hash = shown.and_then(|info| tls::end_point(info.peer_certificates.first()?));
         match hash {
-            Some(hash) if plus => Ok(ChannelBinding::EndPoint(hash)),
+            Some(hash) if plus => Ok(ScramBinding::EndPoint(hash)),
             _ if wanted == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
             _ if !plain => Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here")),
-            Some(_) => Ok(ChannelBinding::Unused),
-            None => Ok(ChannelBinding::None),
+            Some(_) => Ok(ScramBinding::Unused),
+            None => Ok(ScramBinding::None),
         }
     }
 
@@ -194,7 +194,7 @@ impl Dialogue<'_> {
         ))
     }
 
-    async fn scram(&mut self, binding: ChannelBinding) -> Result<(), ConnectError> {
+    async fn scram(&mut self, binding: ScramBinding) -> Result<(), ConnectError> {
         let mut random = [0; 18];
         getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system has no random numbers"))?;
         let secret = self.scram_secret()?;
@@ -220,7 +220,7 @@ impl Dialogue<'_> {
     async fn respond(
         &mut self,
         client: ScramClient,
-        (nonce, binding): (Nonce, ChannelBinding),
+        (nonce, binding): (Nonce, ScramBinding),
         challenge: Vec<u8>,
     ) -> Result<(ScramClientFinal, Vec<u8>), ConnectError> {
         let password = match &self.target.plan.secret {

@@ -58,7 +58,13 @@ fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
     &gateway.clients.per_thread[worker]
 }
 
-fn serve(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: Ctx, seat: ClientGuard) -> impl Future<Output = ()> {
+fn serve(
+    worker: Rc<Worker>,
+    accepted: AcceptedSocket,
+    id: u64,
+    ctx: Ctx,
+    seat: ClientGuard,
+) -> impl Future<Output = ()> {
     // The state of a login is large and short-lived: in a box it does not count towards the memory of an idle client.
     let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {

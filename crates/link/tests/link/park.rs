@@ -77,10 +77,10 @@ fn hop_by_hop(
 }
 
 /// Sends one part in small pieces for each message on the channel.
-fn send_parts(parts: &Receiver<()>, mut send: impl FnMut(&[u8])) {
+fn send_parts(requests: &Receiver<()>, mut send: impl FnMut(&[u8])) {
     let bytes = pattern(BYTES);
     let mut parts = bytes.chunks(BYTES.div_ceil(HOPS));
-    while parts.recv().is_ok() {
+    while requests.recv().is_ok() {
         parts.next().expect("a part for each hop").chunks(701).for_each(&mut send);
     }
 }

@@ -228,14 +228,14 @@ fn queued_bytes_are_sent_before_a_drop() {
 #[test]
 fn sending_to_a_closed_peer_ends_the_link() {
     each_mode(|config| {
-        let (close_peer, closing) = std::sync::mpsc::channel();
+        let (peer_closes, closed) = std::sync::mpsc::channel();
         let peer = move |stream: TcpStream| {
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).expect("a socket");
             drop(stream);
             peer_closes.send(()).expect("an open link");
         };
         with_peer(config, peer, move |_, mut link| async move {
-            left.recv().expect("the peer");
+            closed.recv().expect("the peer");
             link.write(&b"too late"[..]);
             let _ = link.flush().await;
             let received = link.read().await;

@@ -212,9 +212,9 @@ impl Login<'_> {
     /// How the login is bound by the mechanism that the client has chosen.
     fn binding(&self, mechanism: &[u8]) -> Result<ChannelBinding, LoginError> {
         match self.end_point {
-            Some(hash) if mechanism == scram::MECHANISM_PLUS.as_bytes() => Ok(Binding::EndPoint(hash.to_vec())),
-            Some(_) if mechanism == scram::MECHANISM.as_bytes() => Ok(Binding::Unused),
-            None if mechanism == scram::MECHANISM.as_bytes() => Ok(Binding::None),
+            Some(hash) if mechanism == scram::MECHANISM_PLUS.as_bytes() => Ok(ChannelBinding::EndPoint(hash.to_vec())),
+            Some(_) if mechanism == scram::MECHANISM.as_bytes() => Ok(ChannelBinding::Unused),
+            None if mechanism == scram::MECHANISM.as_bytes() => Ok(ChannelBinding::None),
             _ => Err(LoginError::Refused(ErrorReply::protocol(
                 "client selected an invalid SASL authentication mechanism",
             ))),

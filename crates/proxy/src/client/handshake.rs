@@ -11,7 +11,7 @@ use tidegate_wire::{DecodeError, sqlstate};
 use super::{
     canceller::CancelRequest, console::ConsoleLogin, log, passthrough::ReplicationLogin, route, session::Session,
 };
-use opening::FirstPacket;
+use opening::Requested;
 use tidegate_config::{Admin, Dialect};
 use tidegate_pg_client::tcp;
 use tidegate_tls as tls;
@@ -205,8 +205,8 @@ impl Arriving {
     async fn authorize(&mut self) -> Result<Opening, LoginError> {
         self.count_arrival()?;
         let mut request = match self.first_packet().await? {
-            FirstPacket::Startup(request) => request,
-            FirstPacket::Cancel { pid, key } => return Ok(Opening::Cancel { pid, key }),
+            Requested::Startup(request) => request,
+            Requested::Cancel { pid, key } => return Ok(Opening::Cancel { pid, key }),
         };
         self.asked = Some((request.user.clone(), request.database.clone()));
         if self.worker.recorder.is_some() {

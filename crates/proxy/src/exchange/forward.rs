@@ -88,7 +88,8 @@ impl Exchange<'_> {
                 break true;
             }
             match scanner.step(&chunk, at, want).map_err(ExchangeError::BadClient)? {
-                ScanStep::Message { tag: frontend::TERMINATE, .. } | ScanStep::Carried { tag: frontend::TERMINATE, .. } => {
+                ScanStep::Message { tag: frontend::TERMINATE, .. }
+                | ScanStep::Carried { tag: frontend::TERMINATE, .. } => {
                     break false;
                 }
                 ScanStep::Message { tag, end } => {

@@ -427,7 +427,7 @@ impl Storm {
         self.note(format!("primary {old} closes"));
         // It ends once its replicas have all that it wrote.
         let mode = if self.random.bool() { ShutdownMode::Smart } else { ShutdownMode::Fast };
-        self.cluster.server(old).close(mode);
+        self.cluster.server(old).begin_shutdown(mode);
         self.cluster.server_mut(old).wait_for_shutdown().expect("the gateway lets go of it");
         self.promote();
         self.follow(old);

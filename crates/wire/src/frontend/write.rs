@@ -1,8 +1,8 @@
 //! Encoders of client messages.
 
 use super::{
-    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, FUNCTION_CALL, ObjectKind, PARSE, PASSWORD,
-    QUERY, SYNC, TERMINATE, ObjectName,
+    BIND, Bind, CLOSE, COPY_DATA, COPY_DONE, COPY_FAIL, DESCRIBE, EXECUTE, FLUSH, FUNCTION_CALL, ObjectKind,
+    ObjectName, PARSE, PASSWORD, QUERY, SYNC, TERMINATE,
 };
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, DecodeErrorKind};

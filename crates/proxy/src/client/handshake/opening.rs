@@ -5,7 +5,7 @@ use tidegate_wire::{
     DecodeErrorKind,
     backend::ErrorReply,
     sqlstate,
-    startup::{self, FirstPacket},
+    startup::{self, FirstPacket as StartupPacket},
 };
 
 use super::{
@@ -21,14 +21,14 @@ use crate::error::Cause;
 const MINOR_MAX: u16 = 2;
 
 /// The first packet of a connection behind requests for encryption.
-pub(super) enum FirstPacket {
+pub(super) enum Requested {
     Startup(Request),
     Cancel { pid: u32, key: Box<[u8]> },
 }
 
 impl Arriving {
     /// Reads up to the startup packet, through TLS if the client asks for it.
-    pub(super) async fn first_packet(&mut self) -> Result<FirstPacket, LoginError> {
+    pub(super) async fn first_packet(&mut self) -> Result<Requested, LoginError> {
         self.fill(1).await?;
         if self.bytes.first() == Some(&startup::TLS_RECORD) {
             Box::pin(self.direct_tls()).await?;
@@ -41,14 +41,14 @@ impl Arriving {
             self.fill(len).await?;
             let packet: Vec<u8> = self.bytes.drain(..len).collect();
             match decode_first(&packet)? {
-                FirstPacket::Ssl => Box::pin(self.answer_ssl()).await?,
-                FirstPacket::Gss => {
+                StartupPacket::Ssl => Box::pin(self.answer_ssl()).await?,
+                StartupPacket::Gss => {
                     self.nothing_early()?;
                     self.link.write(&b"N"[..]);
                     self.link.flush().await?;
                 }
-                First::Cancel { pid, key } => return Ok(FirstPacket::Cancel { pid, key: key.into() }),
-                First::Startup(startup) => {
+                StartupPacket::Cancel { pid, key } => return Ok(Requested::Cancel { pid, key: key.into() }),
+                StartupPacket::Startup(startup) => {
                     self.require_tls()?;
                     let setup = self.worker.gateway.config.setup();
                     let listen = &setup.config.listen;
@@ -56,7 +56,7 @@ impl Arriving {
                     if listen.application_name_add_host {
                         self.add_host(&mut request);
                     }
-                    return Ok(FirstPacket::Startup(request));
+                    return Ok(Requested::Startup(request));
                 }
             }
         }
@@ -146,9 +146,9 @@ impl Arriving {
 
 /// A start-up packet, with the words of Postgres for a protocol that is not spoken. A cancel request is never answered,
 /// not even a broken one.
-fn decode_first(packet: &[u8]) -> Result<FirstPacket<'_>, LoginError> {
+fn decode_first(packet: &[u8]) -> Result<StartupPacket<'_>, LoginError> {
     const CANCEL_CODE: [u8; 4] = 80_877_102_u32.to_be_bytes();
-    FirstPacket::decode(packet).map_err(|error| match error.kind {
+    StartupPacket::decode(packet).map_err(|error| match error.kind {
         _ if packet.get(4..8) == Some(&CANCEL_CODE) => LoginError::Gone,
         DecodeErrorKind::Version { major, minor } => LoginError::Refused(ErrorReply::new(
             sqlstate::FEATURE_NOT_SUPPORTED,

@@ -206,7 +206,7 @@ impl Session {
                 Poll::Ready(_) => return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT))),
             }
         }
-        if !*hears && self.front.link.poll_left(cx).is_ready() {
+        if !*hears && self.front.link.poll_peer_closed(cx).is_ready() {
             return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT)));
         }
         if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
