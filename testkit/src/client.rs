@@ -1,4 +1,4 @@
-//! A blocking client that sends what it is told and reads what comes.
+//! A blocking client that sends given bytes and reads messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -13,38 +13,38 @@ use std::time::{Duration, Instant};
 use crate::frames::c_strings;
 use crate::message::ErrorFields;
 use crate::pattern::{self, Expected};
-use crate::scram::{Bound, Scram};
+use crate::scram::{ChannelBinding, Scram};
 use crate::tls::{TlsMode, TlsStream};
-use crate::{Frames, Message, PATIENCE};
+use crate::{Frames, Message, TIMEOUT};
 
-/// How much of the traffic a failing test prints.
+/// Maximum number of messages that a failing test prints.
 const RECENT_MAX: usize = 40;
-/// A message longer than this is garbage, not a test's result.
+/// Maximum message length; a longer one is treated as garbage.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
-/// Why no message came.
+/// The reason why no message was received.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Lost {
+pub enum ClientError {
     /// The peer closed or reset the connection.
     Closed,
-    /// Nothing came before the deadline.
+    /// No data arrived before the deadline.
     Timeout,
-    /// The bytes are no message of Postgres.
+    /// The bytes are not a message of the protocol.
     Garbage(String),
-    /// The login was answered with an error.
+    /// The login was rejected with an error.
     Refused(ErrorFields),
-    /// The socket failed otherwise.
+    /// Another error of the socket.
     Io(io::Error),
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self:?}")
     }
 }
 
-impl From<io::Error> for Lost {
+impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Timeout,
@@ -54,10 +54,10 @@ impl From<io::Error> for Lost {
     }
 }
 
-/// What BackendKeyData said.
+/// The contents of BackendKeyData.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CancelKey {
-    /// The process id, or what stands for it.
+    /// The process id, or its substitute.
     pub process: u32,
     /// 4 bytes in protocol 3.0, 4 to 256 in 3.2.
     pub secret: Vec<u8>,
@@ -73,21 +73,21 @@ impl CancelKey {
     }
 }
 
-/// A length-prefixed packet without a type byte, as everything before the login is.
+/// A length-prefixed packet without a type byte, as used before authentication.
 pub(crate) fn untagged(body: &[u8]) -> Vec<u8> {
     let mut packet = u32::try_from(body.len() + 4).expect("a test's packet is short").to_be_bytes().to_vec();
     packet.extend_from_slice(body);
     packet
 }
 
-/// Where a client connects.
+/// The address that a client connects to.
 #[derive(Clone, Debug)]
 enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// A login to be made: address, names, parameters, protocol version, TLS.
+/// The parameters of a login: address, names, protocol version, TLS.
 #[derive(Clone, Debug)]
 pub struct Startup {
     address: Address,
@@ -95,7 +95,7 @@ pub struct Startup {
     parameters: Vec<(String, String)>,
     password: Option<String>,
     tls: TlsMode,
-    bound: Bound,
+    channel_binding: ChannelBinding,
     receive_buffer_bytes: Option<usize>,
 }
 
@@ -118,7 +118,7 @@ impl Startup {
             parameters,
             password: None,
             tls: TlsMode::Off,
-            bound: Bound::No,
+            channel_binding: ChannelBinding::None,
             receive_buffer_bytes: None,
         }
     }
@@ -130,41 +130,41 @@ impl Startup {
         self
     }
 
-    /// The user who logs in.
+    /// Sets the user.
     pub fn user(self, user: &str) -> Self {
         self.parameter("user", user)
     }
 
-    /// The database asked for.
+    /// Sets the database.
     pub fn database(self, database: &str) -> Self {
         self.parameter("database", database)
     }
 
-    /// The password for whatever method is asked for.
+    /// Sets the password, for any authentication method.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
     }
 
-    /// The protocol version asked for.
+    /// Sets the protocol version.
     pub fn protocol(mut self, major: u16, minor: u16) -> Self {
         self.version = (major, minor);
         self
     }
 
-    /// TLS towards the peer.
+    /// Sets the TLS mode.
     pub fn tls(mut self, tls: TlsMode) -> Self {
         self.tls = tls;
         self
     }
 
-    /// What a SCRAM login says of the peer's certificate.
-    pub fn bound(mut self, bound: Bound) -> Self {
-        self.bound = bound;
+    /// Sets the channel binding of a SCRAM login.
+    pub fn channel_binding(mut self, channel_binding: ChannelBinding) -> Self {
+        self.channel_binding = channel_binding;
         self
     }
 
-    /// A small kernel buffer, so that the peer's writes are cut short.
+    /// Sets the size of the receive buffer, so that writes of the peer become partial.
     pub fn receive_buffer_bytes(mut self, bytes: usize) -> Self {
         self.receive_buffer_bytes = Some(bytes);
         self
@@ -181,11 +181,11 @@ impl Startup {
         untagged(&body)
     }
 
-    /// Connects (with TLS if asked for) and sends nothing more.
+    /// Connects, with TLS if set, and sends nothing else.
     ///
     /// # Errors
-    /// When the connection or the handshake fails.
-    pub fn try_open(&self) -> Result<RawClient, Lost> {
+    /// If the connection or the handshake fails.
+    pub fn try_open(&self) -> Result<RawClient, ClientError> {
         let stream = match &self.address {
             Address::Unix(path) => Stream::Unix(unix_stream(path)?),
             Address::Tcp(address) => {
@@ -193,44 +193,60 @@ impl Startup {
                 self.tls.wrap(tcp)?
             }
         };
-        stream.set_timeout(PATIENCE)?;
+        stream.set_timeout(TIMEOUT)?;
         Ok(RawClient::over(stream, self.clone()))
     }
 
-    /// [`Self::try_open`], which must succeed.
+    /// Like [`Self::try_open`], but must succeed.
     #[track_caller]
     pub fn open(&self) -> RawClient {
-        self.try_open().unwrap_or_else(|lost| panic!("cannot connect to {:?}: {lost}", self.address))
+        self.try_open().unwrap_or_else(|error| panic!("cannot connect to {:?}: {error}", self.address))
     }
 
     /// Connects and logs in, up to the first ReadyForQuery.
     ///
     /// # Errors
-    /// When the login is refused or the connection fails.
-    pub fn try_connect(&self) -> Result<RawClient, Lost> {
+    /// If the login is rejected or the connection fails.
+    pub fn try_connect(&self) -> Result<RawClient, ClientError> {
         let mut client = self.try_open()?;
         client.try_send(&self.packet())?;
         client.log_in(self.password.as_deref())?;
         Ok(client)
     }
 
-    /// [`Self::try_connect`], which must succeed.
+    /// Like [`Self::try_connect`], but must succeed.
     #[track_caller]
     pub fn connect(&self) -> RawClient {
-        self.try_connect().unwrap_or_else(|lost| panic!("login failed ({:?}): {lost}", self.parameters))
+        self.try_connect().unwrap_or_else(|error| panic!("login failed ({:?}): {error}", self.parameters))
     }
 
-    /// A login that must be refused, and its error; the connection must close after it.
+    /// Returns the error of a login that must be rejected; the connection must close after it.
     #[track_caller]
     pub fn refused(&self) -> ErrorFields {
         match self.try_connect() {
-            Err(Lost::Refused(fields)) => fields,
-            Err(lost) => panic!("the login should have been refused with an error, but: {lost}"),
-            Ok(_) => panic!("the login should have been refused, but succeeded"),
+            Err(ClientError::Refused(fields)) => fields,
+            Err(error) => panic!("the login failed without an error message: {error}"),
+            Ok(_) => panic!("the login was accepted"),
         }
     }
 
-    /// Sends a CancelRequest over a connection of its own (with the same TLS), and waits until the peer closes it.
+    /// Returns the error of the login, or else that of a first query: a gateway without a server may report it at
+    /// either.
+    #[track_caller]
+    pub fn first_error(&self) -> ErrorFields {
+        match self.try_connect() {
+            Err(ClientError::Refused(fields)) => fields,
+            Err(error) => panic!("the connection was closed without an error: {error}"),
+            Ok(mut client) => {
+                client.send(&Frames::new().query("select 1"));
+                let message = client.recv();
+                assert_eq!(message.tag, b'E', "{message:?}");
+                message.error()
+            }
+        }
+    }
+
+    /// Sends a CancelRequest over a new connection (with the same TLS mode), and waits until the peer closes it.
     #[track_caller]
     pub fn cancel(&self, key: &CancelKey) {
         let mut client = self.open();
@@ -293,7 +309,7 @@ impl Stream {
     }
 }
 
-/// All that came for one request, up to ReadyForQuery.
+/// The messages of one request, up to ReadyForQuery.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The rows, as text.
@@ -304,7 +320,7 @@ pub struct Outcome {
     pub error: Option<ErrorFields>,
     /// The transaction status at the end.
     pub status: char,
-    /// Everything, in order.
+    /// All messages, in order.
     pub messages: Vec<Message>,
 }
 
@@ -328,7 +344,7 @@ impl Outcome {
     #[track_caller]
     pub fn value(&self) -> String {
         assert!(self.error.is_none(), "an error instead of a value: {:?}", self.error);
-        assert!(self.rows.len() == 1 && self.rows[0].len() == 1, "not one value: {:?}", self.rows);
+        assert!(self.rows.len() == 1 && self.rows[0].len() == 1, "expected one value: {:?}", self.rows);
         self.rows[0][0].clone()
     }
 
@@ -338,20 +354,20 @@ impl Outcome {
     }
 }
 
-/// One connection, logged in or not.
+/// A connection, before or after the login.
 pub struct RawClient {
     stream: Stream,
     startup: Startup,
-    patience: Duration,
+    timeout: Duration,
     inbox: Vec<u8>,
     read_at: usize,
     peeked: VecDeque<Message>,
     recent: VecDeque<String>,
-    /// The parameters reported so far.
+    /// The values of ParameterStatus so far.
     pub parameters: BTreeMap<String, String>,
-    /// The key for cancelling, after the login.
+    /// The cancel key; set by the login.
     pub key: CancelKey,
-    /// The body of NegotiateProtocolVersion, if one came during the login.
+    /// The body of NegotiateProtocolVersion, if the login received one.
     pub negotiated: Option<(u32, Vec<String>)>,
 }
 
@@ -360,7 +376,7 @@ impl RawClient {
         Self {
             stream,
             startup,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             inbox: Vec::new(),
             read_at: 0,
             peeked: VecDeque::new(),
@@ -371,17 +387,17 @@ impl RawClient {
         }
     }
 
-    /// How long a read waits from now on.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
-        self.stream.set_timeout(patience).expect("a socket has timeouts");
+    /// Sets the timeout of later reads and writes.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+        self.stream.set_timeout(timeout).expect("a socket accepts timeouts");
     }
 
-    /// Answers what the peer asks for, up to ReadyForQuery. The StartupMessage is sent already.
+    /// Performs the authentication, up to ReadyForQuery. The StartupMessage is already sent.
     ///
     /// # Errors
-    /// When the login is refused or the connection fails.
-    pub fn log_in(&mut self, password: Option<&str>) -> Result<(), Lost> {
+    /// If the login is rejected or the connection fails.
+    pub fn log_in(&mut self, password: Option<&str>) -> Result<(), ClientError> {
         let mut scram = None;
         loop {
             let message = self.try_recv()?;
@@ -390,8 +406,8 @@ impl RawClient {
                 b'E' => {
                     let fields = message.error();
                     return match self.try_recv() {
-                        Err(Lost::Closed) => Err(Lost::Refused(fields)),
-                        other => Err(Lost::Garbage(format!("{other:?} after the refusal {fields:?}"))),
+                        Err(ClientError::Closed) => Err(ClientError::Refused(fields)),
+                        other => Err(ClientError::Garbage(format!("{other:?} after the error {fields:?}"))),
                     };
                 }
                 b'R' => self.authenticate(&message, password, &mut scram)?,
@@ -407,7 +423,7 @@ impl RawClient {
         message: &Message,
         password: Option<&str>,
         scram: &mut Option<Scram>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ClientError> {
         let password = password.unwrap_or_default();
         let data = &message.body[4..];
         let answer = match message.body[3] {
@@ -415,25 +431,28 @@ impl RawClient {
             3 => c_strings(&[password]),
             5 => {
                 let user = self.startup.parameters.iter().find(|(name, _)| name == "user");
-                c_strings(&[&crate::scram::md5_answer(user.map_or("", |(_, user)| user), password, data)])
+                c_strings(&[&crate::scram::md5_response(user.map_or("", |(_, user)| user), password, data)])
             }
-            10 => scram.insert(self.scram(password, data)?).first(),
-            11 => scram.as_mut().ok_or(Lost::Garbage("AuthenticationSASLContinue out of order".into()))?.last(data),
-            other => return Err(Lost::Garbage(format!("authentication method {other}"))),
+            10 => scram.insert(self.scram(password, data)?).first_message(),
+            11 => scram
+                .as_mut()
+                .ok_or(ClientError::Garbage("AuthenticationSASLContinue out of order".into()))?
+                .final_message(data),
+            other => return Err(ClientError::Garbage(format!("authentication method {other}"))),
         };
         self.try_send(Frames::new().message(b'p', &answer).bytes())
     }
 
-    fn scram(&self, password: &str, offered: &[u8]) -> Result<Scram, Lost> {
-        let bound = self.startup.bound;
-        if !offered.split(|byte| *byte == 0).any(|name| name == bound.mechanism().as_bytes()) {
-            return Err(Lost::Garbage(format!("{} is not offered", bound.mechanism())));
+    fn scram(&self, password: &str, offered: &[u8]) -> Result<Scram, ClientError> {
+        let channel_binding = self.startup.channel_binding;
+        if !offered.split(|byte| *byte == 0).any(|name| name == channel_binding.mechanism().as_bytes()) {
+            return Err(ClientError::Garbage(format!("{} is not offered", channel_binding.mechanism())));
         }
         let certificate = match &self.stream {
             Stream::Tls(tls) => tls.certificate(),
             Stream::Tcp(_) | Stream::Unix(_) => Vec::new(),
         };
-        Ok(Scram::new(password, bound, certificate))
+        Ok(Scram::new(password, channel_binding, certificate))
     }
 
     /// Sends messages in one write.
@@ -445,24 +464,24 @@ impl RawClient {
     /// Sends any bytes in one write.
     #[track_caller]
     pub fn send_bytes(&mut self, bytes: &[u8]) {
-        if let Err(lost) = self.try_send(bytes) {
-            panic!("cannot send {} bytes: {lost}\n{}", bytes.len(), self.transcript());
+        if let Err(error) = self.try_send(bytes) {
+            panic!("cannot send {} bytes: {error}\n{}", bytes.len(), self.transcript());
         }
     }
 
     /// Sends any bytes in one write.
     ///
     /// # Errors
-    /// When the connection is gone, or the peer takes nothing until the deadline.
-    pub fn try_send(&mut self, bytes: &[u8]) -> Result<(), Lost> {
-        self.note(format!("-> {} bytes, first {:?}", bytes.len(), bytes.first().map(|byte| char::from(*byte))));
+    /// If the connection is closed, or the peer does not read before the deadline.
+    pub fn try_send(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
+        self.record(format!("-> {} bytes, first {:?}", bytes.len(), bytes.first().map(|byte| char::from(*byte))));
         Ok(self.stream.write_all(bytes)?)
     }
 
     /// A second handle of a plain TCP connection, to write from another thread while this one reads.
     ///
     /// # Panics
-    /// Over TLS and unix sockets.
+    /// For TLS and unix sockets.
     pub fn writer(&self) -> TcpStream {
         match &self.stream {
             Stream::Tcp(tcp) => tcp.try_clone().expect("a socket can be duplicated"),
@@ -478,15 +497,15 @@ impl RawClient {
         }
     }
 
-    /// Closes the sending direction only.
+    /// Shuts down the write side of the connection.
     pub fn shutdown_write(&self) {
         if let Stream::Tcp(tcp) = &self.stream {
             drop(tcp.shutdown(Shutdown::Write));
         }
     }
 
-    /// Disappears without a Terminate; `reset` sends RST instead of FIN.
-    pub fn vanish(self, reset: bool) {
+    /// Closes the connection without Terminate; `reset` sends RST instead of FIN.
+    pub fn disconnect(self, reset: bool) {
         let linger = reset.then_some(Duration::ZERO);
         match &self.stream {
             Stream::Tcp(tcp) => drop(socket2::SockRef::from(tcp).set_linger(linger)),
@@ -495,31 +514,31 @@ impl RawClient {
         }
     }
 
-    /// The next message.
+    /// Reads the next message.
     #[track_caller]
     pub fn recv(&mut self) -> Message {
         match self.try_recv() {
             Ok(message) => message,
-            Err(lost) => panic!("no message: {lost}\n{}", self.transcript()),
+            Err(error) => panic!("no message: {error}\n{}", self.transcript()),
         }
     }
 
-    /// The next message.
+    /// Reads the next message.
     ///
     /// # Errors
-    /// When none comes.
-    pub fn try_recv(&mut self) -> Result<Message, Lost> {
+    /// If none is received.
+    pub fn try_recv(&mut self) -> Result<Message, ClientError> {
         if let Some(message) = self.peeked.pop_front() {
             return Ok(message);
         }
         self.read_message()
     }
 
-    fn read_message(&mut self) -> Result<Message, Lost> {
-        let deadline = Instant::now() + self.patience;
+    fn read_message(&mut self) -> Result<Message, ClientError> {
+        let deadline = Instant::now() + self.timeout;
         loop {
             if let Some(message) = self.take_message()? {
-                self.note(format!("<- {message:?}"));
+                self.record(format!("<- {message:?}"));
                 if message.tag == b'S' {
                     let (name, value) = message.parameter();
                     self.parameters.insert(name, value);
@@ -527,20 +546,23 @@ impl RawClient {
                 return Ok(message);
             }
             if Instant::now() > deadline {
-                return Err(Lost::Timeout);
+                return Err(ClientError::Timeout);
             }
             self.fill()?;
         }
     }
 
-    fn take_message(&mut self) -> Result<Option<Message>, Lost> {
+    fn take_message(&mut self) -> Result<Option<Message>, ClientError> {
         let bytes = &self.inbox[self.read_at..];
         let Some(header) = bytes.get(..5) else {
             return Ok(None);
         };
         let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
         if !(4..MESSAGE_BYTES_MAX).contains(&length) {
-            return Err(Lost::Garbage(format!("length {length} after type {:?}", char::from(header[0]))));
+            return Err(ClientError::Garbage(format!(
+                "invalid length {length} after type {:?}",
+                char::from(header[0])
+            )));
         }
         let Some(body) = bytes.get(5..=length) else {
             return Ok(None);
@@ -554,14 +576,14 @@ impl RawClient {
         Ok(Some(message))
     }
 
-    fn fill(&mut self) -> Result<(), Lost> {
+    fn fill(&mut self) -> Result<(), ClientError> {
         if self.read_at > 1 << 20 {
             self.inbox.drain(..self.read_at);
             self.read_at = 0;
         }
         let mut chunk = [0; 1 << 14];
         match self.stream.read(&mut chunk) {
-            Ok(0) => Err(Lost::Closed),
+            Ok(0) => Err(ClientError::Closed),
             Ok(count) => {
                 self.inbox.extend_from_slice(&chunk[..count]);
                 Ok(())
@@ -571,31 +593,31 @@ impl RawClient {
         }
     }
 
-    /// One byte that is no message: the answer to SSLRequest and GSSENCRequest.
+    /// Reads one byte outside of a message: the reply to SSLRequest or GSSENCRequest.
     #[track_caller]
     pub fn recv_byte(&mut self) -> u8 {
         while self.inbox.is_empty() {
-            if let Err(lost) = self.fill() {
-                panic!("no byte: {lost}\n{}", self.transcript());
+            if let Err(error) = self.fill() {
+                panic!("no byte: {error}\n{}", self.transcript());
             }
         }
         self.inbox.remove(0)
     }
 
-    /// Puts a byte back in front of what is still to be read.
+    /// Puts a byte back before the unread input.
     pub fn unread_byte(&mut self, byte: u8) {
         self.inbox.insert(self.read_at, byte);
     }
 
-    /// Whether a message, a part of one, or the end has arrived; does not wait.
-    pub fn anything_arrived(&mut self) -> bool {
+    /// Whether input or the end of the connection is available. Does not wait.
+    pub fn has_input(&mut self) -> bool {
         if !self.peeked.is_empty() || self.read_at < self.inbox.len() {
             return true;
         }
         self.stream.set_nonblocking(true).expect("a socket can be made non-blocking");
         let filled = self.fill();
         self.stream.set_nonblocking(false).expect("a socket can be made blocking");
-        !matches!(filled, Err(Lost::Timeout))
+        !matches!(filled, Err(ClientError::Timeout))
     }
 
     /// Reads messages and compares them with a pattern such as `"1 2 D:42 C:SELECT_1 Z:I"`.
@@ -619,12 +641,12 @@ impl RawClient {
                 Ok(message) if word.matches(&message) => received.push(message),
                 Ok(message) if word.repeated => return self.peeked.push_front(message),
                 Ok(message) => panic!(
-                    "expected {pattern}\n     got {}instead of {word:?}: {message:?}\n{}",
+                    "expected {pattern}\nreceived {}instead of {word:?}: {message:?}\n{}",
                     list(received),
                     self.transcript()
                 ),
-                Err(lost) => panic!(
-                    "expected {pattern}\n     got {}then, instead of {word:?}: {lost}\n{}",
+                Err(error) => panic!(
+                    "expected {pattern}\nreceived {}then, instead of {word:?}: {error}\n{}",
                     list(received),
                     self.transcript()
                 ),
@@ -635,7 +657,7 @@ impl RawClient {
         }
     }
 
-    /// The rows of `SHOW what` at the admin console, each by column name.
+    /// Runs `SHOW what` in the admin console and returns the rows, each by column name.
     #[track_caller]
     pub fn show(&mut self, what: &str) -> Vec<BTreeMap<String, String>> {
         let outcome = self.ok(&format!("SHOW {what}"));
@@ -644,16 +666,16 @@ impl RawClient {
         outcome.rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect()
     }
 
-    /// The peer closes the connection without a further message.
+    /// Waits until the peer closes the connection; a further message fails the test.
     #[track_caller]
     pub fn expect_eof(&mut self) {
         match self.try_recv() {
-            Err(Lost::Closed) => {}
-            other => panic!("expected the end of the connection, got {other:?}\n{}", self.transcript()),
+            Err(ClientError::Closed) => {}
+            other => panic!("expected the end of the connection, received {other:?}\n{}", self.transcript()),
         }
     }
 
-    /// A FATAL error with this SQLSTATE (notices before it are skipped), then the end.
+    /// Reads a FATAL error with this SQLSTATE (notices before it are skipped), then the end of the connection.
     #[track_caller]
     pub fn expect_fatal(&mut self, code: &str) -> ErrorFields {
         let received = self.expect(&format!("N* E:{code}"));
@@ -663,20 +685,20 @@ impl RawClient {
         fields
     }
 
-    /// Everything up to and including the next ReadyForQuery.
+    /// Reads up to and including the next ReadyForQuery.
     #[track_caller]
     pub fn until_ready(&mut self) -> Outcome {
         match self.try_until_ready() {
             Ok(outcome) => outcome,
-            Err(lost) => panic!("no ReadyForQuery: {lost}\n{}", self.transcript()),
+            Err(error) => panic!("no ReadyForQuery: {error}\n{}", self.transcript()),
         }
     }
 
-    /// Everything up to and including the next ReadyForQuery.
+    /// Reads up to and including the next ReadyForQuery.
     ///
     /// # Errors
-    /// When the connection ends before.
-    pub fn try_until_ready(&mut self) -> Result<Outcome, Lost> {
+    /// If the connection ends before.
+    pub fn try_until_ready(&mut self) -> Result<Outcome, ClientError> {
         let mut messages = Vec::new();
         loop {
             let message = self.try_recv()?;
@@ -688,23 +710,23 @@ impl RawClient {
         }
     }
 
-    /// A simple query and its outcome, whatever it is.
+    /// Runs a simple query and returns its outcome, which may be an error.
     #[track_caller]
     pub fn query(&mut self, sql: &str) -> Outcome {
         self.send(&Frames::new().query(sql));
         self.until_ready()
     }
 
-    /// A simple query and its outcome, whatever it is.
+    /// Runs a simple query and returns its outcome, which may be an error.
     ///
     /// # Errors
-    /// When the connection ends before.
-    pub fn try_query(&mut self, sql: &str) -> Result<Outcome, Lost> {
+    /// If the connection ends before ReadyForQuery.
+    pub fn try_query(&mut self, sql: &str) -> Result<Outcome, ClientError> {
         self.try_send(Frames::new().query(sql).bytes())?;
         self.try_until_ready()
     }
 
-    /// A simple query that must succeed.
+    /// Runs a simple query that must succeed.
     #[track_caller]
     pub fn ok(&mut self, sql: &str) -> Outcome {
         let outcome = self.query(sql);
@@ -712,30 +734,30 @@ impl RawClient {
         outcome
     }
 
-    /// A simple query with one value.
+    /// Runs a simple query that returns one value.
     #[track_caller]
     pub fn value(&mut self, sql: &str) -> String {
         self.ok(sql).value()
     }
 
-    /// The backend that serves this client now.
+    /// The process id of the current backend.
     #[track_caller]
     pub fn backend(&mut self) -> String {
         self.value("select pg_backend_pid()")
     }
 
-    /// Cancels this client's query over a second connection of the same kind.
+    /// Cancels the query of this client over a second connection of the same kind.
     #[track_caller]
     pub fn cancel(&self) {
         self.startup.cancel(&self.key);
     }
 
-    /// How this client logged in.
+    /// The parameters of the login.
     pub fn startup(&self) -> &Startup {
         &self.startup
     }
 
-    fn note(&mut self, line: String) {
+    fn record(&mut self, line: String) {
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }
@@ -748,7 +770,7 @@ impl RawClient {
     }
 }
 
-/// Connects to a unix socket, which has no file if its path begins with `@`.
+/// Connects to a unix socket; a path that begins with `@` is an abstract name.
 fn unix_stream(path: &Path) -> io::Result<UnixStream> {
     match path.as_os_str().as_bytes().strip_prefix(b"@") {
         Some(name) => UnixStream::connect_addr(&net::SocketAddr::from_abstract_name(name)?),

@@ -1,4 +1,4 @@
-//! A Postgres that lies, dies and dawdles on command.
+//! A simulated server with scripted replies and failures.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crate::frames::c_strings;
-use crate::{CancelKey, Frames, Message, PATIENCE};
+use crate::{CancelKey, Frames, Message, TIMEOUT};
 
 const CANCEL_REQUEST: u32 = 80_877_102;
 const SSL_REQUEST: u32 = 80_877_103;
 const GSS_REQUEST: u32 = 80_877_104;
 
-/// Backend messages to be played, as bytes.
+/// Encoders of backend messages.
 pub mod reply {
     use super::{Frames, c_strings};
 
@@ -53,7 +53,7 @@ pub mod reply {
         message(b'D', &body)
     }
 
-    /// The whole answer to a simple query with one value.
+    /// The reply to a simple query with one value.
     pub fn one_value(value: &str) -> Vec<u8> {
         [text_column("value"), row(value), complete("SELECT 1"), ready(b'I')].concat()
     }
@@ -95,7 +95,7 @@ pub mod reply {
         message(b'v', &body)
     }
 
-    /// All of a login that trusts: AuthenticationOk, the usual parameters, a key of 4 bytes, ReadyForQuery.
+    /// The reply to a login in trust mode: AuthenticationOk, the usual parameters, a key of 4 bytes, ReadyForQuery.
     pub fn login(process: u32) -> Vec<u8> {
         let parameters = [
             ("server_version", "18.0"),
@@ -126,73 +126,73 @@ pub mod reply {
     }
 }
 
-/// What the fake server saw and shares with the test.
+/// The state that a server shares with the test.
 #[derive(Default)]
-struct Seen {
+struct Shared {
     connections: AtomicUsize,
     cancels: Mutex<Vec<CancelKey>>,
     messages: Mutex<Vec<(usize, Message)>>,
     open: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
-    mute_cancels: AtomicBool,
+    ignore_cancels: AtomicBool,
 }
 
-/// A listening socket whose connections follow a script, each in a thread of its own.
+/// A listening socket. Each connection runs the script in its own thread.
 pub struct FaultyServer {
     address: SocketAddr,
-    seen: Arc<Seen>,
+    shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 impl FaultyServer {
-    /// Starts a server; `script` plays each connection that is no cancel request. It runs with the startup packet read
-    /// and not answered. An error ends the connection: the gateway may hang up at any time.
+    /// Starts a server. `script` serves each connection that is not a cancel request, after its startup packet was read
+    /// and before it is answered. An error closes the connection, because the gateway may disconnect at any time.
     ///
     /// # Panics
     /// If no port is free.
     pub fn start(script: impl Fn(&mut FaultyConnection) -> io::Result<()> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let seen = Arc::new(Seen::default());
-        let shared = Arc::clone(&seen);
-        let acceptor = thread::spawn(move || accept(&listener, &shared, &Arc::new(script)));
-        Self { address, seen, acceptor: Some(acceptor) }
+        let shared = Arc::new(Shared::default());
+        let thread_shared = Arc::clone(&shared);
+        let acceptor = thread::spawn(move || accept(&listener, &thread_shared, &Arc::new(script)));
+        Self { address, shared, acceptor: Some(acceptor) }
     }
 
-    /// A server that logs everyone in and answers every message plausibly, with empty results.
-    pub fn obliging() -> Self {
+    /// Starts a server that accepts every login and answers every message with an empty result.
+    pub fn answering() -> Self {
         Self::start(|connection| {
             connection.log_in()?;
-            connection.oblige()
+            connection.answer_all()
         })
     }
 
-    /// Where it listens.
+    /// The address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many connections (cancel requests not counted) were made so far.
+    /// The number of connections so far, without cancel requests.
     pub fn connections(&self) -> usize {
-        self.seen.connections.load(Ordering::SeqCst)
+        self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// The cancel requests so far.
+    /// The keys of the cancel requests so far.
     pub fn cancels(&self) -> Vec<CancelKey> {
-        self.seen.cancels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.cancels.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on cancel requests are read and neither answered nor closed.
-    pub fn mute_cancels(&self) {
-        self.seen.mute_cancels.store(true, Ordering::SeqCst);
+    /// Makes the server read later cancel requests and neither answer nor close them.
+    pub fn ignore_cancels(&self) {
+        self.shared.ignore_cancels.store(true, Ordering::SeqCst);
     }
 
-    /// Every message read so far, with the number of its connection (from 0).
+    /// All messages received so far, each with the number of its connection (from 0).
     pub fn messages(&self) -> Vec<(usize, Message)> {
-        self.seen.messages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.messages.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many messages of this type were read so far.
+    /// The number of messages of this type received so far.
     pub fn count(&self, tag: u8) -> usize {
         self.messages().iter().filter(|(_, message)| message.tag == tag).count()
     }
@@ -200,10 +200,10 @@ impl FaultyServer {
 
 impl Drop for FaultyServer {
     fn drop(&mut self) {
-        self.seen.stopping.store(true, Ordering::SeqCst);
-        // Wakes the acceptor, which then sees the flag.
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // Wakes the acceptor, which then checks the flag.
         drop(TcpStream::connect(self.address));
-        for stream in self.seen.open.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for stream in self.shared.open.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             drop(stream.shutdown(Shutdown::Both));
         }
         if let Some(acceptor) = self.acceptor.take() {
@@ -214,37 +214,37 @@ impl Drop for FaultyServer {
 
 type Script = dyn Fn(&mut FaultyConnection) -> io::Result<()> + Send + Sync;
 
-fn accept<S>(listener: &TcpListener, seen: &Arc<Seen>, script: &Arc<S>)
+fn accept<S>(listener: &TcpListener, shared: &Arc<Shared>, script: &Arc<S>)
 where
     S: Fn(&mut FaultyConnection) -> io::Result<()> + Send + Sync + 'static,
 {
     for stream in listener.incoming() {
-        if seen.stopping.load(Ordering::SeqCst) {
+        if shared.stopping.load(Ordering::SeqCst) {
             return;
         }
         let Ok(stream) = stream else { continue };
-        let (seen, script) = (Arc::clone(seen), Arc::clone(script));
+        let (shared, script) = (Arc::clone(shared), Arc::clone(script));
         thread::spawn(move || {
             let duplicate = stream.try_clone();
-            drop(serve(stream, &seen, script.as_ref()));
-            // The duplicate that the server keeps must not hold the connection open.
+            drop(serve(stream, &shared, script.as_ref()));
+            // The server keeps a duplicate, which would hold the connection open.
             drop(duplicate.and_then(|stream| stream.shutdown(Shutdown::Both)));
         });
     }
 }
 
-fn serve(stream: TcpStream, seen: &Arc<Seen>, script: &Script) -> io::Result<()> {
+fn serve(stream: TcpStream, shared: &Arc<Shared>, script: &Script) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(10 * PATIENCE))?;
-    seen.open.lock().unwrap_or_else(PoisonError::into_inner).push(stream.try_clone()?);
-    let mut connection = FaultyConnection { stream, seen: Arc::clone(seen), number: 0, startup: Vec::new() };
+    stream.set_read_timeout(Some(10 * TIMEOUT))?;
+    shared.open.lock().unwrap_or_else(PoisonError::into_inner).push(stream.try_clone()?);
+    let mut connection = FaultyConnection { stream, shared: Arc::clone(shared), number: 0, startup: Vec::new() };
     loop {
         let packet = connection.read_packet()?;
         match packet.first_chunk().map(|code| u32::from_be_bytes(*code)) {
             Some(SSL_REQUEST | GSS_REQUEST) => connection.send(b"N")?,
             Some(CANCEL_REQUEST) => return connection.cancel_request(&packet),
             _ => {
-                connection.number = seen.connections.fetch_add(1, Ordering::SeqCst);
+                connection.number = shared.connections.fetch_add(1, Ordering::SeqCst);
                 connection.startup = packet;
                 return script(&mut connection);
             }
@@ -252,10 +252,10 @@ fn serve(stream: TcpStream, seen: &Arc<Seen>, script: &Script) -> io::Result<()>
     }
 }
 
-/// One connection of a [`FaultyServer`].
+/// A connection of a [`FaultyServer`].
 pub struct FaultyConnection {
     stream: TcpStream,
-    seen: Arc<Seen>,
+    shared: Arc<Shared>,
     number: usize,
     startup: Vec<u8>,
 }
@@ -271,15 +271,15 @@ impl FaultyConnection {
         &self.startup
     }
 
-    /// The process id that [`Self::log_in`] announces.
+    /// The process id that [`Self::log_in`] sends.
     pub fn process(&self) -> u32 {
         1_000 + u32::try_from(self.number).expect("few connections")
     }
 
-    /// Lets the client in.
+    /// Accepts the login.
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// If the peer has disconnected.
     pub fn log_in(&mut self) -> io::Result<()> {
         let login = reply::login(self.process());
         self.send(&login)
@@ -288,27 +288,27 @@ impl FaultyConnection {
     /// Sends bytes.
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// If the peer has disconnected.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Reads one message, which the test can see.
+    /// Reads one message and adds it to [`FaultyServer::messages`].
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// If the peer has disconnected.
     pub fn read(&mut self) -> io::Result<Message> {
         let mut tag = [0];
         self.stream.read_exact(&mut tag)?;
         let message = Message { tag: tag[0], body: self.read_packet()? };
-        self.seen.messages.lock().unwrap_or_else(PoisonError::into_inner).push((self.number, message.clone()));
+        self.shared.messages.lock().unwrap_or_else(PoisonError::into_inner).push((self.number, message.clone()));
         Ok(message)
     }
 
     /// Reads messages until one of these types.
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// If the peer has disconnected.
     pub fn read_until(&mut self, tags: &[u8]) -> io::Result<Message> {
         loop {
             let message = self.read()?;
@@ -318,21 +318,21 @@ impl FaultyConnection {
         }
     }
 
-    /// Answers every message plausibly until the peer is gone.
+    /// Answers every message with an empty result until the peer disconnects.
     ///
     /// # Errors
-    /// When the peer is gone, always in the end.
-    pub fn oblige(&mut self) -> io::Result<()> {
+    /// Always, when the peer disconnects.
+    pub fn answer_all(&mut self) -> io::Result<()> {
         loop {
             let message = self.read()?;
             self.answer(&message)?;
         }
     }
 
-    /// Answers one message plausibly: an empty result, status idle.
+    /// Answers one message with an empty result and status idle.
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// If the peer has disconnected.
     pub fn answer(&mut self, message: &Message) -> io::Result<()> {
         let bytes = match message.tag {
             b'Q' => [reply::complete(&verb(&message.text())), reply::ready(b'I')].concat(),
@@ -351,11 +351,11 @@ impl FaultyConnection {
         self.send(&bytes)
     }
 
-    /// Does nothing until the peer goes away.
+    /// Reads and discards all input until the peer disconnects.
     ///
     /// # Errors
-    /// Never; it fits where a script ends.
-    pub fn stay_silent(&mut self) -> io::Result<()> {
+    /// Never; the type fits the end of a script.
+    pub fn discard_input(&mut self) -> io::Result<()> {
         drop(io::copy(&mut self.stream, &mut io::sink()));
         Ok(())
     }
@@ -363,9 +363,9 @@ impl FaultyConnection {
     fn cancel_request(&mut self, packet: &[u8]) -> io::Result<()> {
         let process = packet.get(4..8).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
         let key = CancelKey { process, secret: packet.get(8..).unwrap_or_default().to_vec() };
-        self.seen.cancels.lock().unwrap_or_else(PoisonError::into_inner).push(key);
-        if self.seen.mute_cancels.load(Ordering::SeqCst) {
-            return self.stay_silent();
+        self.shared.cancels.lock().unwrap_or_else(PoisonError::into_inner).push(key);
+        if self.shared.ignore_cancels.load(Ordering::SeqCst) {
+            return self.discard_input();
         }
         Ok(())
     }

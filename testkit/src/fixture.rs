@@ -1,76 +1,64 @@
-//! What one test stands on: a real Postgres of some version, names of its own, and the gateway's binary.
+//! Fixtures of a test: a Postgres of some version, unique names and the gateway binary.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use crate::{Gateway, PATIENCE, RawClient, Server, Startup};
+use crate::gateway::database_section;
+use crate::{Authority, Gateway, RawClient, Server, Startup};
 
-const POLL: Duration = Duration::from_millis(10);
-
-/// Polls a condition until it holds; the deadline fails the test.
-#[track_caller]
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        thread::sleep(POLL);
-    }
-}
-
-/// Names and servers of one test.
+/// The servers and unique names of one test.
 pub struct Fixture {
-    /// The Postgres, shared with other tests.
+    /// The Postgres server, shared with other tests.
     pub server: &'static Server,
     binary: PathBuf,
 }
 
 impl Fixture {
-    /// A fixture on the shared Postgres of this major version.
+    /// Creates a fixture on the shared Postgres of this major version.
     pub fn new(binary: impl AsRef<Path>, major: u32) -> Self {
         Self { server: Server::shared(major), binary: binary.as_ref().to_owned() }
     }
 
-    /// A name that no other test uses.
+    /// Returns a name that no other test uses.
     pub fn name(&self, stem: &str) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         format!("{stem}_{}", NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A database that no other test uses.
+    /// Creates a database for this test.
     #[track_caller]
-    pub fn own_database(&self) -> String {
+    pub fn create_database(&self) -> String {
         let name = self.name("test");
         self.server.sql(&format!("create database {name}"));
         name
     }
 
-    /// A role that no other test uses, with a password and (maybe) the group that decides how it logs in.
+    /// Creates a role for this test, with a password and, unless empty, the group that selects its authentication
+    /// method.
     #[track_caller]
-    pub fn own_role(&self, password: &str, group: &str) -> String {
+    pub fn create_role(&self, password: &str, group: &str) -> String {
         let name = self.name("role");
         let member = if group.is_empty() { String::new() } else { format!("in role {group}") };
         self.server.sql(&format!("create role {name} login password '{password}' {member}"));
         name
     }
 
-    /// A table that no other test uses, in the database `postgres`.
+    /// Creates a table for this test in the database `postgres`.
     #[track_caller]
-    pub fn own_table(&self, columns: &str) -> String {
+    pub fn create_table(&self, columns: &str) -> String {
         let name = self.name("t");
         self.server.sql(&format!("create table {name} ({columns})"));
         name
     }
 
-    /// A gateway in trust mode with the database `postgres`; `pool` holds more keys of `[databases.postgres]`, and,
-    /// after a line `[...]`, further sections.
+    /// Starts a gateway in trust mode with the database `postgres`. `pool` holds more keys of `[databases.postgres]`
+    /// and, after a line `[...]`, further sections.
     pub fn gateway(&self, pool: &str) -> Gateway {
         self.gateway_to(&[("postgres", "postgres")], pool)
     }
 
-    /// A gateway in trust mode with these databases (name, Postgres's name); `last` goes into the section of the last.
+    /// Starts a gateway in trust mode with these databases (name, name in Postgres). `last` is appended to the section
+    /// of the last one.
     pub fn gateway_to(&self, databases: &[(&str, &str)], last: &str) -> Gateway {
         let mut config = "[auth]\nmethod = \"trust\"\n".to_owned();
         for (name, database) in databases {
@@ -80,58 +68,66 @@ impl Fixture {
         self.start(&config)
     }
 
-    /// The section of one database on this fixture's server.
+    /// Starts a gateway in trust mode that offers TLS with a certificate for `localhost`; `pool` as in
+    /// [`Self::gateway`].
+    pub fn gateway_with_tls(&self, authority: &Authority, pool: &str) -> Gateway {
+        let section = self.database_section("postgres", "postgres");
+        self.start(&format!("{}[auth]\nmethod = \"trust\"\n{section}{pool}", tls_section(authority)))
+    }
+
+    /// The section of one database on the server of this fixture.
     pub fn database_section(&self, name: &str, database: &str) -> String {
         database_section(name, database, self.server.address())
     }
 
-    /// A gateway with exactly this configuration (and an address).
+    /// Starts a gateway with exactly this configuration, plus a listen address.
     pub fn start(&self, config: &str) -> Gateway {
         Gateway::start(&self.binary, config)
     }
 
-    /// The door that is Postgres itself.
-    pub fn direct(&self) -> Door {
-        Door { startup: self.server.startup(), gateway: None }
+    /// The target that is Postgres itself.
+    pub fn direct(&self) -> Target {
+        Target { startup: self.server.startup(), gateway: None }
     }
 
-    /// Runs a script at Postgres itself, then at a gateway with one connection to it: what holds here must hold there.
-    pub fn at_both_doors(&self, script: impl Fn(&Door)) {
+    /// Runs a script on Postgres itself, then on a gateway with one server connection. Both must behave the same.
+    pub fn on_both_targets(&self, script: impl Fn(&Target)) {
         script(&self.direct());
-        script(&Door::through(self.gateway("size = 1\n")));
+        script(&Target::through(self.gateway("size = 1\n")));
     }
 }
 
-/// The section of one database at this address.
-pub(crate) fn database_section(name: &str, database: &str, address: SocketAddr) -> String {
-    let (host, port) = (address.ip(), address.port());
-    format!("[databases.\"{name}\"]\nhost = \"{host}\"\nport = {port}\ndbname = \"{database}\"\n")
+/// The section `[listen]` that offers TLS with a certificate for `localhost`.
+pub fn tls_section(authority: &Authority) -> String {
+    let identity = authority.issue(&["localhost"]);
+    let (cert, key) = (identity.cert.display(), identity.key.display());
+    format!("[listen]\ntls = \"allow\"\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\n")
 }
 
-/// Where a script of bytes enters.
-pub struct Door {
+/// Postgres itself, or a gateway in front of it.
+pub struct Target {
     startup: Startup,
-    /// The gateway, unless the door is Postgres itself.
+    /// The gateway, unless the target is Postgres itself.
     pub gateway: Option<Gateway>,
 }
 
-impl Door {
-    /// The door that is this gateway.
+impl Target {
+    /// The target that is this gateway.
     pub fn through(gateway: Gateway) -> Self {
         Self { startup: gateway.startup("postgres"), gateway: Some(gateway) }
     }
 
-    /// Whether scripts go to Postgres itself.
+    /// Whether the target is Postgres itself.
     pub fn is_direct(&self) -> bool {
         self.gateway.is_none()
     }
 
-    /// A login at this door, to be changed.
+    /// The parameters of a login at this target, to be changed.
     pub fn startup(&self) -> Startup {
         self.startup.clone()
     }
 
-    /// A client at this door.
+    /// Connects a client to this target.
     #[track_caller]
     pub fn client(&self) -> RawClient {
         self.startup.connect()

@@ -1,16 +1,16 @@
 //! Client messages as bytes, several in one write.
 
-/// A sequence of frontend messages that leaves in one write.
+/// A sequence of frontend messages that is sent in one write.
 ///
-/// The encoders are written from the protocol's description, not taken from the gateway's own library: a mistake there
-/// must not be able to agree with itself.
+/// The encoders follow the documentation of the protocol and do not use the gateway's library, so that an error there
+/// is not repeated here.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
     bytes: Vec<u8>,
 }
 
 impl Frames {
-    /// No message yet.
+    /// An empty sequence.
     pub fn new() -> Self {
         Self::default()
     }
@@ -29,13 +29,13 @@ impl Frames {
         self
     }
 
-    /// Bytes that need not be a message.
+    /// Any bytes, also invalid ones.
     pub fn raw(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
-    /// What another sequence holds.
+    /// The messages of another sequence.
     pub fn then(self, other: &Self) -> Self {
         self.raw(&other.bytes)
     }

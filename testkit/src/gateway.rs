@@ -1,4 +1,4 @@
-//! The real binary as a child process, with a configuration of its own.
+//! The gateway binary as a child process with its own configuration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,13 +11,14 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
+use crate::poll::eventually;
 use crate::process::{Process, free_address};
 use crate::{RawClient, Startup};
 
-/// Another process may take the port between the look and the bind.
+/// Another process may take the port between the check and the bind.
 const PORT_TRIES: u32 = 5;
 
-/// A running gateway; dropping it kills it.
+/// A running gateway. Dropping it kills the process.
 pub struct Gateway {
     process: Process,
     config: Table,
@@ -40,12 +41,11 @@ impl DerefMut for Gateway {
 impl Gateway {
     /// Starts the binary with this configuration and waits until it accepts.
     ///
-    /// [`Self::binary`] says which binary that is. A listening address is filled in unless the text has one, and debug
-    /// logging unless it has a level. The io mode is
-    /// `$TIDEGATE_IO`, if set.
+    /// [`Self::binary`] selects the binary. The text is completed with a listen address and with the log level `debug`,
+    /// unless it sets them. The I/O mode is `$TIDEGATE_IO`, if set.
     ///
     /// # Panics
-    /// If the text is no TOML, or the gateway ends or accepts nothing before the deadline.
+    /// If the text is not TOML, or if the gateway exits or does not accept before the deadline.
     pub fn start(binary: impl AsRef<Path>, config: &str) -> Self {
         let config: Table = config.parse().unwrap_or_else(|error| panic!("{error}\n{config}"));
         let binary = Self::binary(binary);
@@ -57,28 +57,28 @@ impl Gateway {
         panic!("no free port found in {PORT_TRIES} tries");
     }
 
-    /// What is run: `$TIDEGATE_BIN`, another build or one made elsewhere, or else this one.
+    /// The binary to run: `$TIDEGATE_BIN`, which may be another build, or else `built`.
     pub fn binary(built: impl AsRef<Path>) -> PathBuf {
         std::env::var_os("TIDEGATE_BIN").map_or_else(|| built.as_ref().to_owned(), PathBuf::from)
     }
 
-    /// Starts the binary in trust mode, with one database `postgres` at this address; `pool` holds more keys of its
+    /// Starts the binary in trust mode, with one database `postgres` at this address. `pool` holds more keys of its
     /// section, and, after a line `[...]`, further sections.
     ///
     /// # Panics
-    /// As [`Self::start`].
-    pub fn before(binary: impl AsRef<Path>, server: SocketAddr, pool: &str) -> Self {
-        let section = crate::fixture::database_section("postgres", "postgres", server);
+    /// Like [`Self::start`].
+    pub fn for_server(binary: impl AsRef<Path>, server: SocketAddr, pool: &str) -> Self {
+        let section = database_section("postgres", "postgres", server);
         Self::start(binary, &format!("[auth]\nmethod = \"trust\"\n{section}{pool}"))
     }
 
-    /// Nothing is returned when the port was taken by someone else.
+    /// Returns `None` if another process took the port.
     fn try_start(binary: &Path, config: &Table) -> Option<Self> {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let mut config = config.clone();
         let address = listen_address(&mut config);
         table(&mut config, "log").entry("level").or_insert_with(|| "debug".into());
-        // Two threads whatever the machine: what passes between threads is to be seen by every test.
+        // Two workers on every machine, so that every test covers messages between workers.
         table(&mut config, "runtime").entry("workers").or_insert_with(|| 2.into());
         let file = folder.path().join("tidegate.toml");
         write_private(&file, &config.to_string());
@@ -88,28 +88,28 @@ impl Gateway {
             command.args(["--io", &io]);
         }
         let mut gateway = Self { process: Process::spawn(command, address, folder), config };
-        // Who listens there may be somebody else, for whom this one waits.
+        // The process that accepts may be another one, while this gateway retries to bind.
         (gateway.accepts() && !gateway.log().contains("in use")).then_some(gateway)
     }
 
-    /// A login through it as `postgres`, to be changed.
+    /// The parameters of a login through the gateway as `postgres`, to be changed.
     pub fn startup(&self, database: &str) -> Startup {
         Startup::tcp(self.address(), "postgres", database)
     }
 
-    /// A client of this database.
+    /// Connects a client to this database.
     #[track_caller]
     pub fn client(&self, database: &str) -> RawClient {
         self.startup(database).connect()
     }
 
-    /// The admin console.
+    /// Connects to the admin console.
     #[track_caller]
     pub fn console(&self) -> RawClient {
         self.client("tidegate")
     }
 
-    /// The rows of `SHOW what`, each by column name.
+    /// Runs `SHOW what` and returns the rows, each by column name.
     #[track_caller]
     pub fn show(&self, what: &str) -> Vec<BTreeMap<String, String>> {
         self.console().show(what)
@@ -119,37 +119,35 @@ impl Gateway {
     #[track_caller]
     pub fn pool_count(&self, database: &str, column: &str) -> u64 {
         let pools = self.show("POOLS");
-        let own = pools.iter().filter(|pool| pool["database"] == database);
-        own.map(|pool| pool[column].parse::<u64>().expect("the column is a number")).sum()
+        let of_database = pools.iter().filter(|pool| pool["database"] == database);
+        of_database.map(|pool| pool[column].parse::<u64>().expect("the column is a number")).sum()
     }
 
     /// Waits until a column of SHOW POOLS, summed over the pools of a database, has this value.
     #[track_caller]
     pub fn wait_for_pool(&self, database: &str, column: &str, value: u64) {
-        crate::eventually(&format!("{column} of {database} becomes {value}"), || {
-            self.pool_count(database, column) == value
-        });
+        eventually(&format!("{column} of {database} becomes {value}"), || self.pool_count(database, column) == value);
     }
 
-    /// The log lines at level WARN or ERROR.
-    pub fn complaints(&self) -> Vec<String> {
-        let loud = |line: &&str| line.contains("WARN") || line.contains("ERROR");
-        self.log().lines().filter(loud).map(str::to_owned).collect()
+    /// The log lines of level WARN or ERROR.
+    pub fn warnings(&self) -> Vec<String> {
+        let is_warning = |line: &&str| line.contains("WARN") || line.contains("ERROR");
+        self.log().lines().filter(is_warning).map(str::to_owned).collect()
     }
 
-    /// Replaces a key of the configuration file, such as `databases.app.password`; the gateway is not told.
-    pub fn rewrite(&mut self, path: &str, value: impl Into<Value>) {
+    /// Sets a key of the configuration file, such as `databases.app.password`. Does not reload the gateway.
+    pub fn set_config(&mut self, path: &str, value: impl Into<Value>) {
         let (tables, key) = path.rsplit_once('.').expect("a path names a table and a key");
         let into = tables.split('.').fold(&mut self.config, |table_, name| table(table_, name));
         into.insert(key.to_owned(), value.into());
         self.write();
     }
 
-    /// Takes a table or a key out of the configuration file, such as `databases.app`; the gateway is not told.
-    pub fn remove(&mut self, path: &str) {
+    /// Removes a table or a key from the configuration file, such as `databases.app`. Does not reload the gateway.
+    pub fn remove_config(&mut self, path: &str) {
         let (tables, key) = path.rsplit_once('.').expect("a path names a table and a key");
         let from = tables.split('.').fold(&mut self.config, |table_, name| table(table_, name));
-        from.remove(key).unwrap_or_else(|| panic!("there is no {path}"));
+        from.remove(key).unwrap_or_else(|| panic!("no key {path}"));
         self.write();
     }
 
@@ -157,13 +155,14 @@ impl Gateway {
         write_private(&self.config_file(), &self.config.to_string());
     }
 
-    /// The configuration file it runs with.
+    /// The configuration file.
     pub fn config_file(&self) -> PathBuf {
         self.folder().join("tidegate.toml")
     }
 }
 
-/// Writes a file that others may not read: it may hold passwords, which the gateway would warn of.
+/// Writes a file that only the owner can read. It may contain passwords, and the gateway warns of files that others can
+/// read.
 pub fn write_private(path: &Path, text: &str) {
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
@@ -180,5 +179,11 @@ fn listen_address(config: &mut Table) -> SocketAddr {
 
 fn table<'t>(parent: &'t mut Table, name: &str) -> &'t mut Table {
     let entry = parent.entry(name).or_insert_with(|| Table::new().into());
-    entry.as_table_mut().unwrap_or_else(|| panic!("{name} is no table"))
+    entry.as_table_mut().unwrap_or_else(|| panic!("{name} is not a table"))
+}
+
+/// The section of one database at this address.
+pub(crate) fn database_section(name: &str, database: &str, address: SocketAddr) -> String {
+    let (host, port) = (address.ip(), address.port());
+    format!("[databases.\"{name}\"]\nhost = \"{host}\"\nport = {port}\ndbname = \"{database}\"\n")
 }

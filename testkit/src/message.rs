@@ -1,4 +1,4 @@
-//! One message of a Postgres server, read without trust and without interpretation.
+//! A message of a server, neither validated nor interpreted.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// The fields of an ErrorResponse or NoticeResponse that tests ask for.
+/// The fields of an ErrorResponse or NoticeResponse that tests use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ErrorFields {
-    /// `ERROR`, `FATAL`, `PANIC`, `NOTICE`, ... (the field that is never translated, else the other).
+    /// `ERROR`, `FATAL`, `PANIC`, `NOTICE`, … The untranslated field if present, else the translated one.
     pub severity: String,
     /// The SQLSTATE; empty if the server sent none.
     pub code: String,
-    /// The primary text.
+    /// The primary message.
     pub message: String,
     /// The hint, if any.
     pub hint: String,
@@ -33,7 +33,7 @@ impl Message {
     /// The transaction status of a ReadyForQuery.
     ///
     /// # Panics
-    /// If this is no ReadyForQuery.
+    /// If this is not a ReadyForQuery.
     pub fn status(&self) -> char {
         assert_eq!(self.tag, b'Z', "not a ReadyForQuery: {self:?}");
         char::from(self.body[0])
@@ -42,7 +42,7 @@ impl Message {
     /// The values of a DataRow.
     ///
     /// # Panics
-    /// If this is no DataRow.
+    /// If this is not a DataRow.
     pub fn values(&self) -> Vec<Option<Vec<u8>>> {
         assert_eq!(self.tag, b'D', "not a DataRow: {self:?}");
         let mut rest = &self.body[2..];
@@ -62,7 +62,7 @@ impl Message {
     /// The column names of a RowDescription.
     ///
     /// # Panics
-    /// If this is no RowDescription.
+    /// If this is not a RowDescription.
     pub fn columns(&self) -> Vec<String> {
         self.column_types().into_iter().map(|(name, _)| name).collect()
     }
@@ -70,7 +70,7 @@ impl Message {
     /// The column names and type OIDs of a RowDescription.
     ///
     /// # Panics
-    /// If this is no RowDescription.
+    /// If this is not a RowDescription.
     pub fn column_types(&self) -> Vec<(String, u32)> {
         assert_eq!(self.tag, b'T', "not a RowDescription: {self:?}");
         let count = u16::from_be_bytes([self.body[0], self.body[1]]);
@@ -87,7 +87,7 @@ impl Message {
     /// The type OIDs of a ParameterDescription.
     ///
     /// # Panics
-    /// If this is no ParameterDescription.
+    /// If this is not a ParameterDescription.
     pub fn parameter_types(&self) -> Vec<u32> {
         assert_eq!(self.tag, b't', "not a ParameterDescription: {self:?}");
         self.body[2..].chunks(4).map(word).collect()
@@ -124,7 +124,7 @@ impl Message {
         (word(&self.body), channel, c_string(&self.body[4 + used..]).0)
     }
 
-    /// What a pattern compares: see [`crate::RawClient::expect`].
+    /// The detail that a pattern compares: see [`crate::RawClient::expect`].
     pub(crate) fn detail(&self) -> String {
         match self.tag {
             b'Z' => self.status().to_string(),
@@ -175,7 +175,7 @@ fn take_value(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let length = rest.first_chunk().map_or(-1, |length| i32::from_be_bytes(*length));
     *rest = &rest[4.min(rest.len())..];
     let length = usize::try_from(length).ok()?;
-    // A row that claims more than it has shows what it has: a test prints it.
+    // A length beyond the end of the row is cut: the test prints what is there.
     let (value, tail) = rest.split_at(length.min(rest.len()));
     *rest = tail;
     Some(value.to_vec())

@@ -1,4 +1,4 @@
-//! A name server of the tests' own: answers what it was told, and fails as it was told to.
+//! A DNS server for tests, with configurable records and failures.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -10,134 +10,134 @@ use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, SRV};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-/// What a name server does instead of answering.
+/// The failure mode of a name server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
-    /// It says that it failed.
+    /// SERVFAIL.
     ServFail,
-    /// It says that no such name exists.
+    /// NXDOMAIN: the name does not exist.
     NxDomain,
-    /// It says that the name has no records.
-    Empty,
-    /// It says nothing.
-    Silence,
+    /// NOERROR without records.
+    NoData,
+    /// No reply.
+    NoResponse,
 }
 
 #[derive(Default)]
-struct Told {
+struct State {
     records: HashMap<(String, RecordType), Vec<RData>>,
     outage: Option<Outage>,
     stopped: bool,
 }
 
-/// A running name server; dropping it ends it. Its answers live for no time.
+/// A running name server. Dropping it stops it. All records have a TTL of 0.
 pub struct NameServer {
     address: SocketAddr,
-    told: Arc<Mutex<Told>>,
-    asked: Arc<AtomicU64>,
-    serving: Option<JoinHandle<()>>,
+    state: Arc<Mutex<State>>,
+    queries: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
 }
 
-fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl NameServer {
-    /// Starts one that knows nothing.
+    /// Starts a server without records.
     pub fn start() -> Self {
         Self::start_at((Ipv4Addr::LOCALHOST, 0).into()).expect("a port is free")
     }
 
-    /// The same at this address.
+    /// Starts a server without records on this address.
     ///
     /// # Errors
-    /// When it is taken, or needs a privilege.
+    /// If the address is in use, or needs a privilege.
     pub fn start_at(address: SocketAddr) -> std::io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
-        let address = socket.local_addr().expect("it is bound");
-        let (told, asked): (Arc<Mutex<Told>>, Arc<AtomicU64>) = Default::default();
-        let (its_told, its_asked) = (Arc::clone(&told), Arc::clone(&asked));
-        let serving = Some(std::thread::spawn(move || serve(&socket, &its_told, &its_asked)));
-        Ok(Self { address, told, asked, serving })
+        let address = socket.local_addr().expect("a bound socket has an address");
+        let (state, queries): (Arc<Mutex<State>>, Arc<AtomicU64>) = Default::default();
+        let (thread_state, thread_queries) = (Arc::clone(&state), Arc::clone(&queries));
+        let thread = Some(std::thread::spawn(move || serve(&socket, &thread_state, &thread_queries)));
+        Ok(Self { address, state, queries, thread })
     }
 
-    /// Where it listens, for UDP alone.
+    /// The UDP address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on the name has exactly these addresses.
-    pub fn addresses(&self, name: &str, list: &[Ipv4Addr]) {
+    /// Replaces the addresses of a name.
+    pub fn set_addresses(&self, name: &str, list: &[Ipv4Addr]) {
         let data = list.iter().map(|address| RData::A(A(*address))).collect();
-        lock(&self.told).records.insert((name.to_owned(), RecordType::A), data);
+        lock(&self.state).records.insert((name.to_owned(), RecordType::A), data);
     }
 
-    /// From now on the name has exactly these services: priority, weight, port and target each.
-    pub fn services(&self, name: &str, list: &[(u16, u16, u16, &str)]) {
-        let of = |&(priority, weight, port, target): &(u16, u16, u16, &str)| {
+    /// Replaces the services of a name: priority, weight, port and target each.
+    pub fn set_services(&self, name: &str, list: &[(u16, u16, u16, &str)]) {
+        let record = |&(priority, weight, port, target): &(u16, u16, u16, &str)| {
             let target = Name::from_ascii(target).expect("a target is a name");
             RData::SRV(SRV::new(priority, weight, port, target))
         };
-        lock(&self.told).records.insert((name.to_owned(), RecordType::SRV), list.iter().map(of).collect());
+        lock(&self.state).records.insert((name.to_owned(), RecordType::SRV), list.iter().map(record).collect());
     }
 
-    /// From now on it fails so, or not any more.
-    pub fn fail(&self, outage: Option<Outage>) {
-        lock(&self.told).outage = outage;
+    /// Sets or clears the failure mode.
+    pub fn set_outage(&self, outage: Option<Outage>) {
+        lock(&self.state).outage = outage;
     }
 
-    /// How many questions have arrived so far.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Acquire)
+    /// The number of queries received so far.
+    pub fn queries(&self) -> u64 {
+        self.queries.load(Ordering::Acquire)
     }
 }
 
 impl Drop for NameServer {
     fn drop(&mut self) {
-        lock(&self.told).stopped = true;
-        // Wakes the thread. If that fails, the thread stays until the process ends: nothing waits for it then.
+        lock(&self.state).stopped = true;
+        // Wakes the thread. If that fails, the thread runs until the process exits; no code waits for it then.
         let woken = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.send_to(b"end", self.address));
-        if let (Ok(_), Some(serving)) = (woken, self.serving.take()) {
-            let _ = serving.join();
+        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+            let _ = thread.join();
         }
     }
 }
 
-fn serve(socket: &UdpSocket, told: &Mutex<Told>, asked: &AtomicU64) {
+fn serve(socket: &UdpSocket, state: &Mutex<State>, queries: &AtomicU64) {
     let mut buffer = [0; 4096];
     loop {
         let received = socket.recv_from(&mut buffer);
-        if lock(told).stopped {
+        if lock(state).stopped {
             return;
         }
         let Ok((length, from)) = received else { continue };
-        let Ok(question) = Message::from_vec(&buffer[..length]) else { continue };
-        let answer = answer(&question, &lock(told));
-        // An asker that is gone is as good as one that has read it.
-        let _ = answer.map(|answer| socket.send_to(&answer, from));
-        asked.fetch_add(1, Ordering::Release);
+        let Ok(request) = Message::from_vec(&buffer[..length]) else { continue };
+        let reply = reply(&request, &lock(state));
+        // A resolver that closed its socket does not need the reply.
+        let _ = reply.map(|reply| socket.send_to(&reply, from));
+        queries.fetch_add(1, Ordering::Release);
     }
 }
 
-fn answer(question: &Message, told: &Told) -> Option<Vec<u8>> {
-    let query = question.queries.first()?;
+fn reply(request: &Message, state: &State) -> Option<Vec<u8>> {
+    let query = request.queries.first()?;
     let name = query.name().to_ascii().trim_end_matches('.').to_ascii_lowercase();
-    let mut message = Message::response(question.metadata.id, OpCode::Query);
+    let mut message = Message::response(request.metadata.id, OpCode::Query);
     message.metadata.recursion_available = true;
     message.add_query(query.clone());
-    match told.outage {
-        Some(Outage::Silence) => return None,
+    match state.outage {
+        Some(Outage::NoResponse) => return None,
         Some(Outage::ServFail) => message.metadata.response_code = ResponseCode::ServFail,
         Some(Outage::NxDomain) => message.metadata.response_code = ResponseCode::NXDomain,
-        Some(Outage::Empty) => {}
-        None => match told.records.get(&(name.clone(), query.query_type())) {
+        Some(Outage::NoData) => {}
+        None => match state.records.get(&(name.clone(), query.query_type())) {
             Some(list) => {
                 for data in list {
                     message.add_answer(Record::from_rdata(query.name().clone(), 0, data.clone()));
                 }
             }
-            // A name that has records of another kind exists.
-            None if told.records.keys().any(|(known, _)| *known == name) => {}
+            // The name exists with records of another type: NOERROR without records.
+            None if state.records.keys().any(|(known, _)| *known == name) => {}
             None => message.metadata.response_code = ResponseCode::NXDomain,
         },
     }

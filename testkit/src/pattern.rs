@@ -1,8 +1,8 @@
-//! What a script expects to read, in the letters of the protocol.
+//! Patterns of expected messages, written with the type bytes of the protocol.
 
 use crate::Message;
 
-/// One word of a pattern: a message type, maybe its detail, maybe repeated.
+/// A word of a pattern: a message type, with an optional detail and an optional `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     tag: u8,
@@ -17,7 +17,7 @@ impl Expected {
 
     fn word(word: &str) -> Self {
         let (word, repeated) = match word.strip_suffix('*') {
-            Some(shorter) if !shorter.is_empty() => (shorter, true),
+            Some(tag) if !tag.is_empty() => (tag, true),
             _ => (word, false),
         };
         let (tag, detail) = match word.split_once(':') {
@@ -29,7 +29,7 @@ impl Expected {
     }
 }
 
-/// `S:name` compares the name alone, `S:name=value` both.
+/// `S:name` compares the name only, `S:name=value` also the value.
 fn detail_matches(detail: &str, message: &Message) -> bool {
     let actual = message.detail();
     if message.tag == b'S' && !detail.contains('=') {

@@ -1,4 +1,4 @@
-//! A program that listens, as a child process with a folder and a log of its own.
+//! A child process that listens on a port and has its own folder and log.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,21 +7,21 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getfd, pidfd_open};
 use socket2::{Domain, Socket, Type};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
+use crate::poll::poll;
 
 pub use rustix::process::Signal;
 
-const POLL: Duration = Duration::from_millis(5);
-/// How much of the log a failing test prints.
+/// Maximum number of log lines that a failing test prints.
 const LOG_LINES_MAX: usize = 60;
 
-/// A running program; dropping it kills it.
+/// A running child process. Dropping it kills the process.
 pub struct Process {
     child: Child,
     address: SocketAddr,
@@ -29,71 +29,69 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts the command, which is to listen there; what it prints goes into its log.
+    /// Starts a command that is expected to listen on `address`, and redirects its output to the log.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the command cannot be started.
     pub fn spawn(mut command: Command, address: SocketAddr, folder: tempfile::TempDir) -> Self {
         let log = File::create(folder.path().join("log")).expect("the folder can be written");
-        let again = log.try_clone().expect("a file can be duplicated");
-        command.stdin(Stdio::null()).stdout(log).stderr(again);
+        let duplicate = log.try_clone().expect("a file can be duplicated");
+        command.stdin(Stdio::null()).stdout(log).stderr(duplicate);
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         Self { child, address, folder }
     }
 
-    /// Waits until it accepts. `false` if it ended because somebody else has the port.
+    /// Waits until the process accepts connections. Returns `false` if the process exited because the port is in use.
     ///
     /// # Panics
-    /// If it ended for another reason, or accepts nothing.
+    /// If the process exits for another reason, or does not accept before the deadline.
     pub fn accepts(&mut self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                let log = self.log();
-                assert!(log.contains("in use"), "it ended at once ({status}):\n{log}");
-                return false;
-            }
-            if TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok() {
-                return true;
-            }
-            assert!(Instant::now() < deadline, "it accepts nothing:\n{}", self.log());
-            thread::sleep(POLL);
+        let mut exit = None;
+        let accepts_or_exited = poll(TIMEOUT, || {
+            exit = self.child.try_wait().expect("the status of a child can be read");
+            exit.is_some() || TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok()
+        });
+        assert!(accepts_or_exited, "the process does not accept:\n{}", self.log());
+        if let Some(status) = exit {
+            let log = self.log();
+            assert!(log.contains("in use"), "the process exited at its start ({status}):\n{log}");
         }
+        exit.is_none()
     }
 
-    /// Where it listens.
+    /// The address on which the process listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A folder of this process alone.
+    /// The folder of this process.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What it has printed so far.
+    /// The output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the process is a child that was not waited for");
     }
 
-    /// Descriptors that it has open.
+    /// The number of open file descriptors.
     pub fn descriptors(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
         fs::read_dir(folder).expect("the process is a child that was not waited for").count()
     }
 
-    /// Bytes of memory that it takes.
+    /// The resident memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -101,13 +99,13 @@ impl Process {
         kilobytes.expect("the process is a child that was not waited for") * 1024
     }
 
-    /// Its connections over TCP, duplicated, so that the kernel can be asked how it has set them up.
+    /// Duplicates of the TCP sockets of the process, to read their socket options.
     ///
     /// # Errors
-    /// When this machine does not let a process look into its child.
+    /// If this machine does not allow access to the descriptors of a child process.
     ///
     /// # Panics
-    /// When the process has ended.
+    /// If the process has exited.
     pub fn connections(&self) -> io::Result<Vec<Socket>> {
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         let entries = fs::read_dir(format!("/proc/{}/fd", self.child.id()))?;
@@ -118,7 +116,7 @@ impl Process {
                 Ok(socket) if socket.peer_addr().is_ok_and(|peer| peer.as_socket().is_some()) => {
                     connections.push(socket);
                 }
-                // No socket, or none over TCP; or it was closed since.
+                // Not a TCP socket, or closed in the meantime.
                 Ok(_) | Err(Errno::BADF) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -126,28 +124,26 @@ impl Process {
         Ok(connections)
     }
 
-    /// Whether it is still there.
+    /// Whether the process is running.
     pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("a child can be asked").is_none()
+        self.child.try_wait().expect("the status of a child can be read").is_none()
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log());
-            thread::sleep(POLL);
-        }
+        let mut exit = None;
+        poll(TIMEOUT, || {
+            exit = self.child.try_wait().expect("the status of a child can be read");
+            exit.is_some()
+        });
+        exit.unwrap_or_else(|| panic!("the process does not exit:\n{}", self.log()))
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself; either way nothing is left to do about an error.
+        // The process may have exited already; errors do not matter here.
         drop(self.child.kill());
         drop(self.child.wait());
         if thread::panicking() {
@@ -159,16 +155,15 @@ impl Drop for Process {
     }
 }
 
-/// A place of 127.0.0.1 where nobody listens. Ports should lie below the range from which the kernel takes those of
-/// outgoing connections (32768 on): a socket that connects to a port of that range before anybody listens there may meet
-/// itself.
+/// Returns an address of 127.0.0.1 with a port on which no process listens. The range should lie below the ephemeral
+/// ports (from 32768): a client that connects to an ephemeral port before the server listens can connect to itself.
 pub fn free_address(ports: Range<u16>) -> SocketAddr {
     let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(ports.clone())));
     std::iter::repeat_with(address).take(1_000).find(is_free).expect("a port is free")
 }
 
-/// Whether nobody listens there. Nobody listens for the sake of the question either: whoever waits for a server that is to
-/// listen there would take that for its server.
+/// Whether the address is free. The check binds but does not listen: a concurrent test that waits for its server on
+/// this address would otherwise connect to this socket.
 fn is_free(address: &SocketAddr) -> bool {
     let bind = || {
         let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)?;

@@ -1,13 +1,14 @@
-//! The guarantee that no reply ever reaches the wrong client, as a checker.
+//! Checks that no reply reaches the wrong client.
 //!
-//! Every query carries a tag that no other query has. [`Replies`] knows whose each is, and whether it was answered. A
-//! client reports what it received; a tag of someone else, a tag twice, or a tag out of order is a violation.
+//! Every query carries a unique tag. [`Replies`] stores the client of each tag and whether the reply was received.
+//! Clients report the replies they receive; a tag of another client, a repeated tag or a tag out of order is a
+//! violation.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-/// The tags of all clients of a test. Shared between their threads: a mutex suffices, a query costs far more.
+/// The tags of all clients of a test, shared between their threads.
 #[derive(Default)]
 pub struct Replies {
     state: Mutex<State>,
@@ -23,13 +24,13 @@ struct State {
 }
 
 impl Replies {
-    /// Nothing asked yet.
+    /// No tags yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A fresh tag for a query of this client.
-    pub fn ask(&self, client: usize) -> u64 {
+    /// Returns a new tag for a query of this client.
+    pub fn new_tag(&self, client: usize) -> u64 {
         let mut state = self.lock();
         state.next += 1;
         let tag = state.next;
@@ -37,7 +38,7 @@ impl Replies {
         tag
     }
 
-    /// This client received the reply with this text, and expected that of `tag`.
+    /// Records that the client received this text where it expected the reply with `tag`.
     pub fn received(&self, client: usize, tag: u64, text: &str) {
         let mut state = self.lock();
         let owner = state.open.get(&tag).copied();
@@ -46,30 +47,31 @@ impl Replies {
             state.answered += 1;
             return;
         }
-        let whose = text.parse().ok().and_then(|other: u64| state.open.get(&other).copied());
-        let violation =
-            format!("client {client} expected {tag} and received {text:?} (open for {whose:?}; {tag} of {owner:?})");
+        let actual_owner = text.parse().ok().and_then(|other: u64| state.open.get(&other).copied());
+        let violation = format!(
+            "client {client} expected {tag} and received {text:?} (open for {actual_owner:?}; {tag} of {owner:?})"
+        );
         state.violations.push(violation);
     }
 
-    /// Something came that this client did not ask for.
-    pub fn violation(&self, client: usize, what: &str) {
-        self.lock().violations.push(format!("client {client}: {what}"));
+    /// Records a message that the client did not expect.
+    pub fn violation(&self, client: usize, description: &str) {
+        self.lock().violations.push(format!("client {client}: {description}"));
     }
 
-    /// The reply will not come, or will not be looked at: the client or its server went away, or the query failed.
+    /// Records that the reply is not expected any more: the client or its server disconnected, or the query failed.
     pub fn abandon(&self, tag: u64) {
         let mut state = self.lock();
         state.open.remove(&tag);
         state.abandoned += 1;
     }
 
-    /// How many replies reached their clients.
+    /// The number of replies that reached their client.
     pub fn answered(&self) -> u64 {
         self.lock().answered
     }
 
-    /// Fails if any reply reached the wrong client, or was lost without a reason.
+    /// Fails if a reply reached the wrong client, or if a query has no outcome.
     #[track_caller]
     pub fn check(&self) {
         let state = self.lock();
@@ -78,7 +80,7 @@ impl Replies {
             // Writing to a String cannot fail.
             let _ = writeln!(report, "  {violation}");
         }
-        assert!(state.violations.is_empty(), "{} replies went astray:\n{report}", state.violations.len());
+        assert!(state.violations.is_empty(), "{} replies reached the wrong client:\n{report}", state.violations.len());
         assert!(state.open.is_empty(), "queries without an outcome: {:?}", state.open);
         eprintln!("{} replies, {} abandoned", state.answered, state.abandoned);
     }

@@ -1,4 +1,4 @@
-//! The real Postgres of a test binary: one per major version, started at first use, shared by all its tests.
+//! The Postgres servers of a test binary: one per major version, started at first use and shared by all tests.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tidegate_sandbox::{Major, Postgres};
 use crate::tls::Authority;
 use crate::{RawClient, Startup};
 
-/// Who must show what. Roles choose their rule by membership; everyone else is trusted.
+/// The pg_hba.conf. Membership in a group selects the authentication method of a role; all other roles are trusted.
 const HBA: &str = "\
 hostnossl all +tls_only 127.0.0.1/32 reject
 host all +scram_login 127.0.0.1/32 scram-sha-256
@@ -23,7 +23,7 @@ local all all trust
 local replication all trust
 ";
 
-/// Room for a few dozen tests at once, each with a pool of its own.
+/// Limits for a few dozen concurrent tests, each with its own pool.
 const SETTINGS: &[(&str, &str)] = &[
     ("max_connections", "400"),
     ("wal_level", "logical"),
@@ -34,7 +34,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("autovacuum", "off"),
 ];
 
-/// A running Postgres that many tests share. They must not stop it, nor change what others see.
+/// A running Postgres that many tests share. Tests must not stop it, nor change what other tests use.
 pub struct Server {
     postgres: Postgres,
     major: u32,
@@ -42,7 +42,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The shared server of this major version; the process's end takes it down.
+    /// The shared server of this major version. It stops when the process exits.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -56,14 +56,14 @@ impl Server {
         }
     }
 
-    /// A server of this test alone, to be killed, stopped and suspended.
+    /// Starts a server that the test may kill, stop and suspend.
     ///
     /// # Panics
     /// If it cannot be started.
     pub fn start(major: u32) -> Self {
         let authority = Authority::new();
         let identity = authority.issue(&["localhost", "127.0.0.1"]);
-        let read = |path: &PathBuf| std::fs::read_to_string(path).expect("the authority wrote it");
+        let read = |path: &PathBuf| std::fs::read_to_string(path).expect("the authority has written the file");
         let version = Major(major.try_into().expect("a major version is small"));
         let mut builder = Postgres::builder()
             .version(version)
@@ -86,55 +86,56 @@ impl Server {
         self.major
     }
 
-    /// Its TCP port on 127.0.0.1.
+    /// The TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.postgres.port()
     }
 
-    /// Its TCP address.
+    /// The TCP address.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
-    /// The folder of its unix socket.
+    /// The folder of the unix socket.
     pub fn socket_dir(&self) -> PathBuf {
         self.postgres.socket_dir().to_owned()
     }
 
-    /// The authority that signed its certificate (for `localhost` and `127.0.0.1`) and checks those of clients.
+    /// The authority that signed the server certificate (for `localhost` and `127.0.0.1`) and that client certificates
+    /// must be signed by.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// The sandbox itself, for servers that one test owns.
+    /// The sandbox, for servers that belong to one test.
     pub fn postgres(&mut self) -> &mut Postgres {
         &mut self.postgres
     }
 
-    /// A login to it as the superuser, to be changed.
+    /// The parameters of a login as superuser, to be changed.
     pub fn startup(&self) -> Startup {
         Startup::tcp(self.address(), "postgres", "postgres")
     }
 
-    /// A direct connection as the superuser.
+    /// Connects to the server as superuser.
     #[track_caller]
     pub fn client(&self) -> RawClient {
         self.startup().connect()
     }
 
-    /// Runs one statement as the superuser.
+    /// Runs one statement as superuser.
     #[track_caller]
     pub fn sql(&self, sql: &str) {
         self.client().ok(sql);
     }
 
-    /// Ends a backend, and waits until it is gone.
+    /// Terminates a backend and waits until it is gone.
     #[track_caller]
     pub fn kill_backend(&self, pid: &str) {
         self.sql(&format!("select pg_terminate_backend({pid}, 10000)"));
     }
 
-    /// One value of one statement run as the superuser.
+    /// Runs one statement as superuser and returns its value.
     #[track_caller]
     pub fn value(&self, sql: &str) -> String {
         self.client().value(sql)

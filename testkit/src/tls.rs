@@ -1,4 +1,4 @@
-//! Certificates made on the spot, and a TLS client that counts the records it gets.
+//! Generated certificates, and a TLS client that measures the records it receives.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,12 +11,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use crate::client::{Lost, Stream, untagged};
+use crate::client::{ClientError, Stream, untagged};
 
 /// The code of SSLRequest.
 const SSL_REQUEST: u32 = 80_877_103;
 
-/// A certificate authority whose files live in a temporary folder.
+/// A certificate authority with its files in a temporary folder.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: tempfile::TempDir,
@@ -27,12 +27,12 @@ pub struct Authority {
 pub struct Identity {
     /// The certificate.
     pub cert: PathBuf,
-    /// Its private key, readable by the owner alone (Postgres insists).
+    /// The private key, readable by the owner only, as Postgres requires.
     pub key: PathBuf,
 }
 
 impl Authority {
-    /// A new authority.
+    /// Creates an authority.
     ///
     /// # Panics
     /// If the folder cannot be written.
@@ -40,19 +40,19 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are valid names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, "testkit authority");
-        let key = KeyPair::generate().expect("a key can be made");
-        let issuer = CertifiedIssuer::self_signed(params, key).expect("an authority can sign itself");
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let key = KeyPair::generate().expect("a key can be generated");
+        let issuer = CertifiedIssuer::self_signed(params, key).expect("an authority can sign its certificate");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         fs::write(folder.path().join("ca.pem"), issuer.pem()).expect("the folder can be written");
         Self { issuer, folder }
     }
 
-    /// The authority's own certificate.
+    /// The certificate of the authority.
     pub fn ca(&self) -> PathBuf {
         self.folder.path().join("ca.pem")
     }
 
-    /// A certificate for these names, the first of which is its common name and the files' name.
+    /// Issues a certificate for these names. The first name is the common name and the file name.
     ///
     /// # Panics
     /// If the folder cannot be written.
@@ -64,7 +64,7 @@ impl Authority {
         self.signed(names[0], &params)
     }
 
-    /// A certificate that has nothing but a common name, as older tools made them.
+    /// Issues a certificate with a common name and no subject alternative names, as older tools do.
     ///
     /// # Panics
     /// If the folder cannot be written.
@@ -75,22 +75,22 @@ impl Authority {
     }
 
     fn signed(&self, name: &str, params: &CertificateParams) -> Identity {
-        let key = KeyPair::generate().expect("a key can be made");
+        let key = KeyPair::generate().expect("a key can be generated");
         let cert = params.signed_by(&key, &self.issuer).expect("the authority can sign");
         self.write(name, &cert.pem(), &key)
     }
 
-    /// A certificate that this authority has nothing to do with: it is its own, and has nothing but a common name. So are those
-    /// that `openssl req -x509` makes.
+    /// Creates a self-signed certificate with a common name only, as `openssl req -x509` does. Only its files belong to
+    /// this authority.
     ///
     /// # Panics
     /// If the folder cannot be written.
-    pub fn own_authority(&self, name: &str) -> Identity {
+    pub fn self_signed(&self, name: &str) -> Identity {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are valid names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let key = KeyPair::generate().expect("a key can be made");
-        let cert = params.self_signed(&key).expect("it can sign itself");
+        let key = KeyPair::generate().expect("a key can be generated");
+        let cert = params.self_signed(&key).expect("a certificate can be self-signed");
         self.write(name, &cert.pem(), &key)
     }
 
@@ -112,36 +112,36 @@ impl Default for Authority {
 fn write_private(path: &Path, pem: &str) {
     use std::os::unix::fs::PermissionsExt;
     fs::write(path, pem).expect("the folder can be written");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("own files have permissions");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the permissions of the file can be set");
 }
 
-/// How a client speaks TLS.
+/// The TLS mode of a client.
 #[derive(Clone, Debug, Default)]
 pub enum TlsMode {
-    /// Not at all.
+    /// No TLS.
     #[default]
     Off,
-    /// SSLRequest first, then the handshake; the peer's certificate must be of this authority.
+    /// SSLRequest, then the handshake. The certificate of the peer must be signed by this authority.
     Request(PathBuf),
-    /// The handshake at once, with or without the ALPN name `postgresql`.
+    /// The handshake without SSLRequest (direct TLS), with or without the ALPN name `postgresql`.
     Direct {
-        /// The authority's certificate.
+        /// The certificate of the authority.
         ca: PathBuf,
         /// Whether ALPN is offered.
         alpn: bool,
     },
     /// [`Self::Request`] with a client certificate.
     Identified {
-        /// The authority's certificate.
+        /// The certificate of the authority.
         ca: PathBuf,
-        /// The client's own.
+        /// The certificate of the client.
         identity: Identity,
     },
 }
 
 impl TlsMode {
-    pub(crate) fn wrap(&self, mut tcp: TcpStream) -> Result<Stream, Lost> {
-        tcp.set_read_timeout(Some(crate::PATIENCE))?;
+    pub(crate) fn wrap(&self, mut tcp: TcpStream) -> Result<Stream, ClientError> {
+        tcp.set_read_timeout(Some(crate::TIMEOUT))?;
         let config = match self {
             Self::Off => return Ok(Stream::Tcp(tcp)),
             Self::Request(ca) => {
@@ -164,13 +164,13 @@ impl TlsMode {
     }
 }
 
-fn request(tcp: &mut TcpStream) -> Result<(), Lost> {
+fn request(tcp: &mut TcpStream) -> Result<(), ClientError> {
     tcp.write_all(&untagged(&SSL_REQUEST.to_be_bytes()))?;
     let mut answer = [0];
     tcp.read_exact(&mut answer)?;
     match answer[0] {
         b'S' => Ok(()),
-        other => Err(Lost::Garbage(format!("SSLRequest was answered with {:?}", char::from(other)))),
+        other => Err(ClientError::Garbage(format!("reply to SSLRequest is {:?}", char::from(other)))),
     }
 }
 
@@ -195,7 +195,7 @@ fn identified(ca: &Path, identity: &Identity) -> ClientConfig {
     builder(ca).with_client_auth_cert(vec![cert], key).expect("the key belongs to the certificate")
 }
 
-/// TLS over TCP. It reads record by record, so that it can tell how large they are.
+/// TLS over TCP. The stream reads record by record to measure their lengths.
 pub(crate) struct TlsStream {
     session: ClientConnection,
     tcp: TcpStream,
@@ -203,15 +203,15 @@ pub(crate) struct TlsStream {
 }
 
 impl TlsStream {
-    fn connect(tcp: TcpStream, config: ClientConfig) -> Result<Self, Lost> {
+    fn connect(tcp: TcpStream, config: ClientConfig) -> Result<Self, ClientError> {
         let name = ServerName::try_from("localhost").expect("a valid name");
-        let session =
-            ClientConnection::new(Arc::new(config), name).map_err(|error| Lost::Garbage(format!("TLS: {error}")))?;
+        let session = ClientConnection::new(Arc::new(config), name)
+            .map_err(|error| ClientError::Garbage(format!("TLS: {error}")))?;
         let mut stream = Self { session, tcp, record_bytes_max: 0 };
         while stream.session.is_handshaking() {
             stream.write_pending()?;
             if stream.session.is_handshaking() && !stream.read_record()? {
-                return Err(Lost::Closed);
+                return Err(ClientError::Closed);
             }
         }
         stream.write_pending()?;
@@ -222,7 +222,7 @@ impl TlsStream {
         &self.tcp
     }
 
-    /// What the peer has shown, in DER.
+    /// The certificate of the peer in DER.
     pub(crate) fn certificate(&self) -> Vec<u8> {
         let chain = self.session.peer_certificates().unwrap_or_default();
         chain.first().map(|own| own.to_vec()).unwrap_or_default()
@@ -239,7 +239,7 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Reads one record into the session; false at the end of the stream.
+    /// Reads one record into the session; returns `false` at the end of the stream.
     fn read_record(&mut self) -> io::Result<bool> {
         let mut record = vec![0; 5];
         match self.tcp.read(&mut record[..1])? {

@@ -30,7 +30,7 @@ pub(crate) fn build(profile: BuildProfile) -> Result<PathBuf> {
         // Builds one test target, so that its features are those of the tests. A build of the binary alone would
         // compile its dependencies again, with fewer features.
         BuildProfile::Dev => {
-            command.args(["test", "--no-run", "--workspace", "--test", "wrong_client"]).args(features());
+            command.args(["test", "--no-run", "--workspace", "--test", "chaos"]).args(features());
             "debug"
         }
         BuildProfile::Dist => {

@@ -23,15 +23,15 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Test targets of the gateway
-    #[arg(long, default_values = ["differential", "wrong_client", "unrest"])]
+    #[arg(long, default_values = ["differential", "chaos"])]
     test: Vec<String>,
     /// Number of processes per round that are killed while they write a journal (0: none)
     #[arg(long, default_value_t = 200)]
     kills: u32,
     /// Number of Postgres clusters per round that are killed, suspended and promoted under load (0: none)
     #[arg(long, default_value_t = 20)]
-    storms: u32,
-    /// Skip the test with a frozen disk
+    fault_runs: u32,
+    /// Do not freeze a disk under the query journal
     #[arg(long)]
     no_stall: bool,
     /// Seed of the first round, to repeat a failed one
@@ -66,11 +66,11 @@ fn round(arguments: &Arguments, seed: u64) -> Result<()> {
     command.args(arguments.test.iter().flat_map(|test| ["--test", test]));
     command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
     run_command(&mut command)?;
-    if arguments.storms > 0 {
+    if arguments.fault_runs > 0 {
         let mut command = cargo();
-        command.args(["test", "--release", "-p", "tidegate", "--test", "hosts", "storm"]);
+        command.args(["test", "--release", "-p", "tidegate", "--test", "failover", "random_faults"]);
         command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
-        run_command(command.env("TIDEGATE_STORMS", arguments.storms.to_string()))?;
+        run_command(command.env("TIDEGATE_FAULT_RUNS", arguments.fault_runs.to_string()))?;
     }
     if arguments.kills == 0 {
         return Ok(());

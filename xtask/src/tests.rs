@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// A single I/O mode [default: both]
     #[arg(long)]
     io: Option<Io>,
-    /// Arguments for `cargo test`, such as `-p tidegate edge_07`
+    /// Arguments for `cargo test`, such as `-p tidegate --test protocol`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
@@ -82,7 +82,8 @@ fn describe(progress: &StartProgress) -> String {
 
 /// Test targets that depend on the I/O mode; all other tests run once. They are selected by target and not by package,
 /// because a selection of packages changes features and rebuilds every dependency.
-const IO_TARGETS: [&str; 6] = ["link", "edges", "differential", "wrong_client", "unrest", "hosts"];
+const IO_TARGETS: [&str; 8] =
+    ["link", "protocol", "auth", "session_state", "operations", "differential", "chaos", "failover"];
 
 /// All tests with io_uring; with epoll only those that depend on the I/O mode.
 pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {

@@ -1,7 +1,6 @@
 //! The configuration of a sandbox, and its folder: `data/`, the socket, the log.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;

@@ -1,21 +1,22 @@
-//! The gateway answers as Postgres does: random scripts of a client, played at both doors, message by message.
+//! Random client scripts get the same messages from the gateway as from Postgres.
 //!
-//! A script is a list of [`Op`]s that end in reads. It is played at Postgres itself, which tells how many messages each
-//! read brings, then at the gateway, which must bring the same ones. Between the steps another client comes and goes, so
-//! that the script's transactions wander over the servers. Keys, process ids and reported parameters may differ.
+//! A script is a list of [`Op`](script::Op)s that end in reads. It runs against Postgres first, which determines the
+//! number of messages of each read, and then against the gateway, which must send the same messages. Between the steps
+//! another client connects and disconnects, so that the transactions of the script move between servers. Cancel keys,
+//! process ids and reported parameters may differ.
 //!
-//! `TIDEGATE_CASES` is the number of scripts per mode and version, `TIDEGATE_SEED` the first seed; a failure prints its own
-//! and the smallest script that still fails. Without a seed the scripts are the same in every run, so that a change
-//! fails for what it changes; `cargo xtask soak` looks for new ones.
+//! `TIDEGATE_CASES` is the number of scripts per mode and version, `TIDEGATE_SEED` the first seed. A failure prints its
+//! seed and the smallest script that still fails. The scripts are the same in every run without a seed, so that a
+//! failure is caused by a change of the code; `cargo xtask soak` uses new seeds.
 
-mod play;
+mod runner;
 mod script;
 mod settings;
 mod shrink;
 
 use tidegate_testkit::Fixture;
 
-use crate::play::Stage;
+use crate::runner::Runner;
 use crate::script::Script;
 
 const CASES: u64 = 150;
@@ -26,27 +27,27 @@ fn number(variable: &str, default: u64) -> u64 {
 
 fn differential(major: u32, mode: &'static str) {
     let fixture = Fixture::new(env!("CARGO_BIN_EXE_tidegate"), major);
-    let mut stage = Stage::new(&fixture, mode);
+    let mut runner = Runner::new(&fixture, mode);
     let seed = number("TIDEGATE_SEED", 1);
     println!("TIDEGATE_SEED={seed}");
     for case in seed..seed + number("TIDEGATE_CASES", CASES) {
         let script = Script::random(case);
         let script = if mode == "statement" { script.without_blocks() } else { script };
-        let Some(difference) = stage.difference(&script) else { continue };
-        let (script, difference) = shrink::smallest(script, difference, |script| stage.difference(script));
+        let Some(difference) = runner.difference(&script) else { continue };
+        let (script, difference) = shrink::smallest(script, difference, |script| runner.difference(script));
         panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
     }
 }
 
 fn settings(major: u32, mode: &'static str) {
-    let new_stage = || settings::Stage::new(env!("CARGO_BIN_EXE_tidegate"), major, mode);
-    let mut stage = new_stage();
+    let new_runner = || settings::SettingsRunner::new(env!("CARGO_BIN_EXE_tidegate"), major, mode);
+    let mut runner = new_runner();
     let seed = number("TIDEGATE_SEED", 1);
     println!("TIDEGATE_SEED={seed}");
     for case in seed..seed + number("TIDEGATE_CASES", CASES) {
         let script = settings::Script::random(case);
-        let Some(difference) = stage.difference(&script) else { continue };
-        let (script, difference) = shrink::smallest(script, difference, |script| new_stage().difference(script));
+        let Some(difference) = runner.difference(&script) else { continue };
+        let (script, difference) = shrink::smallest(script, difference, |script| new_runner().difference(script));
         panic!("TIDEGATE_SEED={case} TIDEGATE_CASES=1, {mode} mode, Postgres {major}:\n{script}{difference}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a client may do, at random.
+//! Random scripts of a client.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use tidegate_testkit::Frames;
 
 use crate::shrink::Shrinks;
 
-/// One message of a client, or the wish to read the answers.
+/// A message of a client, or a read of the replies.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Query(String),
@@ -24,17 +24,17 @@ pub(crate) enum Op {
     CopyData(&'static str),
     CopyDone,
     CopyFail,
-    /// The number of a function, and its arguments.
+    /// The oid of a function, and its arguments.
     FunctionCall(u32, &'static [&'static str]),
-    /// Another client sends this query, before what follows is sent.
-    Elsewhere(&'static str),
-    /// A new client prepares, describes and runs this, before what follows is sent.
-    Anew(&'static str, Vec<String>),
+    /// Another client sends this query before the next messages are sent.
+    OtherClient(&'static str),
+    /// A new client prepares, describes and executes this statement before the next messages are sent.
+    NewClient(&'static str, Vec<String>),
     Read,
 }
 
 impl Op {
-    /// The message; `T` in its SQL stands for the table.
+    /// Appends the message; `TABLE` in its SQL is replaced by the name of the table.
     pub(crate) fn append(&self, frames: Frames, table: &str) -> Frames {
         let sql = |text: &str| text.replace("TABLE", table);
         match self {
@@ -55,16 +55,16 @@ impl Op {
             Self::CopyDone => frames.copy_done(),
             Self::CopyFail => frames.copy_fail("on purpose"),
             Self::FunctionCall(function, arguments) => frames.message(b'F', &function_call(*function, arguments)),
-            Self::Read | Self::Elsewhere(_) | Self::Anew(..) => frames,
+            Self::Read | Self::OtherClient(_) | Self::NewClient(..) => frames,
         }
     }
 
-    /// Whether it is another client that acts.
-    pub(crate) fn is_of_another(&self) -> bool {
-        matches!(self, Self::Elsewhere(_) | Self::Anew(..))
+    /// Whether another client sends the op.
+    pub(crate) fn is_of_another_client(&self) -> bool {
+        matches!(self, Self::OtherClient(_) | Self::NewClient(..))
     }
 
-    /// Whether Postgres answers it with a ReadyForQuery, in the usual case.
+    /// Whether Postgres usually answers with ReadyForQuery.
     pub(crate) fn ends_in_ready(&self) -> bool {
         matches!(self, Self::Query(_) | Self::Sync | Self::FunctionCall(..))
     }
@@ -84,7 +84,7 @@ fn function_call(function: u32, arguments: &[&str]) -> Vec<u8> {
     body
 }
 
-/// A client's script. It always ends in a state where Postgres answers.
+/// A script of a client. The runner brings it to a state where Postgres answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) ops: Vec<Op>,
@@ -99,7 +99,7 @@ impl fmt::Display for Script {
 const STATEMENTS: [&str; 4] = ["", "a", "b", "c"];
 const PORTALS: [&str; 3] = ["", "p", "q"];
 
-/// Statements for either protocol.
+/// Statements for both protocols.
 const SQL: &[&str] = &[
     "select 1",
     "select 'two', null, 3.5",
@@ -116,7 +116,7 @@ const SQL: &[&str] = &[
     "selec",
     "select * from no_such_table",
     "select 1 as a, 2 as a",
-    "do $$ begin raise notice 'heard'; end $$",
+    "do $$ begin raise notice 'noticed'; end $$",
     "begin",
     "begin isolation level serializable",
     "commit",
@@ -152,7 +152,7 @@ const SQL: &[&str] = &[
     "select n, repeat('x', 20000) from generate_series(1, 9) n",
     "listen TABLE",
     "unlisten *",
-    "notify TABLE, 'heard'",
+    "notify TABLE, 'payload'",
     "select pg_notify('TABLE', n::text) from generate_series(1, 3) n",
     "declare h cursor with hold for select generate_series(1, 3)",
     "fetch 2 from h",
@@ -184,23 +184,23 @@ const SEVERAL: &[&str] = &[
     "prepare plan as select 12; execute plan; deallocate plan",
 ];
 
-/// Statements with parameters, and how many.
+/// Statements with parameters, and the number of parameters.
 const WITH_PARAMETERS: &[(&str, usize)] = &[
     ("select $1::int + 1", 1),
     ("insert into TABLE values ($1)", 1),
     ("select n from generate_series(1, $1::int) n", 1),
     ("select $1::text || $2::text", 2),
     ("select n from TABLE where n = $1 or n = $2", 2),
-    // Not `10 / $1`, which fails when it is planned, but only until a server has planned it five times.
+    // `10 / $1` would fail in planning, but only until a server has planned it five times.
     ("select 10 / ($1::int + (random() * 0)::int)", 1),
 ];
 
-/// Functions by their numbers: a sum, a division by zero, a text in upper case, and one that there is not.
+/// Functions by oid: a sum, a division by zero, `upper`, and an unknown function.
 const FUNCTIONS: &[(u32, &[&str])] = &[(177, &["40", "2"]), (154, &["1", "0"]), (871, &["loud"]), (3, &[])];
 
 const DATA: &[&str] = &["1\n", "2\n3\n", "4", "\n", "not a number\n", "", "\\.\n"];
 
-/// What begins a transaction block, or needs one, and is not all of it.
+/// Beginnings of statements that open a transaction block without ending it, or need an open one.
 const OF_BLOCKS: &[&str] = &["begin", "savepoint", "declare c", "fetch", "rollback; select", "commit; begin"];
 
 impl Shrinks for Script {
@@ -216,22 +216,22 @@ impl Shrinks for Script {
 }
 
 impl Script {
-    /// The same without transaction blocks, which statement mode refuses.
+    /// Removes transaction blocks, which statement mode rejects.
     pub(crate) fn without_blocks(mut self) -> Self {
         let is_of_block =
-            |text: &str| !text.ends_with("; commit") && OF_BLOCKS.iter().any(|words| text.starts_with(words));
+            |text: &str| !text.ends_with("; commit") && OF_BLOCKS.iter().any(|beginning| text.starts_with(beginning));
         self.ops.retain(|op| match op {
             Op::Query(text) | Op::Parse(_, text) => !is_of_block(text),
-            // It is refused where one of its statements fails.
-            Op::Elsewhere(text) => !text.starts_with("begin"),
+            // Statement mode rejects it if one of its statements fails.
+            Op::OtherClient(text) => !text.starts_with("begin"),
             _ => true,
         });
         self
     }
 
-    /// Whether the table may have other columns after it.
+    /// Whether the script may change the columns of the table.
     pub(crate) fn changes_schema(&self) -> bool {
-        self.ops.iter().any(Op::is_of_another)
+        self.ops.iter().any(Op::is_of_another_client)
     }
 
     /// The script of this seed.
@@ -241,12 +241,12 @@ impl Script {
         if rng.u8(..4) == 0 {
             let first = rng.usize(..SHARED.len());
             for _ in 0..rng.usize(2..10) {
-                schema_phrase(&mut rng, first, &mut ops);
+                push_schema_ops(&mut rng, first, &mut ops);
             }
             return Self { ops };
         }
         for _ in 0..rng.usize(1..14) {
-            phrase(&mut rng, &mut ops);
+            push_ops(&mut rng, &mut ops);
             if rng.u8(..10) < 4 {
                 ops.push(Op::Read);
             }
@@ -255,23 +255,23 @@ impl Script {
     }
 }
 
-fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
+fn push_ops(rng: &mut Rng, ops: &mut Vec<Op>) {
     match rng.u8(..21) {
         0..4 => ops.push(Op::Query(one_of(rng, SQL).to_owned())),
         4 => ops.push(Op::Query(one_of(rng, SEVERAL).to_owned())),
         5..8 => once(rng, ops),
         8..11 => prepared(rng, ops),
-        11 => in_pieces(rng, ops),
+        11 => suspended_portals(rng, ops),
         12 => simple_copy_in(rng, ops),
         13 => extended_copy_in(rng, ops),
         14 => ops.push(if rng.bool() { Op::Sync } else { Op::Flush }),
         15 => {
-            // In the middle of a flight the gateway cannot answer for the server.
+            // The gateway cannot answer for the server in the middle of a pipeline.
             ops.push(Op::Sync);
             ops.push(Op::Query(format!("deallocate {}", one_of(rng, &STATEMENTS[1..]))));
         }
         16 => {
-            // As a Query, it does not belong into the middle of a flight.
+            // A FunctionCall, like a Query, does not belong in the middle of a pipeline.
             if rng.u8(..4) > 0 {
                 ops.push(Op::Sync);
             }
@@ -279,7 +279,7 @@ fn phrase(rng: &mut Rng, ops: &mut Vec<Op>) {
             ops.push(Op::FunctionCall(function, arguments));
         }
         17 => stray(rng, ops),
-        18 => refused_copy_in(rng, ops),
+        18 => rejected_copy_in(rng, ops),
         19 => flush_then_query(rng, ops),
         _ => set_config(rng, ops),
     }
@@ -298,12 +298,12 @@ fn text_and_values(rng: &mut Rng) -> (String, Vec<String>) {
         return (one_of(rng, SQL).to_owned(), Vec::new());
     }
     let (text, count) = WITH_PARAMETERS[rng.usize(..WITH_PARAMETERS.len())];
-    // Now and then too many or too few.
+    // The number of values is sometimes wrong.
     let count = if rng.u8(..20) == 0 { rng.usize(..3) } else { count };
     (text.to_owned(), values(rng, count))
 }
 
-/// Most pipelines end in Sync; some go on, some are flushed.
+/// Most pipelines end in Sync, some in Flush, and some continue.
 fn end(rng: &mut Rng, ops: &mut Vec<Op>) {
     match rng.u8(..10) {
         0..7 => ops.push(Op::Sync),
@@ -346,7 +346,7 @@ fn prepared(rng: &mut Rng, ops: &mut Vec<Op>) {
     end(rng, ops);
 }
 
-fn in_pieces(rng: &mut Rng, ops: &mut Vec<Op>) {
+fn suspended_portals(rng: &mut Rng, ops: &mut Vec<Op>) {
     let portal = one_of(rng, &PORTALS);
     if rng.bool() {
         ops.push(Op::Query("begin".to_owned()));
@@ -379,7 +379,7 @@ fn in_pieces(rng: &mut Rng, ops: &mut Vec<Op>) {
 
 fn data(rng: &mut Rng, ops: &mut Vec<Op>) {
     for _ in 0..rng.usize(..4) {
-        // Mostly good lines.
+        // Most lines are valid.
         let line = if rng.u8(..4) == 0 { one_of(rng, DATA) } else { DATA[rng.usize(..2)] };
         ops.push(Op::CopyData(line));
         if rng.u8(..8) == 0 {
@@ -430,7 +430,7 @@ fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
     ops.push(Op::Sync);
 }
 
-/// Changes of the table that another client makes. It does not wait for locks of the script.
+/// Changes of the table by another client, which does not wait for locks of the script.
 const SCHEMA_CHANGES: &[&str] = &[
     "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type real; commit",
     "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type bigint; commit",
@@ -446,7 +446,7 @@ const SCHEMA_CHANGES: &[&str] = &[
     "insert into TABLE values (42)",
 ];
 
-/// Statements that several clients prepare, and how many parameters they have.
+/// Statements that several clients prepare, and the number of parameters.
 const SHARED: &[(&str, usize)] = &[
     ("select * from TABLE order by 1", 0),
     ("select n from TABLE where n = $1", 1),
@@ -455,20 +455,20 @@ const SHARED: &[(&str, usize)] = &[
     ("insert into TABLE (n) values ($1) returning n", 1),
 ];
 
-/// A statement is prepared and described, run again later, and the table changes in between. Each name has one text, from
-/// `first` on: of two errors at a time, Postgres and the gateway may find another one first.
-fn schema_phrase(rng: &mut Rng, first: usize, ops: &mut Vec<Op>) {
+/// Prepares, describes and executes statements while the table changes. Each name has one text, from `first` on,
+/// because Postgres and the gateway may report different ones of two simultaneous errors.
+fn push_schema_ops(rng: &mut Rng, first: usize, ops: &mut Vec<Op>) {
     let which = rng.usize(..STATEMENTS.len());
     let name = STATEMENTS[which];
     let (text, count) = SHARED[(first + which) % SHARED.len()];
     match rng.u8(..12) {
         0..3 => {
             ops.push(Op::Read);
-            ops.push(Op::Elsewhere(one_of(rng, SCHEMA_CHANGES)));
+            ops.push(Op::OtherClient(one_of(rng, SCHEMA_CHANGES)));
         }
         3 | 4 => {
             ops.push(Op::Read);
-            ops.push(Op::Anew(text, values(rng, count)));
+            ops.push(Op::NewClient(text, values(rng, count)));
         }
         5..8 => {
             ops.extend([Op::CloseStatement(name), Op::Parse(name, text.to_owned()), Op::DescribeStatement(name)]);
@@ -485,15 +485,16 @@ fn schema_phrase(rng: &mut Rng, first: usize, ops: &mut Vec<Op>) {
                 }
                 ops.push(Op::Execute(portal, 0));
             }
-            // Without either, it is chance whether the server has taken the locks before another client wants them.
+            // A Flush or a Sync makes the server take its locks before another client acts; the order would else depend
+            // on timing.
             ops.push(if rng.u8(..4) == 0 { Op::Flush } else { Op::Sync });
         }
     }
 }
 
-/// A COPY that fails before it reads data, by a trigger or by FREEZE, with Syncs and data at any place.
-fn refused_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
-    let text = if rng.bool() { "copy TABLE_refusing from stdin" } else { "copy TABLE from stdin (freeze)" };
+/// A COPY that fails before it reads data, by a trigger or by FREEZE, with Sync and data at any position.
+fn rejected_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
+    let text = if rng.bool() { "copy TABLE_rejecting from stdin" } else { "copy TABLE from stdin (freeze)" };
     if rng.u8(..3) == 0 {
         ops.push(Op::Query(text.to_owned()));
     } else {
@@ -515,7 +516,7 @@ fn refused_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
     ops.push(Op::Sync);
 }
 
-/// A simple query behind messages of the extended protocol that no Sync has ended, of which none is an Execute.
+/// A simple query after extended messages other than Execute, without a Sync in between.
 fn flush_then_query(rng: &mut Rng, ops: &mut Vec<Op>) {
     let name = one_of(rng, &STATEMENTS);
     let (text, values) = text_and_values(rng);
@@ -538,7 +539,7 @@ fn flush_then_query(rng: &mut Rng, ops: &mut Vec<Op>) {
     }
 }
 
-/// Settings by `set_config` and in blocks, which go with their client.
+/// Settings by `set_config` and in multi-statement queries, which follow their client.
 fn set_config(rng: &mut Rng, ops: &mut Vec<Op>) {
     const SETS: &[&str] = &[
         "select set_config('work_mem', '7MB', false)",

@@ -1,7 +1,7 @@
-//! Several clients whose settings meet on the same servers, while the configuration and the roles of the server change.
+//! Clients with different settings on shared servers, while the configuration and the roles of the server change.
 //!
-//! Each client is a pair: a direct session, and one through the gateway. After each step of a client both have the same values,
-//! the same user, and were told the same (ParameterStatus).
+//! Each client is a pair of a direct session and one through the gateway. After each step of a client both must have
+//! the same values, the same user, and the same reported parameters.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use tidegate_testkit::{Frames, Gateway, Outcome, RawClient, Server, Startup, eve
 
 use crate::shrink::Shrinks;
 
-/// Compared after each step. The server reports the first ones.
+/// Settings that are compared after each step. The server reports the first six.
 const NAMES: [&str; 8] = [
     "TimeZone",
     "DateStyle",
@@ -27,29 +27,30 @@ const NAMES: [&str; 8] = [
 const CLIENTS: usize = 3;
 const ROLES: [&str; 2] = ["first_role", "second_role"];
 
-/// Parameters of a login.
+/// The parameters of a login.
 type Parameters = Vec<(&'static str, &'static str)>;
 
-/// A value that a configuration or a database gives to a parameter.
-type Own = (&'static str, &'static str);
+/// A parameter and the default that a configuration or a database sets.
+type DefaultValue = (&'static str, &'static str);
 
-/// What happens in a script.
+/// A step of a script.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A configuration with this value is loaded.
-    Load(Own),
-    /// New sessions of the database have this value, or none of its own. All log in again.
-    Database(Option<Own>),
-    /// A role of this name is put in the place of another, which is dropped or renamed. The first client has it, the second takes
-    /// it, the third holds a server.
+    /// Loads a configuration with this value.
+    Load(DefaultValue),
+    /// Sets this default for new sessions of the database, or removes it. All clients log in again.
+    Database(Option<DefaultValue>),
+    /// Replaces a role, which is dropped or renamed, by a new one of the same name. The first client has the old role,
+    /// the second sets the new one, and the third holds a server.
     Role { role: &'static str, is_renamed: bool, order: [usize; CLIENTS] },
-    /// A client leaves, and another one comes.
+    /// A client disconnects, and a new one connects.
     LogIn(usize),
-    /// A client sends statements, some of them by the extended protocol. They may be a transaction block, and stay together.
-    Statements { who: usize, list: Vec<(String, bool)> },
-    /// A client sets a parameter in a block, without a report.
+    /// A client sends statements by the simple or the extended protocol. They may form a transaction block, and are not
+    /// separated.
+    Statements { client: usize, list: Vec<(String, bool)> },
+    /// A client sets a parameter in a DO block, which is not reported.
     Block(usize),
-    /// The values of a client are compared.
+    /// Compares the values of a client.
     Compare(usize),
 }
 
@@ -57,12 +58,12 @@ enum Step {
 #[derive(Clone)]
 pub(crate) struct Script {
     steps: Vec<Step>,
-    /// Parameters of the logins, in their order; those beyond have none.
+    /// The parameters of the logins, in their order; later logins have none.
     logins: Vec<Parameters>,
 }
 
 impl Script {
-    /// The script of this seed.
+    /// Creates the script of this seed.
     pub(crate) fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let logins = (0..CLIENTS * 6).map(|_| parameters(&mut rng)).collect();
@@ -75,7 +76,7 @@ impl Script {
     }
 }
 
-/// Its parts are its steps and the parameters of its logins.
+/// The parts are the steps and the parameters of the logins.
 impl Shrinks for Script {
     fn len(&self) -> usize {
         self.steps.len() + self.logins.iter().map(Vec::len).sum::<usize>()
@@ -83,13 +84,13 @@ impl Shrinks for Script {
 
     fn without(&self, range: Range<usize>) -> Self {
         let mut at = 0;
-        let mut stays = || {
+        let mut is_kept = || {
             at += 1;
             !range.contains(&(at - 1))
         };
-        let steps = self.steps.iter().filter(|_| stays()).cloned().collect();
+        let steps = self.steps.iter().filter(|_| is_kept()).cloned().collect();
         let logins =
-            self.logins.iter().map(|parameters| parameters.iter().filter(|_| stays()).copied().collect()).collect();
+            self.logins.iter().map(|parameters| parameters.iter().filter(|_| is_kept()).copied().collect()).collect();
         Self { steps, logins }
     }
 }
@@ -104,30 +105,30 @@ impl fmt::Display for Script {
 }
 
 fn add_steps(rng: &mut Rng, steps: &mut Vec<Step>) {
-    let who = rng.usize(..CLIENTS);
+    let client = rng.usize(..CLIENTS);
     let extended = |rng: &mut Rng, sql: String| (sql, rng.bool());
     match rng.u8(..20) {
-        0 | 1 => steps.push(Step::Load(own_value(rng))),
+        0 | 1 => steps.push(Step::Load(random_setting(rng))),
         2 => {
-            let value = own_value(rng);
+            let value = random_setting(rng);
             steps.push(Step::Database(rng.bool().then_some(value)));
         }
         3 => {
-            let mut order: [usize; CLIENTS] = std::array::from_fn(|who| who);
+            let mut order: [usize; CLIENTS] = std::array::from_fn(|client| client);
             let role = ROLES[rng.usize(..ROLES.len())];
             rng.shuffle(&mut order);
             steps.push(Step::Role { role, is_renamed: rng.bool(), order });
         }
-        4 | 5 => steps.push(Step::LogIn(who)),
+        4 | 5 => steps.push(Step::LogIn(client)),
         6 | 7 => {
             let role = rng.bool().then(|| ROLES[rng.usize(..ROLES.len())]);
             let set = role.map_or("reset role".to_owned(), |role| format!("set role {role}"));
-            steps.push(Step::Statements { who, list: vec![extended(rng, set)] });
+            steps.push(Step::Statements { client, list: vec![extended(rng, set)] });
         }
-        8 => steps.push(Step::Block(who)),
+        8 => steps.push(Step::Block(client)),
         _ => {
             let list = statements(rng).into_iter().map(|sql| extended(rng, sql)).collect();
-            steps.push(Step::Statements { who, list });
+            steps.push(Step::Statements { client, list });
         }
     }
 }
@@ -135,7 +136,8 @@ fn add_steps(rng: &mut Rng, steps: &mut Vec<Step>) {
 fn parameters(rng: &mut Rng) -> Parameters {
     const PARAMETERS: [(&str, &str); 8] = [
         ("TimeZone", "asia/tokyo"),
-        // With an order: Postgres completes a style alone by what the file says, whatever the database says.
+        // The value contains the order, because Postgres completes a style by the configuration file and not by the
+        // database.
         ("DateStyle", "sql, dmy"),
         ("client_encoding", "latin-1"),
         ("standard_conforming_strings", "true"),
@@ -147,22 +149,22 @@ fn parameters(rng: &mut Rng) -> Parameters {
     PARAMETERS.into_iter().filter(|_| rng.u8(..6) == 0).collect()
 }
 
-/// A parameter that a configuration may set, and a value.
-fn own_value(rng: &mut Rng) -> Own {
-    const OWN: [(&str, &[&str]); 5] = [
+/// A setting that a configuration may contain, and a value.
+fn random_setting(rng: &mut Rng) -> DefaultValue {
+    const SETTINGS: [(&str, &[&str]); 5] = [
         ("TimeZone", &["UTC", "Europe/Paris", "America/Lima"]),
         ("DateStyle", &["ISO, MDY", "German, DMY"]),
         ("default_transaction_read_only", &["on", "off"]),
         ("IntervalStyle", &["postgres", "sql_standard"]),
         ("work_mem", &["4MB", "6MB"]),
     ];
-    let (name, values) = OWN[rng.usize(..OWN.len())];
+    let (name, values) = SETTINGS[rng.usize(..SETTINGS.len())];
     (name, values[rng.usize(..values.len())])
 }
 
-/// Statements of a client, one after the other.
+/// Consecutive statements of a client.
 fn statements(rng: &mut Rng) -> Vec<String> {
-    let (name, value) = own_value(rng);
+    let (name, value) = random_setting(rng);
     let set =
         format!("set {name} = '{value}'").replace("'ISO, MDY'", "ISO, MDY").replace("'German, DMY'", "German, DMY");
     match rng.u8(..12) {
@@ -177,25 +179,25 @@ fn statements(rng: &mut Rng) -> Vec<String> {
     }
 }
 
-/// One direct session, and one through the gateway that says the same.
+/// A direct session, and one through the gateway that sends the same.
 struct Pair {
     direct: RawClient,
-    through: RawClient,
+    pooled: RawClient,
 }
 
-/// A server of which scripts change the configuration, and a gateway before it.
-pub(crate) struct Stage {
+/// A server whose configuration the scripts change, and a gateway in front of it.
+pub(crate) struct SettingsRunner {
     server: Server,
     gateway: Gateway,
-    /// Counts loaded configurations; a parameter that nothing else sets has the count as its value.
+    /// The number of loaded configurations, which is also the value of a parameter that nothing else sets.
     loaded: u32,
-    /// The configuration of the server is not that of its start.
+    /// Whether a script has changed the configuration of the server.
     is_changed: bool,
-    /// Logins of the script at hand.
+    /// The logins of the current script that are still to be made.
     logins: std::vec::IntoIter<Parameters>,
 }
 
-impl Stage {
+impl SettingsRunner {
     pub(crate) fn new(binary: &str, major: u32, mode: &str) -> Self {
         let server = Server::start(major);
         server.sql(
@@ -205,21 +207,22 @@ impl Stage {
         for role in ROLES {
             server.sql(&format!("create role {role}"));
         }
-        // In session mode a client keeps its server.
+        // A client in session mode keeps its server.
         let size = if mode == "session" { CLIENTS } else { 2 };
-        let gateway = Gateway::before(binary, server.address(), &format!("mode = \"{mode}\"\nsize = {size}\n"));
+        let gateway = Gateway::for_server(binary, server.address(), &format!("mode = \"{mode}\"\nsize = {size}\n"));
         Self { server, gateway, loaded: 0, is_changed: false, logins: Vec::new().into_iter() }
     }
 
-    /// How the gateway differs from Postgres in this script, if it does. The stage is of no use then.
+    /// Runs a script and returns the difference between the gateway and Postgres, if there is one. The runner cannot be
+    /// used after a difference.
     pub(crate) fn difference(&mut self, script: &Script) -> Option<String> {
-        let played = catch_unwind(AssertUnwindSafe(|| self.play(script)));
-        let panic = played.err()?;
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(script)));
+        let panic = result.err()?;
         let text = panic.downcast_ref::<String>().cloned();
         Some(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
     }
 
-    fn play(&mut self, script: &Script) {
+    fn run(&mut self, script: &Script) {
         self.restore_configuration();
         self.logins = script.logins.clone().into_iter();
         let mut pairs: Vec<Pair> = (0..CLIENTS).map(|_| self.log_in()).collect();
@@ -230,9 +233,9 @@ impl Stage {
 
     fn take_step(&mut self, step: &Step, pairs: &mut Vec<Pair>) {
         match step {
-            Step::Load(own) => self.load_configuration(*own, pairs),
-            Step::Database(own) => {
-                let change = match own {
+            Step::Load(default) => self.load_configuration(*default, pairs),
+            Step::Database(default) => {
+                let change = match default {
                     Some((name, value)) => format!("alter database postgres set {name} = '{value}'"),
                     None => "alter database postgres reset all".to_owned(),
                 };
@@ -242,28 +245,29 @@ impl Stage {
                 pairs.extend((0..CLIENTS).map(|_| self.log_in()));
             }
             Step::Role { role, is_renamed, order } => self.change_role(role, *is_renamed, *order, pairs),
-            Step::LogIn(who) => {
-                // In session mode its place has to be free.
-                drop(pairs.remove(*who));
+            Step::LogIn(client) => {
+                // The login in session mode needs a free server.
+                drop(pairs.remove(*client));
                 let pair = self.log_in();
-                pairs.insert(*who, pair);
+                pairs.insert(*client, pair);
             }
-            Step::Statements { who, list } => {
-                list.iter().for_each(|(sql, is_extended)| run(&mut pairs[*who], sql, *is_extended));
+            Step::Statements { client, list } => {
+                list.iter().for_each(|(sql, is_extended)| run_statement(&mut pairs[*client], sql, *is_extended));
             }
-            Step::Block(who) => set_in_block(*who, pairs),
-            Step::Compare(who) => compare(&mut pairs[*who]),
+            Step::Block(client) => set_in_block(*client, pairs),
+            Step::Compare(client) => compare(&mut pairs[*client]),
         }
     }
 
-    /// Undoes what the script before has changed, so that a script does the same whatever was played before.
+    /// Restores the configuration that the previous script has changed, so that a script does not depend on previous
+    /// ones.
     fn restore_configuration(&mut self) {
         if std::mem::take(&mut self.is_changed) {
             self.change_database("alter database postgres reset all");
             let mut admin = self.server.client();
             admin.ok("alter system reset all");
             let expected = self.reload(&mut admin);
-            eventually("new sessions have it", || self.server.client().value(LOADED) == expected);
+            eventually("new sessions have the configuration", || self.server.client().value(LOADED) == expected);
             self.gateway.console().ok("RECONNECT");
         }
     }
@@ -273,24 +277,24 @@ impl Stage {
         let connect = |startup: Startup| {
             parameters.iter().fold(startup, |startup, (name, value)| startup.parameter(name, value)).connect()
         };
-        let pair = Pair { direct: connect(self.server.startup()), through: connect(self.gateway.startup("postgres")) };
+        let pair = Pair { direct: connect(self.server.startup()), pooled: connect(self.gateway.startup("postgres")) };
         assert!(
-            pair.direct.parameters == pair.through.parameters,
+            pair.direct.parameters == pair.pooled.parameters,
             "after the login with {parameters:?}: {}",
-            told(&pair)
+            differing_parameters(&pair)
         );
         pair
     }
 
-    /// Loads another configuration, and waits until all sessions have it.
-    fn load_configuration(&mut self, (name, value): Own, pairs: &mut [Pair]) {
+    /// Reloads the server with another configuration, and waits until all sessions have it.
+    fn load_configuration(&mut self, (name, value): DefaultValue, pairs: &mut [Pair]) {
         self.is_changed = true;
         let mut admin = self.server.client();
         admin.ok(&format!("alter system set {name} = '{value}'"));
         let expected = self.reload(&mut admin);
         on_each_server(pairs, |_, pair| {
-            eventually("the session has it", || pair.direct.value(LOADED) == expected);
-            eventually("the server has it", || pair.through.value(LOADED) == expected);
+            eventually("the direct session has the configuration", || pair.direct.value(LOADED) == expected);
+            eventually("the pooled server has the configuration", || pair.pooled.value(LOADED) == expected);
         });
         pairs.iter_mut().for_each(compare);
     }
@@ -304,14 +308,13 @@ impl Stage {
         expected
     }
 
-    /// New sessions have other values.
+    /// Changes the defaults of new sessions.
     fn change_database(&self, change: &str) {
         self.server.client().ok(&format!("begin read write; {change}; commit"));
         self.gateway.console().ok("RECONNECT");
     }
 
-    /// A client takes a role, another role takes its name, and a second client, which takes that one, gets the server of the
-    /// first.
+    /// A client sets a role, another role gets its name, and a second client sets that one on the server of the first.
     fn change_role(&mut self, role: &str, is_renamed: bool, order: [usize; CLIENTS], pairs: &mut [Pair]) {
         self.loaded += 1;
         let change = match is_renamed {
@@ -321,78 +324,78 @@ impl Stage {
         let [first, second, holder] = order;
         let set_role = |pair: &mut Pair| {
             pair.direct.ok(&format!("set role {role}"));
-            pair.through.ok(&format!("set role {role}"));
+            pair.pooled.ok(&format!("set role {role}"));
         };
         set_role(&mut pairs[first]);
         self.server.client().ok(&format!("begin read write; {change}; commit"));
-        pairs[first].through.ok("begin");
+        pairs[first].pooled.ok("begin");
         set_role(&mut pairs[second]);
-        pairs[holder].through.ok("begin");
-        pairs[first].through.ok("commit");
+        pairs[holder].pooled.ok("begin");
+        pairs[first].pooled.ok("commit");
         compare(&mut pairs[second]);
-        pairs[holder].through.ok("commit");
-        // A session keeps the number of a role until it sets one again.
+        pairs[holder].pooled.ok("commit");
+        // A session keeps the oid of a role until it sets a role again.
         pairs.iter_mut().for_each(set_role);
     }
 }
 
-/// Shows which configuration a session has loaded.
+/// Returns the number of the configuration that a session has loaded.
 const LOADED: &str = "select setting from pg_settings where name = 'authentication_timeout'";
 
-fn run(pair: &mut Pair, sql: &str, is_extended: bool) {
+fn run_statement(pair: &mut Pair, sql: &str, is_extended: bool) {
     let is_extended = is_extended && !sql.contains(';');
     let frames = if is_extended { Frames::new().once(sql).sync() } else { Frames::new().query(sql) };
-    let answer = |client: &mut RawClient| {
+    let run = |client: &mut RawClient| {
         client.send(&frames);
         client.until_ready()
     };
-    let (direct, through) = (answer(&mut pair.direct), answer(&mut pair.through));
-    let of = |outcome: &Outcome| (outcome.tags.clone(), outcome.code(), outcome.status, outcome.rows.clone());
-    assert!(of(&direct) == of(&through), "{sql}\nPostgres: {direct:?}\nTidegate: {through:?}");
+    let (direct, pooled) = (run(&mut pair.direct), run(&mut pair.pooled));
+    let comparable = |outcome: &Outcome| (outcome.tags.clone(), outcome.code(), outcome.status, outcome.rows.clone());
+    assert!(comparable(&direct) == comparable(&pooled), "{sql}\nPostgres: {direct:?}\ngateway: {pooled:?}");
     compare(pair);
 }
 
 fn compare(pair: &mut Pair) {
     let values: Vec<_> = NAMES.iter().map(|name| format!("current_setting('{name}')")).collect();
     let sql = format!("select current_user, {}", values.join(", "));
-    let (direct, through) = (pair.direct.query(&sql), pair.through.query(&sql));
-    let same = (&direct.rows, direct.code()) == (&through.rows, through.code());
-    assert!(same, "Postgres: {:?}\nTidegate: {:?}", (&direct.rows, &direct.error), (&through.rows, &through.error));
-    assert!(pair.direct.parameters == pair.through.parameters, "{}", told(pair));
+    let (direct, pooled) = (pair.direct.query(&sql), pair.pooled.query(&sql));
+    let same = (&direct.rows, direct.code()) == (&pooled.rows, pooled.code());
+    assert!(same, "Postgres: {:?}\nTidegate: {:?}", (&direct.rows, &direct.error), (&pooled.rows, &pooled.error));
+    assert!(pair.direct.parameters == pair.pooled.parameters, "{}", differing_parameters(pair));
 }
 
-/// What a block has set without a report, the other clients must not see. What the client itself sees is not compared: the
-/// gateway resets its server after the transaction.
-fn set_in_block(who: usize, pairs: &mut [Pair]) {
+/// A setting made in a DO block without a report must not reach other clients. The client itself is not compared,
+/// because the gateway resets its server after the transaction.
+fn set_in_block(client: usize, pairs: &mut [Pair]) {
     let both = |pair: &mut Pair, sql: &str| {
         pair.direct.ok(sql);
-        pair.through.ok(sql);
+        pair.pooled.ok(sql);
     };
-    both(&mut pairs[who], "do $$ begin set work_mem = '17MB'; end $$");
-    for (_, pair) in pairs.iter_mut().enumerate().filter(|(other, _)| *other != who) {
+    both(&mut pairs[client], "do $$ begin set work_mem = '17MB'; end $$");
+    for (_, pair) in pairs.iter_mut().enumerate().filter(|(other, _)| *other != client) {
         compare(pair);
     }
-    both(&mut pairs[who], "reset work_mem");
+    both(&mut pairs[client], "reset work_mem");
 }
 
-/// Does something with each client while another one holds a server, so that each server has its turn.
+/// Runs `act` for each client while another one holds a server, so that each server is used.
 fn on_each_server(pairs: &mut [Pair], mut act: impl FnMut(usize, &mut Pair)) {
-    for held in 0..pairs.len() {
-        pairs[held].through.ok("begin; select 1");
-        if held > 0 {
-            pairs[held - 1].through.ok("commit");
+    for holder in 0..pairs.len() {
+        pairs[holder].pooled.ok("begin; select 1");
+        if holder > 0 {
+            pairs[holder - 1].pooled.ok("commit");
         }
-        for who in (0..pairs.len()).filter(|who| *who != held) {
-            act(who, &mut pairs[who]);
+        for client in (0..pairs.len()).filter(|client| *client != holder) {
+            act(client, &mut pairs[client]);
         }
     }
-    pairs.last_mut().expect("there are some").through.ok("commit");
+    pairs.last_mut().expect("there are clients").pooled.ok("commit");
 }
 
-fn told(pair: &Pair) -> String {
-    let (direct, through) = (&pair.direct.parameters, &pair.through.parameters);
-    let differ = direct.iter().filter(|(name, value)| through.get(*name) != Some(value));
+fn differing_parameters(pair: &Pair) -> String {
+    let (direct, pooled) = (&pair.direct.parameters, &pair.pooled.parameters);
+    let differ = direct.iter().filter(|(name, value)| pooled.get(*name) != Some(value));
     let differ: Vec<_> =
-        differ.map(|(name, value)| format!("{name}: {value}, through {:?}", through.get(name))).collect();
-    format!("told otherwise: {differ:?}")
+        differ.map(|(name, value)| format!("{name}: {value}, through {:?}", pooled.get(name))).collect();
+    format!("reported parameters differ: {differ:?}")
 }

@@ -1,20 +1,20 @@
-//! The smallest script that still shows a difference.
+//! Reduction of a script to the smallest script with a difference.
 
 use std::ops::Range;
 
-/// A difference may cost seconds each time it shows as a missing message.
+/// A missing message takes a whole timeout to detect in each try.
 const TRIES_MAX: usize = 150;
 
-/// A script of which parts can be left out.
+/// A script that can be shortened.
 pub(crate) trait Shrinks: Clone {
-    /// The number of its parts.
+    /// The number of parts.
     fn len(&self) -> usize;
 
-    /// The script without some of its parts.
+    /// The script without some parts.
     fn without(&self, range: Range<usize>) -> Self;
 }
 
-/// Leaves out ever smaller runs of parts, as long as a difference remains.
+/// Removes runs of parts, of decreasing length, while a difference remains.
 pub(crate) fn smallest<S: Shrinks>(
     mut script: S,
     mut difference: String,
@@ -24,18 +24,18 @@ pub(crate) fn smallest<S: Shrinks>(
     let mut size = script.len().div_ceil(2);
     while size > 0 && tries < TRIES_MAX {
         let mut at = 0;
-        let mut smaller = false;
+        let mut reduced = false;
         while at < script.len() && tries < TRIES_MAX {
             let candidate = script.without(at..(at + size).min(script.len()));
             tries += 1;
             match find(&candidate) {
                 Some(found) => {
-                    (script, difference, smaller) = (candidate, found, true);
+                    (script, difference, reduced) = (candidate, found, true);
                 }
                 None => at += size,
             }
         }
-        if !smaller || size > 1 {
+        if !reduced || size > 1 {
             size /= 2;
         }
     }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_do_not_matter_are_left_out() {
+    fn smallest_script_keeps_only_required_parts() {
         let find = |script: &Vec<u32>| {
             let differs = script.contains(&3) && script.contains(&17);
             differs.then(|| format!("{script:?}"))

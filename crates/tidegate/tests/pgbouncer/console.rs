@@ -1,14 +1,14 @@
-//! The console: tables with PgBouncer's columns, commands, what exporters ask for.
+//! The console: tables with the columns of PgBouncer, commands, and the queries of exporters.
 
 use std::collections::BTreeMap;
 
 use tidegate_testkit::{Frames, Message, Signal, eventually};
 
-use crate::bouncer::{Bouncer, Setup, server};
+use crate::ini_gateway::{IniGateway, Setup, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
-/// The columns of PgBouncer 1.26, in their order.
+/// The columns of PgBouncer 1.26 in order.
 const TABLES: &[(&str, &str)] = &[
     (
         "STATS_TOTALS",
@@ -50,44 +50,44 @@ const TABLES: &[(&str, &str)] = &[
 
 #[test]
 fn every_table_has_the_columns_of_pgbouncer() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
+    let gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
     client.ok("begin");
-    let mut console = bouncer.console();
+    let mut console = gateway.console();
     for (table, columns) in TABLES {
         let outcome = console.ok(&format!("SHOW {table}"));
-        let seen =
+        let actual =
             outcome.messages.iter().find(|message| message.tag == b'T').map(Message::columns).unwrap_or_default();
         let expected: Vec<_> = columns.split_whitespace().collect();
-        assert!(seen.len() >= expected.len() && seen[..expected.len()] == expected[..], "SHOW {table}: {seen:?}");
+        assert!(actual.len() >= expected.len() && actual[..expected.len()] == expected[..], "SHOW {table}: {actual:?}");
     }
-    let active = bouncer.show("ACTIVE_SOCKETS");
+    let active = gateway.show("ACTIVE_SOCKETS");
     let states: Vec<_> =
         active.iter().filter(|row| row["database"] == "shop").map(|row| row["state"].clone()).collect();
     assert_eq!(states, ["cl_active", "sv_active"]);
 }
 
-/// What scripts and dashboards read in the rows, not only in their heads.
+/// Scripts and dashboards depend on the values of these rows.
 #[test]
-fn rows_say_what_those_of_pgbouncer_say() {
-    let bouncer = Bouncer::start(
+fn rows_have_the_values_of_pgbouncer() {
+    let gateway = IniGateway::start(
         "[databases]\nshop = $PG dbname=postgres\nown = $PG pool_mode=session\n* = $PG\n[pgbouncer]\nverbose = 1\n\
          auth_hba_file = $DIR/hba\nclient_tls_sslmode = disable\ntcp_user_timeout = 2500\n\
          server_tls_sslmode = require\nserver_tls_protocols = tlsv1.2\n",
     );
-    let mut console = bouncer.console();
+    let mut console = gateway.console();
     let databases = console.show("DATABASES");
     let modes: Vec<_> = databases.iter().map(|row| (row["name"].as_str(), row["pool_mode"].as_str())).collect();
     let expected = [("own", "session"), ("pgbouncer", "statement"), ("shop", "\\N")];
-    assert_eq!(modes, expected, "`*` is no database, and what is not set apart is empty");
-    assert!(databases.iter().all(|row| row["load_balance_hosts"] == "\\N"), "there is nothing to choose from");
+    assert_eq!(modes, expected, "`*` is no row, and an unset mode is NULL");
+    assert!(databases.iter().all(|row| row["load_balance_hosts"] == "\\N"), "a single host has no policy");
     let clients = console.show("CLIENTS");
-    assert_eq!(clients[0]["database"], "pgbouncer", "as the client said it");
+    assert_eq!(clients[0]["database"], "pgbouncer", "the name that the client used");
     let users = console.show("USERS");
     assert!(users.iter().any(|row| row["name"] == "pgbouncer"), "{users:?}");
     let totals = console.show("TOTALS");
     assert!(totals.iter().any(|row| row["name"] == "total_ps_client_parse_count"), "{totals:?}");
-    let port = bouncer.port().to_string();
+    let port = gateway.port().to_string();
     for (key, value) in [
         ("auth_type", "any"),
         ("client_tls_sslmode", "disable"),
@@ -106,25 +106,25 @@ fn rows_say_what_those_of_pgbouncer_say() {
         ("track_extra_parameters", "IntervalStyle"),
         ("verbose", "1"),
     ] {
-        assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");
+        assert_eq!(IniGateway::setting_by(&mut console, key), value, "{key}");
     }
 }
 
-/// Monitoring counts its own connections by it.
+/// Monitoring tools count their own connections by this row.
 #[test]
-fn the_console_has_a_row_of_its_own() {
-    let bouncer = Bouncer::start(&format!(
+fn console_has_a_row_in_the_tables() {
+    let gateway = IniGateway::start(&format!(
         "{SHOP}[pgbouncer]\nmin_pool_size = 3\nreserve_pool_size = 5\nmax_db_connections = 70\n\
          max_db_client_connections = 60\nserver_lifetime = 100\n"
     ));
-    let port = bouncer.port().to_string();
-    let mut console = bouncer.console();
-    let _second = bouncer.client("tidegate");
-    let own = |row: &BTreeMap<String, String>| {
+    let port = gateway.port().to_string();
+    let mut console = gateway.console();
+    let _second = gateway.client("tidegate");
+    let is_console = |row: &BTreeMap<String, String>| {
         let name = row.get("name").or_else(|| row.get("database"));
         name.is_some_and(|name| name == "pgbouncer")
     };
-    let mut row = |table: &str| console.show(table).into_iter().find(own).expect("the console has a row");
+    let mut row = |table: &str| console.show(table).into_iter().find(is_console).expect("the console has a row");
     for (table, expected) in [
         (
             "DATABASES",
@@ -142,36 +142,36 @@ fn the_console_has_a_row_of_its_own() {
             assert_eq!(row[column], value, "{column} of {table}: {row:?}");
         }
     }
-    // Whatever is ordered of it is refused, and changes nothing.
+    // Commands on the console database are rejected.
     for command in ["PAUSE pgbouncer", "DISABLE tidegate", "KILL pgbouncer", "RECONNECT pgbouncer"] {
         assert_eq!(console.query(command).code(), "55000", "{command}");
     }
     console.ok("PAUSE");
     console.ok("RESUME");
     let lists = console.show("LISTS");
-    let items = |list: &str| lists.iter().find(|row| row["list"] == list).expect("it is listed")["items"].clone();
+    let items = |list: &str| lists.iter().find(|row| row["list"] == list).expect("the row exists")["items"].clone();
     assert_eq!((items("databases").as_str(), items("pools").as_str(), items("used_clients").as_str()), ("2", "1", "2"));
 }
 
-/// Whoever sees that a PAUSE does not come to its end presses Ctrl-C, and goes away.
+/// An operator cancels a PAUSE that does not complete.
 #[test]
-fn a_pause_of_everything_that_is_cancelled_is_over() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
+fn cancel_of_a_global_pause_ends_the_pause() {
+    let gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
     client.ok("begin");
     for (command, stays) in [("PAUSE", false), ("PAUSE shop", true)] {
-        let mut console = bouncer.console();
+        let mut console = gateway.console();
         console.send(&Frames::new().query(command));
         let is_paused = || {
-            let all = bouncer.show("STATE").iter().any(|row| row["key"] == "active" && row["value"] == "no");
-            all || bouncer.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1")
+            let all = gateway.show("STATE").iter().any(|row| row["key"] == "active" && row["value"] == "no");
+            all || gateway.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1")
         };
-        eventually("it is paused", is_paused);
+        eventually("the pause has begun", is_paused);
         console.cancel();
         assert_eq!(console.until_ready().code(), "57014", "{command}");
         assert_eq!(is_paused(), stays, "{command}");
     }
-    bouncer.console().ok("RESUME shop");
+    gateway.console().ok("RESUME shop");
     client.ok("commit");
 }
 
@@ -179,70 +179,74 @@ fn a_pause_of_everything_that_is_cancelled_is_over() {
 fn both_ends_of_each_connection_are_shown() {
     let folder = server().socket_dir().display().to_string();
     let (ip, port) = (server().address().ip(), server().port());
-    let bouncer = Bouncer::start(&format!(
+    let gateway = IniGateway::start(&format!(
         "[databases]\nshop = $PG dbname=postgres\nnear = host={folder} port={port} dbname=postgres\n"
     ));
-    let own_port = bouncer.port().to_string();
-    let mut far = bouncer.client("shop");
-    let mut near = bouncer.unix("postgres", "near").connect();
+    let own_port = gateway.port().to_string();
+    let mut far = gateway.client("shop");
+    let mut near = gateway.unix("postgres", "near").connect();
     far.ok("begin");
     near.ok("begin");
     let ends = |row: &BTreeMap<String, String>| {
         ["addr", "port", "local_addr", "local_port", "remote_pid"].map(|column| row[column].clone())
     };
     for table in ["CLIENTS", "SOCKETS", "ACTIVE_SOCKETS"] {
-        let rows = bouncer.show(table);
+        let rows = gateway.show(table);
         let client = |database: &str| rows.iter().find(|row| row["database"] == database && row["type"] == "C");
-        let [addr, peer, local, local_port, pid] = ends(client("shop").expect("it is listed"));
+        let [addr, peer, local, local_port, pid] = ends(client("shop").expect("the row exists"));
         assert_eq!((addr.as_str(), local.as_str(), pid.as_str()), ("127.0.0.1", "127.0.0.1", "0"));
         assert_eq!((peer == "0", &local_port), (false, &own_port), "{table}");
         let pid = std::process::id().to_string();
         assert_eq!(
-            ends(client("near").expect("it is listed")),
+            ends(client("near").expect("the row exists")),
             ["unix", &own_port, "unix", &own_port, &pid],
             "{table}"
         );
     }
     for table in ["SERVERS", "SOCKETS", "ACTIVE_SOCKETS"] {
-        let rows = bouncer.show(table);
+        let rows = gateway.show(table);
         let server = |database: &str| rows.iter().find(|row| row["database"] == database && row["type"] == "S");
-        let [addr, peer, local, local_port, _] = ends(server("shop").expect("it is listed"));
-        let known = far.value("select host(inet_client_addr()) || ' ' || inet_client_port()");
+        let [addr, peer, local, local_port, _] = ends(server("shop").expect("the row exists"));
+        let from_postgres = far.value("select host(inet_client_addr()) || ' ' || inet_client_port()");
         assert_eq!((addr, peer), (ip.to_string(), port.to_string()));
-        assert_eq!(format!("{local} {local_port}"), known, "what Postgres says of the other end");
-        let [addr, peer, local, local_port, _] = ends(server("near").expect("it is listed"));
+        assert_eq!(format!("{local} {local_port}"), from_postgres, "the address that Postgres has");
+        let [addr, peer, local, local_port, _] = ends(server("near").expect("the row exists"));
         assert_eq!([addr, peer, local, local_port], ["unix", &port.to_string(), "unix", &own_port], "{table}");
     }
 }
 
 #[test]
-fn set_changes_a_setting_until_the_file_is_read_again() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut console = bouncer.console();
+fn set_applies_until_the_next_reload() {
+    let gateway = IniGateway::start(SHOP);
+    let mut console = gateway.console();
     console.ok("SET default_pool_size = 3");
     console.ok("SET query_wait_timeout TO 7.5");
     console.ok("SET timeouts.query = '9s'");
-    assert_eq!(bouncer.setting("pool.size"), "3");
-    assert_eq!(bouncer.setting("query_wait_timeout"), "7.5");
-    assert_eq!(bouncer.setting("query_timeout"), "9");
-    // One without effect is taken as in a file, and told.
-    let remark = console.ok("SET pkt_buf = 1");
-    let notices: Vec<_> = remark.messages.iter().filter(|message| message.tag == b'N').collect();
+    assert_eq!(gateway.setting("pool.size"), "3");
+    assert_eq!(gateway.setting("query_wait_timeout"), "7.5");
+    assert_eq!(gateway.setting("query_timeout"), "9");
+    // A key without effect is accepted as in a file, with a notice.
+    let outcome = console.ok("SET pkt_buf = 1");
+    let notices: Vec<_> = outcome.messages.iter().filter(|message| message.tag == b'N').collect();
     assert!(notices[0].error().message.contains("pkt_buf has no effect"), "{notices:?}");
     console.ok("SET transaction_timeout = 11");
-    assert_eq!(bouncer.setting("transaction_timeout"), "11", "it is a setting here, and no parameter of the session");
+    assert_eq!(
+        gateway.setting("transaction_timeout"),
+        "11",
+        "SET changes the setting of the gateway, not of the session"
+    );
     assert_eq!(console.query("SET default_pool_siz = 1").code(), "22023");
     assert_eq!(console.query("SET listen_port = 1").code(), "22023");
     console.ok("RELOAD");
-    assert_eq!(bouncer.setting("default_pool_size"), "20");
+    assert_eq!(gateway.setting("default_pool_size"), "20");
 }
 
-/// Values that stand for something else in the file do so here.
+/// Special values have the same meaning as in the file.
 #[test]
-fn set_reads_a_value_as_the_file_does() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nserver_check_delay = 0\n"));
-    let mut console = bouncer.console();
-    let mut client = bouncer.client("shop");
+fn set_parses_values_like_the_file() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nserver_check_delay = 0\n"));
+    let mut console = gateway.console();
+    let mut client = gateway.client("shop");
     for (key, value, shown) in [
         ("server_check_query", "'<empty>'", "<empty>"),
         ("default_pool_size", "0", "100000"),
@@ -252,25 +256,25 @@ fn set_reads_a_value_as_the_file_does() {
         ("server_login_retry", "3", "3"),
     ] {
         console.ok(&format!("SET {key} = {value}"));
-        assert_eq!(bouncer.setting(key), shown, "{key}");
+        assert_eq!(gateway.setting(key), shown, "{key}");
         client.ok("select 1");
     }
-    assert_eq!(bouncer.startup("shop").user("whoever").refused().message, "role \"whoever\" does not exist");
-    // A connection without a lifetime serves once.
+    assert_eq!(gateway.startup("shop").user("unlisted").refused().message, "role \"unlisted\" does not exist");
+    // A connection with a lifetime of 0 is used once.
     console.ok("SET server_lifetime = 0");
     assert_ne!(client.backend(), client.backend());
     console.ok("SET disable_pqexec = 1");
     client.send(&Frames::new().query("select 1"));
     client.expect_fatal("08P01");
-    let debugs = || bouncer.log().matches("client did not log in").count();
-    let come_and_go = || drop(bouncer.startup("shop").open());
+    let debugs = || gateway.log().matches("client did not log in").count();
+    let come_and_go = || drop(gateway.startup("shop").open());
     console.ok("SET verbose = 1");
-    eventually("the log says more", || {
+    eventually("debug lines are logged", || {
         come_and_go();
         debugs() > 0
     });
     console.ok("SET verbose = 0");
-    assert_eq!(bouncer.setting("verbose"), "0");
+    assert_eq!(gateway.setting("verbose"), "0");
     for refused in [
         "SET verbose = 'loud'",
         "SET listen_addr = '*'",
@@ -283,53 +287,53 @@ fn set_reads_a_value_as_the_file_does() {
 
 #[test]
 fn disable_kill_client_and_wait_close() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
+    let gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
     client.ok("select 1");
-    let mut console = bouncer.console();
+    let mut console = gateway.console();
     console.ok("DISABLE shop");
-    assert_eq!(bouncer.startup("shop").refused().code, "08P01");
+    assert_eq!(gateway.startup("shop").refused().code, "08P01");
     client.ok("select 1");
     console.ok("ENABLE shop");
     console.ok("RECONNECT shop");
     console.ok("WAIT_CLOSE shop");
-    let clients = bouncer.show("CLIENTS");
-    let id = &clients.iter().find(|row| row["database"] == "shop").expect("it is listed")["id"];
+    let clients = gateway.show("CLIENTS");
+    let id = &clients.iter().find(|row| row["database"] == "shop").expect("the row exists")["id"];
     console.ok(&format!("KILL_CLIENT {id}"));
     assert_eq!(client.expect_fatal("08P01").message, "admin forced disconnect");
 }
 
 #[test]
 fn shutdown_waits_for_servers() {
-    let mut bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
+    let mut gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
     client.ok("begin");
-    let mut idle = bouncer.client("shop");
-    bouncer.console().ok("SHUTDOWN WAIT_FOR_SERVERS");
+    let mut idle = gateway.client("shop");
+    gateway.console().ok("SHUTDOWN WAIT_FOR_SERVERS");
     assert_eq!(idle.expect_fatal("08P01").message, "server shutting down");
     client.ok("commit");
-    assert!(bouncer.wait().success());
+    assert!(gateway.wait().success());
 }
 
 #[test]
 fn shutdown_waits_for_clients() {
-    let mut bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
-    bouncer.console().ok("SHUTDOWN WAIT_FOR_CLIENTS");
-    eventually("nobody new is let in", || bouncer.startup("shop").try_connect().is_err());
+    let mut gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
+    gateway.console().ok("SHUTDOWN WAIT_FOR_CLIENTS");
+    eventually("new clients are rejected", || gateway.startup("shop").try_connect().is_err());
     client.ok("select 1");
-    assert!(bouncer.is_running());
+    assert!(gateway.is_running());
     drop(client);
-    assert!(bouncer.wait().success());
+    assert!(gateway.wait().success());
 }
 
-/// What pgbouncer_exporter asks for.
+/// pgbouncer_exporter reads these settings and rows.
 #[test]
-fn an_exporter_finds_what_it_asks_for() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nmax_client_conn = 77\nmax_user_connections = 5\n"));
-    assert_eq!(bouncer.setting("max_client_conn"), "77");
-    assert_eq!(bouncer.setting("max_user_connections"), "5");
-    let lists = bouncer.show("LISTS");
+fn console_has_the_rows_of_pgbouncer_exporter() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nmax_client_conn = 77\nmax_user_connections = 5\n"));
+    assert_eq!(gateway.setting("max_client_conn"), "77");
+    assert_eq!(gateway.setting("max_user_connections"), "5");
+    let lists = gateway.show("LISTS");
     let names: Vec<_> = lists.iter().map(|row| row["list"].as_str()).collect();
     assert_eq!(
         names,
@@ -350,50 +354,50 @@ fn an_exporter_finds_what_it_asks_for() {
             "dns_pending"
         ]
     );
-    bouncer.signal(Signal::HUP);
-    eventually("it goes on", || bouncer.startup("shop").try_connect().is_ok());
+    gateway.signal(Signal::HUP);
+    eventually("clients are accepted", || gateway.startup("shop").try_connect().is_ok());
 }
 
 #[test]
-fn a_table_of_very_many_rows_holds_up_no_other_client_of_its_thread() {
+fn large_table_does_not_block_its_thread() {
     let many = |count: u32, line: fn(u32) -> String| (0..count).map(line).collect::<String>();
     let databases = many(3000, |at| format!("db_{at} = host=127.0.0.1 pool_size=3\n"));
     let users = many(20_000, |at| format!("user_{at} = pool_size=3 max_user_connections=7\n"));
     let ini = format!("[databases]\n{databases}[users]\n{users}");
-    let bouncer = Bouncer::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
-    let (mut asking, mut other) = (bouncer.console(), bouncer.console());
+    let gateway = IniGateway::with(&Setup { ini: &ini, options: &["--workers", "1"], ..Setup::default() });
+    let (mut reader, mut other) = (gateway.console(), gateway.console());
     for table in ["CONFIG", "USERS"] {
-        asking.send(&Frames::new().query(&format!("SHOW {table}")));
-        let mut answered = 0;
-        while !asking.anything_arrived() {
+        reader.send(&Frames::new().query(&format!("SHOW {table}")));
+        let mut replies = 0;
+        while !reader.has_input() {
             other.ok("SHOW VERSION");
-            answered += 1;
+            replies += 1;
         }
-        // One may come first, or between the asking and the first row.
-        assert!(answered > 3, "SHOW {table}: {answered} answers meanwhile");
-        assert!(asking.until_ready().rows.len() > 20_000);
+        // Some replies may come before the first row.
+        assert!(replies > 3, "SHOW {table}: {replies} replies meanwhile");
+        assert!(reader.until_ready().rows.len() > 20_000);
     }
 }
 
-/// As with PgBouncer an administrator chooses files, but the console repeats nothing of what is in them.
+/// Like in PgBouncer, an administrator may choose files, but the console does not print their contents.
 #[test]
-fn errors_about_files_repeat_nothing_of_them() {
+fn errors_about_files_do_not_print_their_contents() {
     const CANARY: &str = "c4naryKq7w";
-    let bouncer = Bouncer::start(SHOP);
-    let own = bouncer.file("pgbouncer.ini");
-    let text = std::fs::read_to_string(&own).expect("it is there");
-    let secret = bouncer.file("secret");
-    std::fs::write(&secret, format!("{CANARY}\n{CANARY} {CANARY}\n\"{CANARY}\"\n")).expect("it can be written");
-    let mut console = bouncer.console();
+    let gateway = IniGateway::start(SHOP);
+    let ini_file = gateway.file("pgbouncer.ini");
+    let text = std::fs::read_to_string(&ini_file).expect("the file exists");
+    let secret = gateway.file("secret");
+    std::fs::write(&secret, format!("{CANARY}\n{CANARY} {CANARY}\n\"{CANARY}\"\n")).expect("the file can be written");
+    let mut console = gateway.console();
     let reloaded = |console: &mut tidegate_testkit::RawClient| {
-        let error = console.query("RELOAD").error.expect("it is refused");
+        let error = console.query("RELOAD").error.expect("the file is rejected");
         assert!(!format!("{error:?}").contains(CANARY), "{error:?}");
         error.message
     };
     console.ok(&format!("SET conffile = '{}'", secret.display()));
     assert!(reloaded(&mut console).contains("secret:1: syntax error"));
-    console.ok(&format!("SET conffile = '{}'", own.display()));
-    for (lines, told) in [
+    console.ok(&format!("SET conffile = '{}'", ini_file.display()));
+    for (lines, expected) in [
         (format!("[{CANARY}]\nx = 1\n"), "unknown key or section"),
         (format!("[pgbouncer]\n{CANARY} = 1\n"), "unknown key or section"),
         (format!("[pgbouncer]\npool_mode = {CANARY}\n"), "pool_mode: invalid setting"),
@@ -410,27 +414,27 @@ fn errors_about_files_repeat_nothing_of_them() {
             "certificate",
         ),
     ] {
-        std::fs::write(&own, format!("{text}{lines}")).expect("it can be written");
+        std::fs::write(&ini_file, format!("{text}{lines}")).expect("the file can be written");
         let message = reloaded(&mut console);
-        assert!(message.contains(told), "{lines}: {message}");
+        assert!(message.contains(expected), "{lines}: {message}");
     }
 }
 
-/// The reader of the log owns the files, but not every password in them.
+/// A reader of the log may read the files, but must not find passwords in the log.
 #[test]
-fn the_log_of_a_bad_file_has_no_passwords() {
+fn log_of_an_invalid_file_has_no_passwords() {
     const CANARY: &str = "c4naryKq7w";
-    let bouncer = Bouncer::start(SHOP);
+    let gateway = IniGateway::start(SHOP);
     for lines in [
         format!("[databases]\ny = host=a password=b {CANARY}\n"),
         format!("[databases]\ny = host=a password='b {CANARY}\n"),
         format!("[databases]\ny = host=a user=b password={CANARY} pool_mode=x\n"),
         format!("[pgbouncer]\nauth_ldap_options = ldapbindpasswd=a {CANARY}\nauth_type = ldap\n"),
     ] {
-        bouncer.rewrite(&lines);
-        assert_eq!(bouncer.console().query("RELOAD").code(), "F0000", "{lines}");
+        gateway.set_config(&lines);
+        assert_eq!(gateway.console().query("RELOAD").code(), "F0000", "{lines}");
     }
-    let log = bouncer.log();
+    let log = gateway.log();
     let line = log.lines().find(|line| line.contains(CANARY));
     assert_eq!(line, None);
 }

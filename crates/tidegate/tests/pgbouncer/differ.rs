@@ -1,8 +1,8 @@
-//! The same files before the real PgBouncer and before this one: what a client, an operator or an exporter would notice.
+//! PgBouncer and the gateway with the same files, compared by the observations of clients, operators and exporters.
 //!
-//! The program is the one that `TIDEGATE_PGBOUNCER` names, as `cargo xtask differ` does, or the one that is installed; where
-//! there is none that is new enough, there is nothing to compare. Every difference has to be among those that
-//! docs/src/migration/pgbouncer.md tells of.
+//! `TIDEGATE_PGBOUNCER` is the path of PgBouncer, which `cargo xtask differ` sets; otherwise an installed one is used.
+//! The test is skipped without a version that is new enough. Every difference must be documented in
+//! docs/src/migration/pgbouncer.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,43 +12,43 @@ use std::{
 };
 
 use rustix::process::geteuid;
-use tidegate_testkit::{Frames, Lost, Message, Process, RawClient, Startup, eventually};
+use tidegate_testkit::{ClientError, Frames, Message, Process, RawClient, Startup, eventually};
 
-use crate::bouncer::{Bouncer, Setup, free_port, server, with_places};
+use crate::ini_gateway::{IniGateway, Setup, expand, free_port, server};
 
-/// Names the program.
+/// The variable with the path of PgBouncer.
 const VARIABLE: &str = "TIDEGATE_PGBOUNCER";
 
-/// Where it is looked for if that names none.
-const PLACES: &[&str] = &["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
+/// The paths that are searched without the variable.
+const PATHS: &[&str] = &["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"];
 
-/// Older ones do not know the keys that are compared.
+/// Older versions do not have the compared keys.
 const OLDEST: (u32, u32) = (1, 24);
 
-/// What differs and is told in docs/src/migration/pgbouncer.md, by the name of the case; besides the [`COMMANDS`].
-const TOLD: &[&str] = &[
+/// Documented differences by the name of the case, besides the [`COMMANDS`].
+const DOCUMENTED: &[&str] = &[
     // Types and columns of tables.
     "SHOW FDS",
     "SHOW MEM",
     "size of a user's pools",
     "databases while all are paused",
     "active sockets",
-    // The tag is one that drivers can read.
+    // Drivers can read the tag of Tidegate.
     "SET conffile",
     // Logins.
-    "a stranger in the console with auth_type = any",
+    "an unknown user of the console with auth_type = any",
     "wrong password",
     "no such user",
     "unknown parameter",
-    // An operator sends clients away.
+    // Clients are disconnected by an operator.
     "KILL",
     "SHUTDOWN WAIT_FOR_SERVERS",
     "a message that is too long",
-    // In statement mode.
+    // Statement mode.
     "BEGIN in statement mode",
 ];
 
-/// Everything that has columns.
+/// All tables of SHOW.
 const TABLES: &[&str] = &[
     "ACTIVE_SOCKETS",
     "CLIENTS",
@@ -73,17 +73,17 @@ const TABLES: &[&str] = &[
     "VERSION",
 ];
 
-/// Commands of the console that are refused: here with the codes of Postgres, and texts that say more.
+/// Rejected commands of the console: the gateway uses SQLSTATEs of Postgres and longer texts.
 const COMMANDS: &[&str] = &[
     "SHOW nonsense",
     "nonsense",
-    "PAUSE nowhere",
-    "RESUME nowhere",
-    "KILL nowhere",
-    "DISABLE nowhere",
-    "ENABLE nowhere",
-    "RECONNECT nowhere",
-    "WAIT_CLOSE nowhere",
+    "PAUSE missing",
+    "RESUME missing",
+    "KILL missing",
+    "DISABLE missing",
+    "ENABLE missing",
+    "RECONNECT missing",
+    "WAIT_CLOSE missing",
     "PAUSE pgbouncer",
     "RESUME pgbouncer",
     "KILL pgbouncer",
@@ -97,7 +97,7 @@ const COMMANDS: &[&str] = &[
     "SELECT 1 FROM pg_class",
 ];
 
-/// One of the two.
+/// PgBouncer or the gateway.
 struct Subject {
     _process: Process,
     address: SocketAddr,
@@ -115,7 +115,7 @@ impl Subject {
 
 const FILES: &[(&str, &str)] = &[("users.txt", "\"app\" \"secret\"\n\"other\" \"word\"\n")];
 
-/// Both with this file; PgBouncer first.
+/// Starts both with this file; PgBouncer is the first.
 fn both(program: &str, ini: &str) -> [Subject; 2] {
     let common = format!(
         "[databases]\nshop = $PG dbname=postgres user=postgres\nclosed = host=127.0.0.1 port=1\n\
@@ -123,25 +123,26 @@ fn both(program: &str, ini: &str) -> [Subject; 2] {
          [users]\nother = pool_mode=session max_user_connections=7\n[pgbouncer]\n\
          auth_type = md5\nauth_file = $DIR/users.txt\nadmin_users = app\nserver_login_retry = 1\npool_mode = transaction\n{ini}"
     );
-    let ours = Bouncer::with(&Setup { ini: &common, files: FILES, ..Setup::default() });
-    let address = ours.address();
-    [theirs(program, &common), Subject { _process: ours.into_process(), address }]
+    let tidegate = IniGateway::with(&Setup { ini: &common, files: FILES, ..Setup::default() });
+    let address = tidegate.address();
+    [pgbouncer(program, &common), Subject { _process: tidegate.into_process(), address }]
 }
 
-fn theirs(program: &str, ini: &str) -> Subject {
+fn pgbouncer(program: &str, ini: &str) -> Subject {
     use std::os::unix::fs::PermissionsExt as _;
     for _ in 0..5 {
         let folder = tempfile::tempdir().expect("a folder");
-        // It refuses to run as root, and has to read its files as somebody else.
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("the folder is ours");
+        // PgBouncer refuses to run as root, and another user must be able to read its files.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755))
+            .expect("the test owns the folder");
         let port = free_port();
         for (name, text) in FILES {
             std::fs::write(folder.path().join(name), text).expect("the folder can be written");
         }
         let file: PathBuf = folder.path().join("pgbouncer.ini");
-        // Its sections do not go on where they are written a second time.
-        let own = format!("{ini}\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n");
-        std::fs::write(&file, with_places(&own, folder.path())).expect("the folder can be written");
+        // PgBouncer does not allow a section twice, so that the lines go to the end of the last one.
+        let pgbouncer_ini = format!("{ini}\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n");
+        std::fs::write(&file, expand(&pgbouncer_ini, folder.path())).expect("the folder can be written");
         let mut command = Command::new(program);
         if geteuid().is_root() {
             command.args(["-u", "nobody"]);
@@ -156,46 +157,46 @@ fn theirs(program: &str, ini: &str) -> Subject {
     panic!("no free port found");
 }
 
-/// The program to compare with. Says so if there is none.
+/// The path of PgBouncer; prints the reason if none is found.
 fn program() -> Option<String> {
     if let Ok(named) = std::env::var(VARIABLE) {
         return Some(named);
     }
-    let installed: Vec<&str> = PLACES.iter().copied().filter(|place| Path::new(place).exists()).collect();
+    let installed: Vec<&str> = PATHS.iter().copied().filter(|place| Path::new(place).exists()).collect();
     if let Some(place) = installed.iter().find(|place| version(place) >= OLDEST) {
         return Some((*place).to_owned());
     }
     let (major, minor) = OLDEST;
     eprintln!(
-        "nothing is compared with PgBouncer: of {PLACES:?} there are {installed:?}, none of version {major}.{minor} or newer; \
+        "nothing is compared with PgBouncer: of {PATHS:?} there are {installed:?}, none of version {major}.{minor} or newer; \
          {VARIABLE} may name one"
     );
     None
 }
 
-/// Major and minor version; keys that it does not know keep it from starting.
+/// The major and the minor version. PgBouncer does not start with unknown keys.
 fn version(program: &str) -> (u32, u32) {
-    let said = Command::new(program).arg("--version").output().expect("it can be started").stdout;
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let mut numbers = said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
+    let output = Command::new(program).arg("--version").output().expect("PgBouncer can be started").stdout;
+    let output = String::from_utf8_lossy(&output).into_owned();
+    let mut numbers = output.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// An error as a client sees it, or that the connection is gone.
-fn told(lost: &Lost) -> String {
-    match lost {
-        Lost::Refused(fields) => format!("{} {}: {}", fields.severity, fields.code, fields.message),
-        Lost::Closed => "closed".to_owned(),
+/// The text of an error or of a closed connection.
+fn describe(error: &ClientError) -> String {
+    match error {
+        ClientError::Refused(fields) => format!("{} {}: {}", fields.severity, fields.code, fields.message),
+        ClientError::Closed => "closed".to_owned(),
         other => format!("{other}"),
     }
 }
 
 fn login(startup: &Startup) -> String {
-    startup.try_connect().map_or_else(|lost| told(&lost), |_| "let in".to_owned())
+    startup.try_connect().map_or_else(|error| describe(&error), |_| "accepted".to_owned())
 }
 
-/// What is answered up to the end of the query or of the connection.
-fn answered(client: &mut RawClient) -> String {
+/// The replies up to the end of the query or of the connection.
+fn replies(client: &mut RawClient) -> String {
     let mut all = Vec::new();
     loop {
         match client.try_recv() {
@@ -206,46 +207,46 @@ fn answered(client: &mut RawClient) -> String {
             Ok(message) if message.tag == b'Z' => return all.join(", "),
             Ok(message) if message.tag == b'C' => all.push(message.text()),
             Ok(_) => {}
-            Err(lost) => {
-                all.push(told(&lost));
+            Err(error) => {
+                all.push(describe(&error));
                 return all.join(", ");
             }
         }
     }
 }
 
-fn asked(client: &mut RawClient, sql: &str) -> String {
+fn query(client: &mut RawClient, sql: &str) -> String {
     client.send(&Frames::new().query(sql));
-    answered(client)
+    replies(client)
 }
 
-/// What was found so far.
+/// The differences found so far.
 #[derive(Default)]
-struct Findings(Vec<(String, String, String)>);
+struct Differences(Vec<(String, String, String)>);
 
-impl Findings {
-    fn compare(&mut self, case: &str, subjects: &[Subject; 2], answer: impl Fn(&Subject) -> String) {
-        let [theirs, ours] = [answer(&subjects[0]), answer(&subjects[1])];
-        println!("{case}\n    PgBouncer: {theirs}\n    Tidegate:  {ours}");
-        if theirs != ours {
-            self.0.push((case.to_owned(), theirs, ours));
+impl Differences {
+    fn compare(&mut self, case: &str, subjects: &[Subject; 2], observe: impl Fn(&Subject) -> String) {
+        let [pgbouncer, tidegate] = [observe(&subjects[0]), observe(&subjects[1])];
+        println!("{case}\n    PgBouncer: {pgbouncer}\n    Tidegate:  {tidegate}");
+        if pgbouncer != tidegate {
+            self.0.push((case.to_owned(), pgbouncer, tidegate));
         }
     }
 
-    /// The same table of the console: columns of our own may stand behind.
+    /// Compares the columns of a table. The gateway may have further columns at the end.
     fn compare_table(&mut self, table: &str, subjects: &[Subject; 2]) {
-        let [theirs, ours] = [columns(&subjects[0], table), columns(&subjects[1], table)];
-        println!("SHOW {table}\n    PgBouncer: {theirs:?}\n    Tidegate:  {ours:?}");
-        if ours.get(..theirs.len()) != Some(&theirs[..]) {
-            self.0.push((format!("SHOW {table}"), format!("{theirs:?}"), format!("{ours:?}")));
+        let [pgbouncer, tidegate] = [columns(&subjects[0], table), columns(&subjects[1], table)];
+        println!("SHOW {table}\n    PgBouncer: {pgbouncer:?}\n    Tidegate:  {tidegate:?}");
+        if tidegate.get(..pgbouncer.len()) != Some(&pgbouncer[..]) {
+            self.0.push((format!("SHOW {table}"), format!("{pgbouncer:?}"), format!("{tidegate:?}")));
         }
     }
 }
 
-/// What is compared, and how a subject is asked for it.
+/// A compared observation: its name, and a function that makes it.
 type Row = (&'static str, fn(&Subject) -> String);
 
-/// What stands in tables, while a client is in a transaction of `shop`.
+/// Rows of tables while a client is in a transaction of `shop`.
 const ROWS: &[Row] = &[
     ("names of TOTALS", |subject| rows(subject, "TOTALS", &["name"], |_| true)),
     ("names of LISTS", |subject| rows(subject, "LISTS", &["list"], |_| true)),
@@ -253,7 +254,7 @@ const ROWS: &[Row] = &[
         let columns = "name host database force_user pool_size min_pool_size reserve_pool_size server_lifetime pool_mode \
                        load_balance_hosts max_connections current_connections max_client_connections \
                        current_client_connections paused disabled";
-        rows(subject, "DATABASES", &words(columns), |_| true)
+        rows(subject, "DATABASES", &split(columns), |_| true)
     }),
     ("the console's port", |subject| {
         let shown = subject.console().show("DATABASES");
@@ -263,7 +264,7 @@ const ROWS: &[Row] = &[
     ("users", |subject| {
         let columns = "name pool_mode max_user_connections current_connections max_user_client_connections \
                        current_client_connections";
-        rows(subject, "USERS", &words(columns), |_| true)
+        rows(subject, "USERS", &split(columns), |_| true)
     }),
     ("size of a user's pools", |subject| {
         rows(subject, "USERS", &["name", "pool_size", "reserve_pool_size"], |row| row["name"] == "other")
@@ -272,12 +273,12 @@ const ROWS: &[Row] = &[
         let columns = "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req sv_active \
                        sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login maxwait pool_mode \
                        load_balance_hosts";
-        rows(subject, "POOLS", &words(columns), |_| true)
+        rows(subject, "POOLS", &split(columns), |_| true)
     }),
-    ("what the console's clients did", |subject| {
+    ("statistics of the console", |subject| {
         let columns = "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time \
                        query_time wait_time";
-        rows(subject, "STATS_TOTALS", &words(columns), |row| row["database"] == "pgbouncer")
+        rows(subject, "STATS_TOTALS", &split(columns), |row| row["database"] == "pgbouncer")
     }),
     ("items of LISTS", |subject| {
         let is_kept = |row: &BTreeMap<String, String>| !row["list"].starts_with("free_");
@@ -285,8 +286,8 @@ const ROWS: &[Row] = &[
     }),
     ("this end of a client's connection", |subject| {
         let shown = subject.console().show("CLIENTS");
-        let own = |row: &BTreeMap<String, String>| row["local_port"] == subject.address.port().to_string();
-        shown.iter().map(|row| format!("{} {}", row["local_addr"], own(row))).collect::<Vec<_>>().join(", ")
+        let pgbouncer_ini = |row: &BTreeMap<String, String>| row["local_port"] == subject.address.port().to_string();
+        shown.iter().map(|row| format!("{} {}", row["local_addr"], pgbouncer_ini(row))).collect::<Vec<_>>().join(", ")
     }),
     ("this end of a server's connection", |subject| {
         let shown = subject.console().show("SERVERS");
@@ -312,22 +313,27 @@ const ROWS: &[Row] = &[
     }),
 ];
 
-/// These columns of the rows that are wanted, in the order of their texts: that of the rows is not told.
-fn rows(subject: &Subject, table: &str, columns: &[&str], is_wanted: fn(&BTreeMap<String, String>) -> bool) -> String {
+/// The columns of the selected rows as text, sorted, because the order of rows is not defined.
+fn rows(
+    subject: &Subject,
+    table: &str,
+    columns: &[&str],
+    is_selected: fn(&BTreeMap<String, String>) -> bool,
+) -> String {
     let shown = subject.console().show(table);
     let text = |row: &BTreeMap<String, String>| {
         columns.iter().map(|column| row[*column].as_str()).collect::<Vec<_>>().join("|")
     };
-    let mut texts: Vec<_> = shown.iter().filter(|row| is_wanted(row)).map(text).collect();
+    let mut texts: Vec<_> = shown.iter().filter(|row| is_selected(row)).map(text).collect();
     texts.sort();
     texts.join(", ")
 }
 
-fn words(text: &'static str) -> Vec<&'static str> {
+fn split(text: &'static str) -> Vec<&'static str> {
     text.split_whitespace().collect()
 }
 
-/// Names and types of a table's columns.
+/// The names and types of the columns of a table.
 fn columns(subject: &Subject, table: &str) -> Vec<(String, u32)> {
     let mut console = subject.console();
     let outcome = console.query(&format!("SHOW {table}"));
@@ -336,71 +342,77 @@ fn columns(subject: &Subject, table: &str) -> Vec<(String, u32)> {
 }
 
 #[test]
-fn nothing_differs_from_pgbouncer_but_what_is_told() {
+fn all_differences_from_pgbouncer_are_documented() {
     let Some(program) = program() else { return };
-    let mut findings = Findings::default();
-    tables(&program, &mut findings);
-    logins(&program, &mut findings);
-    absent(&program, &mut findings);
-    strangers(&program, &mut findings);
-    limits(&program, &mut findings);
-    timeouts(&program, &mut findings);
-    let told = || TOLD.iter().chain(COMMANDS);
-    let untold: Vec<_> = findings.0.iter().filter(|(case, ..)| !told().any(|told| told == case)).collect();
-    for (case, theirs, ours) in &untold {
-        println!("DIFFERS: {case}\n    PgBouncer: {theirs}\n    Tidegate:  {ours}");
+    let mut differences = Differences::default();
+    tables(&program, &mut differences);
+    logins(&program, &mut differences);
+    unreachable(&program, &mut differences);
+    unknown_users(&program, &mut differences);
+    limits(&program, &mut differences);
+    timeouts(&program, &mut differences);
+    let documented = || DOCUMENTED.iter().chain(COMMANDS);
+    let undocumented: Vec<_> =
+        differences.0.iter().filter(|(case, ..)| !documented().any(|name| name == case)).collect();
+    for (case, pgbouncer, tidegate) in &undocumented {
+        println!("DIFFERS: {case}\n    PgBouncer: {pgbouncer}\n    Tidegate:  {tidegate}");
     }
-    let gone: Vec<_> = told().filter(|told| findings.0.iter().all(|(case, ..)| case != **told)).collect();
-    println!("{} differences, {} of them not told; told but not seen: {gone:?}", findings.0.len(), untold.len());
-    assert!(untold.is_empty(), "differences that docs/src/migration/pgbouncer.md does not tell of");
+    let missing_cases: Vec<_> =
+        documented().filter(|name| differences.0.iter().all(|(case, ..)| case != **name)).collect();
+    println!(
+        "{} differences, {} of them undocumented; documented but not found: {missing_cases:?}",
+        differences.0.len(),
+        undocumented.len()
+    );
+    assert!(undocumented.is_empty(), "differences are missing in docs/src/migration/pgbouncer.md");
 }
 
-fn tables(program: &str, findings: &mut Findings) {
+fn tables(program: &str, differences: &mut Differences) {
     let subjects = both(program, "");
     let clients = subjects.each_ref().map(|subject| {
         let mut client = subject.login("shop").connect();
         client.ok("begin");
         client
     });
-    // Counts of logins came with 1.25.
+    // Login counts are new in 1.25.
     let older = version(program) < (1, 25);
     for table in TABLES.iter().filter(|table| !(older && table.starts_with("STATS"))) {
-        findings.compare_table(table, &subjects);
+        differences.compare_table(table, &subjects);
     }
-    let [theirs, ours] = subjects.each_ref().map(|subject| {
+    let [pgbouncer, tidegate] = subjects.each_ref().map(|subject| {
         subject.console().show("CONFIG").into_iter().map(|row| row["key"].clone()).collect::<BTreeSet<_>>()
     });
-    let missing: Vec<_> = theirs.difference(&ours).cloned().collect();
+    let missing: Vec<_> = pgbouncer.difference(&tidegate).cloned().collect();
     if !missing.is_empty() {
-        findings.0.push(("keys of SHOW CONFIG".to_owned(), missing.join(", "), "are not there".to_owned()));
+        differences.0.push(("keys of SHOW CONFIG".to_owned(), missing.join(", "), "are missing".to_owned()));
     }
     for (case, ask) in ROWS {
-        // The two newest counters of TOTALS came with 1.25, and so did the state of those who ask for nothing.
+        // Two counters of TOTALS and the state of idle clients are new in 1.25.
         if !(older && case.contains("TOTALS")) {
-            findings.compare(case, &subjects, ask);
+            differences.compare(case, &subjects, ask);
         }
     }
     for command in COMMANDS {
-        findings.compare(command, &subjects, |subject| asked(&mut subject.console(), command));
+        differences.compare(command, &subjects, |subject| query(&mut subject.console(), command));
     }
     drop(clients);
 }
 
-fn logins(program: &str, findings: &mut Findings) {
+fn logins(program: &str, differences: &mut Differences) {
     let subjects = both(program, "");
-    findings.compare("wrong password", &subjects, |subject| login(&subject.login("shop").password("wrong")));
-    findings.compare("no such user", &subjects, |subject| login(&subject.login("shop").user("nobody")));
-    findings.compare("no such database", &subjects, |subject| login(&subject.login("nowhere")));
-    findings.compare("console without being admin", &subjects, |subject| {
+    differences.compare("wrong password", &subjects, |subject| login(&subject.login("shop").password("wrong")));
+    differences.compare("no such user", &subjects, |subject| login(&subject.login("shop").user("unknown")));
+    differences.compare("no such database", &subjects, |subject| login(&subject.login("missing")));
+    differences.compare("console without being admin", &subjects, |subject| {
         login(&subject.login("pgbouncer").user("other").password("word"))
     });
-    findings
+    differences
         .compare("unknown parameter", &subjects, |subject| login(&subject.login("shop").parameter("nonsense", "1")));
-    findings.compare("a PAUSE and what it leaves", &subjects, |subject| {
+    differences.compare("a PAUSE and what it leaves", &subjects, |subject| {
         let mut console = subject.console();
-        let said =
+        let output =
             ["PAUSE shop", "RESUME shop", "RECONNECT shop", "RELOAD", "DISABLE shop", "ENABLE shop", "WAIT_CLOSE shop"];
-        said.map(|command| asked(&mut console, command)).join(", ")
+        output.map(|command| query(&mut console, command)).join(", ")
     });
     let paused = |command: &str, subject: &Subject| {
         let mut console = subject.console();
@@ -409,67 +421,68 @@ fn logins(program: &str, findings: &mut Findings) {
         console.ok(&command.replace("PAUSE", "RESUME"));
         shown
     };
-    findings.compare("databases while one is paused", &subjects, |subject| paused("PAUSE shop", subject));
-    findings.compare("databases while all are paused", &subjects, |subject| paused("PAUSE", subject));
-    findings.compare("disabled database", &subjects, |subject| {
+    differences.compare("databases while one is paused", &subjects, |subject| paused("PAUSE shop", subject));
+    differences.compare("databases while all are paused", &subjects, |subject| paused("PAUSE", subject));
+    differences.compare("disabled database", &subjects, |subject| {
         subject.console().ok("DISABLE shop");
         let refused = login(&subject.login("shop"));
         subject.console().ok("ENABLE shop");
         refused
     });
-    findings.compare("KILL", &subjects, |subject| {
+    differences.compare("KILL", &subjects, |subject| {
         let mut client = subject.login("shop").connect();
         client.ok("begin");
         subject.console().ok("KILL shop");
-        let answer = answered(&mut client);
+        let observe = replies(&mut client);
         subject.console().ok("RESUME shop");
-        answer
+        observe
     });
-    findings.compare("SHUTDOWN WAIT_FOR_SERVERS", &subjects, |subject| {
+    differences.compare("SHUTDOWN WAIT_FOR_SERVERS", &subjects, |subject| {
         let mut client = subject.login("shop").connect();
         let mut busy = subject.login("shop").connect();
         busy.ok("begin");
         let mut console = subject.console();
         console.send(&Frames::new().query("SHUTDOWN WAIT_FOR_SERVERS"));
-        answered(&mut client)
+        replies(&mut client)
     });
 }
 
-/// Servers that do not let anybody in, or are not there.
-fn absent(program: &str, findings: &mut Findings) {
+/// Servers that reject the login or are unreachable.
+fn unreachable(program: &str, differences: &mut Differences) {
     let server = server();
     server.sql("create role differ_login login password 'right' in role scram_login");
     let subjects = both(program, "query_wait_timeout = 3");
     for database in ["closed", "lost", "mistaken"] {
         for time in ["at first", "once more"] {
             let case = format!("a login to {database}, {time}");
-            findings.compare(&case, &subjects, |subject| login(&subject.login(database)));
+            differences.compare(&case, &subjects, |subject| login(&subject.login(database)));
         }
     }
 }
 
-fn strangers(program: &str, findings: &mut Findings) {
+fn unknown_users(program: &str, differences: &mut Differences) {
     let subjects = both(program, "auth_type = any");
-    findings.compare("any name is let in", &subjects, |subject| login(&subject.login("shop").user("whoever")));
-    findings.compare("a stranger in the console with auth_type = any", &subjects, |subject| {
-        login(&subject.login("pgbouncer").user("whoever"))
+    differences.compare("any name is accepted", &subjects, |subject| login(&subject.login("shop").user("unknown")));
+    differences.compare("an unknown user of the console with auth_type = any", &subjects, |subject| {
+        login(&subject.login("pgbouncer").user("unknown"))
     });
     let subjects = both(program, "auth_type = trust");
-    findings.compare("trust and a stranger", &subjects, |subject| login(&subject.login("shop").user("whoever")));
+    differences
+        .compare("trust and an unknown user", &subjects, |subject| login(&subject.login("shop").user("unknown")));
     let subjects = both(program, "auth_type = plain");
-    findings.compare("plain and a wrong password", &subjects, |subject| {
-        // The words of the one are those of the other with the user's name behind them.
+    differences.compare("plain and a wrong password", &subjects, |subject| {
+        // The text of one contains that of the other and the name of the user.
         login(&subject.login("shop").password("wrong")).contains("password authentication failed").to_string()
     });
 }
 
-fn limits(program: &str, findings: &mut Findings) {
+fn limits(program: &str, differences: &mut Differences) {
     for limit in ["max_client_conn = 1", "max_db_client_connections = 1", "max_user_client_connections = 1"] {
         let subjects = both(program, limit);
-        findings.compare(limit, &subjects, |subject| {
-            // Whoever looked whether it listens may not have left yet.
+        differences.compare(limit, &subjects, |subject| {
+            // The probe connection of the start may still be open.
             let mut first = None;
-            eventually("one is let in", || {
+            eventually("a client is accepted", || {
                 first = subject.login("shop").try_connect().ok();
                 first.is_some()
             });
@@ -477,24 +490,25 @@ fn limits(program: &str, findings: &mut Findings) {
         });
     }
     let subjects = both(program, "max_packet_size = 1000");
-    findings.compare("a message that is too long", &subjects, |subject| {
-        asked(&mut subject.login("shop").connect(), &format!("select length('{}')", "x".repeat(2000)))
+    differences.compare("a message that is too long", &subjects, |subject| {
+        query(&mut subject.login("shop").connect(), &format!("select length('{}')", "x".repeat(2000)))
     });
-    findings.compare("SET conffile", &subjects, |subject| asked(&mut subject.console(), "SET conffile = '/nowhere'"));
+    differences
+        .compare("SET conffile", &subjects, |subject| query(&mut subject.console(), "SET conffile = '/missing'"));
     let subjects = both(program, "pool_mode = statement");
-    findings
-        .compare("BEGIN in statement mode", &subjects, |subject| asked(&mut subject.login("shop").connect(), "begin"));
+    differences
+        .compare("BEGIN in statement mode", &subjects, |subject| query(&mut subject.login("shop").connect(), "begin"));
     let subjects = both(program, "disable_pqexec = 1");
-    findings.compare("disable_pqexec", &subjects, |subject| asked(&mut subject.login("shop").connect(), "select 1"));
+    differences.compare("disable_pqexec", &subjects, |subject| query(&mut subject.login("shop").connect(), "select 1"));
 }
 
-fn timeouts(program: &str, findings: &mut Findings) {
+fn timeouts(program: &str, differences: &mut Differences) {
     for (limit, sql) in [("query_timeout = 1", "select pg_sleep(60)"), ("idle_transaction_timeout = 1", "begin")] {
         let subjects = both(program, limit);
-        findings.compare(limit, &subjects, |subject| {
+        differences.compare(limit, &subjects, |subject| {
             let mut client = subject.login("shop").connect();
-            let first = asked(&mut client, sql);
-            if sql == "begin" { answered(&mut client) } else { first }
+            let first = query(&mut client, sql);
+            if sql == "begin" { replies(&mut client) } else { first }
         });
     }
     for (limit, begins) in [("transaction_timeout = 1", true), ("client_idle_timeout = 1", false)] {
@@ -502,18 +516,18 @@ fn timeouts(program: &str, findings: &mut Findings) {
             continue;
         }
         let subjects = both(program, limit);
-        findings.compare(limit, &subjects, |subject| {
+        differences.compare(limit, &subjects, |subject| {
             let mut client = subject.login("shop").connect();
-            asked(&mut client, if begins { "begin" } else { "select 1" });
-            answered(&mut client)
+            query(&mut client, if begins { "begin" } else { "select 1" });
+            replies(&mut client)
         });
     }
     let subjects = both(program, "query_wait_timeout = 1\ndefault_pool_size = 1");
-    findings.compare("query_wait_timeout = 1", &subjects, |subject| {
+    differences.compare("query_wait_timeout = 1", &subjects, |subject| {
         let mut holder = subject.login("shop").connect();
         holder.ok("begin");
-        asked(&mut subject.login("shop").connect(), "select 1")
+        query(&mut subject.login("shop").connect(), "select 1")
     });
     let subjects = both(program, "client_login_timeout = 1");
-    findings.compare("client_login_timeout = 1", &subjects, |subject| answered(&mut subject.login("shop").open()));
+    differences.compare("client_login_timeout = 1", &subjects, |subject| replies(&mut subject.login("shop").open()));
 }

@@ -1,17 +1,17 @@
-//! The file: what is read, what is refused, what is named, what a reload takes over.
+//! The file: valid and invalid lines, keys without effect, and reloads.
 
 use std::collections::BTreeSet;
 
 use tidegate_sandbox::Postgres;
 use tidegate_testkit::{Frames, Signal, eventually};
 
-use crate::bouncer::{Bouncer, Setup, output, server};
+use crate::ini_gateway::{IniGateway, Setup, output, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
 
 #[test]
-fn a_file_works_as_it_stands() {
-    let bouncer = Bouncer::with(&Setup {
+fn complete_file_works() {
+    let gateway = IniGateway::with(&Setup {
         ini: "%include $DIR/databases.ini\n[users]\npostgres = pool_mode=Session\n[pgbouncer]\nauth_type = MD5\n\
               auth_file = $DIR/userlist.txt\n",
         files: &[
@@ -20,37 +20,37 @@ fn a_file_works_as_it_stands() {
         ],
         ..Setup::default()
     });
-    let login = |database: &str| bouncer.startup(database).user("app").password("sec\"ret");
+    let login = |database: &str| gateway.startup(database).user("app").password("sec\"ret");
     assert_eq!(login("my shop").connect().value("select current_user"), "postgres");
-    assert_eq!(bouncer.startup("postgres").password("pw").connect().value("select current_database()"), "postgres");
+    assert_eq!(gateway.startup("postgres").password("pw").connect().value("select current_database()"), "postgres");
     assert_eq!(login("my shop").password("wrong").refused().code, "28P01");
-    let mut console = bouncer.startup("pgbouncer").password("pw").connect();
+    let mut console = gateway.startup("pgbouncer").password("pw").connect();
     let databases = console.ok("SHOW DATABASES").rows;
-    let shop = databases.iter().find(|row| row[0] == "my shop").expect("it is listed");
+    let shop = databases.iter().find(|row| row[0] == "my shop").expect("the row exists");
     assert_eq!((shop[3].as_str(), shop[4].as_str(), shop[5].as_str()), ("postgres", "postgres", "3"));
     let pools = console.ok("SHOW POOLS").rows;
     assert!(pools.iter().any(|row| row[0] == "my shop" && row[15] == "session"), "{pools:?}");
 }
 
 #[test]
-fn an_unknown_key_is_told_with_file_line_and_neighbour() {
+fn unknown_key_is_reported_with_line_and_suggestion() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pgbouncer.ini");
     std::fs::write(&file, "[databases]\nx = host=db poolsize=3\n[pgbouncer]\nlisten_adr = *\n").expect("a file");
     let file = file.display().to_string();
-    let said = output(&[&file]);
-    assert!(!said.status.success());
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    let started = output(&[&file]);
+    assert!(!started.status.success());
+    let stderr = String::from_utf8_lossy(&started.stderr).into_owned();
     for text in ["pgbouncer.ini:4:1", "`listen_addr`", "pgbouncer.ini:2:", "`pool_size`"] {
-        assert!(said.contains(text), "{text} is not in\n{said}");
+        assert!(stderr.contains(text), "{text} is not in\n{stderr}");
     }
     let checked = output(&["check", &file]);
     assert!(!checked.status.success() && String::from_utf8_lossy(&checked.stdout).contains("2 errors"));
 }
 
 #[test]
-fn a_key_without_effect_is_named_once() {
-    let idle = [
+fn key_without_effect_is_reported_once() {
+    let without_effect = [
         "client_tls_dheparams = auto",
         "conffile = /nowhere",
         "job_name = x",
@@ -60,20 +60,21 @@ fn a_key_without_effect_is_named_once() {
         "service_name = x",
         "tcp_defer_accept = 0",
     ];
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\n{}\nmax_client_conn = 50\n", idle.join("\n")));
-    bouncer.client("shop").ok("select 1");
-    let log = bouncer.log();
-    for line in idle {
+    let gateway =
+        IniGateway::start(&format!("{SHOP}[pgbouncer]\n{}\nmax_client_conn = 50\n", without_effect.join("\n")));
+    gateway.client("shop").ok("select 1");
+    let log = gateway.log();
+    for line in without_effect {
         let key = line.split(' ').next().unwrap_or_default();
         assert_eq!(log.matches(&format!("`{key}` has no effect")).count(), 1, "{key}: {log}");
     }
     assert!(!log.contains("`max_client_conn` has no effect"), "{log}");
-    assert_eq!(bouncer.setting("max_client_conn"), "50");
+    assert_eq!(gateway.setting("max_client_conn"), "50");
 }
 
 #[test]
-fn what_is_not_written_is_as_pgbouncer_has_it() {
-    let bouncer = Bouncer::start(SHOP);
+fn defaults_are_those_of_pgbouncer() {
+    let gateway = IniGateway::start(SHOP);
     for (key, value) in [
         ("max_client_conn", "100"),
         ("default_pool_size", "20"),
@@ -81,17 +82,17 @@ fn what_is_not_written_is_as_pgbouncer_has_it() {
         ("query_wait_timeout", "120"),
         ("query_wait_notify", "5"),
         ("server_login_retry", "15"),
-        // The pause does not grow.
+        // The delay does not grow.
         ("timeouts.connect_retry_max", "0"),
         ("server_reset_query", "DISCARD ALL"),
     ] {
-        assert_eq!(bouncer.setting(key), value, "{key}");
+        assert_eq!(gateway.setting(key), value, "{key}");
     }
 }
 
 #[test]
-fn the_converted_file_means_the_same() {
-    let bouncer = Bouncer::with(&Setup {
+fn converted_file_has_the_same_settings() {
+    let gateway = IniGateway::with(&Setup {
         ini: "[databases]\n\"my shop\" = $PG dbname=postgres pool_size=3 connect_query='select ''a b''' timezone=UTC\n\
               * = $PG reserve_pool=2 max_db_connections=9\n[users]\napp = query_timeout=2.5 max_user_connections=4\n\
               [pgbouncer]\nauth_type = scram-sha-256\nauth_file = $DIR/userlist.txt\nserver_lifetime = 0\n\
@@ -100,32 +101,33 @@ fn the_converted_file_means_the_same() {
         files: &[("userlist.txt", "\"app\" \"secret\"\n\"postgres\" \"p\\w\"\n")],
         ..Setup::default()
     });
-    let show = |bouncer: &Bouncer| {
-        let mut console = bouncer.startup("pgbouncer").password("p\\w").connect();
+    let show = |gateway: &IniGateway| {
+        let mut console = gateway.startup("pgbouncer").password("p\\w").connect();
         let mut rows = console.ok("SHOW CONFIG").rows;
-        // They were read from different files.
+        // These keys name the files, which differ.
         rows.retain(|row| row.first().is_none_or(|key| key != "conffile" && key != "auth_file"));
         rows
     };
-    let before = show(&bouncer);
-    let converted = output(&["convert", &bouncer.file("pgbouncer.ini").display().to_string()]);
+    let before = show(&gateway);
+    let converted = output(&["convert", &gateway.file("pgbouncer.ini").display().to_string()]);
     assert!(converted.status.success(), "{}", String::from_utf8_lossy(&converted.stderr));
     let converted = String::from_utf8(converted.stdout).expect("TOML is text");
-    let other = |port: u16| converted.replace(&bouncer.port().to_string(), &port.to_string());
-    let second = Bouncer::with_toml(other);
+    let other = |port: u16| converted.replace(&gateway.port().to_string(), &port.to_string());
+    let second = IniGateway::with_toml(other);
     let mut after = show(&second);
-    // The two cannot have one port.
+    // The two gateways have different ports.
     for value in after.iter_mut().flatten() {
-        *value = value.replace(&second.port().to_string(), &bouncer.port().to_string());
+        *value = value.replace(&second.port().to_string(), &gateway.port().to_string());
     }
     let different: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
     assert!(different.is_empty() && before.len() == after.len(), "{different:#?}");
 }
 
-/// Of two lines with one name, in a file that another one includes and goes beyond, say, the later one holds alone.
+/// A later line with the same name replaces the earlier one completely, for example in a file that overrides an
+/// included one.
 #[test]
-fn a_line_that_names_what_was_named_begins_anew() {
-    let bouncer = Bouncer::with(&Setup {
+fn later_line_of_the_same_name_replaces_the_earlier() {
+    let gateway = IniGateway::with(&Setup {
         ini: "%include $DIR/base.ini\n[databases]\nshop = $PG dbname=postgres\n\
               [users]\npostgres = max_user_connections=7\n",
         files: &[(
@@ -135,19 +137,19 @@ fn a_line_that_names_what_was_named_begins_anew() {
         )],
         ..Setup::default()
     });
-    bouncer.client("shop").ok("select 1");
-    let mut console = bouncer.console();
+    gateway.client("shop").ok("select 1");
+    let mut console = gateway.console();
     let databases = console.ok("SHOW DATABASES").rows;
-    let shop = databases.iter().find(|row| row[0] == "shop").expect("it is listed");
+    let shop = databases.iter().find(|row| row[0] == "shop").expect("the row exists");
     assert_eq!((shop[3].as_str(), shop[5].as_str()), ("postgres", "20"));
     let users = console.ok("SHOW USERS").rows;
-    let user = users.iter().find(|row| row[0] == "postgres").expect("it is listed");
+    let user = users.iter().find(|row| row[0] == "postgres").expect("the row exists");
     assert_eq!((user[3].as_str(), user[4].as_str()), ("\\N", "7"), "{user:?}");
 }
 
-/// It took time in proportion to the square of their number, in which no signal was heard.
+/// The time must not be quadratic in the number of entries, because signals are not handled meanwhile.
 #[test]
-fn very_many_users_and_databases_are_read() {
+fn many_users_and_databases_are_read() {
     const MANY: usize = 40_000;
     let folder = tempfile::tempdir().expect("a folder");
     let (ini, list) = (folder.path().join("pgbouncer.ini"), folder.path().join("userlist.txt"));
@@ -157,13 +159,13 @@ fn very_many_users_and_databases_are_read() {
     let text = format!("[databases]\n{databases}[pgbouncer]\nauth_file = {}\n", list.display());
     std::fs::write(&ini, text).expect("a file");
     let checked = output(&["check", &ini.display().to_string()]);
-    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-    assert!(said.contains("good: 20000 databases, 40000 users"), "{said}");
+    let report = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(report.contains("good: 20000 databases, 40000 users"), "{report}");
 }
 
-/// A list of some hundred thousand users was "larger than 16 MiB", and with that nobody could log in.
+/// A limit of 16 MiB on the file would reject lists of some hundred thousand users.
 #[test]
-fn a_large_list_of_users_is_read() {
+fn large_userlist_is_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let (ini, list) = (folder.path().join("pgbouncer.ini"), folder.path().join("userlist.txt"));
     let remark = format!("; {}\n", "x".repeat(1 << 20)).repeat(20);
@@ -171,80 +173,80 @@ fn a_large_list_of_users_is_read() {
     let text = format!("[databases]\nshop = host=127.0.0.1\n[pgbouncer]\nauth_file = {}\n", list.display());
     std::fs::write(&ini, text).expect("a file");
     let checked = output(&["check", &ini.display().to_string()]);
-    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-    assert!(said.contains("good: 1 database, 1 user, 0 warnings"), "{said}");
+    let report = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(report.contains("good: 1 database, 1 user, 0 warnings"), "{report}");
 }
 
 #[test]
-fn a_reload_reads_the_file_again() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut client = bouncer.client("shop");
+fn reload_reads_the_file_again() {
+    let gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
     client.ok("select 1");
-    bouncer.rewrite(&format!("{SHOP}other = $PG dbname=postgres\n[pgbouncer]\ndefault_pool_size = 7\n"));
-    bouncer.signal(Signal::HUP);
-    eventually("the new size holds", || bouncer.setting("default_pool_size") == "7");
-    bouncer.client("other").ok("select 1");
-    bouncer.rewrite(&format!("{SHOP}[pgbouncer]\ndefault_pool_siz = 8\n"));
-    assert_eq!(bouncer.console().query("RELOAD").code(), "F0000");
-    assert_eq!(bouncer.setting("default_pool_size"), "7");
+    gateway.set_config(&format!("{SHOP}other = $PG dbname=postgres\n[pgbouncer]\ndefault_pool_size = 7\n"));
+    gateway.signal(Signal::HUP);
+    eventually("the new size is used", || gateway.setting("default_pool_size") == "7");
+    gateway.client("other").ok("select 1");
+    gateway.set_config(&format!("{SHOP}[pgbouncer]\ndefault_pool_siz = 8\n"));
+    assert_eq!(gateway.console().query("RELOAD").code(), "F0000");
+    assert_eq!(gateway.setting("default_pool_size"), "7");
     client.ok("select 1");
 }
 
-/// A list of many users takes seconds. Here it is a pipe, which takes as long as its writer.
+/// Reading a large userlist takes seconds. The test uses a pipe, which blocks until its writer is done.
 #[test]
-fn signals_are_heard_while_a_reload_reads_its_files() {
-    let bouncer = Bouncer::with(&Setup {
+fn signals_are_handled_while_a_reload_reads_files() {
+    let gateway = IniGateway::with(&Setup {
         ini: "[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nauth_type = md5\nauth_file = $DIR/users.txt\n",
         files: &[("users.txt", "\"app\" \"old\"\n")],
         ..Setup::default()
     });
-    let login = |password| bouncer.startup("shop").user("app").password(password);
+    let login = |password| gateway.startup("shop").user("app").password(password);
     login("old").connect().ok("select 1");
-    let list = bouncer.file("users.txt");
-    std::fs::remove_file(&list).expect("it is there");
-    let made = std::process::Command::new("mkfifo").arg(&list).status().expect("mkfifo is there");
+    let list = gateway.file("users.txt");
+    std::fs::remove_file(&list).expect("the list exists");
+    let made = std::process::Command::new("mkfifo").arg(&list).status().expect("mkfifo is installed");
     assert!(made.success());
-    bouncer.signal(Signal::HUP);
-    bouncer.wait_for_log("re-reading config");
-    bouncer.signal(Signal::USR1);
-    bouncer.wait_for_log("paused by a signal");
-    bouncer.signal(Signal::USR2);
-    bouncer.wait_for_log("resumed by a signal");
+    gateway.signal(Signal::HUP);
+    gateway.wait_for_log("re-reading config");
+    gateway.signal(Signal::USR1);
+    gateway.wait_for_log("paused by a signal");
+    gateway.signal(Signal::USR2);
+    gateway.wait_for_log("resumed by a signal");
     login("old").connect().ok("select 1");
-    std::fs::write(&list, "\"app\" \"new\"\n").expect("somebody reads");
-    bouncer.wait_for_log("configuration reloaded");
+    std::fs::write(&list, "\"app\" \"new\"\n").expect("the reload reads the pipe");
+    gateway.wait_for_log("configuration reloaded");
     login("new").connect().ok("select 1");
 }
 
-/// As Debian's package installs it: nobody and nothing behind it yet, but it runs, and a reload finds what was added.
+/// The file of the Debian package has neither databases nor users. The gateway runs, and a reload adds them.
 #[test]
-fn a_file_without_databases_or_users_is_a_beginning() {
+fn file_without_databases_or_users_is_valid() {
     let auth = "[pgbouncer]\nauth_type = md5\nauth_file = $DIR/users.txt\n";
-    let bouncer = Bouncer::start(&format!("[databases]\n[users]\n{auth}"));
-    bouncer.wait_for_log("there is no database to send clients to");
-    bouncer.wait_for_log("auth_file: cannot read");
-    assert!(bouncer.startup("shop").user("app").password("secret").try_connect().is_err());
-    std::fs::write(bouncer.file("users.txt"), "\"app\" \"secret\"\n").expect("the folder can be written");
-    bouncer.rewrite(&format!("[databases]\nshop = $PG dbname=postgres user=postgres\n{auth}"));
-    bouncer.signal(Signal::HUP);
-    let login = || bouncer.startup("shop").user("app").password("secret");
-    eventually("the reload is through", || login().try_connect().is_ok());
-    // While it is being replaced it may be away for a moment: nobody is locked out by that.
-    std::fs::remove_file(bouncer.file("users.txt")).expect("it is there");
-    bouncer.signal(Signal::HUP);
-    bouncer.wait_for_log("those who are known would be locked out");
+    let gateway = IniGateway::start(&format!("[databases]\n[users]\n{auth}"));
+    gateway.wait_for_log("there is no database to send clients to");
+    gateway.wait_for_log("auth_file: cannot read");
+    assert!(gateway.startup("shop").user("app").password("secret").try_connect().is_err());
+    std::fs::write(gateway.file("users.txt"), "\"app\" \"secret\"\n").expect("the folder can be written");
+    gateway.set_config(&format!("[databases]\nshop = $PG dbname=postgres user=postgres\n{auth}"));
+    gateway.signal(Signal::HUP);
+    let login = || gateway.startup("shop").user("app").password("secret");
+    eventually("the reload is done", || login().try_connect().is_ok());
+    // The file may be missing for a moment while it is replaced, which must not lock users out.
+    std::fs::remove_file(gateway.file("users.txt")).expect("the list exists");
+    gateway.signal(Signal::HUP);
+    gateway.wait_for_log("those who are known would be locked out");
     login().connect().ok("select 1");
 }
 
 #[test]
-fn keys_of_a_connection_do_what_they_say() {
-    let bouncer = Bouncer::start(
+fn connection_keys_take_effect() {
+    let gateway = IniGateway::start(
         "[databases]\nshop = $PG dbname=postgres pool_size=1 connect_query='set statement_timeout = 54321' \
          application_name=gate timezone=Asia/Tokyo datestyle=German client_encoding=LATIN1\n\
          [pgbouncer]\napplication_name_add_host = 1\nignore_startup_parameters = extra_float_digits, made_up\n\
          server_reset_query = select 1\n",
     );
-    let startup = bouncer.startup("shop").parameter("application_name", "psql").parameter("made_up", "1");
+    let startup = gateway.startup("shop").parameter("application_name", "psql").parameter("made_up", "1");
     let mut client = startup.connect();
     assert_eq!(client.value("show statement_timeout"), "54321ms");
     assert_eq!(client.value("show timezone"), "Asia/Tokyo");
@@ -255,25 +257,25 @@ fn keys_of_a_connection_do_what_they_say() {
 }
 
 #[test]
-fn clients_are_greeted_as_the_file_says() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\nlogin_notify_message = you are pooled\n"));
+fn login_notify_message_is_sent_as_a_notice() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nlogin_notify_message = you are pooled\n"));
     for database in ["shop", "pgbouncer"] {
-        let startup = bouncer.startup(database);
+        let startup = gateway.startup(database);
         let mut client = startup.open();
         client.send_bytes(&startup.packet());
-        let greeting = client.until_ready();
-        let notice = greeting.messages.iter().find(|message| message.tag == b'N').expect("a notice");
+        let login = client.until_ready();
+        let notice = login.messages.iter().find(|message| message.tag == b'N').expect("a notice");
         assert_eq!(notice.error().message, "you are pooled", "{database}");
     }
 }
 
 #[test]
-fn the_reset_query_runs_always_if_it_is_told_to() {
-    let bouncer = Bouncer::start(
+fn server_reset_query_always_runs_in_transaction_mode() {
+    let gateway = IniGateway::start(
         "[databases]\nshop = $PG dbname=postgres pool_size=1\n\
          [pgbouncer]\nserver_reset_query = reset all; set work_mem = '7MB'\nserver_reset_query_always = 1\n",
     );
-    let mut client = bouncer.client("shop");
+    let mut client = gateway.client("shop");
     client.ok("select 1");
     eventually("the reset has run", || {
         client.value("select setting from pg_settings where name = 'work_mem'") == "7168"
@@ -281,9 +283,9 @@ fn the_reset_query_runs_always_if_it_is_told_to() {
 }
 
 #[test]
-fn the_simple_protocol_can_be_forbidden() {
-    let bouncer = Bouncer::start(&format!("{SHOP}[pgbouncer]\ndisable_pqexec = 1\n"));
-    let mut client = bouncer.client("shop");
+fn disable_pqexec_rejects_simple_queries() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\ndisable_pqexec = 1\n"));
+    let mut client = gateway.client("shop");
     client.send(&Frames::new().once("select 'extended'").sync());
     assert_eq!(client.until_ready().value(), "extended");
     client.send(&Frames::new().query("select 1"));
@@ -292,74 +294,77 @@ fn the_simple_protocol_can_be_forbidden() {
 
 #[test]
 fn users_of_a_forced_user_share_one_pool() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres user=postgres pool_size=1\n");
-    let mut first = bouncer.startup("shop").user("first").connect();
-    let mut second = bouncer.startup("shop").user("second").connect();
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres user=postgres pool_size=1\n");
+    let mut first = gateway.startup("shop").user("first").connect();
+    let mut second = gateway.startup("shop").user("second").connect();
     assert_eq!(first.backend(), second.backend());
-    let pools = bouncer.show("POOLS");
+    let pools = gateway.show("POOLS");
     let users: Vec<_> =
         pools.iter().filter(|pool| pool["database"] == "shop").map(|pool| pool["user"].as_str()).collect();
     assert_eq!(users, ["postgres"]);
-    let clients = bouncer.show("CLIENTS");
+    let clients = gateway.show("CLIENTS");
     assert!(clients.iter().any(|client| client["user"] == "second"), "{clients:?}");
 }
 
 #[test]
-fn a_database_without_a_host_is_behind_the_unix_socket() {
+fn database_without_a_host_uses_the_unix_socket() {
     let folder = server().socket_dir().display().to_string();
     let port = server().port();
-    let bouncer = Bouncer::start(&format!("[databases]\npostgres = host={folder} port={port}\n"));
-    assert_eq!(bouncer.client("postgres").value("select inet_server_addr() is null"), "t");
+    let gateway = IniGateway::start(&format!("[databases]\npostgres = host={folder} port={port}\n"));
+    assert_eq!(gateway.client("postgres").value("select inet_server_addr() is null"), "t");
 }
 
 #[test]
-fn several_hosts_are_taken_in_turn_or_in_order() {
+fn load_balance_hosts_selects_turn_or_order() {
     let (ip, folder, port) = (server().address().ip(), server().socket_dir().display().to_string(), server().port());
     let hosts = format!("host={ip},{folder} port={port} dbname=postgres");
-    let bouncer = Bouncer::start(&format!(
+    let gateway = IniGateway::start(&format!(
         "[databases]\nturn = {hosts}\norder = {hosts} load_balance_hosts=disable\n\
          one = $PG dbname=postgres load_balance_hosts=disable\n"
     ));
-    let shown = bouncer.show("DATABASES");
+    let shown = gateway.show("DATABASES");
     let word = |name: &str| {
-        let row = shown.iter().find(|row| row["name"] == name).expect("it is listed");
+        let row = shown.iter().find(|row| row["name"] == name).expect("the row exists");
         row["load_balance_hosts"].clone()
     };
     assert_eq!((word("turn").as_str(), word("order").as_str()), ("round-robin", "disable"));
-    // Both are places of the same server.
-    let mut turn = bouncer.client("turn");
-    eventually("both places are used", || {
-        let places: BTreeSet<_> = (0..4).map(|_| turn.value("select (inet_server_addr() is null)::text")).collect();
-        places.len() == 2
+    // Both addresses lead to the same server.
+    let mut turn = gateway.client("turn");
+    eventually("both addresses are used", || {
+        let addresses: BTreeSet<_> = (0..4).map(|_| turn.value("select (inet_server_addr() is null)::text")).collect();
+        addresses.len() == 2
     });
     for database in ["turn", "order", "one"] {
-        assert_eq!(bouncer.client(database).value("select 1"), "1", "{database}");
-        let listed = bouncer.show("HOSTS").iter().filter(|row| row["database"] == database).count();
+        assert_eq!(gateway.client(database).value("select 1"), "1", "{database}");
+        let listed = gateway.show("HOSTS").iter().filter(|row| row["database"] == database).count();
         assert_eq!(listed, if database == "one" { 1 } else { 2 }, "{database}");
     }
-    let converted = output(&["convert", &bouncer.file("pgbouncer.ini").display().to_string()]);
+    let converted = output(&["convert", &gateway.file("pgbouncer.ini").display().to_string()]);
     let converted = String::from_utf8(converted.stdout).expect("TOML is text");
     assert_eq!(converted.matches("route = \"any\"").count(), 2, "{converted}");
     assert_eq!(converted.matches("policy = \"pick_first\"").count(), 1, "{converted}");
 }
 
 #[test]
-fn hosts_that_are_no_replicas_of_each_other_all_take_writes_in_turn() {
+fn unrelated_hosts_all_get_writes_in_turn() {
     let (ip, port) = (server().address().ip(), server().port());
     let other = Postgres::builder().port(port).setting("listen_addresses", "127.0.0.2");
     let other = other.hba("local all all trust\nhost all all 127.0.0.0/8 trust").start().expect("a Postgres starts");
     server().sql("create table by_turns (n int)");
     other.simple_query("create table by_turns (n int)").expect("a table can be made");
-    let bouncer = Bouncer::start(&format!("[databases]\nboth = host={ip},127.0.0.2 port={port} dbname=postgres\n"));
-    let mut client = bouncer.client("both");
-    let mut places = |count: usize| {
+    let gateway = IniGateway::start(&format!("[databases]\nboth = host={ip},127.0.0.2 port={port} dbname=postgres\n"));
+    let mut client = gateway.client("both");
+    let mut addresses = |count: usize| {
         let insert = "insert into by_turns values (1) returning host(inet_server_addr())";
-        let places: BTreeSet<_> = (0..count).map(|_| client.value(insert)).collect();
-        places
+        let addresses: BTreeSet<_> = (0..count).map(|_| client.value(insert)).collect();
+        addresses
     };
-    eventually("both are used", || places(4).len() == 2);
-    let rows = bouncer.show("HOSTS");
+    eventually("both are used", || addresses(4).len() == 2);
+    let rows = gateway.show("HOSTS");
     let states: Vec<_> = rows.iter().map(|row| (row["role"].as_str(), row["state"].as_str())).collect();
     assert_eq!(states, [("primary", "up"); 2], "{rows:?}");
-    assert_ne!(other.simple_query("select count(*) from by_turns").expect("it answers")[0][0].as_deref(), Some("0"));
+    assert_ne!(
+        other.simple_query("select count(*) from by_turns").expect("the server answers")[0][0].as_deref(),
+        Some("0")
+    );
 }

@@ -1,11 +1,11 @@
-//! The keys of a file, one by one: that each is in force, under its own name and in its own unit, and what a few of them do
-//! that no other test of this target looks at.
+//! The keys of a file: each one takes effect under its name and in its unit. Some are tested here in detail because no
+//! other test covers them.
 
 use tidegate_testkit::{Authority, Frames, Signal, eventually};
 
-use crate::bouncer::{Bouncer, server};
+use crate::ini_gateway::{IniGateway, server};
 
-/// Keys with a value that is not the default. What needs files, users or certificates is tested elsewhere.
+/// Keys with a value other than the default. Keys that need files, users or certificates are tested elsewhere.
 const KEYS: &[(&str, &str)] = &[
     ("admin_users", "postgres,boss"),
     ("application_name_add_host", "1"),
@@ -73,102 +73,102 @@ const KEYS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_key_of_the_file_is_in_force() {
+fn every_key_of_the_file_takes_effect() {
     let lines: String = KEYS.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
-    let bouncer = Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\n{lines}"));
-    let shown = bouncer.show("CONFIG");
+    let gateway = IniGateway::start(&format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\n{lines}"));
+    let shown = gateway.show("CONFIG");
     let value = |key: &str| shown.iter().find(|row| row["key"] == key).map(|row| row["value"].as_str());
     let wrong: Vec<_> = KEYS.iter().filter(|(key, given)| value(key) != Some(given)).collect();
     assert!(wrong.is_empty(), "{:?}", wrong.iter().map(|(key, given)| (key, given, value(key))).collect::<Vec<_>>());
-    // And with all of that it serves.
-    bouncer.client("shop").ok("select 1");
+    // The gateway serves clients with all of these keys.
+    gateway.client("shop").ok("select 1");
 }
 
 #[test]
-fn users_are_looked_up_in_the_database_that_is_named() {
-    // Whoever looks in another database finds nobody.
+fn auth_dbname_selects_the_database_of_auth_query() {
+    // The query finds no user in another database.
     let query = "select $1::text, case current_database() when 'template1' then 'right' end";
     let auth = format!("auth_type = md5\nauth_user = postgres\nauth_query = {query}\n");
     for (own, general) in [("", "auth_dbname = side\n"), ("auth_dbname=side", "")] {
-        let bouncer = Bouncer::start(&format!(
+        let gateway = IniGateway::start(&format!(
             "[databases]\nshop = $PG dbname=postgres user=postgres {own}\nside = $PG dbname=template1\n[pgbouncer]\n\
              {auth}{general}"
         ));
-        let login = |password: &str| bouncer.startup("shop").user("whoever").password(password);
+        let login = |password: &str| gateway.startup("shop").user("unlisted").password(password);
         login("right").connect().ok("select 1");
         assert_eq!(login("wrong").refused().severity, "FATAL");
     }
-    let nowhere =
-        Bouncer::start(&format!("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\n{auth}"));
-    assert_eq!(nowhere.startup("shop").user("whoever").password("right").refused().severity, "FATAL");
+    let without_key =
+        IniGateway::start(&format!("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\n{auth}"));
+    assert_eq!(without_key.startup("shop").user("unlisted").password("right").refused().severity, "FATAL");
 }
 
 #[test]
-fn what_the_log_is_not_to_tell_it_does_not_tell() {
+fn log_keys_disable_log_lines() {
     let shop = "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\n";
-    let quiet = "log_connections = 0\nlog_disconnections = 0\nlog_pooler_errors = 0\n";
-    for (lines, tells) in [("", true), (quiet, false)] {
-        let bouncer = Bouncer::start(&format!("{shop}{lines}"));
-        drop(bouncer.client("shop"));
-        let refused = bouncer.startup("nowhere").refused();
-        assert_eq!(refused.message, "no such database: nowhere");
-        eventually("the client is gone", || bouncer.show("CLIENTS").iter().all(|row| row["database"] != "shop"));
-        // What comes last is in the log when all the rest is.
-        bouncer.signal(Signal::HUP);
-        bouncer.wait_for_log("configuration reloaded");
-        let log = bouncer.log();
-        for words in ["login attempt: db=shop", "closing because: ", "pooler error: no such database"] {
-            assert_eq!(log.contains(words), tells, "{words}: {log}");
+    let disabled = "log_connections = 0\nlog_disconnections = 0\nlog_pooler_errors = 0\n";
+    for (lines, is_logged) in [("", true), (disabled, false)] {
+        let gateway = IniGateway::start(&format!("{shop}{lines}"));
+        drop(gateway.client("shop"));
+        let refused = gateway.startup("no_such_db").refused();
+        assert_eq!(refused.message, "no such database: no_such_db");
+        eventually("the client is gone", || gateway.show("CLIENTS").iter().all(|row| row["database"] != "shop"));
+        // The line of the reload comes last, so that all other lines have been written.
+        gateway.signal(Signal::HUP);
+        gateway.wait_for_log("configuration reloaded");
+        let log = gateway.log();
+        for text in ["login attempt: db=shop", "closing because: ", "pooler error: no such database"] {
+            assert_eq!(log.contains(text), is_logged, "{text}: {log}");
         }
     }
 }
 
 #[test]
-fn another_period_of_the_log_holds_at_once() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
-    bouncer.console().ok("SET stats_period = 1");
-    assert_eq!(bouncer.setting("stats_period"), "1");
-    bouncer.wait_for_log("stats: 0 xacts/s");
+fn set_stats_period_takes_effect_immediately() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres\n");
+    gateway.console().ok("SET stats_period = 1");
+    assert_eq!(gateway.setting("stats_period"), "1");
+    gateway.wait_for_log("stats: 0 xacts/s");
 }
 
 #[test]
-fn servers_have_to_show_a_certificate_of_the_authority_that_is_named() {
-    let stranger = Authority::new();
-    let own = server().authority().ca();
+fn server_certificate_is_checked_with_the_ca_file() {
+    let other = Authority::new();
+    let server_ca = server().authority().ca();
     for (mode, ca, is_good) in
-        [("verify-full", own.clone(), true), ("verify-ca", own, true), ("verify-ca", stranger.ca(), false)]
+        [("verify-full", server_ca.clone(), true), ("verify-ca", server_ca, true), ("verify-ca", other.ca(), false)]
     {
-        let bouncer = Bouncer::start(&format!(
+        let gateway = IniGateway::start(&format!(
             "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nserver_tls_sslmode = {mode}\nserver_tls_ca_file = {}\n",
             ca.display()
         ));
         if is_good {
             let encrypted = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
-            assert_eq!(bouncer.client("shop").value(encrypted), "t", "{mode}");
+            assert_eq!(gateway.client("shop").value(encrypted), "t", "{mode}");
         } else {
-            assert_eq!(bouncer.startup("shop").refused().severity, "FATAL");
+            assert_eq!(gateway.startup("shop").refused().severity, "FATAL");
         }
     }
 }
 
-/// What a reload takes out is gone for all, each at the end of its transaction.
+/// A database removed by a reload is closed for every client at the end of its transaction.
 #[test]
-fn clients_of_a_database_that_is_taken_out_are_told() {
+fn clients_of_a_removed_database_get_an_error() {
     let ini = "[databases]\nshop = $PG dbname=postgres\n";
     for mode in ["transaction", "session"] {
         let more = format!("{ini}gone = $PG dbname=postgres pool_size=1\n[pgbouncer]\npool_mode = {mode}\n");
-        let bouncer = Bouncer::start(&more);
-        let mut idle = bouncer.client("gone");
-        let mut busy = bouncer.client("gone");
+        let gateway = IniGateway::start(&more);
+        let mut idle = gateway.client("gone");
+        let mut busy = gateway.client("gone");
         if mode == "transaction" {
             idle.ok("select 1");
         }
         busy.ok("begin");
-        let mut waiting = bouncer.client("gone");
+        let mut waiting = gateway.client("gone");
         waiting.send(&Frames::new().query("select 1"));
-        bouncer.wait_for_pool("gone", "cl_waiting", 1);
-        bouncer.rewrite(&format!("{ini}[pgbouncer]\npool_mode = {mode}\n"));
-        bouncer.console().ok("RELOAD");
+        gateway.wait_for_pool("gone", "cl_waiting", 1);
+        gateway.set_config(&format!("{ini}[pgbouncer]\npool_mode = {mode}\n"));
+        gateway.console().ok("RELOAD");
         for client in [&mut idle, &mut waiting] {
             assert_eq!(client.expect_fatal("08P01").message, "database removed", "{mode}");
         }
@@ -176,24 +176,24 @@ fn clients_of_a_database_that_is_taken_out_are_told() {
         busy.send(&Frames::new().query("commit"));
         assert!(busy.until_ready().error.is_none());
         assert_eq!(busy.expect_fatal("08P01").message, "database removed", "{mode}");
-        for words in ["closing because: database removed (age=", "pooler error: database removed"] {
-            bouncer.wait_for_log(words);
+        for text in ["closing because: database removed (age=", "pooler error: database removed"] {
+            gateway.wait_for_log(text);
         }
-        assert_eq!(bouncer.startup("gone").refused().message, "no such database: gone");
+        assert_eq!(gateway.startup("gone").refused().message, "no such database: gone");
     }
 }
 
-/// What a reload cannot change is shown as it is.
+/// SHOW CONFIG has the effective value of a key that a reload cannot change.
 #[test]
-fn a_key_that_needs_a_restart_is_shown_as_it_holds() {
+fn key_that_needs_a_restart_shows_the_current_value() {
     let ini = "[databases]\nshop = $PG dbname=postgres\n";
-    let bouncer = Bouncer::start(ini);
-    let mut console = bouncer.console();
-    let port = bouncer.port().to_string();
-    bouncer.rewrite(&format!("{ini}[pgbouncer]\nlisten_port = 1\nlisten_backlog = 7\nmax_client_conn = 55\n"));
+    let gateway = IniGateway::start(ini);
+    let mut console = gateway.console();
+    let port = gateway.port().to_string();
+    gateway.set_config(&format!("{ini}[pgbouncer]\nlisten_port = 1\nlisten_backlog = 7\nmax_client_conn = 55\n"));
     console.ok("RELOAD");
     for (key, value) in [("listen_port", port.as_str()), ("listen_backlog", "128"), ("max_client_conn", "55")] {
-        assert_eq!(Bouncer::setting_by(&mut console, key), value, "{key}");
+        assert_eq!(IniGateway::setting_by(&mut console, key), value, "{key}");
     }
-    assert!(bouncer.log().contains("this change needs a restart key=listen.backlog"), "{}", bouncer.log());
+    assert!(gateway.log().contains("this change needs a restart key=listen.backlog"), "{}", gateway.log());
 }

@@ -1,285 +1,288 @@
-//! Limits of clients and servers, per database and per user, and the words for who is one too many.
+//! Limits of clients and servers per database and per user, and the errors above the limit.
 
 use std::net::TcpStream;
 
 use tidegate_testkit::{Frames, RawClient, eventually};
 
-use crate::bouncer::{Bouncer, Setup, server};
+use crate::ini_gateway::{IniGateway, Setup, server};
 
-/// Logs clients in until there are so many; those with which the start was awaited may still be leaving.
-fn fill(bouncer: &Bouncer, database: &str, count: usize) -> Vec<RawClient> {
+/// Logs in this number of clients. The probe connections of the start may still be open.
+fn fill(gateway: &IniGateway, database: &str, count: usize) -> Vec<RawClient> {
     let mut clients = Vec::new();
-    eventually("the clients are in", || {
-        clients.extend(bouncer.startup(database).try_connect().ok());
+    eventually("the clients are connected", || {
+        clients.extend(gateway.startup(database).try_connect().ok());
         clients.len() == count
     });
     clients
 }
 
 #[test]
-fn max_client_conn_refuses_in_the_words_of_pgbouncer() {
-    let bouncer =
-        Bouncer::start("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nmax_client_conn = 2\n");
-    let mut clients = fill(&bouncer, "shop", 2);
-    let refused = bouncer.startup("shop").refused();
+fn max_client_conn_error_is_that_of_pgbouncer() {
+    let gateway =
+        IniGateway::start("[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nmax_client_conn = 2\n");
+    let mut clients = fill(&gateway, "shop", 2);
+    let refused = gateway.startup("shop").refused();
     assert_eq!((refused.code.as_str(), refused.severity.as_str()), ("08P01", "FATAL"));
     assert_eq!(refused.message, "no more connections allowed (max_client_conn)");
-    bouncer.console().ok("SHOW POOLS");
-    bouncer.wait_for_log("closing because: no more connections allowed (max_client_conn)");
+    gateway.console().ok("SHOW POOLS");
+    gateway.wait_for_log("closing because: no more connections allowed (max_client_conn)");
     clients.pop();
-    eventually("the free place can be taken", || bouncer.startup("shop").try_connect().is_ok());
+    eventually("a new client is accepted", || gateway.startup("shop").try_connect().is_ok());
 }
 
-/// Who comes when no file can be opened any more waits, and nobody would know why.
+/// A client above the file limit would wait without any error.
 #[test]
-fn more_clients_than_files_are_told_at_the_start() {
+fn client_limit_above_the_file_limit_logs_a_warning() {
     let start = |max: &str| {
         let ini = format!("[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nmax_client_conn = {max}\n");
         let starter = &["sh", "-c", "ulimit -n 400; exec \"$0\" \"$@\""];
-        Bouncer::with(&Setup { ini: &ini, starter, ..Setup::default() })
+        IniGateway::with(&Setup { ini: &ini, starter, ..Setup::default() })
     };
-    let is_told = |bouncer: &Bouncer| bouncer.log().contains("more clients may come than files may be open");
-    assert!(is_told(&start("400")) && !is_told(&start("300")));
-    assert!(is_told(&start("379")), "its servers want files too");
+    let is_logged = |gateway: &IniGateway| gateway.log().contains("more clients may come than files may be open");
+    assert!(is_logged(&start("400")) && !is_logged(&start("300")));
+    assert!(is_logged(&start("379")), "servers need file descriptors, too");
 }
 
 #[test]
-fn when_no_file_can_be_opened_the_log_says_whose_limit_it_is() {
+fn exhausted_file_limit_is_logged_with_its_source() {
     let starter = &["sh", "-c", "ulimit -n 100; exec \"$0\" \"$@\""];
-    let bouncer =
-        Bouncer::with(&Setup { ini: "[databases]\nshop = $PG dbname=postgres\n", starter, ..Setup::default() });
-    let address = bouncer.address();
+    let gateway =
+        IniGateway::with(&Setup { ini: "[databases]\nshop = $PG dbname=postgres\n", starter, ..Setup::default() });
+    let address = gateway.address();
     let _silent: Vec<_> = (0..150).map(|_| TcpStream::connect(address).expect("the kernel has room")).collect();
-    bouncer.wait_for_log("the limit of the gateway's process is 100 (ulimit -n, LimitNOFILE=)");
+    gateway.wait_for_log("the limit of the gateway's process is 100 (ulimit -n, LimitNOFILE=)");
 }
 
 #[test]
-fn clients_of_a_database_and_of_a_user_have_limits() {
-    let bouncer = Bouncer::start(
+fn clients_per_database_and_per_user_are_limited() {
+    let gateway = IniGateway::start(
         "[databases]\nshop = $PG dbname=postgres max_db_client_connections=1\nother = $PG dbname=postgres\n\
          [users]\npostgres = max_user_client_connections=2\n",
     );
-    let shop = bouncer.client("shop");
-    let refused = bouncer.startup("shop").refused();
+    let shop = gateway.client("shop");
+    let refused = gateway.startup("shop").refused();
     assert_eq!(refused.message, "client connections exceeded (max_db_client_connections)");
-    let _other = bouncer.client("other");
-    let refused = bouncer.startup("other").refused();
+    let _other = gateway.client("other");
+    let refused = gateway.startup("other").refused();
     assert_eq!(refused.message, "client connections exceeded (max_user_client_connections)");
     assert_eq!(refused.code, "08P01");
     drop(shop);
-    eventually("the free place can be taken", || bouncer.startup("other").try_connect().is_ok());
+    eventually("a new client is accepted", || gateway.startup("other").try_connect().is_ok());
 }
 
 #[test]
-fn the_reserve_is_for_those_who_wait_long() {
+fn reserve_serves_clients_that_wait_long() {
     for (databases, users, general) in [
         ("", "", "reserve_pool_size = 1\n"),
         ("reserve_pool_size=1", "", ""),
         ("reserve_pool=1", "", ""),
         ("", "[users]\npostgres = reserve_pool_size=1\n", ""),
     ] {
-        let bouncer = Bouncer::start(&format!(
+        let gateway = IniGateway::start(&format!(
             "[databases]\nshop = $PG dbname=postgres pool_size=1 {databases}\n{users}[pgbouncer]\n\
              reserve_pool_timeout = 0.2\n{general}"
         ));
-        let mut owner = bouncer.client("shop");
+        let mut owner = gateway.client("shop");
         owner.ok("begin");
-        bouncer.client("shop").ok("select 'from the reserve'");
-        bouncer.wait_for_pool("shop", "sv_active", 1);
+        gateway.client("shop").ok("select 'from the reserve'");
+        gateway.wait_for_pool("shop", "sv_active", 1);
     }
 }
 
 #[test]
-fn a_reserve_without_a_time_is_none() {
+fn reserve_pool_timeout_0_disables_the_reserve() {
     for (database, user) in [("reserve_pool_size=5", ""), ("", "[users]\npostgres = reserve_pool_size=5\n")] {
-        let bouncer = Bouncer::start(&format!(
+        let gateway = IniGateway::start(&format!(
             "[databases]\nshop = $PG dbname=postgres pool_size=1 {database}\n{user}[pgbouncer]\n\
              reserve_pool_timeout = 0\nquery_wait_timeout = 0.5\n"
         ));
-        assert_eq!(bouncer.setting("reserve_pool_timeout"), "0");
-        let mut owner = bouncer.client("shop");
+        assert_eq!(gateway.setting("reserve_pool_timeout"), "0");
+        let mut owner = gateway.client("shop");
         owner.ok("begin");
-        let mut waiting = bouncer.client("shop");
+        let mut waiting = gateway.client("shop");
         waiting.send(&Frames::new().query("select 1"));
         assert_eq!(waiting.expect_fatal("08P01").message, "query_wait_timeout");
-        // The reserve is looked at once a second.
-        bouncer.console().ok("SET query_wait_timeout = 60");
-        bouncer.console().ok("SET reserve_pool_timeout = 0.1");
-        bouncer.client("shop").ok("select 'from the reserve'");
+        // The reserve is checked once per second.
+        gateway.console().ok("SET query_wait_timeout = 60");
+        gateway.console().ok("SET reserve_pool_timeout = 0.1");
+        gateway.client("shop").ok("select 'from the reserve'");
     }
 }
 
-/// It has a server of its own, which counts for the database.
+/// The dedicated server of a replication connection counts towards the limit of the database.
 #[test]
-fn a_replication_connection_counts_and_can_be_killed() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
-    let startup = bouncer.startup("shop").parameter("replication", "database");
+fn replication_connection_counts_and_can_be_killed() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+    let startup = gateway.startup("shop").parameter("replication", "database");
     let mut replica = startup.connect();
     replica.ok("IDENTIFY_SYSTEM");
-    let row = bouncer.show("CLIENTS").into_iter().find(|row| row["database"] == "shop").expect("it is listed");
+    let row = gateway.show("CLIENTS").into_iter().find(|row| row["database"] == "shop").expect("the row exists");
     assert_eq!((row["replication"].as_str(), row["state"].as_str()), ("logical", "active"));
-    let mut client = bouncer.startup("shop").open();
-    client.send_bytes(&bouncer.startup("shop").packet());
-    // The only server of the database is the other's.
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
-    bouncer.console().ok(&format!("KILL_CLIENT {}", row["id"]));
+    let mut client = gateway.startup("shop").open();
+    client.send_bytes(&gateway.startup("shop").packet());
+    // The replication connection has the only server of the database.
+    gateway.wait_for_pool("shop", "cl_waiting", 1);
+    gateway.console().ok(&format!("KILL_CLIENT {}", row["id"]));
     replica.expect_eof();
-    client.log_in(None).expect("there is room");
+    client.log_in(None).expect("the limit allows a server");
     client.ok("select 1");
-    let log = bouncer.log();
+    let log = gateway.log();
     assert!(log.contains("login attempt: db=shop user=postgres tls=no replication=yes"), "{log}");
 }
 
-/// A database whose servers are all gone can be renamed, or Postgres started again: replication is no exception.
+/// PAUSE must also close replication, so that the database can be renamed or Postgres restarted.
 #[test]
-fn a_pause_waits_for_replication_and_holds_what_comes() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n");
-    let startup = bouncer.startup("shop").parameter("replication", "database");
+fn pause_waits_for_replication_and_holds_new_logins() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres\n");
+    let startup = gateway.startup("shop").parameter("replication", "database");
     let mut first = startup.connect();
     first.ok("IDENTIFY_SYSTEM");
-    let servers = bouncer.show("SERVERS");
+    let servers = gateway.show("SERVERS");
     let shown: Vec<_> = servers.iter().map(|row| (row["replication"].as_str(), row["state"].as_str())).collect();
     assert_eq!(shown, [("logical", "active")]);
-    bouncer.wait_for_pool("shop", "sv_active", 1);
-    let mut pausing = bouncer.console();
+    gateway.wait_for_pool("shop", "sv_active", 1);
+    let mut pausing = gateway.console();
     pausing.send(&Frames::new().query("PAUSE shop"));
-    let paused = || bouncer.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1");
-    eventually("it is paused", paused);
+    let paused = || gateway.show("DATABASES").iter().any(|row| row["name"] == "shop" && row["paused"] == "1");
+    eventually("the database is paused", paused);
     let mut second = startup.open();
     second.send_bytes(&startup.packet());
-    eventually("it has come", || bouncer.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count() == 2);
-    assert_eq!(bouncer.pool_count("shop", "sv_active"), 1, "and waits");
+    eventually("the client is listed", || {
+        gateway.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count() == 2
+    });
+    assert_eq!(gateway.pool_count("shop", "sv_active"), 1, "the new login got a server");
     drop(first);
     assert_eq!(pausing.until_ready().tags, ["PAUSE"]);
-    assert_eq!(bouncer.pool_count("shop", "sv_active"), 0);
-    bouncer.console().ok("RESUME shop");
-    second.log_in(None).expect("it is let in");
+    assert_eq!(gateway.pool_count("shop", "sv_active"), 0);
+    gateway.console().ok("RESUME shop");
+    second.log_in(None).expect("the login succeeds");
     second.ok("IDENTIFY_SYSTEM");
 }
 
 #[test]
-fn replication_waits_in_line_for_room_and_an_idle_server_makes_it() {
-    let bouncer = Bouncer::start(
+fn replication_login_waits_for_an_idle_server() {
+    let gateway = IniGateway::start(
         "[databases]\nshop = $PG dbname=postgres max_db_connections=1\n[pgbouncer]\nquery_wait_timeout = 1\n",
     );
-    let startup = bouncer.startup("shop").parameter("replication", "database");
-    let mut client = bouncer.client("shop");
+    let startup = gateway.startup("shop").parameter("replication", "database");
+    let mut client = gateway.client("shop");
     client.ok("begin");
     assert_eq!(startup.refused().message, "query_wait_timeout");
-    bouncer.console().ok("SET query_wait_timeout = 600");
+    gateway.console().ok("SET query_wait_timeout = 600");
     let mut leaving = startup.open();
     leaving.send_bytes(&startup.packet());
-    let clients = || bouncer.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count();
-    eventually("it has come", || clients() == 2);
+    let clients = || gateway.show("CLIENTS").iter().filter(|row| row["database"] == "shop").count();
+    eventually("the client is listed", || clients() == 2);
     drop(leaving);
-    eventually("nobody waits for whom has left", || clients() == 1);
+    eventually("the disconnected client is removed", || clients() == 1);
     let mut killed = startup.open();
     killed.send_bytes(&startup.packet());
-    eventually("it has come", || clients() == 2);
-    let shown = bouncer.show("CLIENTS");
+    eventually("the client is listed", || clients() == 2);
+    let shown = gateway.show("CLIENTS");
     let waiting = shown.iter().find(|row| row["database"] == "shop" && row["replication"] == "logical");
-    bouncer.console().ok(&format!("KILL_CLIENT {}", waiting.expect("it is listed")["id"]));
+    gateway.console().ok(&format!("KILL_CLIENT {}", waiting.expect("the client is listed")["id"]));
     killed.expect_eof();
     client.ok("commit");
-    bouncer.wait_for_pool("shop", "sv_idle", 1);
+    gateway.wait_for_pool("shop", "sv_idle", 1);
     startup.connect().ok("IDENTIFY_SYSTEM");
 }
 
 #[test]
-fn a_pool_whose_user_is_known_has_its_connections_before_a_client_comes() {
+fn min_pool_size_connects_before_the_first_client() {
     let ini = |min: u32| {
         format!(
             "[databases]\nshop = $PG dbname=postgres user=postgres min_pool_size={min}\nother = $PG dbname=postgres\n\
              [pgbouncer]\nmin_pool_size = 3\n"
         )
     };
-    let bouncer = Bouncer::start(&ini(2));
-    bouncer.wait_for_pool("shop", "sv_idle", 2);
-    assert!(bouncer.show("POOLS").iter().all(|row| row["database"] != "other"), "its users are not known yet");
-    bouncer.rewrite(&ini(4));
-    bouncer.console().ok("RELOAD");
-    bouncer.wait_for_pool("shop", "sv_idle", 4);
-    assert_eq!(bouncer.startup("shop").user("somebody").connect().value("select current_user"), "postgres");
+    let gateway = IniGateway::start(&ini(2));
+    gateway.wait_for_pool("shop", "sv_idle", 2);
+    assert!(gateway.show("POOLS").iter().all(|row| row["database"] != "other"), "a pool without a user was created");
+    gateway.set_config(&ini(4));
+    gateway.console().ok("RELOAD");
+    gateway.wait_for_pool("shop", "sv_idle", 4);
+    assert_eq!(gateway.startup("shop").user("other").connect().value("select current_user"), "postgres");
 }
 
 #[test]
-fn a_user_has_pools_of_a_size_of_its_own() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres\n[users]\npostgres = pool_size=1\n");
-    let mut owner = bouncer.client("shop");
+fn pool_size_of_a_user_applies() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres\n[users]\npostgres = pool_size=1\n");
+    let mut owner = gateway.client("shop");
     owner.ok("begin");
-    let mut waiting = bouncer.client("shop");
+    let mut waiting = gateway.client("shop");
     waiting.send(&Frames::new().query("select 'served'"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    gateway.wait_for_pool("shop", "cl_waiting", 1);
     owner.ok("commit");
     assert_eq!(waiting.until_ready().value(), "served");
 }
 
-/// A pool that has all the connections of its database gives an idle one to a pool that needs one.
+/// A pool that has all connections of its database gives up an idle one for another pool.
 #[test]
-fn a_full_database_evicts_an_idle_server() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+fn full_database_evicts_an_idle_server() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
     let role = server_role("evicted");
-    let mut first = bouncer.client("shop");
+    let mut first = gateway.client("shop");
     let backend = first.backend();
-    assert_eq!(bouncer.startup("shop").user(&role).connect().value("select current_user"), role);
-    let gone = format!("select count(*) from pg_stat_activity where pid = {backend}");
-    eventually("the first server is gone", || server().value(&gone) == "0");
+    assert_eq!(gateway.startup("shop").user(&role).connect().value("select current_user"), role);
+    let count = format!("select count(*) from pg_stat_activity where pid = {backend}");
+    eventually("the first server is gone", || server().value(&count) == "0");
     assert_ne!(first.backend(), backend);
 }
 
-/// A server in use is not taken away: whoever needs its place waits for it.
+/// A server in use is not evicted: the other client waits.
 #[test]
-fn a_full_database_waits_for_a_busy_server() {
-    let bouncer = Bouncer::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
+fn full_database_waits_for_a_busy_server() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres max_db_connections=1\n");
     let role = server_role("waiting");
-    let mut busy = bouncer.client("shop");
+    let mut busy = gateway.client("shop");
     busy.ok("begin");
-    let startup = bouncer.startup("shop").user(&role);
+    let startup = gateway.startup("shop").user(&role);
     let waiting = std::thread::spawn(move || startup.connect().value("select current_user"));
-    eventually("it waits", || {
-        let pools = bouncer.show("POOLS");
+    eventually("the client waits", || {
+        let pools = gateway.show("POOLS");
         pools.iter().any(|pool| pool["user"] == role && pool["cl_waiting"] == "1")
     });
     busy.ok("commit");
-    assert_eq!(waiting.join().expect("it is served"), role);
+    assert_eq!(waiting.join().expect("the client is served"), role);
 }
 
 #[test]
-fn a_full_user_evicts_an_idle_server() {
-    let bouncer = Bouncer::start(
+fn full_user_evicts_an_idle_server() {
+    let gateway = IniGateway::start(
         "[databases]\none = $PG dbname=postgres\ntwo = $PG dbname=template1\n[users]\npostgres = max_user_connections=1\n",
     );
-    let mut one = bouncer.client("one");
+    let mut one = gateway.client("one");
     assert_eq!(one.value("select current_database()"), "postgres");
-    assert_eq!(bouncer.client("two").value("select current_database()"), "template1");
+    assert_eq!(gateway.client("two").value("select current_database()"), "template1");
     assert_eq!(one.value("select current_database()"), "postgres");
-    let users = bouncer.show("USERS");
-    let row = users.iter().find(|row| row["name"] == "postgres").expect("it is listed");
+    let users = gateway.show("USERS");
+    let row = users.iter().find(|row| row["name"] == "postgres").expect("the row exists");
     assert_eq!((row["max_user_connections"].as_str(), row["current_connections"].as_str()), ("1", "1"));
 }
 
-/// A minimum that the limit does not allow opens what it may, and no pool takes from another for it.
+/// EDGE-66: A minimum above the limit connects as many servers as allowed, and no pool evicts for it.
 #[test]
-fn edge_66_a_minimum_above_the_limit_does_not_fight() {
-    let bouncer =
-        Bouncer::start("[databases]\nshop = $PG dbname=postgres min_pool_size=5 max_db_connections=2 user=postgres\n");
-    let mut client = bouncer.client("shop");
+fn minimum_above_the_limit_does_not_evict() {
+    let gateway = IniGateway::start(
+        "[databases]\nshop = $PG dbname=postgres min_pool_size=5 max_db_connections=2 user=postgres\n",
+    );
+    let mut client = gateway.client("shop");
     let backend = client.backend();
     let open = || {
-        bouncer
+        gateway
             .show("DATABASES")
             .into_iter()
             .find(|row| row["name"] == "shop")
             .map(|row| row["current_connections"].clone())
     };
-    eventually("connects are under way", || open().is_some_and(|open| open != "1"));
-    // There is no room for more, and nothing is being connected that waits for some.
-    bouncer.wait_for_pool("shop", "sv_login", 0);
+    eventually("servers are being connected", || open().is_some_and(|open| open != "1"));
+    // The limit is reached, and no connect waits for it.
+    gateway.wait_for_pool("shop", "sv_login", 0);
     client.ok("begin");
     assert_eq!(client.backend(), client.backend());
     client.ok("commit");
-    let own = format!("select count(*) from pg_stat_activity where pid = {backend}");
-    assert_eq!(server().value(&own), "1", "an idle server of the pool itself stays");
+    let count = format!("select count(*) from pg_stat_activity where pid = {backend}");
+    assert_eq!(server().value(&count), "1", "an idle server of the pool itself stays");
 }
 
 fn server_role(stem: &str) -> String {

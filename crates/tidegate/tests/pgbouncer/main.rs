@@ -1,12 +1,11 @@
-//! In place of PgBouncer: its files, its console, its limits and words, against a real Postgres.
+//! Compatibility with PgBouncer: its files, console, limits and messages, against a real Postgres.
 
-mod absent;
 mod auth;
-mod bouncer;
-mod cancels;
+mod cancel;
 mod console;
 mod differ;
 mod ini;
+mod ini_gateway;
 mod keys;
 #[cfg(feature = "ldap")]
 mod ldap;
@@ -24,3 +23,4 @@ mod sockets;
 mod suspend;
 mod timeouts;
 mod tls;
+mod unreachable_servers;

@@ -1,4 +1,4 @@
-//! `GET /metrics`.
+//! The metrics endpoint: the names of pgbouncer_exporter, and native histograms.
 
 use std::{
     collections::BTreeMap,
@@ -7,31 +7,30 @@ use std::{
 };
 
 use prost::Message;
-use tidegate_testkit::{Frames, PATIENCE, eventually};
+use tidegate_testkit::{Frames, TIMEOUT, eventually};
 
-use crate::bouncer::{Bouncer, Setup, free_port_of};
+use crate::ini_gateway::{IniGateway, Setup, free_port_of};
 
-/// The answer's head, and its body.
-fn ask(port: u16, path: &str, accept: &str) -> (String, Vec<u8>) {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it answers");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+/// Sends a GET request. Returns the head and the body of the response.
+fn request(port: u16, path: &str, accept: &str) -> (String, Vec<u8>) {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the endpoint accepts");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n")
-        .expect("it reads");
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).expect("it ends");
-    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
-    let body = answer.split_off(end + 4);
-    (String::from_utf8(answer).expect("a head is text"), body)
+        .expect("the request is sent");
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).expect("the response ends");
+    let end = response.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
+    let body = response.split_off(end + 4);
+    (String::from_utf8(response).expect("a head is text"), body)
 }
 
-/// `GET` of a page, as text.
+/// Sends a GET request, and returns the response as text.
 pub(crate) fn get(port: u16, path: &str) -> String {
-    let (head, body) = ask(port, path, "*/*");
-    head + &String::from_utf8(body).expect("text was asked for")
+    let (head, body) = request(port, path, "*/*");
+    head + &String::from_utf8(body).expect("the body is text")
 }
 
-/// Everything that pgbouncer_exporter 0.12.0 tells of PgBouncer 1.26.1, as seen on its page; and `databases_reserve_pool`,
-/// which older ones told.
+/// All metrics of pgbouncer_exporter 0.12.0 with PgBouncer 1.26.1, and `databases_reserve_pool` of older versions.
 const EXPORTED: &[&str] = &[
     "cached_dns_names",
     "cached_dns_zones",
@@ -81,16 +80,16 @@ const EXPORTED: &[&str] = &[
 ];
 
 #[test]
-fn dashboards_find_their_figures() {
-    // A range of its own: nobody but this test takes ports there.
+fn metrics_of_pgbouncer_exporter_are_present() {
+    // The range of ports is used by this target alone.
     let port = free_port_of(30_000..32_000);
     let address = format!("127.0.0.1:{port}");
-    let bouncer = Bouncer::with(&Setup {
+    let gateway = IniGateway::with(&Setup {
         ini: "[databases]\nshop = $PG dbname=postgres pool_size=4\n[pgbouncer]\nmax_client_conn = 77\n",
         options: &["--metrics", &address],
         ..Setup::default()
     });
-    let mut client = bouncer.client("shop");
+    let mut client = gateway.client("shop");
     for _ in 0..3 {
         client.ok("select 1");
     }
@@ -107,18 +106,18 @@ fn dashboards_find_their_figures() {
     ] {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
     }
-    // As monitors and `curl -I` ask whether somebody is there.
-    let mut asking = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the port is open");
-    asking.write_all(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("it is taken");
+    // Monitors and `curl -I` send HEAD requests.
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the port is open");
+    stream.write_all(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("the request is sent");
     let mut head = String::new();
-    asking.read_to_string(&mut head).expect("an answer");
+    stream.read_to_string(&mut head).expect("a response");
     assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
-    // The console is a database like others, as the exporter tells it.
+    // The exporter reports the console like a database.
     let console = format!(
         "name=\"pgbouncer\",host=\"\",port=\"{}\",database=\"pgbouncer\",force_user=\"pgbouncer\",pool_mode=\"statement\"",
-        bouncer.port()
+        gateway.port()
     );
-    let _console = bouncer.console();
+    let _console = gateway.console();
     let with_console = get(port, "/metrics");
     for line in [
         &format!("pgbouncer_databases_pool_size{{{console}}} 2"),
@@ -131,7 +130,7 @@ fn dashboards_find_their_figures() {
         let line = format!("# TYPE pgbouncer_{name} ");
         assert!(page.contains(&line), "{name} is not in\n{page}");
     }
-    let labels = format!("name=\"shop\",host=\"127.0.0.1\",port=\"{}\"", crate::bouncer::server().port());
+    let labels = format!("name=\"shop\",host=\"127.0.0.1\",port=\"{}\"", crate::ini_gateway::server().port());
     assert!(page.contains(&format!("pgbouncer_databases_pool_size{{{labels}")), "{page}");
     client.ok("commit");
     eventually("queries are counted", || {
@@ -146,11 +145,11 @@ fn dashboards_find_their_figures() {
     assert!(get(port, "/nothing").starts_with("HTTP/1.1 404"));
 }
 
-/// What a scraper that knows native histograms asks for.
+/// The Accept header of a scraper with support for native histograms.
 const PROTOBUF: &str = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.5,\
                         text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
 
-/// The messages of `io.prometheus.client`, written down once more: what is read here is what a scraper reads.
+/// The messages of `io.prometheus.client`, declared here independently, so that the test decodes them like a scraper.
 #[derive(Clone, PartialEq, Message)]
 struct MetricFamily {
     #[prost(string, tag = "1")]
@@ -224,15 +223,15 @@ struct BucketSpan {
 }
 
 impl Histogram {
-    /// The native buckets: the bound of each in seconds, and what it holds.
+    /// The native buckets: the bound of each in seconds, and its count.
     fn native(&self) -> Vec<(f64, u64)> {
-        let (mut buckets, mut deltas, mut number, mut held) = (Vec::new(), self.positive_deltas.iter(), 0, 0_i64);
+        let (mut buckets, mut deltas, mut number, mut count) = (Vec::new(), self.positive_deltas.iter(), 0, 0_i64);
         for span in &self.positive_spans {
             number += span.offset;
             for _ in 0..span.length {
-                held += deltas.next().expect("a delta for each bucket");
+                count += deltas.next().expect("a delta for each bucket");
                 let bound = f64::from(number) * f64::from(-self.schema).exp2();
-                buckets.push((bound.exp2(), u64::try_from(held).expect("no bucket holds less than nothing")));
+                buckets.push((bound.exp2(), u64::try_from(count).expect("a count is not negative")));
                 number += 1;
             }
         }
@@ -240,32 +239,33 @@ impl Histogram {
         buckets
     }
 
-    /// How many there are, by its buckets.
+    /// The number of samples in the buckets.
     fn count(&self) -> u64 {
-        self.zero_count + self.native().iter().map(|(_, held)| held).sum::<u64>()
+        self.zero_count + self.native().iter().map(|(_, count)| count).sum::<u64>()
     }
 
     fn at_most(&self, seconds: f64) -> u64 {
-        self.zero_count + self.native().iter().filter(|(bound, _)| *bound <= seconds).map(|(_, held)| held).sum::<u64>()
+        self.zero_count
+            + self.native().iter().filter(|(bound, _)| *bound <= seconds).map(|(_, count)| count).sum::<u64>()
     }
 }
 
-/// All families of one scrape, by name.
+/// All metric families of one scrape by name.
 fn scrape(port: u16) -> BTreeMap<String, MetricFamily> {
-    let (head, body) = ask(port, "/metrics", PROTOBUF);
+    let (head, body) = request(port, "/metrics", PROTOBUF);
     assert!(head.contains("application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily"), "{head}");
     let mut rest = body.as_slice();
     let mut families = BTreeMap::new();
     while !rest.is_empty() {
         let family = MetricFamily::decode_length_delimited(&mut rest).expect("a message");
         let before = families.insert(family.name.clone(), family);
-        assert!(before.is_none(), "{before:?} comes twice");
+        assert!(before.is_none(), "{before:?} occurs twice");
     }
     families
 }
 
 impl MetricFamily {
-    /// That of a database.
+    /// The metric of a database.
     fn of(&self, database: &str) -> &Metric {
         let has =
             |metric: &&Metric| metric.labels.iter().any(|label| label.name == "database" && label.value == database);
@@ -274,28 +274,29 @@ impl MetricFamily {
 }
 
 #[test]
-fn times_are_told_as_native_histograms() {
+fn durations_are_native_histograms() {
     let port = free_port_of(30_000..32_000);
     let address = format!("127.0.0.1:{port}");
-    let bouncer = Bouncer::with(&Setup {
+    let gateway = IniGateway::with(&Setup {
         ini: "[databases]\nshop = $PG dbname=postgres pool_size=1\n",
         options: &["--metrics", &address],
         ..Setup::default()
     });
-    let mut client = bouncer.client("shop");
+    let mut client = gateway.client("shop");
     for _ in 0..20 {
         client.ok("select 1");
     }
     client.ok("select pg_sleep(0.1)");
     client.ok("begin");
-    // One waits for the other.
-    let mut second = bouncer.client("shop");
+    // The second client waits for the first.
+    let mut second = gateway.client("shop");
     second.send(&Frames::new().query("select 2"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
+    gateway.wait_for_pool("shop", "cl_waiting", 1);
     client.ok("commit");
     second.until_ready();
-    // What is counted is read once nothing is under way.
-    let counted = bouncer.show("STATS_TOTALS").into_iter().find(|row| row["database"] == "shop").expect("it was used");
+    // The counts are read when no query is in flight.
+    let counted =
+        gateway.show("STATS_TOTALS").into_iter().find(|row| row["database"] == "shop").expect("the database was used");
     let number = |column: &str| counted[column].parse::<u64>().expect("a number");
     let families = scrape(port);
     let histogram = |name: &str| {
@@ -321,14 +322,14 @@ fn times_are_told_as_native_histograms() {
         }
     }
     let queries = histogram("tidegate_query_duration_seconds");
-    assert_eq!(queries.sample_count - queries.at_most(0.09), 1, "the slow one: {queries:?}");
+    assert_eq!(queries.sample_count - queries.at_most(0.09), 1, "the slow query: {queries:?}");
     let waits = histogram("tidegate_client_wait_seconds");
     assert_eq!((waits.sample_count - waits.zero_count, waits.zero_count), (1, 22), "{waits:?}");
-    // The exporter's names are there as well, with the same values.
+    // The names of the exporter are present with the same values.
     let queries = families["pgbouncer_stats_totals_queries_pooled_total"].of("shop").counter.clone();
     assert_eq!(queries.expect("a counter").value as u64, number("query_count"));
     assert!(families["pgbouncer_up"].metrics[0].gauge.as_ref().is_some_and(|up| up.value == 1.0));
-    // In the text format histograms are classic.
+    // The text format has classic histograms.
     let page = get(port, "/metrics");
     let count = number("query_count");
     for line in [
@@ -341,43 +342,45 @@ fn times_are_told_as_native_histograms() {
     }
 }
 
-/// More of them than there may be connections, at every stage of a request.
+/// The idle connections exceed the limit, at every stage of a request.
 #[test]
-fn silent_connections_keep_no_scrape_out() {
+fn idle_connections_do_not_block_a_scrape() {
     let port = free_port_of(30_000..32_000);
     let address = format!("127.0.0.1:{port}");
     let options = ["--metrics", address.as_str()];
-    let bouncer = Bouncer::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
-    for said in ["", "GET /metrics HTTP/1.1\r\nhost: x\r\n", "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"] {
+    let gateway = IniGateway::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
+    for sent in ["", "GET /metrics HTTP/1.1\r\nhost: x\r\n", "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let silent: Vec<_> = (0..200)
             .map(|_| {
-                let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it accepts");
-                stream.write_all(said.as_bytes()).expect("it can be sent");
+                let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the endpoint accepts");
+                stream.write_all(sent.as_bytes()).expect("the bytes are sent");
                 stream
             })
             .collect();
         let page = get(port, "/metrics");
-        assert!(page.starts_with("HTTP/1.1 200"), "{said:?}: {page}");
+        assert!(page.starts_with("HTTP/1.1 200"), "{sent:?}: {page}");
         drop(silent);
     }
-    drop(bouncer);
+    drop(gateway);
 }
 
-/// Without a request, and after one.
+/// The connection has sent no request, or has a complete response.
 #[test]
-fn a_connection_without_a_request_is_closed() {
+fn idle_connection_is_closed() {
     let port = free_port_of(30_000..32_000);
     let address = format!("127.0.0.1:{port}");
     let options = ["--metrics", address.as_str()];
-    let bouncer = Bouncer::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
-    for said in ["", "GET /", "GET / HTTP/1.1\r\nhost: x\r\n\r\n"] {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it accepts");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        stream.write_all(said.as_bytes()).expect("it can be sent");
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap_or_else(|error| panic!("{said:?}: it is not closed: {error}"));
-        let answer = String::from_utf8_lossy(&answer);
-        assert_eq!(answer.starts_with("HTTP/1.1 200"), said.ends_with("\r\n\r\n"), "{said:?}: {answer}");
+    let gateway = IniGateway::with(&Setup { ini: "[databases]\nshop = $PG\n", options: &options, ..Setup::default() });
+    for sent in ["", "GET /", "GET / HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the endpoint accepts");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
+        stream.write_all(sent.as_bytes()).expect("the bytes are sent");
+        let mut response = Vec::new();
+        stream
+            .read_to_end(&mut response)
+            .unwrap_or_else(|error| panic!("{sent:?}: the connection is not closed: {error}"));
+        let response = String::from_utf8_lossy(&response);
+        assert_eq!(response.starts_with("HTTP/1.1 200"), sent.ends_with("\r\n\r\n"), "{sent:?}: {response}");
     }
-    drop(bouncer);
+    drop(gateway);
 }

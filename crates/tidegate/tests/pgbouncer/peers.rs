@@ -1,11 +1,11 @@
-//! Several processes behind one address: whose client is meant by a cancel request.
+//! Several processes behind one address: a cancel request is forwarded to the process of its client.
 
 use tidegate_testkit::{CancelKey, Frames, RawClient, eventually};
 
-use crate::bouncer::{Bouncer, Setup, free_port, server};
+use crate::ini_gateway::{IniGateway, Setup, free_port, server};
 
-/// Two processes that know each other by their ports; a third number leads back to the first.
-fn pair() -> [Bouncer; 2] {
+/// Two processes that are peers of each other; a third peer id has the address of the first.
+fn pair() -> [IniGateway; 2] {
     for _ in 0..5 {
         let ports = [free_port(), free_port()];
         if ports[0] == ports[1] {
@@ -18,17 +18,17 @@ fn pair() -> [Bouncer; 2] {
                  2 = host=127.0.0.1 port={second} pool_size=7\n3 = host=127.0.0.1 port={first}\n\
                  [pgbouncer]\npeer_id = {id}\n"
             );
-            Bouncer::spawn(&Setup { ini: &ini, ..Setup::default() }, ports[id - 1])
+            IniGateway::spawn(&Setup { ini: &ini, ..Setup::default() }, ports[id - 1])
         };
         let mut both = [start(1), start(2)];
-        if both.iter_mut().all(|bouncer| bouncer.accepts()) {
+        if both.iter_mut().all(|gateway| gateway.accepts()) {
             return both;
         }
     }
     panic!("no free ports found");
 }
 
-/// Sends a query that runs until it is cancelled, and waits until the server runs it.
+/// Sends a query that runs until it is cancelled, and waits until the server executes it.
 fn sleep_forever(client: &mut RawClient, mark: &str) {
     client.send(&Frames::new().query(&format!("select pg_sleep(600) /* {mark} */")));
     let running = format!(
@@ -37,18 +37,19 @@ fn sleep_forever(client: &mut RawClient, mark: &str) {
     eventually("the query runs", || server().value(&running) == "1");
 }
 
+/// EDGE-36.
 #[test]
-fn edge_36_a_cancel_request_finds_its_client_whichever_process_it_reaches() {
+fn cancel_request_is_forwarded_to_the_right_process() {
     let [own, other] = pair();
     for minor in [0, 2] {
         let mut client = own.startup("shop").protocol(3, minor).connect();
         assert_eq!(client.key.secret.len(), if minor == 0 { 4 } else { 32 });
-        for reached in [&other, &own] {
-            sleep_forever(&mut client, &format!("peers {minor} {}", reached.port()));
-            reached.startup("shop").cancel(&client.key.clone());
+        for receiver in [&other, &own] {
+            sleep_forever(&mut client, &format!("peers {minor} {}", receiver.port()));
+            receiver.startup("shop").cancel(&client.key.clone());
             assert_eq!(client.until_ready().code(), "57014", "3.{minor}");
         }
-        // One that waits for a server has none that could be told.
+        // A waiting client has no server that the request could be sent to.
         let mut waiting = other.startup("shop").protocol(3, minor).connect();
         let mut holder = other.client("shop");
         holder.ok("begin");
@@ -60,12 +61,13 @@ fn edge_36_a_cancel_request_finds_its_client_whichever_process_it_reaches() {
     }
 }
 
+/// EDGE-36.
 #[test]
-fn edge_36_a_request_for_nobody_ends() {
+fn cancel_request_with_an_unknown_key_is_ignored() {
     let [own, other] = pair();
     let mut client = own.client("shop");
-    sleep_forever(&mut client, "nobody");
-    // Another secret; a peer that is not there; one whose address leads in a circle.
+    sleep_forever(&mut client, "unknown key");
+    // A wrong secret, an unknown peer, and a peer whose address leads in a circle.
     let wrong = CancelKey { secret: client.key.secret.iter().map(|byte| byte ^ 0xf0).collect(), ..client.key.clone() };
     let key = |peer: u32| CancelKey { process: ((peer + 32) << 17) + 1, secret: vec![1, 2, 3, 3] };
     for key in [wrong, key(77), key(3), key(0)] {
@@ -73,11 +75,11 @@ fn edge_36_a_request_for_nobody_ends() {
         own.startup("shop").cancel(&key);
     }
     other.startup("shop").cancel(&client.key.clone());
-    assert_eq!(client.until_ready().code(), "57014", "that was still running");
+    assert_eq!(client.until_ready().code(), "57014", "the query was still running");
 }
 
 #[test]
-fn peers_are_shown() {
+fn show_peers_lists_the_peers() {
     let [own, other] = pair();
     let peers = own.console().ok("SHOW PEERS").rows;
     let expected = |id: &str, port: u16, size: &str| {

@@ -1,4 +1,4 @@
-//! One process after another: nobody who connects meanwhile is refused.
+//! Restarts without refused connections: takeover by a new process, systemd sockets, and a shared port.
 
 use std::{
     collections::BTreeMap,
@@ -10,66 +10,67 @@ use std::{
     thread,
 };
 
-use rustix::process::{Pid, Signal as Raw, kill_process};
+use rustix::process::{Pid, Signal as RawSignal, kill_process};
 use tidegate_testkit::{Frames, Signal, Startup, eventually};
 
 use crate::{
-    bouncer::{Bouncer, Setup, binary, free_port, server},
+    ini_gateway::{IniGateway, Setup, binary, free_port, server},
     metrics::get,
 };
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=2\n";
 
-/// Ends the load of a test, however the test ends.
-struct Over<'a>(&'a AtomicBool);
+/// Stops the clients when the test ends, also by a panic.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
 #[test]
-fn nobody_is_refused_while_a_process_takes_over_from_another() {
-    let mut old = Bouncer::start(&format!("{SHOP}[pgbouncer]\npidfile = $DIR/pid\nlog_connections = 0\n"));
-    let mut resident = old.client("shop");
-    resident.ok("select 1");
+fn takeover_refuses_no_connection() {
+    let mut old = IniGateway::start(&format!("{SHOP}[pgbouncer]\npidfile = $DIR/pid\nlog_connections = 0\n"));
+    let mut client = old.client("shop");
+    client.ok("select 1");
     let tcp = old.startup("shop");
     let unix = old.unix("postgres", "shop");
     let (file, pid_file) = (old.file(&format!(".s.PGSQL.{}", old.port())), old.file("pid"));
-    let over = AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let end = Over(&over);
-        let over = &over;
-        let visit = |startup: Startup| {
+        let end = StopOnDrop(&stop);
+        let stop = &stop;
+        let connect_repeatedly = |startup: Startup| {
             scope.spawn(move || {
-                let mut visits = 0_u32;
-                while !over.load(Ordering::SeqCst) {
-                    // Both panic, should the client be refused or lost.
+                let mut connects = 0_u32;
+                while !stop.load(Ordering::SeqCst) {
+                    // Both calls panic if the client is refused or loses its connection.
                     startup.connect().ok("select 1");
-                    visits += 1;
+                    connects += 1;
                 }
-                visits
+                connects
             })
         };
-        let visitors = [visit(tcp.clone()), visit(tcp.clone()), visit(unix.clone())];
-        let mut new = old.beside(&["-R"]);
+        let threads =
+            [connect_repeatedly(tcp.clone()), connect_repeatedly(tcp.clone()), connect_repeatedly(unix.clone())];
+        let mut new = old.second_process(&["-R"]);
         new.wait_for_log("took over");
         old.wait_for_log("no longer listening");
-        resident.ok("select 1");
-        drop(resident);
+        client.ok("select 1");
+        drop(client);
         assert!(old.wait().success());
         tcp.connect().ok("select 1");
         unix.connect().ok("select 1");
-        // And once more, from one that has taken over itself.
-        let mut newest = old.beside(&["-R"]);
+        // The second takeover is from a process that has taken over itself.
+        let mut newest = old.second_process(&["-R"]);
         newest.wait_for_log("took over");
         assert!(new.wait().success());
         tcp.connect().ok("select 1");
         unix.connect().ok("select 1");
         drop(end);
-        for visitor in visitors {
-            assert!(visitor.join().expect("nobody was refused") > 0);
+        for thread in threads {
+            assert!(thread.join().expect("no client was refused") > 0);
         }
         assert!(pid_file.exists() && file.exists());
         newest.signal(Signal::QUIT);
@@ -78,38 +79,39 @@ fn nobody_is_refused_while_a_process_takes_over_from_another() {
     });
 }
 
-/// A socket without a file cannot be replaced by another of its name: it is passed on, and so is the way to it.
+/// An abstract socket cannot be replaced by another one of its name: it is passed on, together with the takeover
+/// socket.
 #[test]
-fn sockets_without_a_file_are_passed_on_again_and_again() {
+fn abstract_unix_sockets_are_passed_on_repeatedly() {
     let name = format!("tidegate-passed-on-{}", std::process::id());
-    let mut first = Bouncer::start(&format!("{SHOP}[pgbouncer]\nunix_socket_dir = @{name}\n"));
+    let mut first = IniGateway::start(&format!("{SHOP}[pgbouncer]\nunix_socket_dir = @{name}\n"));
     let unix = Startup::unix(format!("@{name}/.s.PGSQL.{}", first.port()), "postgres", "shop");
     eventually("the socket accepts", || unix.try_open().is_ok());
-    let mut resident = unix.connect();
-    resident.ok("select 1");
-    let mut second = first.beside(&["-R"]);
+    let mut client = unix.connect();
+    client.ok("select 1");
+    let mut second = first.second_process(&["-R"]);
     second.wait_for_log("took over");
-    resident.ok("select 1");
-    drop(resident);
+    client.ok("select 1");
+    drop(client);
     assert!(first.wait().success());
     unix.connect().ok("select 1");
-    let third = first.beside(&["-R"]);
+    let third = first.second_process(&["-R"]);
     third.wait_for_log("took over");
     assert!(second.wait().success());
     unix.connect().ok("select 1");
 }
 
-/// A RESUME reaches the new process only, which knows of no pause.
+/// The new process is not paused, and RESUME would reach only that process.
 #[test]
-fn clients_that_wait_in_a_pause_are_served_when_another_process_takes_over() {
-    let mut old = Bouncer::start(SHOP);
+fn paused_clients_are_served_after_a_takeover() {
+    let mut old = IniGateway::start(SHOP);
     let mut waiting = old.client("shop");
     waiting.ok("select 1");
     old.console().ok("PAUSE");
     waiting.send(&Frames::new().query("select 'served'"));
-    let waits = || old.show("CLIENTS").iter().filter(|row| row["state"] == "waiting").count();
-    eventually("it waits", || waits() == 1);
-    let mut new = old.beside(&["-R"]);
+    let waiting_clients = || old.show("CLIENTS").iter().filter(|row| row["state"] == "waiting").count();
+    eventually("the client waits", || waiting_clients() == 1);
+    let mut new = old.second_process(&["-R"]);
     new.wait_for_log("took over");
     waiting.expect("T D:served C:SELECT_1 Z:I");
     drop(waiting);
@@ -119,62 +121,62 @@ fn clients_that_wait_in_a_pause_are_served_when_another_process_takes_over() {
 }
 
 #[test]
-fn a_process_that_cannot_take_over_leaves_everything_as_it_is() {
-    let old = Bouncer::start(SHOP);
-    let mut resident = old.client("shop");
+fn failed_takeover_changes_nothing() {
+    let old = IniGateway::start(SHOP);
+    let mut client = old.client("shop");
     let broken = old.file("broken.ini");
-    let text = std::fs::read_to_string(old.file("pgbouncer.ini")).expect("the file is there");
-    // Its sockets are passed by then.
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let metrics = taken.local_addr().expect("an address").to_string();
+    let text = std::fs::read_to_string(old.file("pgbouncer.ini")).expect("the file exists");
+    // The sockets have been passed when the metrics address fails.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let metrics = listener.local_addr().expect("an address").to_string();
     std::fs::write(&broken, text).expect("the folder can be written");
     let arguments = ["-R", "--metrics", &metrics, &broken.display().to_string()];
-    let ended = crate::bouncer::output(&arguments);
+    let ended = crate::ini_gateway::output(&arguments);
     assert!(!ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(&metrics), "{ended:?}");
     old.wait_for_log("another process has not taken over");
-    resident.ok("select 1");
+    client.ok("select 1");
     old.client("shop").ok("select 1");
     old.unix("postgres", "shop").connect().ok("select 1");
 }
 
 #[test]
-fn without_a_process_to_take_over_from_it_starts_as_usual() {
-    let bouncer = Bouncer::with(&Setup { ini: SHOP, options: &["-R"], ..Setup::default() });
-    bouncer.client("shop").ok("select 1");
-    assert!(bouncer.log().contains("starting as usual"), "{}", bouncer.log());
+fn takeover_without_an_old_process_is_a_normal_start() {
+    let gateway = IniGateway::with(&Setup { ini: SHOP, options: &["-R"], ..Setup::default() });
+    gateway.client("shop").ok("select 1");
+    assert!(gateway.log().contains("starting as usual"), "{}", gateway.log());
 }
 
-/// A process that was started as systemd does it, with one or two sockets.
+/// A process started like by systemd socket activation, with one or two sockets.
 struct Activated(Child);
 
 impl Activated {
     fn start(file: &Path, names: &str, [first, second]: [&TcpListener; 2]) -> Self {
         let passed = |socket: &TcpListener| OwnedFd::from(socket.try_clone().expect("a descriptor"));
-        // The number of the process has to be known before the program begins.
+        // LISTEN_PID must be set before the program starts.
         let script = "export LISTEN_FDS=$1 LISTEN_PID=$$ LISTEN_FDNAMES=$2; shift 2; \
                       exec 3<&0 4<&1 </dev/null >/dev/null; exec \"$@\"";
         let mut command = Command::new("sh");
         let count = names.split(':').count().to_string();
         command.args(["-c", script, "sh", &count, names]).arg(binary()).args(["--workers", "2"]).arg(file);
         command.stdin(Stdio::from(passed(first))).stdout(Stdio::from(passed(second)));
-        Self(command.spawn().expect("it can be started"))
+        Self(command.spawn().expect("the shell can be started"))
     }
 
     fn end(mut self) {
-        kill_process(Pid::from_child(&self.0), Raw::TERM).expect("it runs");
-        assert!(self.0.wait().expect("it is a child").success());
+        kill_process(Pid::from_child(&self.0), RawSignal::TERM).expect("the process runs");
+        assert!(self.0.wait().expect("the process is a child").success());
     }
 }
 
 impl Drop for Activated {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-/// A file for starts by systemd; what it says of addresses is for others.
+/// A configuration file for socket activation, whose addresses must not be used.
 fn file_in(folder: &Path) -> PathBuf {
     let file = folder.join("pgbouncer.ini");
     let (host, pg) = (server().address().ip(), server().port());
@@ -194,7 +196,7 @@ fn listener() -> (TcpListener, SocketAddr) {
 }
 
 #[test]
-fn clients_wait_at_the_socket_of_systemd_for_the_next_process() {
+fn systemd_socket_queues_clients_across_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = file_in(folder.path());
     let (socket, address) = listener();
@@ -204,12 +206,12 @@ fn clients_wait_at_the_socket_of_systemd_for_the_next_process() {
     first.end();
     let waiting = thread::spawn(move || startup.connect().value("select 'served'"));
     let second = Activated::start(&file, "clients", [&socket, &socket]);
-    assert_eq!(waiting.join().expect("it was not refused"), "served");
+    assert_eq!(waiting.join().expect("the client was not refused"), "served");
     second.end();
 }
 
 #[test]
-fn a_socket_of_systemd_that_is_named_metrics_answers_scrapes() {
+fn systemd_socket_named_metrics_serves_metrics() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = file_in(folder.path());
     let ((clients, address), (metrics, scraped)) = (listener(), listener());
@@ -224,61 +226,61 @@ fn a_socket_of_systemd_that_is_named_metrics_answers_scrapes() {
 }
 
 #[test]
-fn nobody_is_refused_and_no_transaction_fails_when_one_of_two_on_a_port_stops() {
-    let mut first = Bouncer::start(&format!("{SHOP}[pgbouncer]\nso_reuseport = 1\nlog_connections = 0\n"));
-    let mut resident = first.client("shop");
-    resident.ok("begin");
+fn stop_on_a_shared_port_fails_no_transaction() {
+    let mut first = IniGateway::start(&format!("{SHOP}[pgbouncer]\nso_reuseport = 1\nlog_connections = 0\n"));
+    let mut client = first.client("shop");
+    client.ok("begin");
     let startup = first.startup("shop");
-    let second = first.beside(&[]);
+    let second = first.second_process(&[]);
     second.wait_for_log("listening");
-    // The file of the unix socket is that of the last one to start.
+    // The last process to start owns the file of the unix socket.
     let console = first.unix("postgres", "pgbouncer");
     let done = || console.connect().show("STATS_TOTALS");
     let served = |rows: Vec<BTreeMap<String, String>>| {
         let row = rows.into_iter().find(|row| row["database"] == "shop");
         row.map_or(0, |row| row["client_login_count"].parse::<u64>().unwrap_or(0))
     };
-    let over = AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let end = Over(&over);
-        let (over, startup) = (&over, &startup);
-        let visit = || {
+        let end = StopOnDrop(&stop);
+        let (stop, startup) = (&stop, &startup);
+        let connect_repeatedly = || {
             scope.spawn(move || {
-                let (mut visits, mut reset) = (0_u32, 0_u32);
-                while !over.load(Ordering::SeqCst) {
+                let (mut connects, mut reset) = (0_u32, 0_u32);
+                while !stop.load(Ordering::SeqCst) {
                     match startup.try_connect() {
-                        // It panics, should a transaction fail.
+                        // The call panics if a transaction fails.
                         Ok(mut client) => ["begin", "select 1", "commit"].iter().for_each(|sql| drop(client.ok(sql))),
                         Err(lost) => {
                             assert!(!format!("{lost:?}").contains("Refused"), "{lost:?}");
                             reset += 1;
                         }
                     }
-                    visits += 1;
+                    connects += 1;
                 }
-                (visits, reset)
+                (connects, reset)
             })
         };
-        let visitors = [visit(), visit(), visit(), visit()];
-        eventually("both serve", || served(done()) >= 20);
+        let threads = [connect_repeatedly(), connect_repeatedly(), connect_repeatedly(), connect_repeatedly()];
+        eventually("clients are served", || served(done()) >= 20);
         first.signal(Signal::TERM);
         first.wait_for_log("no longer listening");
         let before = served(done());
-        eventually("the other one serves all", || served(done()) >= before + 50);
-        resident.ok("select 1");
-        resident.ok("commit");
-        drop(resident);
+        eventually("the other process serves all clients", || served(done()) >= before + 50);
+        client.ok("select 1");
+        client.ok("commit");
+        drop(client);
         assert!(first.wait().success());
         let before = served(done());
-        eventually("the other one goes on", || served(done()) >= before + 20);
+        eventually("the other process continues", || served(done()) >= before + 20);
         drop(end);
-        let (mut visits, mut reset) = (0, 0);
-        for visitor in visitors {
-            let (visited, lost) = visitor.join().expect("nobody was refused, and no transaction failed");
-            (visits, reset) = (visits + visited, reset + lost);
+        let (mut connects, mut reset) = (0, 0);
+        for thread in threads {
+            let (connected, lost) = thread.join().expect("no client was refused, and no transaction failed");
+            (connects, reset) = (connects + connected, reset + lost);
         }
-        // What the kernel had not handed out yet is its own to move or to reset.
+        // The kernel moves or resets connections that were not accepted yet.
         let moves = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|text| text.trim() == "1");
-        assert!(reset == 0 || !moves, "{reset} of {visits} were reset before they were heard");
+        assert!(reset == 0 || !moves, "{reset} of {connects} were reset before they were accepted");
     });
 }

@@ -1,131 +1,132 @@
-//! SUSPEND: everything stands still where it is, and goes on with RESUME.
+//! SUSPEND: all traffic stops, and continues with RESUME.
 
 use tidegate_testkit::{Frames, RawClient, Signal, eventually};
 
-use crate::bouncer::{Bouncer, server};
+use crate::ini_gateway::{IniGateway, server};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=3\n[pgbouncer]\n";
 
-fn state(bouncer: &Bouncer, key: &str) -> String {
-    let rows = bouncer.show("STATE");
-    rows.iter().find(|row| row["key"] == key).expect("it is listed")["value"].clone()
+fn state(gateway: &IniGateway, key: &str) -> String {
+    let rows = gateway.show("STATE");
+    rows.iter().find(|row| row["key"] == key).expect("the key exists")["value"].clone()
 }
 
-/// What Postgres says that a backend does, or did last, after so much has gone through the gateway that a query would have, too.
-fn seen(bouncer: &Bouncer, backend: &str) -> String {
+/// The state and the query of a backend, after some traffic through the gateway, in which a query of the client would
+/// have passed as well.
+fn backend_activity(gateway: &IniGateway, backend: &str) -> String {
     for _ in 0..5 {
-        bouncer.show("CLIENTS");
+        gateway.show("CLIENTS");
     }
     server().value(&format!("select state || ': ' || query from pg_stat_activity where pid = {backend}"))
 }
 
 #[test]
-fn a_transaction_stands_still_and_goes_on() {
+fn suspended_transaction_continues_after_resume() {
     for mode in ["transaction", "session"] {
-        let bouncer = Bouncer::start(&format!("{SHOP}pool_mode = {mode}\n"));
-        let mut client = bouncer.client("shop");
+        let gateway = IniGateway::start(&format!("{SHOP}pool_mode = {mode}\n"));
+        let mut client = gateway.client("shop");
         client.ok("begin");
         let backend = client.backend();
-        let mut operator = bouncer.console();
+        let mut operator = gateway.console();
         operator.ok("SUSPEND");
-        assert_eq!(state(&bouncer, "suspended"), "yes");
-        client.send(&Frames::new().query("select 'is read'"));
-        assert_eq!(seen(&bouncer, &backend), "idle in transaction: select pg_backend_pid()", "{mode}");
+        assert_eq!(state(&gateway, "suspended"), "yes");
+        client.send(&Frames::new().query("select 'resumed'"));
+        assert_eq!(backend_activity(&gateway, &backend), "idle in transaction: select pg_backend_pid()", "{mode}");
         operator.ok("RESUME");
-        assert_eq!(client.until_ready().value(), "is read");
-        assert_eq!(client.backend(), backend, "{mode}: it is in its transaction still");
+        assert_eq!(client.until_ready().value(), "resumed");
+        assert_eq!(client.backend(), backend, "{mode}: the transaction has moved");
         client.ok("commit");
-        assert_eq!(state(&bouncer, "suspended"), "no");
+        assert_eq!(state(&gateway, "suspended"), "no");
     }
 }
 
-/// Most of those who are pooled by PgBouncer are: session mode is its default.
+/// Session mode is the default of PgBouncer.
 #[test]
-fn a_session_that_is_idle_keeps_its_server() {
-    let bouncer = Bouncer::start(&format!("{SHOP}pool_mode = session\nsuspend_timeout = 1\n"));
-    let mut client = bouncer.client("shop");
+fn idle_session_keeps_its_server() {
+    let gateway = IniGateway::start(&format!("{SHOP}pool_mode = session\nsuspend_timeout = 1\n"));
+    let mut client = gateway.client("shop");
     client.ok("create temporary table kept (n int)");
-    let mut operator = bouncer.console();
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
     operator.ok("RESUME");
     client.ok("insert into kept values (1)");
 }
 
 #[test]
-fn what_is_asked_meanwhile_waits_and_servers_stay_open() {
-    let bouncer = Bouncer::start(&format!("{SHOP}query_wait_timeout = 1\nserver_idle_timeout = 1\n"));
-    let mut client = bouncer.client("shop");
+fn suspended_queries_wait_and_servers_stay_open() {
+    let gateway = IniGateway::start(&format!("{SHOP}query_wait_timeout = 1\nserver_idle_timeout = 1\n"));
+    let mut client = gateway.client("shop");
     let backend = client.backend();
-    let mut operator = bouncer.console();
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
     client.send(&Frames::new().query("select pg_backend_pid()"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 1);
-    // Time in which the client would be sent away, and its server closed.
+    gateway.wait_for_pool("shop", "cl_waiting", 1);
+    // The workload is the time: it exceeds the timeouts that would disconnect the client and close its server.
     server().value("select pg_sleep(2.5)");
     assert_eq!(server().value(&format!("select count(*) from pg_stat_activity where pid = {backend}")), "1");
-    // Who comes meanwhile is let in, and a transaction that begins does so later.
-    let mut other = bouncer.client("shop");
+    // New clients can log in, and their transactions begin after RESUME.
+    let mut other = gateway.client("shop");
     other.send(&Frames::new().query("begin"));
-    bouncer.wait_for_pool("shop", "cl_waiting", 2);
+    gateway.wait_for_pool("shop", "cl_waiting", 2);
     operator.ok("RESUME");
-    assert!(client.try_query("select 1").is_ok() || state(&bouncer, "active") == "yes");
+    assert!(client.try_query("select 1").is_ok() || state(&gateway, "active") == "yes");
     other.until_ready();
     other.ok("commit");
 }
 
 #[test]
-fn a_query_ends_but_its_answer_waits() {
-    let bouncer = Bouncer::start(SHOP);
+fn reply_of_a_running_query_waits_for_resume() {
+    let gateway = IniGateway::start(SHOP);
     let mut holder = server().client();
     holder.ok("select pg_advisory_lock(727)");
-    let mut client = bouncer.client("shop");
+    let mut client = gateway.client("shop");
     let backend = client.backend();
     client.send(&Frames::new().query("select 'done' from (select pg_advisory_xact_lock(727)) as locked"));
-    let waits = format!("select count(*) from pg_stat_activity where pid = {backend} and wait_event = 'advisory'");
-    eventually("the query runs", || server().value(&waits) == "1");
-    let mut operator = bouncer.console();
+    let is_waiting = format!("select count(*) from pg_stat_activity where pid = {backend} and wait_event = 'advisory'");
+    eventually("the query runs", || server().value(&is_waiting) == "1");
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
     holder.ok("select pg_advisory_unlock(727)");
-    let rests = format!("select count(*) from pg_stat_activity where pid = {backend} and state = 'idle'");
-    eventually("the query has ended", || server().value(&rests) == "1");
-    bouncer.wait_for_pool("shop", "sv_active", 1);
+    let is_idle = format!("select count(*) from pg_stat_activity where pid = {backend} and state = 'idle'");
+    eventually("the query has ended", || server().value(&is_idle) == "1");
+    gateway.wait_for_pool("shop", "sv_active", 1);
     operator.ok("RESUME");
     assert_eq!(client.until_ready().value(), "done");
 }
 
-/// Asks for more than fits between the two, and reads none of it.
+/// Requests more rows than the socket buffers hold, without reading them.
 fn flood(client: &mut RawClient) {
     client.send(&Frames::new().query("select repeat('x', 1000000) from generate_series(1, 100)"));
 }
 
 #[test]
-fn who_does_not_read_is_waited_for_and_then_sent_away() {
-    let bouncer = Bouncer::start(&format!("{SHOP}suspend_timeout = 0.3\n"));
-    let (mut still, mut client) = (bouncer.client("shop"), bouncer.client("shop"));
-    still.ok("begin");
+fn suspend_timeout_disconnects_clients_not_reading() {
+    let gateway = IniGateway::start(&format!("{SHOP}suspend_timeout = 0.3\n"));
+    let (mut idle, mut client) = (gateway.client("shop"), gateway.client("shop"));
+    idle.ok("begin");
     flood(&mut client);
-    let mut operator = bouncer.console();
-    // Until nothing more fits, there are moments in which nothing is under way.
-    eventually("it is sent away", || {
+    let mut operator = gateway.console();
+    // There are moments without data in flight until the socket buffers are full.
+    eventually("the client is disconnected", || {
         operator.ok("SUSPEND");
         operator.ok("RESUME");
-        bouncer.log().contains("closing because: suspend_timeout (age=")
+        gateway.log().contains("closing because: suspend_timeout (age=")
     });
-    still.ok("commit");
+    idle.ok("commit");
 }
 
 #[test]
-fn it_is_over_when_it_is_cancelled_or_its_console_has_gone() {
-    let bouncer = Bouncer::start(&format!("{SHOP}suspend_timeout = 0\n"));
-    let mut client = bouncer.client("shop");
-    let mut operator = bouncer.console();
+fn suspend_ends_with_its_console_or_a_cancel() {
+    let gateway = IniGateway::start(&format!("{SHOP}suspend_timeout = 0\n"));
+    let mut client = gateway.client("shop");
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
     drop(operator);
-    eventually("it goes on", || state(&bouncer, "suspended") == "no");
+    eventually("the gateway is resumed", || state(&gateway, "suspended") == "no");
     client.ok("select 1");
     flood(&mut client);
-    let mut operator = bouncer.console();
-    eventually("it waits until it is cancelled", || {
+    let mut operator = gateway.console();
+    eventually("SUSPEND waits and is cancelled", || {
         operator.send(&Frames::new().query("SUSPEND"));
         operator.cancel();
         let outcome = operator.until_ready();
@@ -134,41 +135,41 @@ fn it_is_over_when_it_is_cancelled_or_its_console_has_gone() {
         }
         outcome.error.is_some_and(|error| error.code == "57014")
     });
-    assert_eq!(state(&bouncer, "suspended"), "no");
+    assert_eq!(state(&gateway, "suspended"), "no");
     assert_eq!(client.until_ready().rows.len(), 100);
 }
 
 #[test]
-fn replication_stands_still_and_goes_on() {
-    let bouncer = Bouncer::start(SHOP);
-    let mut replica = bouncer.startup("shop").parameter("replication", "database").connect();
+fn suspended_replication_continues_after_resume() {
+    let gateway = IniGateway::start(SHOP);
+    let mut replica = gateway.startup("shop").parameter("replication", "database").connect();
     let backend = replica.value("select pg_backend_pid()");
-    let mut operator = bouncer.console();
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
-    replica.send(&Frames::new().query("select 'is read'"));
-    assert_eq!(seen(&bouncer, &backend), "idle: select pg_backend_pid()");
+    replica.send(&Frames::new().query("select 'resumed'"));
+    assert_eq!(backend_activity(&gateway, &backend), "idle: select pg_backend_pid()");
     operator.ok("RESUME");
-    assert_eq!(replica.until_ready().value(), "is read");
+    assert_eq!(replica.until_ready().value(), "resumed");
 }
 
-/// A client can be sent away from where it stands, and a stop ends everything.
+/// KILL_CLIENT and a shutdown work while the gateway is suspended.
 #[test]
-fn nobody_is_held_against_an_operator() {
-    let mut bouncer = Bouncer::start(SHOP);
-    let (mut first, mut second) = (bouncer.client("shop"), bouncer.client("shop"));
+fn kill_client_and_shutdown_work_while_suspended() {
+    let mut gateway = IniGateway::start(SHOP);
+    let (mut first, mut second) = (gateway.client("shop"), gateway.client("shop"));
     first.ok("begin");
     second.ok("begin");
-    let mut operator = bouncer.console();
+    let mut operator = gateway.console();
     operator.ok("SUSPEND");
-    assert_eq!(operator.query("PAUSE shop").code(), "55000", "it would wait for what stands still");
-    let clients = bouncer.show("CLIENTS");
-    let id = &clients.iter().find(|row| row["database"] == "shop").expect("it is listed")["id"];
+    assert_eq!(operator.query("PAUSE shop").code(), "55000", "PAUSE would wait for suspended clients");
+    let clients = gateway.show("CLIENTS");
+    let id = &clients.iter().find(|row| row["database"] == "shop").expect("the client is listed")["id"];
     operator.ok(&format!("KILL_CLIENT {id}"));
     assert_eq!(first.expect_fatal("08P01").message, "admin forced disconnect");
-    bouncer.signal(Signal::INT);
-    // What stands in a transaction is let go, to its end.
+    gateway.signal(Signal::INT);
+    // An open transaction is resumed and may end.
     second.ok("select 1");
     second.ok("commit");
     assert_eq!(second.expect_fatal("08P01").message, "server shutting down");
-    assert!(bouncer.wait().success());
+    assert!(gateway.wait().success());
 }

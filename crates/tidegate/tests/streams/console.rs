@@ -1,4 +1,4 @@
-//! Streams of a gateway under the orders of its console, and under a reload. No Postgres is asked for anything.
+//! STREAM commands on the console, and reloads. No test here needs Postgres.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_testkit::{Frames, Gateway};
 
-use crate::process::{Folder, assert_each_once_in_order, eventually, number, numbers};
-use crate::web::{Answer, Web};
+use crate::http_server::{HttpServer, Reply};
+use crate::process::{TempFolder, assert_each_once_in_order, eventually, number, numbers};
 
-/// A gateway with these streams, and a database that nobody asks for.
+/// A gateway with these streams, and an unused database.
 fn gateway(streams: &str) -> Gateway {
     let base = "[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n\
                 [databases.none]\nhost = \"127.0.0.1\"\nport = 1\n";
     Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{streams}"))
 }
 
-/// Puts other streams into its file; it is not told.
+/// Replaces the streams in the configuration file, without a reload.
 fn rewrite(gateway: &Gateway, streams: &str) {
     let file = gateway.config_file();
     let mut config: toml::Table = std::fs::read_to_string(&file).unwrap().parse().unwrap();
@@ -26,7 +26,7 @@ fn rewrite(gateway: &Gateway, streams: &str) {
     std::fs::write(file, config.to_string()).unwrap();
 }
 
-/// `[[streams]]` of a file that is followed.
+/// A section `[[streams]]` that follows a file.
 fn section(name: &str, file: &str, to: &str, more: &str) -> String {
     format!(
         "[[streams]]\nname = \"{name}\"\nfrom = \"{file}\"\nto = \"{to}\"\nkey = \"/k\"\nfollow = true\n\
@@ -40,7 +40,7 @@ fn row(gateway: &Gateway, name: &str) -> BTreeMap<String, String> {
 }
 
 #[track_caller]
-fn becomes(gateway: &Gateway, name: &str, column: &str, value: &str) {
+fn wait_for(gateway: &Gateway, name: &str, column: &str, value: &str) {
     eventually(&format!("{column} of {name} becomes {value}"), || row(gateway, name)[column] == value);
 }
 
@@ -51,130 +51,131 @@ fn setting(gateway: &Gateway, key: &str) -> String {
 }
 
 #[test]
-fn a_paused_stream_begins_nothing_until_it_is_resumed() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+fn paused_stream_starts_no_record() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..10, 3));
-    let gateway = gateway(&section("orders", &file, &web.url("/"), ""));
-    becomes(&gateway, "orders", "done", "10");
+    let gateway = gateway(&section("orders", &file, &server.url("/"), ""));
+    wait_for(&gateway, "orders", "done", "10");
     let mut console = gateway.console();
     assert_eq!(console.ok("STREAM PAUSE orders").tags, ["STREAM"]);
     assert_eq!(row(&gateway, "orders")["state"], "paused");
     folder.append("in", &numbers(10..20, 3));
-    // It is read all the same.
-    becomes(&gateway, "orders", "pending", "10");
-    assert_eq!((web.seen().len(), row(&gateway, "orders")["in_flight"].as_str()), (10, "0"));
+    // The source is still read.
+    wait_for(&gateway, "orders", "pending", "10");
+    assert_eq!((server.requests().len(), row(&gateway, "orders")["in_flight"].as_str()), (10, "0"));
     console.ok("STREAM RESUME orders");
-    becomes(&gateway, "orders", "done", "20");
+    wait_for(&gateway, "orders", "done", "20");
     assert_eq!(row(&gateway, "orders")["state"], "running");
-    assert_each_once_in_order(&web.bodies(), 0..20);
+    assert_each_once_in_order(&server.bodies(), 0..20);
 }
 
 #[test]
-fn a_pause_returns_when_nothing_is_under_way() {
-    let folder = Folder::new();
+fn pause_waits_for_records_in_flight() {
+    let folder = TempFolder::new();
     let file = folder.write("in", &numbers(0..5, 1));
-    // Each record waits until it may.
+    // Each record waits until the file `go` exists.
     let sink = folder.script(
         "sink.sh",
         "cd \"$(dirname \"$0\")\"; while read -r line; do echo begun >> begun\n\
          while [ ! -e go ]; do sleep 0.02; done; echo \"$line\" >> out; echo ok; done\n",
     );
     let gateway = gateway(&section("orders", &file, &sink, "processes = 1"));
-    eventually("a record is under way", || folder.read("begun") == "begun\n");
+    eventually("a record is in flight", || folder.read("begun") == "begun\n");
     let mut console = gateway.console();
     console.send(&Frames::new().query("STREAM PAUSE orders"));
-    becomes(&gateway, "orders", "state", "paused");
-    assert!(!console.anything_arrived());
+    wait_for(&gateway, "orders", "state", "paused");
+    assert!(!console.has_input());
     folder.write("go", "");
     console.expect("C:STREAM Z:I");
-    // The one that was under way, and no other.
+    // Only the record in flight is delivered.
     assert_eq!(folder.read("out").lines().count(), 1);
-    becomes(&gateway, "orders", "pending", "4");
+    wait_for(&gateway, "orders", "pending", "4");
     console.ok("STREAM RESUME");
-    becomes(&gateway, "orders", "done", "5");
+    wait_for(&gateway, "orders", "done", "5");
 }
 
 #[test]
-fn a_stopped_stream_has_committed_what_it_did_and_goes_on_from_there() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+fn stopped_stream_continues_at_its_commit() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..300, 7));
     let checkpoint = format!("checkpoint = \"{}\"", folder.path("done"));
-    let gateway = gateway(&section("orders", &file, &web.url("/"), &checkpoint));
-    eventually("some arrive", || web.seen().len() > 20);
+    let gateway = gateway(&section("orders", &file, &server.url("/"), &checkpoint));
+    eventually("some records arrive", || server.requests().len() > 20);
     let mut console = gateway.console();
     console.ok("STREAM STOP orders");
     assert_eq!(row(&gateway, "orders")["state"], "stopped");
-    let seen = web.seen().len();
+    let seen = server.requests().len();
     folder.append("in", &numbers(300..320, 7));
-    // A reload does not start what an operator has stopped.
+    // A reload does not start a stream that was stopped on the console.
     console.ok("RELOAD; STREAM STOP orders");
-    assert_eq!((web.seen().len(), row(&gateway, "orders")["state"].as_str()), (seen, "stopped"));
-    // Once started, to start it again changes nothing.
+    assert_eq!((server.requests().len(), row(&gateway, "orders")["state"].as_str()), (seen, "stopped"));
+    // The second START has no effect.
     console.ok("STREAM START orders; STREAM START orders");
-    becomes(&gateway, "orders", "done", "320");
+    wait_for(&gateway, "orders", "done", "320");
     console.ok("STREAM START");
     assert_eq!(row(&gateway, "orders")["restarts"], "1");
-    assert_each_once_in_order(&web.bodies(), 0..320);
+    assert_each_once_in_order(&server.bodies(), 0..320);
 }
 
 #[test]
-fn a_stream_that_has_ended_is_started_again_by_an_order() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+fn ended_stream_is_started_again() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..10, 3));
-    let mut gateway = gateway(&section("orders", &file, &web.url("/"), "").replace("follow = true", "follow = false"));
-    becomes(&gateway, "orders", "state", "ended");
+    let mut gateway =
+        gateway(&section("orders", &file, &server.url("/"), "").replace("follow = true", "follow = false"));
+    wait_for(&gateway, "orders", "state", "ended");
     gateway.console().ok("STREAM START orders");
-    becomes(&gateway, "orders", "done", "20");
-    becomes(&gateway, "orders", "state", "ended");
-    // It does not hold up the end.
+    wait_for(&gateway, "orders", "done", "20");
+    wait_for(&gateway, "orders", "state", "ended");
+    // An ended stream does not delay the shutdown.
     gateway.signal(tidegate_testkit::Signal::TERM);
     assert!(gateway.wait().success(), "{}", gateway.log());
 }
 
 #[test]
-fn a_stream_that_waits_to_be_started_again_is_stopped_at_once() {
-    let folder = Folder::new();
+fn stream_in_restart_delay_is_stopped_immediately() {
+    let folder = TempFolder::new();
     let file = folder.write("in", &numbers(0..10, 3));
     let more = "sql = \"insert into t values ($1)\"\nparams = [\"/n\"]";
     let gateway = gateway(&section("orders", &file, "postgres://me@127.0.0.1:1/x", more));
-    becomes(&gateway, "orders", "state", "waiting");
+    wait_for(&gateway, "orders", "state", "waiting");
     let mut console = gateway.console();
     console.ok("STREAM STOP orders");
     assert_eq!(row(&gateway, "orders")["state"], "stopped");
     let restarts: u64 = row(&gateway, "orders")["restarts"].parse().unwrap();
     console.ok("STREAM START orders");
-    eventually("it was started", || row(&gateway, "orders")["restarts"].parse::<u64>().unwrap() > restarts);
+    eventually("the stream is started", || row(&gateway, "orders")["restarts"].parse::<u64>().unwrap() > restarts);
     assert!(row(&gateway, "orders")["last_error"].contains("127.0.0.1:1"));
 }
 
 #[test]
-fn parked_records_go_on_when_their_key_is_unparked() {
-    let (folder, is_mended) = (Folder::new(), Arc::new(AtomicBool::new(false)));
-    let mended = Arc::clone(&is_mended);
-    let web = Web::start(move |seen| {
-        let is_good = number(&seen.body).0 != "k1" || mended.load(Ordering::SeqCst);
-        if is_good { Answer::Status(200) } else { Answer::With(503, &[], "k1 is down") }
+fn unpark_resumes_the_records_of_a_key() {
+    let (folder, is_repaired) = (TempFolder::new(), Arc::new(AtomicBool::new(false)));
+    let repaired = Arc::clone(&is_repaired);
+    let server = HttpServer::start(move |request| {
+        let is_good = number(&request.body).0 != "k1" || repaired.load(Ordering::SeqCst);
+        if is_good { Reply::Status(200) } else { Reply::With(503, &[], "k1 is down") }
     });
     let file = folder.write("in", &numbers(0..30, 3));
     let more = "attempts = 2\nexhausted = \"park\"";
-    let gateway = gateway(&section("orders", &file, &web.url("/"), more));
-    // All other keys go on, whatever comes behind it waits.
-    becomes(&gateway, "orders", "parked", "10");
-    becomes(&gateway, "orders", "done", "20");
+    let gateway = gateway(&section("orders", &file, &server.url("/"), more));
+    // Other keys continue, and later records of the key wait.
+    wait_for(&gateway, "orders", "parked", "10");
+    wait_for(&gateway, "orders", "done", "20");
     assert!(row(&gateway, "orders")["last_error"].contains("k1 is down"));
     eventually("the log names the key", || {
         let log = gateway.log();
         log.contains("its key is parked") && log.contains("key=k1")
     });
-    is_mended.store(true, Ordering::SeqCst);
+    is_repaired.store(true, Ordering::SeqCst);
     let mut console = gateway.console();
-    let tried = || web.bodies().iter().filter(|body| number(body).1 == 1).count();
-    assert_eq!(tried(), 2);
+    let attempts = || server.bodies().iter().filter(|body| number(body).1 == 1).count();
+    assert_eq!(attempts(), 2);
     console.ok("STREAM UNPARK orders k2");
     console.ok("STREAM UNPARK orders 'k1'");
-    becomes(&gateway, "orders", "done", "30");
-    becomes(&gateway, "orders", "parked", "0");
-    let mut last: Vec<String> = web.bodies();
+    wait_for(&gateway, "orders", "done", "30");
+    wait_for(&gateway, "orders", "parked", "0");
+    let mut last: Vec<String> = server.bodies();
     last.reverse();
     let mut seen = std::collections::BTreeSet::new();
     last.retain(|body| seen.insert(body.clone()));
@@ -184,66 +185,66 @@ fn parked_records_go_on_when_their_key_is_unparked() {
 }
 
 #[test]
-fn all_parked_keys_go_on_together() {
-    let (folder, is_mended) = (Folder::new(), Arc::new(AtomicBool::new(false)));
-    let mended = Arc::clone(&is_mended);
-    let status = move || if mended.load(Ordering::SeqCst) { 200 } else { 500 };
-    let web = Web::start(move |_| Answer::Status(status()));
+fn unpark_without_a_key_resumes_all_keys() {
+    let (folder, is_repaired) = (TempFolder::new(), Arc::new(AtomicBool::new(false)));
+    let repaired = Arc::clone(&is_repaired);
+    let status = move || if repaired.load(Ordering::SeqCst) { 200 } else { 500 };
+    let server = HttpServer::start(move |_| Reply::Status(status()));
     let file = folder.write("in", &numbers(0..30, 3));
-    let gateway = gateway(&section("orders", &file, &web.url("/"), "attempts = 1\nexhausted = \"park\""));
-    becomes(&gateway, "orders", "parked", "30");
-    is_mended.store(true, Ordering::SeqCst);
+    let gateway = gateway(&section("orders", &file, &server.url("/"), "attempts = 1\nexhausted = \"park\""));
+    wait_for(&gateway, "orders", "parked", "30");
+    is_repaired.store(true, Ordering::SeqCst);
     gateway.console().ok("STREAM UNPARK orders");
-    becomes(&gateway, "orders", "done", "30");
-    // Whoever stops a stream expects its parked records to come again.
-    is_mended.store(false, Ordering::SeqCst);
+    wait_for(&gateway, "orders", "done", "30");
+    // A stop does not wait for parked records, which are delivered again after the next start.
+    is_repaired.store(false, Ordering::SeqCst);
     folder.append("in", &numbers(30..33, 3));
-    becomes(&gateway, "orders", "parked", "3");
+    wait_for(&gateway, "orders", "parked", "3");
     gateway.console().ok("STREAM STOP orders");
     assert_eq!(row(&gateway, "orders")["state"], "stopped");
 }
 
 #[test]
-fn limits_change_while_a_stream_runs() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Silence));
+fn set_changes_limits_of_a_running_stream() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Silence));
     let file = folder.write("in", &numbers(0..20, 20));
-    let gateway = gateway(&section("orders", &file, &web.url("/"), "concurrency = 1\ndrain = \"100ms\""));
-    becomes(&gateway, "orders", "in_flight", "1");
+    let gateway = gateway(&section("orders", &file, &server.url("/"), "concurrency = 1\ndrain = \"100ms\""));
+    wait_for(&gateway, "orders", "in_flight", "1");
     let mut console = gateway.console();
     console.ok("SET streams.orders.concurrency = 3");
-    becomes(&gateway, "orders", "in_flight", "3");
+    wait_for(&gateway, "orders", "in_flight", "3");
     console.ok("SET streams.orders.concurrency = 20; SET streams.orders.rate = 1000");
-    becomes(&gateway, "orders", "in_flight", "20");
+    wait_for(&gateway, "orders", "in_flight", "20");
     let now = |key: &str| setting(&gateway, &format!("streams.orders.{key}"));
     assert_eq!((now("concurrency").as_str(), now("rate").as_str()), ("20", "1000"));
     console.ok("RELOAD");
     assert_eq!((now("concurrency").as_str(), now("rate").as_str()), ("1", ""));
     assert_eq!(row(&gateway, "orders")["restarts"], "0");
-    for (order, words) in [
+    for (command, text) in [
         ("SET streams.orders.concurrency = 0", "write a number from 1"),
         ("SET streams.orders.to = '-'", "SET changes rate, concurrency"),
         ("SET streams.others.rate = 1", "there is no stream others"),
     ] {
-        let error = console.query(order).error.unwrap();
-        assert!(error.message.contains(words), "{order}: {error:?}");
+        let error = console.query(command).error.unwrap();
+        assert!(error.message.contains(text), "{command}: {error:?}");
     }
 }
 
 #[test]
-fn a_reload_starts_ends_and_changes_streams() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+fn reload_starts_stops_and_changes_streams() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let seen_at = |path: &str| -> Vec<String> {
-        web.seen().into_iter().filter(|seen| seen.path == path).map(|seen| seen.body).collect()
+        server.requests().into_iter().filter(|request| request.path == path).map(|request| request.body).collect()
     };
     let files = ["a", "b", "c"].map(|name| folder.write(name, &numbers(0..10, 3)));
     let stream = |name: &str, file: &str, path: &str, more: &str| {
         let checkpoint = format!("checkpoint = \"{}\"\n{more}", folder.path(&format!("{name}-done")));
-        section(name, file, &web.url(path), &checkpoint)
+        section(name, file, &server.url(path), &checkpoint)
     };
     let gateway = gateway(&format!("{}{}", stream("a", &files[0], "/a", ""), stream("b", &files[1], "/b", "")));
-    becomes(&gateway, "a", "done", "10");
-    becomes(&gateway, "b", "done", "10");
-    // One goes elsewhere, one gets another limit, one is new.
+    wait_for(&gateway, "a", "done", "10");
+    wait_for(&gateway, "b", "done", "10");
+    // Changes the sink of the first, a limit of the second, and adds the third.
     let changed = [
         stream("a", &files[0], "/elsewhere", ""),
         stream("b", &files[1], "/b", "concurrency = 2\n"),
@@ -251,39 +252,39 @@ fn a_reload_starts_ends_and_changes_streams() {
     ];
     rewrite(&gateway, &changed.concat());
     gateway.console().ok("RELOAD");
-    becomes(&gateway, "c", "done", "10");
-    becomes(&gateway, "a", "restarts", "1");
-    becomes(&gateway, "a", "state", "running");
+    wait_for(&gateway, "c", "done", "10");
+    wait_for(&gateway, "a", "restarts", "1");
+    wait_for(&gateway, "a", "state", "running");
     for name in ["a", "b"] {
         folder.append(name, &numbers(10..20, 3));
-        becomes(&gateway, name, "done", "20");
+        wait_for(&gateway, name, "done", "20");
     }
     assert_eq!(row(&gateway, "b")["restarts"], "0");
     assert_each_once_in_order(&seen_at("/a"), 0..10);
     assert_each_once_in_order(&seen_at("/elsewhere"), 10..20);
     assert_each_once_in_order(&seen_at("/b"), 0..20);
-    // None is left; one comes back, and goes on where it was.
+    // Removes all streams and adds one again, which continues at its checkpoint.
     rewrite(&gateway, "");
     gateway.console().ok("RELOAD");
-    eventually("all are gone", || gateway.show("STREAMS").is_empty());
+    eventually("all streams are removed", || gateway.show("STREAMS").is_empty());
     folder.append("a", &numbers(20..30, 3));
     rewrite(&gateway, &stream("a", &files[0], "/back", ""));
     gateway.console().ok("RELOAD");
-    becomes(&gateway, "a", "done", "30");
+    wait_for(&gateway, "a", "done", "30");
     assert_each_once_in_order(&seen_at("/back"), 20..30);
     assert!(!gateway.log().contains("needs a restart"), "{}", gateway.log());
 }
 
 #[test]
-fn a_gateway_without_streams_gets_its_first_one_by_a_reload() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+fn reload_adds_the_first_stream() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..10, 3));
     let mut gateway = gateway("");
     assert!(gateway.show("STREAMS").is_empty());
-    rewrite(&gateway, &section("orders", &file, &web.url("/"), ""));
+    rewrite(&gateway, &section("orders", &file, &server.url("/"), ""));
     gateway.signal(tidegate_testkit::Signal::HUP);
-    eventually("they arrive", || web.seen().len() == 10);
-    // What cannot run beside a gateway changes nothing.
+    eventually("the records arrive", || server.requests().len() == 10);
+    // A stream that cannot run in a gateway makes the reload fail.
     rewrite(&gateway, &section("orders", "-", "-", "").replace("follow = true\n", ""));
     let error = gateway.console().query("RELOAD").error.unwrap();
     assert!(error.code == "F0000" && error.message.contains("reads standard input"), "{error:?}");
@@ -293,41 +294,41 @@ fn a_gateway_without_streams_gets_its_first_one_by_a_reload() {
 }
 
 #[test]
-fn a_stream_that_failed_is_tried_again_when_its_description_has_changed() {
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(422)));
+fn reload_restarts_a_failed_stream_that_changed() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(422)));
     let file = folder.write("in", &numbers(0..10, 3));
-    let gateway = gateway(&section("orders", &file, &web.url("/"), ""));
-    becomes(&gateway, "orders", "state", "failed");
+    let gateway = gateway(&section("orders", &file, &server.url("/"), ""));
+    wait_for(&gateway, "orders", "state", "failed");
     gateway.console().ok("RELOAD");
     assert_eq!(row(&gateway, "orders")["state"], "failed");
-    rewrite(&gateway, &section("orders", &file, &web.url("/"), "exhausted = \"skip\""));
+    rewrite(&gateway, &section("orders", &file, &server.url("/"), "exhausted = \"skip\""));
     gateway.console().ok("RELOAD");
-    becomes(&gateway, "orders", "skipped", "10");
-    becomes(&gateway, "orders", "state", "running");
+    wait_for(&gateway, "orders", "skipped", "10");
+    wait_for(&gateway, "orders", "state", "running");
 }
 
 #[test]
-fn an_order_names_a_stream_that_there_is() {
+fn command_on_an_unknown_stream_is_an_error() {
     let gateway = gateway("");
     let mut console = gateway.console();
-    for order in ["STREAM STOP orders", "STREAM UNPARK orders k", "STREAM PAUSE 'no such'"] {
-        let error = console.query(order).error.unwrap();
-        assert_eq!(error.code, "42704", "{order}: {error:?}");
+    for command in ["STREAM STOP orders", "STREAM UNPARK orders k", "STREAM PAUSE 'no such'"] {
+        let error = console.query(command).error.unwrap();
+        assert_eq!(error.code, "42704", "{command}: {error:?}");
     }
-    // For all of them is for none.
+    // Commands on all streams succeed without streams.
     console.ok("STREAM STOP; STREAM START; STREAM PAUSE; STREAM RESUME");
 }
 
 #[test]
-fn figures_of_streams_are_among_the_metrics() {
+fn metrics_include_streams() {
     use std::io::{Read as _, Write as _};
-    let (folder, web) = (Folder::new(), Web::start(|_| Answer::Status(200)));
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..10, 3));
-    // A range of its own: nobody but this test takes ports there.
+    // The range of ports is used by this test alone.
     let address = tidegate_testkit::free_address(9_100..10_000);
-    let metrics = format!("[metrics]\naddresses = [\"{address}\"]\n{}", section("orders", &file, &web.url("/"), ""));
+    let metrics = format!("[metrics]\naddresses = [\"{address}\"]\n{}", section("orders", &file, &server.url("/"), ""));
     let gateway = gateway(&metrics);
-    becomes(&gateway, "orders", "done", "10");
+    wait_for(&gateway, "orders", "done", "10");
     let mut socket = std::net::TcpStream::connect(address).unwrap();
     write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
     let mut page = String::new();

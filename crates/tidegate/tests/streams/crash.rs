@@ -1,21 +1,22 @@
-//! Whenever the process is killed, every record is done at least once, and those of a key first come in their order.
+//! Every record is delivered at least once if the process is killed at any time, with the first deliveries of a key in
+//! order.
 
-use crate::ledger::Ledger;
-use crate::process::{Folder, Stream, eventually, numbers, random};
+use crate::delivery_table::DeliveryTable;
+use crate::process::{Stream, TempFolder, eventually, numbers, random};
 
 #[test]
-fn a_file_that_is_killed_again_and_again_is_done_at_least_once() {
+fn file_is_delivered_at_least_once_despite_kills() {
     let mut random = random();
-    let (folder, ledger) = (Folder::new(), Ledger::new());
+    let (folder, deliveries) = (TempFolder::new(), DeliveryTable::new());
     let file = folder.write("in.ndjson", &numbers(0..3_000, 30));
-    let (checkpoint, url, sql) = (folder.path("done"), ledger.url(), ledger.sql());
+    let (checkpoint, url, sql) = (folder.path("done"), deliveries.url(), deliveries.sql());
     let arguments = ["--from", &file, "--checkpoint", &checkpoint, "--key", "/k", "--to", &url, "--sql", &sql];
     let start = || Stream::start(arguments.iter().chain(&["--param", "/k", "--param", "/n"]));
     for _ in 0..6 {
-        let (stream, until) = (start(), ledger.distinct() + random.u64(1..500));
-        eventually("some more arrive", || ledger.distinct() >= until.min(3_000));
+        let (stream, until) = (start(), deliveries.distinct() + random.u64(1..500));
+        eventually("more records arrive", || deliveries.distinct() >= until.min(3_000));
         stream.kill9();
     }
     start().wait().expect(0);
-    ledger.audit(0..3_000);
+    deliveries.check(0..3_000);
 }

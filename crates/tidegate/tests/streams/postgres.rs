@@ -1,11 +1,11 @@
-//! A Postgres as the sink.
+//! Postgres as the sink.
 
 use rustix::process::Signal;
 use tidegate_sandbox::{Cluster, Postgres, ShutdownMode};
 use tidegate_testkit::{Authority, Fixture, Gateway};
 
-use crate::ledger::Ledger;
-use crate::process::{Folder, Stream, eventually, numbers};
+use crate::delivery_table::DeliveryTable;
+use crate::process::{Stream, TempFolder, eventually, numbers};
 
 fn fixture() -> Fixture {
     Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18)
@@ -16,34 +16,34 @@ fn url(fixture: &Fixture) -> String {
 }
 
 #[test]
-fn every_record_is_a_row_in_order_per_key() {
-    let (folder, ledger) = (Folder::new(), Ledger::new());
+fn records_become_rows_in_order_per_key() {
+    let (folder, deliveries) = (TempFolder::new(), DeliveryTable::new());
     let file = folder.write("in.ndjson", &numbers(0..2_000, 40));
-    let arguments = ["--from", &file, "--key", "/k", "--to", &ledger.url(), "--sql", &ledger.sql()];
+    let arguments = ["--from", &file, "--key", "/k", "--to", &deliveries.url(), "--sql", &deliveries.sql()];
     Stream::run(arguments.iter().chain(&["--param", "/k", "--param", "/n"])).expect(0);
-    ledger.audit(0..2_000);
-    assert_eq!(ledger.count(), 2_000);
+    deliveries.check(0..2_000);
+    assert_eq!(deliveries.count(), 2_000);
 }
 
 #[test]
-fn texts_become_what_the_columns_are() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("a int, b numeric, c timestamptz, d jsonb, e int[], f text, g bool, h text");
+fn values_are_converted_to_the_column_types() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("a int, b numeric, c timestamptz, d jsonb, e int[], f text, g bool, h text");
     let line = r#"{"a":7,"b":1.25,"c":"2026-01-31T12:00:00Z","d":{"x":[1,null]},"e":"{1,2}","f":null,"g":true}"#;
     let file = folder.write("in.ndjson", &format!("{line}\n"));
     let sql = format!("insert into {table} values ($1,$2,$3,$4,$5,$6,$7,$8)");
     let url = url(&fixture);
     let params = ["/a", "/b", "/c", "/d", "/e", "/f", "/g", "value"].into_iter().flat_map(|part| ["--param", part]);
     Stream::run(["--from", &file, "--to", &url, "--sql", &sql].into_iter().chain(params)).expect(0);
-    let asked = format!("select a, b, c at time zone 'UTC', d, e[2], f is null, g, h = '{line}' from {table}");
-    let rows = fixture.server.client().ok(&asked).rows;
+    let sql_check = format!("select a, b, c at time zone 'UTC', d, e[2], f is null, g, h = '{line}' from {table}");
+    let rows = fixture.server.client().ok(&sql_check).rows;
     assert_eq!(rows, [["7", "1.25", "2026-01-31 12:00:00", "{\"x\": [1, null]}", "2", "t", "t", "t"]]);
 }
 
 #[test]
-fn a_value_that_does_not_fit_is_not_tried_again() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("n int");
+fn value_of_the_wrong_type_is_not_retried() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("n int");
     let file = folder.write("in.ndjson", "{\"n\":1}\n{\"n\":\"two\"}\n{\"n\":3}\n");
     let (sql, url, dead) = (format!("insert into {table} values ($1)"), url(&fixture), folder.path("dead"));
     let arguments = ["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--dead-letter", &dead];
@@ -55,56 +55,59 @@ fn a_value_that_does_not_fit_is_not_tried_again() {
 }
 
 #[test]
-fn what_is_wrong_with_the_statement_is_said_before_the_first_record() {
-    let (folder, fixture) = (Folder::new(), fixture());
+fn invalid_statement_is_an_error_at_start() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
     let (file, url) = (folder.write("in.ndjson", "{}\n"), url(&fixture));
-    for (sql, words) in
+    for (sql, text) in
         [("insert into no_such_table values ($1)", "42P01"), ("select $1::int, $2::int", "has 2 parameters")]
     {
         let ended = Stream::run(["--from", &file, "--to", &url, "--sql", sql, "--param", "/n"]).expect(1);
-        assert!(ended.errors.contains(words) && ended.errors.contains("cannot open the sink"), "{}", ended.errors);
+        assert!(ended.errors.contains(text) && ended.errors.contains("cannot open the sink"), "{}", ended.errors);
     }
     let ended = Stream::run(["--from", &file, "--to", "postgres://me@127.0.0.1:1/x", "--sql", "select 1"]).expect(1);
     assert!(ended.errors.contains("cannot connect: 127.0.0.1:1"), "{}", ended.errors);
 }
 
-/// A statement that fails takes nothing of its batch with it: the records come again one by one.
+/// A failing statement does not fail the other records of its batch, which are retried one by one.
 #[test]
-fn a_batch_is_a_transaction() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("n int check (n <> 70)");
+fn batch_is_a_transaction() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("n int check (n <> 70)");
     let file = folder.write("in.ndjson", &numbers(0..200, 2));
     let (sql, url, dead) = (format!("insert into {table} values ($1)"), url(&fixture), folder.path("dead"));
     let arguments = ["--from", &file, "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/n", "--batch", "100"];
     let more = ["--connections", "1", "--attempts", "2", "--retry-wait", "1ms", "--dead-letter", &dead];
     Stream::run(arguments.iter().chain(&more)).expect(3);
-    let asked = format!("select count(*) || ' ' || count(distinct n) from {table}");
-    assert_eq!(fixture.server.value(&asked), "199 199");
+    let sql_check = format!("select count(*) || ' ' || count(distinct n) from {table}");
+    assert_eq!(fixture.server.value(&sql_check), "199 199");
     assert_eq!(folder.read("dead").lines().count(), 1);
 }
 
 #[test]
-fn connections_that_are_cut_are_replaced_and_nothing_is_lost() {
-    let (folder, ledger) = (Folder::new(), Ledger::new());
+fn terminated_connections_lose_no_record() {
+    let (folder, deliveries) = (TempFolder::new(), DeliveryTable::new());
     let file = folder.write("in.ndjson", &numbers(0..200, 20));
-    let (url, sql, name) = (ledger.url(), ledger.sql(), ledger.fixture.name("cut"));
+    let (url, sql, name) = (deliveries.url(), deliveries.sql(), deliveries.fixture.name("cut"));
     let arguments = ["--from", &file, "--follow", "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/k"];
     let more = ["--param", "/n", "--name", &name, "--attempts", "0", "--retry-wait", "1ms"];
     let stream = Stream::start(arguments.iter().chain(&more));
     for round in 1..=3 {
-        eventually("what is there arrives", || ledger.distinct() == round * 200);
-        let own = format!("application_name = 'tidegate stream {name}'");
-        ledger.fixture.server.sql(&format!("select pg_terminate_backend(pid) from pg_stat_activity where {own}"));
+        eventually("the existing records arrive", || deliveries.distinct() == round * 200);
+        let of_stream = format!("application_name = 'tidegate stream {name}'");
+        deliveries
+            .fixture
+            .server
+            .sql(&format!("select pg_terminate_backend(pid) from pg_stat_activity where {of_stream}"));
         folder.append("in.ndjson", &numbers(round * 200..(round + 1) * 200, 20));
     }
-    eventually("what came last arrives", || ledger.distinct() == 800);
+    eventually("the last records arrive", || deliveries.distinct() == 800);
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
-    ledger.audit(0..800);
+    deliveries.check(0..800);
 }
 
-/// A primary and a replica, with a table.
-fn pair() -> Cluster {
+/// A primary and a replica with a table.
+fn primary_and_replica() -> Cluster {
     let builder = Postgres::builder().setting("wal_retrieve_retry_interval", "50ms").setting("shared_buffers", "16MB");
     let builder = builder.setting("synchronous_commit", "on");
     let cluster = Cluster::start(&builder.hba("local all all trust\nhost all all 127.0.0.0/8 trust"), 1).unwrap();
@@ -120,7 +123,7 @@ fn distinct(server: &Postgres) -> String {
     server.simple_query("select count(distinct n) from t").unwrap()[0][0].clone().unwrap()
 }
 
-/// What was under way at a fail-over comes again; the first arrivals of each key are in order.
+/// Records in flight at a failover are repeated; the first deliveries of each key are in order.
 fn check_order(server: &Postgres) {
     let order = "select count(*) from (select n, lag(n) over (partition by k order by first) before from \
                  (select k, n, min(id) first from t group by k, n) firsts) pairs where before > n";
@@ -128,9 +131,9 @@ fn check_order(server: &Postgres) {
 }
 
 #[test]
-fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
-    let mut cluster = pair();
-    let folder = Folder::new();
+fn sink_follows_the_primary() {
+    let mut cluster = primary_and_replica();
+    let folder = TempFolder::new();
     let file = folder.write("in.ndjson", &numbers(0..200, 20));
     let [one, other] = [0, 1].map(|index| cluster.server(index).port());
     let url = format!("postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/postgres");
@@ -138,24 +141,24 @@ fn the_sink_moves_with_the_primary_and_nothing_is_lost() {
     let arguments = ["--from", &file, "--follow", "--key", "/k", "--to", &url, "--sql", sql, "--name", "moves"];
     let more = ["--param", "/k", "--param", "/n", "--attempts", "0", "--retry-wait", "1ms"];
     let stream = Stream::start(arguments.iter().chain(&more));
-    eventually("what is there arrives", || distinct(cluster.primary()) == "200");
-    // Ended in the middle of its work, and what it has confirmed reaches the other one.
+    eventually("the existing records arrive", || distinct(cluster.primary()) == "200");
+    // The primary shuts down while it works, and its confirmed rows reach the replica.
     folder.append("in.ndjson", &numbers(200..2_000, 20));
     cluster.server(0).begin_shutdown(ShutdownMode::Fast);
     cluster.server_mut(0).wait_for_shutdown().unwrap();
     cluster.promote(1).unwrap();
     folder.append("in.ndjson", &numbers(2_000..2_100, 20));
-    eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");
+    eventually("the remaining records reach the new primary", || distinct(cluster.server(1)) == "2100");
     check_order(cluster.server(1));
     stream.signal(Signal::TERM);
     stream.wait().expect(0);
 }
 
-/// The gateway follows the primary, and a stream through it need not know of it.
+/// The gateway follows the primary, so that the stream does not have to.
 #[test]
-fn a_stream_through_the_gateway_moves_with_the_primary_and_nothing_is_lost() {
-    let mut cluster = pair();
-    let folder = Folder::new();
+fn stream_in_a_gateway_follows_the_primary() {
+    let mut cluster = primary_and_replica();
+    let folder = TempFolder::new();
     let file = folder.write("in.ndjson", &numbers(0..200, 20));
     let hosts = [0, 1].map(|index| format!("127.0.0.1:{}", cluster.server(index).port()));
     let gateway = Gateway::start(
@@ -168,43 +171,46 @@ fn a_stream_through_the_gateway_moves_with_the_primary_and_nothing_is_lost() {
              params = [\"/k\", \"/n\"]\nattempts = 0\nretry_wait = \"1ms\"\n"
         ),
     );
-    eventually("what is there arrives", || distinct(cluster.primary()) == "200");
-    // Killed in the middle of its work: what it had confirmed to the stream has to be with the other one.
+    eventually("the existing records arrive", || distinct(cluster.primary()) == "200");
+    // The primary is killed while it works. The replica must have the rows that it confirmed to the stream.
     cluster.primary().simple_query("alter system set synchronous_standby_names = '*'").unwrap();
     cluster.primary().simple_query("select pg_reload_conf()").unwrap();
     folder.append("in.ndjson", &numbers(200..2_000, 20));
-    eventually("it is at work", || distinct(cluster.primary()) != "200");
+    eventually("the stream is working", || distinct(cluster.primary()) != "200");
     cluster.server_mut(0).kill9().unwrap();
     cluster.promote(1).unwrap();
     folder.append("in.ndjson", &numbers(2_000..2_100, 20));
-    eventually("the rest arrives at the new primary", || distinct(cluster.server(1)) == "2100");
+    eventually("the remaining records reach the new primary", || distinct(cluster.server(1)) == "2100");
     check_order(cluster.server(1));
     let streams = gateway.show("STREAMS");
     assert_eq!((streams[0]["state"].as_str(), streams[0]["dead_lettered"].as_str()), ("running", "0"), "{streams:?}");
 }
 
-/// The first takes connections and says nothing, as a machine does whose Postgres hangs.
+/// The first host accepts connections and does not answer, like a machine whose Postgres hangs.
 #[test]
-fn a_host_that_says_nothing_takes_its_own_time_and_not_that_of_the_next_one() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("n int");
+fn silent_host_uses_only_its_own_connect_timeout() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("n int");
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (file, sql) = (folder.write("in.ndjson", &numbers(0..10, 2)), format!("insert into {table} values ($1)"));
-    let (dead, port) = (silent.local_addr().unwrap(), fixture.server.port());
-    let url = format!("postgres://postgres@{dead},127.0.0.1:{port}/postgres?connect_timeout=1");
+    let (silent, port) = (silent.local_addr().unwrap(), fixture.server.port());
+    let url = format!("postgres://postgres@{silent},127.0.0.1:{port}/postgres?connect_timeout=1");
     Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--connections", "1"]).expect(0);
     assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
-    let url = format!("postgres://postgres@{dead},127.0.0.1:1/postgres?connect_timeout=1");
+    let url = format!("postgres://postgres@{silent},127.0.0.1:1/postgres?connect_timeout=1");
     let errors = Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n"]).expect(1).errors;
-    assert!(errors.contains(&format!("{dead}: no answer within 1s; 127.0.0.1:1: ")), "each says why: {errors}");
+    assert!(
+        errors.contains(&format!("{silent}: no answer within 1s; 127.0.0.1:1: ")),
+        "the reasons of both hosts: {errors}"
+    );
 }
 
 #[test]
-fn of_several_hosts_one_that_takes_writes_is_chosen() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("n int");
-    // As on a standby, for this role.
-    let reader = fixture.own_role("secret", "scram_login");
+fn writable_host_is_chosen_of_several() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("n int");
+    // This role sees the server as a standby.
+    let reader = fixture.create_role("secret", "scram_login");
     fixture.server.sql(&format!("grant insert on {table} to {reader}"));
     fixture.server.sql(&format!("alter role {reader} set default_transaction_read_only = on"));
     let (file, sql) = (folder.write("in.ndjson", &numbers(0..4, 2)), format!("insert into {table} values ($1)"));
@@ -214,13 +220,13 @@ fn of_several_hosts_one_that_takes_writes_is_chosen() {
         Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--attempts", "1"]).expect(1).errors
     };
     let (one, both) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{port},localhost:{port}"));
-    // A name may have other addresses besides, at which nobody is.
+    // The name may have other addresses, where no server listens.
     let (first, second) =
         (format!("127.0.0.1:{port}: it takes no writes; "), format!("localhost:{port} (127.0.0.1): "));
     let errors = run(&both, "");
     assert!(errors.contains(&first) && errors.contains(&format!("{second}it takes no writes")), "{errors}");
     assert!(run(&one, "target_session_attrs=read-write").contains("it takes no writes"));
-    // It is a primary, and so is any: what the server says of the statement is what counts.
+    // The server is a primary, and any server is accepted: the error of the statement is reported.
     for more in ["target_session_attrs=any", "target_session_attrs=primary"] {
         let errors = run(&both, more);
         assert!(errors.contains("25006"), "{more}: {errors}");
@@ -228,11 +234,11 @@ fn of_several_hosts_one_that_takes_writes_is_chosen() {
 }
 
 #[test]
-fn a_server_is_reached_over_tls_and_its_certificate_is_checked() {
-    let (folder, fixture) = (Folder::new(), fixture());
-    let table = fixture.own_table("n int");
-    // A role that the server lets in over TLS only.
-    let role = fixture.own_role("secret", "tls_only");
+fn server_certificate_is_checked() {
+    let (folder, fixture) = (TempFolder::new(), fixture());
+    let table = fixture.create_table("n int");
+    // The server accepts this role only over TLS.
+    let role = fixture.create_role("secret", "tls_only");
     fixture.server.sql(&format!("grant insert on {table} to {role}"));
     let (file, sql) = (folder.write("in.ndjson", &numbers(0..10, 2)), format!("insert into {table} values ($1)"));
     let run = |host: &str, ssl: &str| {
@@ -240,19 +246,19 @@ fn a_server_is_reached_over_tls_and_its_certificate_is_checked() {
         Stream::run(["--from", &file, "--key", "/k", "--to", &url, "--sql", &sql, "--param", "/n"])
     };
     let count = || fixture.server.value(&format!("select count(*) from {table}"));
-    let ours = format!("sslrootcert={}", fixture.server.authority().ca().display());
-    let strangers = Authority::new();
-    let theirs = format!("sslrootcert={}", strangers.ca().display());
+    let trusted = format!("sslrootcert={}", fixture.server.authority().ca().display());
+    let other_authority = Authority::new();
+    let untrusted = format!("sslrootcert={}", other_authority.ca().display());
     run("127.0.0.1", "sslmode=require").expect(0);
     assert_eq!(count(), "10");
-    run("localhost", &format!("sslmode=verify-full&{ours}")).expect(0);
+    run("localhost", &format!("sslmode=verify-full&{trusted}")).expect(0);
     assert_eq!(count(), "20");
-    for (ssl, words) in [
+    for (ssl, text) in [
         ("sslmode=disable".to_owned(), "no encryption"),
-        (format!("sslmode=verify-ca&{theirs}"), "invalid peer certificate"),
+        (format!("sslmode=verify-ca&{untrusted}"), "invalid peer certificate"),
     ] {
         let ended = run("127.0.0.1", &ssl).expect(1);
-        assert!(ended.errors.contains("cannot open the sink") && ended.errors.contains(words), "{}", ended.errors);
+        assert!(ended.errors.contains("cannot open the sink") && ended.errors.contains(text), "{}", ended.errors);
     }
     assert_eq!(count(), "20");
 }

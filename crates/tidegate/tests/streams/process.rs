@@ -1,4 +1,4 @@
-//! A `tidegate stream` as a child process, and the files that it is given.
+//! A `tidegate stream` as a child process, and its files.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tidegate_testkit::{Gateway, poll};
 
-/// Longer than anything here takes on a busy machine; reached only by what hangs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// The deadline of every wait; only a hang reaches it, also on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A folder that is gone after the test.
-pub(crate) struct Folder(tempfile::TempDir);
+/// A folder that is removed after the test.
+pub(crate) struct TempFolder(tempfile::TempDir);
 
-impl Folder {
+impl TempFolder {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -36,7 +37,7 @@ impl Folder {
         file.write_all(text.as_bytes()).unwrap();
     }
 
-    /// A named pipe.
+    /// Creates a named pipe.
     pub(crate) fn pipe(&self, name: &str) -> String {
         assert!(Command::new("mkfifo").arg(self.path(name)).status().unwrap().success());
         self.path(name)
@@ -46,13 +47,13 @@ impl Folder {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// A shell script that reads lines, as a command for `--to`.
+    /// Writes a shell script that reads lines, and returns it as a sink for `--to`.
     pub(crate) fn script(&self, name: &str, text: &str) -> String {
         format!("command:exec sh {}", self.write(name, text))
     }
 }
 
-/// Chance that can be repeated: `TIDEGATE_SEED=n`.
+/// A random generator with a printed seed, which `TIDEGATE_SEED` repeats.
 pub(crate) fn random() -> fastrand::Rng {
     let seed = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
@@ -60,25 +61,25 @@ pub(crate) fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// Records `from..to`: number `n` has the key `n % keys`.
+/// Records with the numbers of a range; number `n` has the key `n % keys`.
 pub(crate) fn numbers(range: std::ops::Range<u64>, keys: u64) -> String {
     range.map(|n| format!("{{\"k\":\"k{}\",\"n\":{n}}}\n", n % keys)).collect()
 }
 
-/// Key and number of a line that [`numbers`] made.
+/// The key and the number of a line of [`numbers`].
 pub(crate) fn number(line: &str) -> (String, u64) {
     let value: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     (value["k"].as_str().unwrap().to_owned(), value["n"].as_u64().unwrap())
 }
 
-/// Each number of the range is there once, and those of a key stand in their order.
+/// Asserts that each number of the range occurs once, with those of a key in order.
 #[track_caller]
 pub(crate) fn assert_each_once_in_order(lines: &[String], range: std::ops::Range<u64>) {
     let mut last = std::collections::BTreeMap::<String, u64>::new();
     let mut all: Vec<u64> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
-    let again: Vec<u64> = lines.iter().map(|line| number(line).1).filter(|n| !seen.insert(*n)).collect();
-    assert_eq!(again, [0; 0], "these came again");
+    let repeated: Vec<u64> = lines.iter().map(|line| number(line).1).filter(|n| !seen.insert(*n)).collect();
+    assert_eq!(repeated, [0; 0], "repeated records");
     for line in lines {
         let (key, n) = number(line);
         if let Some(before) = last.insert(key.clone(), n) {
@@ -98,15 +99,15 @@ pub(crate) struct Stream {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// How a process ended.
-pub(crate) struct Ended {
+/// The exit code and the output of a process.
+pub(crate) struct StreamOutput {
     pub(crate) code: Option<i32>,
     pub(crate) lines: Vec<String>,
     pub(crate) errors: String,
 }
 
 pub(crate) fn binary() -> PathBuf {
-    tidegate_testkit::Gateway::binary(env!("CARGO_BIN_EXE_tidegate"))
+    Gateway::binary(env!("CARGO_BIN_EXE_tidegate"))
 }
 
 impl Stream {
@@ -120,7 +121,7 @@ impl Stream {
         Self::spawn(command)
     }
 
-    /// One that trusts this authority, as if the machine did.
+    /// Starts a stream whose system roots are this authority.
     pub(crate) fn start_trusting<A: AsRef<OsStr>>(ca: &Path, arguments: impl IntoIterator<Item = A>) -> Self {
         let mut command = Command::new(binary());
         command.arg("stream").args(arguments).env("SSL_CERT_FILE", ca);
@@ -132,7 +133,7 @@ impl Stream {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (lines, errors) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(String::new())));
         let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let (seen, said) = (Arc::clone(&lines), Arc::clone(&errors));
+        let (seen, stderr_text) = (Arc::clone(&lines), Arc::clone(&errors));
         let readers = vec![
             thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -142,7 +143,7 @@ impl Stream {
             thread::spawn(move || {
                 let mut buffer = [0; 4096];
                 while let Ok(read @ 1..) = stderr.read(&mut buffer) {
-                    said.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
+                    stderr_text.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
                 }
             }),
         ];
@@ -150,8 +151,8 @@ impl Stream {
         Self { child, input, lines, errors, readers }
     }
 
-    /// Runs it to its end.
-    pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
+    /// Runs a stream until it ends.
+    pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> StreamOutput {
         Self::start(arguments).wait()
     }
 
@@ -167,27 +168,22 @@ impl Stream {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// As a crash would end it, with the commands that it has started.
+    /// Kills the process group, like a crash.
     pub(crate) fn kill9(mut self) {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end; its standard input ends now.
+    /// Closes standard input and waits for the end of the process.
     #[track_caller]
-    pub(crate) fn wait(mut self) -> Ended {
+    pub(crate) fn wait(mut self) -> StreamOutput {
         drop(self.input.take());
-        let deadline = Instant::now() + LIMIT;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "the stream does not end:\n{}", self.errors());
-            thread::sleep(Duration::from_millis(5));
-        };
-        // Their pipes may be held by what the stream has started; that is killed by the stream.
+        let has_ended = || self.child.try_wait().unwrap().is_some();
+        assert!(poll(TIMEOUT, has_ended), "the stream does not end:\n{}", self.errors());
+        let status = self.child.wait().unwrap();
+        // Commands of the stream may hold the pipes, and the stream kills them.
         self.readers.drain(..).for_each(|reader| reader.join().unwrap());
-        Ended { code: status.code(), lines: self.lines(), errors: self.errors() }
+        StreamOutput { code: status.code(), lines: self.lines(), errors: self.errors() }
     }
 }
 
@@ -196,12 +192,12 @@ impl Drop for Stream {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("the stream's log:\n{}", self.errors());
+            eprintln!("the log of the stream:\n{}", self.errors());
         }
     }
 }
 
-impl Ended {
+impl StreamOutput {
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.errors);
@@ -209,12 +205,8 @@ impl Ended {
     }
 }
 
-/// Polls a condition until it holds.
+/// Polls a condition until it holds; the deadline fails the test.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
+pub(crate) fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    assert!(poll(TIMEOUT, holds), "not in time: {what}");
 }
