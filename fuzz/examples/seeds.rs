@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tidegate_journal::{Ack, Class, Config, Journal, Note};
+use tidegate_journal::{Ack, Class, Journal, JournalConfig, ProducerRecord};
 use tidegate_wire::auth::scram::Verifier;
 use tidegate_wire::backend::{self, ErrorReport, TxStatus};
 use tidegate_wire::frontend::{self, BindMessage, ObjectKind};
@@ -64,14 +64,14 @@ fn failure(out: &mut Vec<u8>) {
 /// A cleanly closed segment, an open one, and the start of one.
 fn journal() -> std::io::Result<()> {
     let folder = tempfile::tempdir()?;
-    let (journal, _) = Journal::open(Config::new(folder.path())).map_err(std::io::Error::other)?;
+    let (journal, _) = Journal::open(JournalConfig::new(folder.path())).map_err(std::io::Error::other)?;
     let producer = journal.producer();
     for number in 0..8 {
         let record = "x".repeat(number * 5);
-        let note = Note::new(Class::new(0), record.as_bytes()).ack(Ack::Written);
+        let note = ProducerRecord::new(Class::new(0), record.as_bytes()).ack(Ack::Written);
         producer.commit_blocking(note).map_err(std::io::Error::other)?;
     }
-    let _ = producer.offer(Note::new(Class::new(0), &vec![0; 2 << 20]));
+    let _ = producer.offer(ProducerRecord::new(Class::new(0), &vec![0; 2 << 20]));
     drop(journal);
     let segment = std::fs::read(folder.path().join("journal-00-0000000001.tgj"))?;
     for target in ["journal_reader", "journal_recovery"] {

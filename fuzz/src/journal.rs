@@ -3,7 +3,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, Class, Config, Entry, Journal, Note, Overload, Reader, Start, repair, verify};
+use tidegate_journal::{
+    Ack, AtEnd, Class, Journal, JournalConfig, JournalEntry, JournalReader, OverloadPolicy, ProducerRecord, ReadFrom,
+    repair, verify,
+};
 
 thread_local! {
     // A shared folder for all inputs: creating a folder costs more than reading an input.
@@ -24,10 +27,10 @@ fn with_segment(data: &[u8], run: impl FnOnce(&Path)) {
 
 /// The records up to the end or the first error.
 fn records(folder: &Path, at_end: AtEnd) -> Vec<Vec<u8>> {
-    let mut reader = Reader::open(folder, &Start::Beginning, at_end).expect("the folder can be read");
+    let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, at_end).expect("the folder can be read");
     let mut found = Vec::new();
     while let Some(entry) = reader.read().expect("the file can be read") {
-        if let Entry::Record(record) = entry {
+        if let JournalEntry::Record(record) = entry {
             found.push(record.payload.to_vec());
         }
     }
@@ -51,10 +54,10 @@ pub fn journal_reader(data: &[u8]) {
 pub fn journal_recovery(data: &[u8]) {
     with_segment(data, |folder| {
         let mut before = records(folder, AtEnd::Stop);
-        let mut config = Config::new(PathBuf::from(folder));
-        config.classes[0].overload = Overload::DropNewest;
+        let mut config = JournalConfig::new(PathBuf::from(folder));
+        config.classes[0].overload = OverloadPolicy::DropNewest;
         let (journal, _) = Journal::open(config).expect("whatever is there, a journal opens");
-        let last = Note::new(Class::new(0), b"the last").ack(Ack::Written);
+        let last = ProducerRecord::new(Class::new(0), b"the last").ack(Ack::Written);
         journal.producer().commit_blocking(last).expect("and takes records");
         drop(journal);
         before.push(b"the last".to_vec());

@@ -1,31 +1,31 @@
-//! Why something was refused, lost, or could not be opened or read.
+//! The errors of the journal.
 
 use std::{io, path::PathBuf};
 
-/// Why a record was not taken. It is in no file and will not be.
+/// An error that prevents an append. The record is in no file and will not be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
-    /// The journal is at its bound and the class says not to wait. Counted, and told in a gap record.
-    #[error("the journal is full and the record was dropped, as its class says; a gap record will tell")]
+pub enum AppendError {
+    /// The journal is at its bound and the class drops records. The loss is counted and recorded in a gap record.
+    #[error("the journal is full, so the record was dropped by the overload policy of its class")]
     Dropped,
-    /// The journal stayed at its bound until the deadline of the class. Counted, and told in a gap record.
-    #[error("the journal stayed full until the deadline; a gap record will tell. Is the disk slow or full?")]
+    /// The journal stayed at its bound until the deadline of the class. The loss is counted and recorded in a gap record.
+    #[error("the journal stayed full until the deadline; check whether the disk is slow or full")]
     TimedOut,
-    /// The record is larger than the configuration allows. Counted, and told in a gap record.
-    #[error("a record of {bytes} bytes is larger than {max}; raise record_bytes_max or write less")]
+    /// The record is larger than the configuration allows. The loss is counted and recorded in a gap record.
+    #[error("a record of {bytes} bytes is larger than the limit of {max}; raise record_bytes_max")]
     TooLarge {
-        /// Its size.
+        /// The size of the payload, in bytes.
         bytes: usize,
-        /// The `record_bytes_max` of the configuration.
+        /// The configured `record_bytes_max`.
         max: usize,
     },
     /// The configuration has no such class.
-    #[error("there is no class {index}; the configuration lists {classes}")]
+    #[error("class {index} does not exist; the configuration has {classes} classes")]
     UnknownClass {
-        /// The index asked for.
+        /// The index of the class.
         index: u8,
-        /// How many there are.
+        /// The number of configured classes.
         classes: usize,
     },
     /// The journal was closed.
@@ -33,41 +33,39 @@ pub enum Refused {
     Closed,
 }
 
-/// An accepted record did not become as safe as was waited for, and will not.
+/// An accepted record did not reach the ack level that its producer waited for, and will not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "the record was accepted but lost: the disk failed until the journal was closed, or while a segment was synced"
-)]
-pub struct Lost;
+#[error("the record was accepted but lost: the disk failed until the journal was closed, or a segment failed to sync")]
+pub struct RecordLost;
 
-/// Why a record did not become as safe as its class or its producer asks.
+/// An error that prevents a commit: the record did not reach its ack level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// It was never accepted.
+    /// The record was never accepted.
     #[error(transparent)]
-    Refused(#[from] Refused),
-    /// It was accepted and lost.
+    Append(#[from] AppendError),
+    /// The record was accepted and lost.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Lost(#[from] RecordLost),
 }
 
-/// Why a journal could not be opened.
+/// An error that prevents opening a journal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The configuration contradicts itself.
+    /// The configuration is invalid.
     #[error("journal: {0}")]
     Config(String),
-    /// Another process, or another journal of this one, owns the folder.
-    #[error("another journal owns {}; give each its own folder", .0.display())]
-    Owned(PathBuf),
+    /// Another process, or another journal of this process, owns the folder.
+    #[error("another journal owns {}; use one folder per journal", .0.display())]
+    InUse(PathBuf),
     /// The folder or a file in it could not be read or written.
     #[error("cannot open the journal: {}", path.display())]
     Io {
-        /// What was touched.
+        /// The path of the failed operation.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -83,34 +81,34 @@ impl OpenError {
     }
 }
 
-/// Why a journal could not be read on.
+/// An error that ends reading or verifying a journal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The system could not read the folder or a file.
+    /// The folder or a file could not be read.
     #[error("cannot read {}", path.display())]
     Io {
-        /// What was read.
+        /// The path of the failed operation.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A packed segment, and this build cannot unpack.
-    #[error("{} is packed; build with the feature `zstd` to read it", .0.display())]
-    Packed(PathBuf),
-    /// Another process owns the folder, and the operation needs it alone.
+    /// The segment is compressed, and this build cannot decompress.
+    #[error("{} is compressed; build with the feature `zstd` to read it", .0.display())]
+    Compressed(PathBuf),
+    /// Another process owns the folder, and the operation needs exclusive access.
     #[error("a journal owns {}; close it first", .0.display())]
-    Owned(PathBuf),
-    /// A file whose name is not that of a segment.
-    #[error("{} is no segment: those are called `journal-00-0000000001.tgj` (or .jsonl, .log, and .zst behind it)", .0.display())]
+    InUse(PathBuf),
+    /// The name of the file is not a segment name.
+    #[error("{} is not a segment; segment names look like `journal-00-0000000001.tgj` (or .jsonl, .log, with .zst if compressed)", .0.display())]
     NotASegment(PathBuf),
-    /// A position that is of no segment of this folder.
-    #[error("stripe {stripe} has no segment {segment}; it was removed, or the position is of another journal")]
-    NoSegment {
+    /// The segment of a position does not exist in the folder.
+    #[error("stripe {stripe} has no segment {segment}; it was removed, or the position belongs to another journal")]
+    SegmentMissing {
         /// The stripe.
         stripe: u16,
-        /// The segment's number.
+        /// The number of the segment.
         segment: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! The folder of a journal, and its one owner.
+//! The folder of a journal and its lock.
 
 use std::{
     fs::{self, DirBuilder, File, TryLockError},
@@ -12,10 +12,10 @@ use std::{
 
 use crate::storage;
 
-/// Whether a journal has the folder open now, here or in another process.
+/// Whether a journal has the folder open now, in this or another process.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the error of the operating system.
 pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
     let file = match File::open(folder.as_ref().join(LOCK_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -28,22 +28,22 @@ pub fn is_open(folder: impl AsRef<Path>) -> io::Result<bool> {
     }
 }
 
-/// Whether a journal was opened in the folder at any time, even if it has written nothing there yet.
+/// Whether a journal was ever opened in the folder, even if it has not written yet.
 pub fn was_opened(folder: impl AsRef<Path>) -> bool {
     folder.as_ref().join(LOCK_FILE).exists()
 }
 
-/// Makes the folder for its owner alone, so that it is there after a loss of power, too.
-pub(crate) fn make(folder: &Path) -> io::Result<()> {
-    make_named(folder, |parent| match File::open(parent) {
+/// Creates the folder, accessible to its owner only, and makes it durable.
+pub(crate) fn create(folder: &Path) -> io::Result<()> {
+    create_synced(folder, |parent| match File::open(parent) {
         Ok(parent) => parent.sync_all(),
-        // Who may not read it may have made something there all the same.
+        // A parent folder without read permission cannot be opened for a sync, although the folder was created.
         Err(_) => Ok(()),
     })
 }
 
-/// `sync` makes the names in a folder durable.
-fn make_named(folder: &Path, sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Creates the folder; `sync` makes the names in its parents durable.
+fn create_synced(folder: &Path, sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let folder = std::path::absolute(folder)?;
     let missing = folder.ancestors().take_while(|path| !path.exists()).count();
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -51,68 +51,68 @@ fn make_named(folder: &Path, sync: impl FnMut(&Path) -> io::Result<()>) -> io::R
 }
 
 const LOCK_FILE: &str = "journal.lock";
-/// Whoever only looks by [`is_open`] holds the lock for an instant, which is no reason to give up.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(10);
+/// [`is_open`] holds the lock for an instant, so `acquire` tries this often before it gives up.
+const LOCK_TRIES: u32 = 5;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Holds a folder until it is dropped or the process ends, in whatever way. A child process does not inherit it.
+/// The lock on a folder, held until dropped or until the process ends. A child process does not inherit it.
 #[derive(Debug)]
-pub(crate) struct Ownership {
+pub(crate) struct FolderLock {
     folder: PathBuf,
-    held: Mutex<(Held, u64)>,
+    held: Mutex<(HeldLock, u64)>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldLock {
     lock: File,
-    /// Where the file system of the folder is mounted, if it is not the root.
+    /// The mount point of the folder's file system, if it is not the root.
     mount: Option<PathBuf>,
 }
 
-/// How it stands with a folder.
+/// The status of a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Standing {
-    /// How often it was another one than before.
-    pub(crate) changes: u64,
-    /// It was now.
-    pub(crate) is_anew: bool,
+pub(crate) struct FolderStatus {
+    /// How often the folder was replaced.
+    pub(crate) generation: u64,
+    /// The folder was found replaced by this check.
+    pub(crate) was_replaced: bool,
 }
 
-impl Ownership {
-    /// `None`: somebody else owns the folder.
-    pub(crate) fn take(folder: &Path) -> io::Result<Option<Self>> {
-        let held = Held::take(folder)?;
+impl FolderLock {
+    /// Returns `None` if another journal owns the folder.
+    pub(crate) fn acquire(folder: &Path) -> io::Result<Option<Self>> {
+        let held = HeldLock::acquire(folder)?;
         Ok(held.map(|held| Self { folder: folder.to_path_buf(), held: Mutex::new((held, 0)) }))
     }
 
-    /// Sees that the folder is there and still this one's. If it is not, it is made or taken anew.
+    /// Verifies that the folder exists and is still locked by this journal. Otherwise creates or locks it again.
     ///
-    /// It is not made where its file system was unmounted: what is written below the mount point would be out of sight
-    /// when that comes back, and on another disk.
-    pub(crate) fn renew(&self) -> io::Result<Standing> {
-        let (held, changes) = &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Does not create the folder where its file system was unmounted: files below the mount point would be on another
+    /// disk, and hidden once the file system is mounted again.
+    pub(crate) fn verify(&self) -> io::Result<FolderStatus> {
+        let (held, generation) = &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if storage::is_at(&held.lock, &self.folder.join(LOCK_FILE)) {
-            return Ok(Standing { changes: *changes, is_anew: false });
+            return Ok(FolderStatus { generation: *generation, was_replaced: false });
         }
         if let Some(mount) = held.mount.as_ref().filter(|mount| !is_mount_point(mount, device)) {
-            let gone = format!("nothing is mounted on {} any more", mount.display());
+            let gone = format!("no file system is mounted on {} any more", mount.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, gone));
         }
-        make(&self.folder)?;
-        let taken = Held::take(&self.folder)?;
+        create(&self.folder)?;
+        let taken = HeldLock::acquire(&self.folder)?;
         *held = taken.ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, "another journal owns the folder"))?;
-        *changes += 1;
-        Ok(Standing { changes: *changes, is_anew: true })
+        *generation += 1;
+        Ok(FolderStatus { generation: *generation, was_replaced: true })
     }
 }
 
-impl Held {
-    fn take(folder: &Path) -> io::Result<Option<Self>> {
+impl HeldLock {
+    fn acquire(folder: &Path) -> io::Result<Option<Self>> {
         let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK_FILE))?;
-        for _ in 0..TRIES {
+        for _ in 0..LOCK_TRIES {
             match lock.try_lock() {
                 Ok(()) => return Ok(Some(Self { lock, mount: mount_point(&fs::canonicalize(folder)?, device) })),
-                Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => thread::sleep(LOCK_RETRY),
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
@@ -124,7 +124,7 @@ fn device(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|metadata| metadata.dev())
 }
 
-/// Where the file system of a path begins, if that is not the root.
+/// The mount point of a path, if it is not the root.
 fn mount_point(path: &Path, device: impl Fn(&Path) -> Option<u64> + Copy) -> Option<PathBuf> {
     path.ancestors().find(|path| is_mount_point(path, device)).map(Path::to_path_buf)
 }
@@ -138,53 +138,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folders_in_which_new_ones_were_made_are_synced() {
-        let outer = tempfile::tempdir().expect("a temporary folder can be made");
+    fn syncs_the_parents_of_new_folders() {
+        let outer = tempfile::tempdir().expect("create a temporary folder");
         let outer = outer.path();
         let synced = |folder: &str| {
             let mut synced = Vec::new();
-            make_named(&outer.join(folder), |parent| {
-                assert!(outer.join(folder).is_dir(), "not before they are there");
+            create_synced(&outer.join(folder), |parent| {
+                assert!(outer.join(folder).is_dir(), "synced after creation");
                 synced.push(parent.to_path_buf());
                 Ok(())
             })
-            .expect("they can be made");
+            .expect("create the folders");
             synced
         };
         assert_eq!(synced("a/b/c"), [outer.join("a/b"), outer.join("a"), outer.to_path_buf()]);
         assert_eq!(synced("a/d"), [outer.join("a")]);
-        assert!(synced("a/b/c").is_empty(), "it is there");
+        assert!(synced("a/b/c").is_empty(), "the folder exists");
         let fails = |_: &Path| Err(io::ErrorKind::StorageFull.into());
-        assert!(make_named(&outer.join("e"), fails).is_err(), "or nobody knows whether it stays");
+        assert!(create_synced(&outer.join("e"), fails).is_err(), "a failed sync is an error");
     }
 
     #[test]
-    fn a_file_system_begins_where_the_device_changes() {
+    fn mount_point_is_where_the_device_changes() {
         let device = |path: &Path| Some(u64::from(path.starts_with("/mnt/disk")));
         let mount = |path: &str| mount_point(Path::new(path), device);
         assert_eq!(mount("/mnt/disk/a/b"), Some("/mnt/disk".into()));
         assert_eq!(mount("/mnt/disk"), Some("/mnt/disk".into()));
         assert_eq!((mount("/mnt/other"), mount("/")), (None, None));
-        assert!(!is_mount_point(Path::new("/mnt/disk"), |_| Some(0)), "it was unmounted");
-        assert!(!is_mount_point(Path::new("/mnt/disk"), |_| None), "it is not there");
+        assert!(!is_mount_point(Path::new("/mnt/disk"), |_| Some(0)), "it is unmounted");
+        assert!(!is_mount_point(Path::new("/mnt/disk"), |_| None), "it does not exist");
     }
 
     #[test]
-    fn a_folder_is_taken_anew_if_it_is_another_and_not_from_another_owner() {
-        let outer = tempfile::tempdir().expect("a temporary folder can be made");
+    fn replaced_folder_is_locked_again_unless_owned() {
+        let outer = tempfile::tempdir().expect("create a temporary folder");
         let folder = outer.path().join("journal");
-        make(&folder).expect("it can be made");
-        let own = Ownership::take(&folder).expect("it can be taken").expect("nobody else has it");
-        assert!(!own.renew().expect("it is there").is_anew, "it is the same");
-        fs::remove_dir_all(&folder).expect("it can be removed");
-        assert!(own.renew().expect("it can be made").is_anew, "it was gone");
-        assert!(is_open(&folder).expect("it can be looked at"));
-        fs::rename(&folder, outer.path().join("other")).expect("it can be renamed");
-        make(&folder).expect("it can be made");
-        let other = Ownership::take(&folder).expect("it can be taken");
-        assert!(other.is_some() && own.renew().is_err(), "it is another one's now");
+        create(&folder).expect("create the folder");
+        let own = FolderLock::acquire(&folder).expect("lock the folder").expect("no other owner");
+        assert!(!own.verify().expect("verify the folder").was_replaced, "unchanged");
+        fs::remove_dir_all(&folder).expect("remove the folder");
+        assert!(own.verify().expect("create the folder").was_replaced, "the folder was removed");
+        assert!(is_open(&folder).expect("check the lock"));
+        fs::rename(&folder, outer.path().join("other")).expect("rename the folder");
+        create(&folder).expect("create the folder");
+        let other = FolderLock::acquire(&folder).expect("lock the folder");
+        assert!(other.is_some() && own.verify().is_err(), "another journal owns the folder");
         drop(other);
-        assert_eq!(own.renew().expect("it can be taken"), Standing { changes: 2, is_anew: true });
-        assert!(Ownership::take(&folder).expect("it can be looked at").is_none());
+        assert_eq!(own.verify().expect("lock the folder"), FolderStatus { generation: 2, was_replaced: true });
+        assert!(FolderLock::acquire(&folder).expect("check the lock").is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the disk takes what it is given, said once when it changes.
+//! The health of the disk: state changes and events, each reported once.
 
 use std::{
     fmt,
@@ -8,34 +8,35 @@ use std::{
 };
 
 use crate::{
-    sink::Trouble,
+    segment_writer::StoreError,
     sync::{Mutex, lock},
 };
 
-/// How the disk does.
+/// Whether records can be written to the disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum State {
+pub enum JournalState {
     /// Records are written.
     Healthy,
-    /// There is no room on the disk. Records stay in memory, and classes answer overload as configured, until there is.
+    /// The disk is full. Records stay in memory and overload policies apply until there is room.
     DiskFull {
-        /// Since when.
+        /// When the state began.
         since: Instant,
-        /// What the system says, and where.
+        /// The path and the error of the operating system.
         error: String,
     },
-    /// The disk fails otherwise: the segment was given up, and a fresh one cannot be written either. The attempts go on.
+    /// Writing fails for another reason: the segment was abandoned, and the writer cannot create a new one either. The
+    /// writer keeps retrying.
     Failing {
-        /// Since when.
+        /// When the state began.
         since: Instant,
-        /// What the system says, and where.
+        /// The path and the error of the operating system.
         error: String,
     },
 }
 
-impl State {
-    /// A word for tables and metrics.
+impl JournalState {
+    /// The name of the state, for tables and metrics.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -46,64 +47,70 @@ impl State {
     }
 }
 
-/// Something that an operator wants to know. It is reported once, not for every attempt.
+/// A change that an operator may need to act on. It is reported once, not for every attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Event {
-    /// The disk takes no more. Nothing is lost yet.
-    Trouble(State),
-    /// A segment was given up, and everything that was not safe in it is written to a fresh one.
-    Poisoned {
-        /// What the system says, and where.
+pub enum JournalEvent {
+    /// Records cannot be written. None is lost yet.
+    Degraded(JournalState),
+    /// A segment was abandoned, and its records that had not reached their ack level are written to a new one.
+    SegmentAbandoned {
+        /// The path and the error of the operating system.
         error: String,
     },
-    /// The disk takes records again.
+    /// Records can be written again.
     Recovered,
-    /// The folder was removed, or another one was put in its place: it is made or taken anew, and the next records go there.
-    /// What was written to the old one is where that is now, if it is anywhere.
-    Anew {
-        /// What was found, and where.
+    /// The folder was removed or replaced. It is created or locked again, and the next records go there. Records in the
+    /// old folder stay wherever that folder is now, if it still exists.
+    FolderReplaced {
+        /// The path and the change.
         error: String,
     },
-    /// Something beside the path of records failed: packing, removing or syncing an ended segment.
-    Upkeep {
-        /// What the system says, and where.
+    /// An operation outside the write path failed: compressing, removing or syncing an ended segment.
+    MaintenanceFailed {
+        /// The path and the error of the operating system.
         error: String,
     },
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for JournalEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Trouble(State::DiskFull { error, .. }) => {
-                write!(f, "no room on the disk: {error}; records wait in memory until there is room")
+            Self::Degraded(JournalState::DiskFull { error, .. }) => {
+                write!(f, "disk full: {error}; records wait in memory until there is room")
             }
-            Self::Trouble(State::Failing { error, .. }) => {
-                write!(f, "the disk fails: {error}; records wait in memory, and it is tried again")
+            Self::Degraded(JournalState::Failing { error, .. }) => {
+                write!(f, "disk failing: {error}; records wait in memory while the writer retries")
             }
-            Self::Trouble(State::Healthy) | Self::Recovered => write!(f, "records are written again"),
-            Self::Poisoned { error } => write!(f, "a segment was given up: {error}; its last records go to a new one"),
-            Self::Anew { error } => write!(f, "{error}; it was made or taken anew, and the next records go there"),
-            Self::Upkeep { error } => write!(f, "upkeep failed: {error}"),
+            Self::Degraded(JournalState::Healthy) | Self::Recovered => {
+                write!(f, "disk recovered; records are written again")
+            }
+            Self::SegmentAbandoned { error } => {
+                write!(f, "segment abandoned: {error}; its last records go to a new segment")
+            }
+            Self::FolderReplaced { error } => {
+                write!(f, "{error}; the folder was created or locked again, and the next records go there")
+            }
+            Self::MaintenanceFailed { error } => write!(f, "maintenance failed: {error}"),
         }
     }
 }
 
-/// Who is told of events. It is called from the journal's threads and holds them up.
-pub(crate) type Listener = Box<dyn Fn(&Event) + Send + Sync>;
+/// The callback for events. The journal's threads call it and wait for it.
+pub(crate) type EventListener = Box<dyn Fn(&JournalEvent) + Send + Sync>;
 
-pub(crate) struct Health {
-    state: Mutex<State>,
+pub(crate) struct HealthMonitor {
+    state: Mutex<JournalState>,
     last_error: Mutex<Option<String>>,
-    listener: Listener,
+    listener: EventListener,
 }
 
-impl Health {
-    pub(crate) fn new(listener: Listener) -> Self {
-        Self { state: Mutex::new(State::Healthy), last_error: Mutex::new(None), listener }
+impl HealthMonitor {
+    pub(crate) fn new(listener: EventListener) -> Self {
+        Self { state: Mutex::new(JournalState::Healthy), last_error: Mutex::new(None), listener }
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> JournalState {
         lock(&self.state).clone()
     }
 
@@ -111,64 +118,68 @@ impl Health {
         lock(&self.last_error).clone()
     }
 
-    /// A batch could not be stored. `repeated`: nor the time before.
-    pub(crate) fn trouble(&self, trouble: &Trouble, repeated: bool) {
-        let error = said(&trouble.path, &trouble.error);
+    /// Reports a failed store of a batch. `repeated`: the previous attempt failed too.
+    pub(crate) fn on_store_error(&self, failed: &StoreError, repeated: bool) {
+        let error = describe(&failed.path, &failed.error);
         *lock(&self.last_error) = Some(error.clone());
-        if trouble.poisoned && !repeated {
-            // The next attempt, on a fresh segment, is made at once and says whether this was all.
-            return self.tell(&Event::Poisoned { error });
+        if failed.abandoned && !repeated {
+            // The next attempt, on a new segment, follows immediately and shows whether the error persists.
+            return self.notify(&JournalEvent::SegmentAbandoned { error });
         }
         let mut state = lock(&self.state);
         let since = match &*state {
-            State::DiskFull { since, .. } | State::Failing { since, .. } => *since,
-            State::Healthy => Instant::now(),
+            JournalState::DiskFull { since, .. } | JournalState::Failing { since, .. } => *since,
+            JournalState::Healthy => Instant::now(),
         };
-        let now = if trouble.is_full() { State::DiskFull { since, error } } else { State::Failing { since, error } };
-        let is_news = state.name() != now.name();
+        let now = if failed.is_full() {
+            JournalState::DiskFull { since, error }
+        } else {
+            JournalState::Failing { since, error }
+        };
+        let is_changed = state.name() != now.name();
         *state = now.clone();
         drop(state);
-        if is_news {
-            self.tell(&Event::Trouble(now));
+        if is_changed {
+            self.notify(&JournalEvent::Degraded(now));
         }
     }
 
-    /// A batch was stored.
-    pub(crate) fn stored(&self) {
+    /// Reports a successful store of a batch.
+    pub(crate) fn on_stored(&self) {
         let mut state = lock(&self.state);
-        if *state != State::Healthy {
-            *state = State::Healthy;
+        if *state != JournalState::Healthy {
+            *state = JournalState::Healthy;
             drop(state);
-            self.tell(&Event::Recovered);
+            self.notify(&JournalEvent::Recovered);
         }
     }
 
-    /// The folder is not the one that it was.
-    pub(crate) fn anew(&self, folder: &Path) {
+    /// Reports that the folder was replaced.
+    pub(crate) fn on_folder_replaced(&self, folder: &Path) {
         let error = format!("{}: the folder was removed or replaced", folder.display());
         *lock(&self.last_error) = Some(error.clone());
-        self.tell(&Event::Anew { error });
+        self.notify(&JournalEvent::FolderReplaced { error });
     }
 
-    pub(crate) fn upkeep(&self, path: &Path, error: &io::Error) {
-        let error = said(path, error);
+    pub(crate) fn on_maintenance_failed(&self, path: &Path, error: &io::Error) {
+        let error = describe(path, error);
         *lock(&self.last_error) = Some(error.clone());
-        self.tell(&Event::Upkeep { error });
+        self.notify(&JournalEvent::MaintenanceFailed { error });
     }
 
-    fn tell(&self, event: &Event) {
-        // Whoever listens must not end the thread that writes.
-        let told = || crate::inside::enter(|| (self.listener)(event));
-        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(told));
+    fn notify(&self, event: &JournalEvent) {
+        // A panic of the listener must not end the writer thread.
+        let notify = || crate::reentrancy::enter(|| (self.listener)(event));
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(notify));
     }
 }
 
-fn said(path: &Path, error: &io::Error) -> String {
+fn describe(path: &Path, error: &io::Error) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// The usual listener: a line on standard error.
-pub(crate) fn to_stderr(event: &Event) {
-    // Standard error may be a file on the disk that is full.
+/// The default listener: one line on standard error.
+pub(crate) fn to_stderr(event: &JournalEvent) {
+    // Ignored: standard error may be a file on the full disk.
     let _ = writeln!(io::stderr(), "journal: {event}");
 }

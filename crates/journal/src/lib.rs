@@ -1,108 +1,120 @@
-//! A bounded, crash-safe log for many producers: append, written, durable, read, merge, repair.
+//! A bounded, crash-safe log for many producers: append, group commit, read, merge, repair.
 //!
 //! # The problem
 //!
-//! Thousands of tasks say what they did, and one place writes it down. If they do not wait for it, its queue has no end: a
-//! published account counts 68,487 messages and 72 MB in it, and the whole 2.5 times slower than with senders that wait.
-//! If they wait for each line, all are as slow as the disk. If lines are dropped, nobody knows which. And what was written
-//! when the machine died, nobody knows either.
+//! Thousands of tasks record events, and one place writes them. If producers do not wait, the queue in memory has no
+//! bound: one published account counts 68,487 messages and 72 MB in the queue, and 2.5 times less throughput than with
+//! producers that wait. If producers wait for each line, all are as slow as the disk. If records are dropped without a
+//! trace, the log cannot be trusted. After a crash, the part that was written is unknown.
 //!
 //! # The contract
 //!
-//! - A [`Producer`] takes a [`Note`], frames it and copies it into bounded memory: [`Producer::offer`] never waits,
-//!   [`Producer::append`] waits for room, [`Producer::commit`] waits until the record is as safe as it asks: [`Ack`].
-//! - **The bound is in bytes, over all producers** ([`Config::bytes_max`]). What happens at the bound is the choice of the
-//!   record's class: [`Overload`]. Every loss is counted ([`ClassStats`]) and told in the log ([`Gap`]).
-//! - **accepted ⊇ recovered ⊇ written** when the process dies, and **⊇ durable** when the power fails; each record once.
-//! - A segment that could not be written or synced is given up, and all that was not as safe as asked goes to a fresh one. A
-//!   full disk is a [`State`]: records wait in memory until there is room.
-//! - Records of one producer are in their order. A [`Reader`] merges stripes, follows a live journal, and never shows half a
-//!   record. [`verify()`] says what is damaged, [`repair`] writes the good records anew.
-//! - [`Journal::close`] says exactly what was written and what was not.
+//! - A [`Producer`] frames a [`ProducerRecord`] and copies it into bounded memory. [`Producer::offer`] never waits,
+//!   [`Producer::append`] waits for room, [`Producer::commit`] waits until the record reaches its [`Ack`] level.
+//! - **The bound is in bytes, over all producers** ([`JournalConfig::bytes_max`]). The [`OverloadPolicy`] of the class of
+//!   a record decides what happens at the bound. Every loss is counted ([`ClassStats`]) and recorded in the log
+//!   ([`Gap`]).
+//! - **accepted ⊇ recovered ⊇ written** after the process dies, and **⊇ durable** after a power failure; each record
+//!   once.
+//! - If a write or a sync of a segment fails, the writer abandons the segment and writes all records that have not
+//!   reached their ack level to a new one. A full disk is a [`JournalState`]: records wait in memory until there is room.
+//! - The records of one producer stay in order. A [`JournalReader`] merges stripes, follows a live journal, and never
+//!   returns a partial record. [`verify()`] reports damage, [`repair`] copies the intact records to a new segment.
+//! - [`Journal::close`] reports exactly which records were written and which were not.
 //!
-//! It needs no runtime: futures are woken from its own threads, one writer for each stripe, one for deadlines, one for
-//! upkeep. It locks the folder, and holds it until the last writer has ended.
+//! The journal needs no async runtime: its own threads wake the futures. It runs one writer thread per stripe, one for
+//! deadlines and one for maintenance. It locks the folder until the last writer thread has ended.
 //!
 //! # Example
 //!
 //! ```
 //! use std::time::Duration;
-//! use tidegate_journal::{Ack, AtEnd, Class, ClassConfig, Config, Entry, Journal, Note, Overload, Reader, Start};
+//! use tidegate_journal::{
+//!     Ack, AtEnd, Class, ClassConfig, Journal, JournalConfig, JournalEntry, JournalReader, OverloadPolicy,
+//!     ProducerRecord, ReadFrom,
+//! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
-//! let mut config = Config::new(folder);
+//! let mut config = JournalConfig::new(folder);
 //! config.classes = vec![
 //!     ClassConfig::new("audit").ack(Ack::Durable),
-//!     ClassConfig::new("queries").overload(Overload::DropOldest),
+//!     ClassConfig::new("queries").overload(OverloadPolicy::DropOldest),
 //! ];
 //! let (journal, _recovery) = Journal::open(config)?;
 //! let (audit, queries) = (Class::new(0), Class::new(1));
 //!
 //! let producer = journal.producer();
-//! producer.commit_blocking(Note::new(audit, b"login"))?; // it is on the disk now
-//! producer.offer(Note::new(queries, b"select 1"))?; // it will be
+//! producer.commit_blocking(ProducerRecord::new(audit, b"login"))?; // durable when this returns
+//! producer.offer(ProducerRecord::new(queries, b"select 1"))?; // written later
 //! let report = journal.close(Duration::from_secs(5));
 //! assert!(report.is_complete());
 //!
-//! let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop)?;
-//! let Some(Entry::Record(first)) = reader.read()? else { panic!("there are two records") };
+//! let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, AtEnd::Stop)?;
+//! let Some(JournalEntry::Record(first)) = reader.read()? else { panic!("the journal has two records") };
 //! assert_eq!(first.payload, b"login");
 //! # Ok(())
 //! # }
 //! ```
 
-mod acks;
-mod budget;
+mod ack_tracker;
+mod blocking;
+mod catalog;
 mod chunk;
-mod clock;
+mod compressed_file;
+mod compression;
 mod config;
+mod crc_index;
 mod error;
 mod folder;
 mod frame;
-mod gap;
+mod gap_record;
 mod health;
-mod inside;
-#[cfg(all(test, loom))]
-mod interleavings;
 mod journal;
-mod keeper;
-mod line;
-mod lines;
-mod note;
-mod pack;
-mod prefix;
+mod journal_context;
+mod line_format;
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod maintenance;
+mod memory_budget;
 mod producer;
+mod producer_record;
+mod range_set;
 mod reader;
 mod recovery;
-mod scan;
+mod reentrancy;
 mod segment;
-mod sink;
+mod segment_format;
+mod segment_scanner;
+mod segment_writer;
 mod staging;
 mod stats;
 mod storage;
-mod stretches;
 mod stripe;
 mod sync;
-mod time;
+mod timer;
+mod timestamp;
 #[cfg(feature = "tracing")]
 pub mod trace;
 mod verify;
-mod waiting;
+mod wait_queue;
 
-pub use config::{ClassConfig, Config, Format, Overload, Pack, Retention, Space, Times};
-pub use error::{CommitError, Lost, OpenError, ReadError, Refused};
+pub use catalog::{Segment, segments};
+pub use config::{ClassConfig, Compression, JournalConfig, OverloadPolicy, Retention, SegmentPolicy};
+pub use error::{AppendError, CommitError, OpenError, ReadError, RecordLost};
 pub use folder::{is_open, was_opened};
-pub use gap::{Cause, Gap};
-pub use health::{Event, State};
+pub use gap_record::{Gap, LossCause};
+pub use health::{JournalEvent, JournalState};
 pub use journal::{CloseReport, Journal};
-pub use note::{Ack, Class, Note, Ticket};
-pub use producer::{Acked, Appending, Producer};
-pub use reader::{AtEnd, Clock, Entry, NoPosition, Position, Reader, Record, Start};
-pub use recovery::{Damage, DamageKind, Recovery};
-pub use segment::{Segment, segments};
-pub use stats::{ClassStats, Stats};
-pub use storage::{Disk, SegmentFile, Storage};
-pub use time::Time;
-pub use verify::{Repaired, Verdict, repair, verify};
+pub use producer::{AckFuture, AppendFuture, Producer};
+pub use producer_record::{Ack, Class, ProducerRecord, RecordId};
+pub use reader::{
+    AtEnd, JournalEntry, JournalReader, JournalRecord, LineTimestamp, ParsePositionError, ReadFrom, ReaderPosition,
+};
+pub use recovery::{DamageKind, DamagedRange, RecoveryReport};
+pub use segment_format::SegmentFormat;
+pub use stats::{ClassStats, JournalStats};
+pub use storage::{FileStorage, SegmentFile, Storage};
+pub use timestamp::{Timestamp, TimestampPrecision};
+pub use verify::{RepairedSegment, VerifyReport, repair, verify};

@@ -1,4 +1,4 @@
-//! The way in.
+//! Producers: append and commit.
 
 use std::{
     fmt,
@@ -10,28 +10,28 @@ use std::{
 };
 
 use crate::{
-    acks::Seat,
-    budget::Credit,
-    config::Overload,
-    error::{CommitError, Lost, Refused},
-    frame::{Framed, Kind},
-    gap::{Cause, Gap},
-    journal::Shared,
-    line::{Standing, Turn},
-    note::{Ack, Class, Note, Ticket},
-    staging::{Outside, Patience},
+    ack_tracker::WaiterId,
+    blocking::{self, after},
+    config::OverloadPolicy,
+    error::{AppendError, CommitError, RecordLost},
+    frame::{FrameInput, FrameKind},
+    gap_record::{Gap, LossCause},
+    journal_context::JournalContext,
+    memory_budget::Reservation,
+    producer_record::{Ack, Class, ProducerRecord, RecordId},
+    staging::{AppendFailure, BlockingMode},
     stripe::Stripe,
-    time::Time,
-    waiting,
+    timestamp::Timestamp,
+    wait_queue::{QueueTicket, WaitStatus},
 };
 
-/// A handle that appends to one stripe, for any thread or task.
+/// A handle that appends to one stripe, usable from any thread or task.
 ///
-/// Records of one producer, and of its clones, are in the order in which they were accepted. Which stripe a producer is of
-/// is decided when [`Journal::producer`](crate::Journal::producer) makes it, so a task may move between threads.
+/// Records of one producer, and of its clones, are in the order in which they were accepted.
+/// [`Journal::producer`](crate::Journal::producer) assigns the stripe, so a task may move between threads.
 #[derive(Clone)]
 pub struct Producer {
-    shared: Arc<Shared>,
+    context: Arc<JournalContext>,
     stripe: Arc<Stripe>,
 }
 
@@ -42,364 +42,360 @@ impl fmt::Debug for Producer {
 }
 
 impl Producer {
-    pub(crate) fn new(shared: Arc<Shared>, stripe: Arc<Stripe>) -> Self {
-        Self { shared, stripe }
+    pub(crate) fn new(context: Arc<JournalContext>, stripe: Arc<Stripe>) -> Self {
+        Self { context, stripe }
     }
 
-    /// Hands in a record without ever waiting, neither for room nor for a disk, and without allocating.
+    /// Appends a record without waiting for room or for the disk, and without allocating.
     ///
-    /// If there is no room, the record is dropped, displaces an older one, or is sampled, as its class says; a class that
-    /// blocks drops it. A loss is counted and told by a gap record, so a caller may ignore the error.
+    /// If there is no room, the overload policy of the class decides: the record is dropped, displaces an older one, or
+    /// is sampled; a class that blocks drops it. A loss is counted and recorded in a gap record, so a caller may ignore
+    /// the error.
     ///
     /// # Errors
-    /// [`Refused`], and the record is not taken.
+    /// Returns [`AppendError`] if the record is not accepted.
     #[inline]
-    pub fn offer(&self, note: Note<'_>) -> Result<Ticket, Refused> {
-        let (framed, ack) = self.frame(note)?;
-        match self.try_in_turn(&framed, ack, Patience::Leaves) {
-            Ok(seq) => Ok(self.ticket(seq, &framed, ack)),
-            Err(outside) => Err(self.refuse(&framed, outside)),
+    pub fn offer(&self, record: ProducerRecord<'_>) -> Result<RecordId, AppendError> {
+        let (framed, ack) = self.frame(record)?;
+        match self.try_append(&framed, ack, BlockingMode::NonBlocking) {
+            Ok(seq) => Ok(self.record_id(seq, &framed, ack)),
+            Err(failure) => Err(self.reject(&framed, failure)),
         }
     }
 
-    /// Hands in a record; waits for room if its class blocks, and never for a disk. The future gives the record's place
-    /// as soon as it is accepted, whatever acknowledgement was asked for.
+    /// Appends a record. Waits for room if its class blocks, and never for the disk. The future resolves as soon as the
+    /// record is accepted, whatever its ack level.
     ///
     /// # Errors
-    /// [`Refused`], and the record is not taken.
+    /// Returns [`AppendError`] if the record is not accepted.
     ///
     /// # Cancel safety
-    /// A future that is dropped before it is done has taken nothing and leaves the line.
-    pub fn append<'a>(&'a self, note: Note<'a>) -> Appending<'a> {
-        Appending::new(self, note, Patience::Leaves)
+    /// If the future is dropped before completion, the record is not appended and its place in the queue is given up.
+    pub fn append<'a>(&'a self, record: ProducerRecord<'a>) -> AppendFuture<'a> {
+        AppendFuture::new(self, record, BlockingMode::NonBlocking)
     }
 
-    /// Hands in a record; waits for room if its class blocks, and may write to the disk itself if a batch is full, which is
-    /// the cheapest way of all. For threads that may block.
+    /// Appends a record. Waits for room if its class blocks, and may write a full batch to the disk itself, which is
+    /// cheaper than waking the writer thread. For threads that may block.
     ///
     /// # Errors
-    /// [`Refused`], and the record is not taken.
-    pub fn append_blocking(&self, note: Note<'_>) -> Result<Ticket, Refused> {
-        let (framed, ack) = self.frame(note)?;
-        match self.try_in_turn(&framed, ack, Patience::Writes) {
-            Ok(seq) => Ok(self.ticket(seq, &framed, ack)),
-            Err(Outside::Full) => waiting::block(Appending::new(self, note, Patience::Writes)),
-            Err(outside) => Err(self.refuse(&framed, outside)),
+    /// Returns [`AppendError`] if the record is not accepted.
+    pub fn append_blocking(&self, record: ProducerRecord<'_>) -> Result<RecordId, AppendError> {
+        let (framed, ack) = self.frame(record)?;
+        match self.try_append(&framed, ack, BlockingMode::MayBlock) {
+            Ok(seq) => Ok(self.record_id(seq, &framed, ack)),
+            Err(AppendFailure::Full) => blocking::block(AppendFuture::new(self, record, BlockingMode::MayBlock)),
+            Err(failure) => Err(self.reject(&framed, failure)),
         }
     }
 
-    /// Hands in a record and waits until it is as safe as its class, or the note, asks.
+    /// Appends a record and waits until it reaches the ack level of the record or its class.
     ///
     /// # Errors
-    /// [`CommitError::Refused`] if it was not taken; [`CommitError::Lost`] if it was and the disk failed for good.
+    /// Returns [`CommitError::Append`] if the record is not accepted, and [`CommitError::Lost`] if it is accepted and
+    /// then lost.
     ///
     /// # Cancel safety
-    /// A future that is dropped may or may not have appended the record.
-    pub async fn commit(&self, note: Note<'_>) -> Result<Ticket, CommitError> {
-        let ack = self.shared.ack(&note);
-        let ticket = self.append(note).await?;
-        self.wait_asked(ticket, ack).await?;
-        Ok(ticket)
+    /// If the future is dropped, the record may or may not have been appended.
+    pub async fn commit(&self, record: ProducerRecord<'_>) -> Result<RecordId, CommitError> {
+        let ack = self.context.ack(&record);
+        let record_id = self.append(record).await?;
+        self.wait_requested(record_id, ack).await?;
+        Ok(record_id)
     }
 
-    /// [`commit`](Self::commit) for threads that may block.
+    /// Like [`commit`](Self::commit), for threads that may block.
     ///
     /// # Errors
-    /// Those of [`commit`](Self::commit).
-    pub fn commit_blocking(&self, note: Note<'_>) -> Result<Ticket, CommitError> {
-        let ack = self.shared.ack(&note);
-        let ticket = self.append_blocking(note)?;
-        waiting::block(self.wait_asked(ticket, ack))?;
-        Ok(ticket)
+    /// Returns the errors of [`commit`](Self::commit).
+    pub fn commit_blocking(&self, record: ProducerRecord<'_>) -> Result<RecordId, CommitError> {
+        let ack = self.context.ack(&record);
+        let record_id = self.append_blocking(record)?;
+        blocking::block(self.wait_requested(record_id, ack))?;
+        Ok(record_id)
     }
 
-    /// Waits until an accepted record of this journal is as safe as `ack` says, and hurries the writer if need be.
+    /// Waits until an accepted record of this journal reaches an ack level. Makes the writer write earlier if needed.
     ///
     /// # Errors
-    /// [`Lost`] if it never will be.
+    /// Returns [`RecordLost`] if the record never reaches the level.
     ///
     /// # Cancel safety
-    /// The future may be dropped; the record stays on its way.
+    /// The future may be dropped; the record stays in the journal.
     ///
     /// # Panics
-    /// If the ticket is of another journal with more stripes.
-    pub fn wait(&self, ticket: Ticket, ack: Ack) -> Acked<'_> {
-        let class = self.shared.config.classes.get(usize::from(ticket.class.index()));
-        let may_go = !ticket.is_pinned && class.is_some_and(|class| class.overload == Overload::DropOldest);
-        Acked { may_go, ..Acked::new(self.shared.stripe(ticket.stripe), ticket.seq, ack) }
+    /// Panics if `record_id` belongs to another journal with more stripes.
+    pub fn wait(&self, record_id: RecordId, ack: Ack) -> AckFuture<'_> {
+        let class = self.context.config.classes.get(usize::from(record_id.class.index()));
+        let is_displaceable =
+            !record_id.is_pinned && class.is_some_and(|class| class.overload == OverloadPolicy::DropOldest);
+        AckFuture { is_displaceable, ..AckFuture::new(self.context.stripe(record_id.stripe), record_id.seq, ack) }
     }
 
-    /// Waits for a record that asked for as much when it was appended, so the writer knows.
-    fn wait_asked(&self, ticket: Ticket, ack: Ack) -> Acked<'_> {
-        Acked { demanded: true, ..Acked::new(&self.stripe, ticket.seq, ack) }
+    /// Waits for a record that was appended with this ack level, so the writer needs no further request.
+    fn wait_requested(&self, record_id: RecordId, ack: Ack) -> AckFuture<'_> {
+        AckFuture { is_requested: true, ..AckFuture::new(&self.stripe, record_id.seq, ack) }
     }
 
-    /// The stripe that this producer is of.
+    /// The stripe of this producer.
     #[must_use]
     pub fn stripe(&self) -> u16 {
         self.stripe.index
     }
 
     #[inline]
-    fn ticket(&self, seq: u64, framed: &Framed<'_>, ack: Ack) -> Ticket {
-        Ticket { stripe: self.stripe.index, seq, class: framed.class, is_pinned: ack > Ack::Accepted }
+    fn record_id(&self, seq: u64, framed: &FrameInput<'_>, ack: Ack) -> RecordId {
+        RecordId { stripe: self.stripe.index, seq, class: framed.class, is_pinned: ack > Ack::Accepted }
     }
 
-    /// In line with whoever appends: handed over in memory, its parts would be read before they are there.
+    /// Inlined into the append: returned in memory, the parts would be loaded before their stores have retired.
     #[inline(always)]
-    fn frame<'a>(&self, note: Note<'a>) -> Result<(Framed<'a>, Ack), Refused> {
-        let config = &*self.shared.config;
-        let Some(class) = config.classes.get(usize::from(note.class.index())) else {
-            return Err(unknown(note.class, config.classes.len()));
+    fn frame<'a>(&self, record: ProducerRecord<'a>) -> Result<(FrameInput<'a>, Ack), AppendError> {
+        let config = &*self.context.config;
+        let Some(class) = config.classes.get(usize::from(record.class.index())) else {
+            return Err(unknown_class(record.class, config.classes.len()));
         };
-        if note.payload.len() > config.record_bytes_max {
-            return Err(self.refuse_large(&note));
+        if record.payload.len() > config.record_bytes_max {
+            return Err(self.reject_too_large(&record));
         }
-        let time = note.time.unwrap_or_else(|| Time::read(config.times));
-        let framed = Framed { kind: Kind::Record, class: note.class, time, payload: note.payload };
-        Ok((framed, note.ack.unwrap_or(class.ack)))
+        let time = record.time.unwrap_or_else(|| Timestamp::read(config.timestamps));
+        let framed = FrameInput { kind: FrameKind::Record, class: record.class, time, payload: record.payload };
+        Ok((framed, record.ack.unwrap_or(class.ack)))
     }
 
     #[cold]
-    fn refuse_large(&self, note: &Note<'_>) -> Refused {
-        let (bytes, max) = (note.payload.len(), self.shared.config.record_bytes_max);
-        let time = note.time.unwrap_or_else(Time::now);
-        self.stripe.lose(&Gap::new(note.class, Cause::TooLarge, bytes, time));
-        Refused::TooLarge { bytes, max }
+    fn reject_too_large(&self, record: &ProducerRecord<'_>) -> AppendError {
+        let (bytes, max) = (record.payload.len(), self.context.config.record_bytes_max);
+        let time = record.time.unwrap_or_else(Timestamp::now);
+        self.stripe.record_loss(&Gap::new(record.class, LossCause::TooLarge, bytes, time));
+        AppendError::TooLarge { bytes, max }
     }
 
-    /// Appends unless that would overtake somebody who waits for room.
+    /// Appends unless that would overtake a waiting producer.
     #[inline]
-    fn try_in_turn(&self, framed: &Framed<'_>, ack: Ack, patience: Patience) -> Result<u64, Outside> {
-        if self.shared.budget.has_line() && !self.stripe.is_closed() && self.blocks(framed) {
-            return Err(Outside::Full);
+    fn try_append(&self, framed: &FrameInput<'_>, ack: Ack, blocking: BlockingMode) -> Result<u64, AppendFailure> {
+        if self.context.budget.has_waiters() && !self.stripe.is_closed() && self.can_block(framed) {
+            return Err(AppendFailure::Full);
         }
-        self.stripe.append(framed, ack, patience, &mut Credit::default())
+        self.stripe.append(framed, ack, blocking, &mut Reservation::default())
     }
 
-    fn blocks(&self, framed: &Framed<'_>) -> bool {
+    fn can_block(&self, framed: &FrameInput<'_>) -> bool {
         self.deadline(framed).is_some()
     }
 
-    /// How long the class of the record waits, if it does.
-    fn deadline(&self, framed: &Framed<'_>) -> Option<Duration> {
-        match self.shared.config.classes[usize::from(framed.class.index())].overload {
-            Overload::Block { deadline } => Some(deadline),
+    /// How long the class of the record waits, if it blocks.
+    fn deadline(&self, framed: &FrameInput<'_>) -> Option<Duration> {
+        match self.context.config.classes[usize::from(framed.class.index())].overload {
+            OverloadPolicy::Block { deadline } => Some(deadline),
             _ => None,
         }
     }
 
-    /// The record stays outside: counts it, and says so.
+    /// Counts the loss of a rejected record and returns its error.
     #[cold]
-    fn refuse(&self, framed: &Framed<'_>, outside: Outside) -> Refused {
-        let cause = match outside {
-            Outside::Closed => return Refused::Closed,
-            Outside::Full => Cause::Newest,
-            Outside::Sampled => Cause::Sampled,
+    fn reject(&self, framed: &FrameInput<'_>, failure: AppendFailure) -> AppendError {
+        let cause = match failure {
+            AppendFailure::Closed => return AppendError::Closed,
+            AppendFailure::Full => LossCause::Newest,
+            AppendFailure::Sampled => LossCause::Sampled,
         };
-        self.lose(framed, cause);
-        Refused::Dropped
+        self.record_loss(framed, cause);
+        AppendError::Dropped
     }
 
-    fn lose(&self, framed: &Framed<'_>, cause: Cause) {
-        self.stripe.lose(&Gap::new(framed.class, cause, framed.payload.len(), framed.time));
+    fn record_loss(&self, framed: &FrameInput<'_>, cause: LossCause) {
+        self.stripe.record_loss(&Gap::new(framed.class, cause, framed.payload.len(), framed.time));
     }
 }
 
 #[cold]
-fn unknown(class: Class, classes: usize) -> Refused {
-    Refused::UnknownClass { index: class.index(), classes }
+fn unknown_class(class: Class, classes: usize) -> AppendError {
+    AppendError::UnknownClass { index: class.index(), classes }
 }
 
-/// A record on its way into the journal: see [`Producer::append`].
-#[must_use = "a record is appended when the future is awaited"]
-pub struct Appending<'a> {
+/// The future of [`Producer::append`].
+#[must_use = "a record is appended only when the future is awaited"]
+pub struct AppendFuture<'a> {
     producer: &'a Producer,
-    note: Note<'a>,
-    patience: Patience,
-    framed: Option<(Framed<'a>, Ack)>,
-    turn: Option<Turn>,
+    record: ProducerRecord<'a>,
+    blocking: BlockingMode,
+    framed: Option<(FrameInput<'a>, Ack)>,
+    ticket: Option<QueueTicket>,
     deadline: Option<Instant>,
 }
 
-impl fmt::Debug for Appending<'_> {
+impl fmt::Debug for AppendFuture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Appending").field("waits", &self.turn.is_some()).finish_non_exhaustive()
+        f.debug_struct("AppendFuture").field("queued", &self.ticket.is_some()).finish_non_exhaustive()
     }
 }
 
-impl<'a> Appending<'a> {
-    fn new(producer: &'a Producer, note: Note<'a>, patience: Patience) -> Self {
-        Self { producer, note, patience, framed: None, turn: None, deadline: None }
+impl<'a> AppendFuture<'a> {
+    fn new(producer: &'a Producer, record: ProducerRecord<'a>, blocking: BlockingMode) -> Self {
+        Self { producer, record, blocking, framed: None, ticket: None, deadline: None }
     }
 
-    /// The first attempt failed.
+    /// Continues after the first attempt failed.
     #[cold]
-    fn stay_outside(
+    fn retry_append(
         &mut self,
-        framed: Framed<'a>,
+        framed: FrameInput<'a>,
         ack: Ack,
-        outside: Outside,
-        context: &Context<'_>,
-    ) -> Poll<Result<Ticket, Refused>> {
+        failure: AppendFailure,
+        cx: &Context<'_>,
+    ) -> Poll<Result<RecordId, AppendError>> {
         self.framed = Some((framed, ack));
-        let refused = match outside {
-            Outside::Full => self.full(&framed, context),
-            outside => Some(self.producer.refuse(&framed, outside)),
+        let rejected = match failure {
+            AppendFailure::Full => self.on_full(&framed, cx),
+            failure => Some(self.producer.reject(&framed, failure)),
         };
-        match refused {
-            Some(refused) => Poll::Ready(Err(refused)),
-            None => self.go_on(context),
+        match rejected {
+            Some(rejected) => Poll::Ready(Err(rejected)),
+            None => self.poll_queued(cx),
         }
     }
 
-    /// In line, or in its turn.
-    fn go_on(&mut self, context: &Context<'_>) -> Poll<Result<Ticket, Refused>> {
-        let (framed, ack) = self.framed.expect("it was framed when it was tried first");
+    /// Polls the queue and appends once room is granted.
+    fn poll_queued(&mut self, cx: &Context<'_>) -> Poll<Result<RecordId, AppendError>> {
+        let (framed, ack) = self.framed.expect("the first attempt framed the record");
         loop {
-            let standing = self.turn.map(|turn| self.producer.shared.budget.look(turn, context.waker()));
-            match standing {
-                Some(Standing::Waiting) => return Poll::Pending,
-                Some(Standing::Expired) => {
-                    self.leave();
-                    self.producer.lose(&framed, Cause::TimedOut);
-                    return Poll::Ready(Err(Refused::TimedOut));
+            let status = self.ticket.map(|ticket| self.producer.context.budget.status(ticket, cx.waker()));
+            match status {
+                Some(WaitStatus::Waiting) => return Poll::Pending,
+                Some(WaitStatus::Expired) => {
+                    self.leave_queue();
+                    self.producer.record_loss(&framed, LossCause::TimedOut);
+                    return Poll::Ready(Err(AppendError::TimedOut));
                 }
-                Some(Standing::Granted) | None => {}
+                Some(WaitStatus::Granted) | None => {}
             }
-            let refused = match self.attempt(&framed, ack) {
-                Ok(seq) => return Poll::Ready(Ok(self.producer.ticket(seq, &framed, ack))),
-                Err(Outside::Full) => self.full(&framed, context),
-                Err(outside) => Some(self.producer.refuse(&framed, outside)),
+            let rejected = match self.attempt(&framed, ack) {
+                Ok(seq) => return Poll::Ready(Ok(self.producer.record_id(seq, &framed, ack))),
+                Err(AppendFailure::Full) => self.on_full(&framed, cx),
+                Err(failure) => Some(self.producer.reject(&framed, failure)),
             };
-            if let Some(refused) = refused {
-                return Poll::Ready(Err(refused));
+            if let Some(rejected) = rejected {
+                return Poll::Ready(Err(rejected));
             }
         }
     }
 
-    /// The attempt in its turn, for which there is room.
-    fn attempt(&mut self, framed: &Framed<'a>, ack: Ack) -> Result<u64, Outside> {
-        let Some(turn) = self.turn.take() else { return self.producer.try_in_turn(framed, ack, self.patience) };
-        let budget = &self.producer.shared.budget;
-        let mut credit = budget.leave(turn);
-        let result = self.producer.stripe.append(framed, ack, self.patience, &mut credit);
-        budget.refund(credit);
+    /// Appends with the granted room.
+    fn attempt(&mut self, framed: &FrameInput<'a>, ack: Ack) -> Result<u64, AppendFailure> {
+        let Some(ticket) = self.ticket.take() else { return self.producer.try_append(framed, ack, self.blocking) };
+        let budget = &self.producer.context.budget;
+        let mut reservation = budget.leave(ticket);
+        let result = self.producer.stripe.append(framed, ack, self.blocking, &mut reservation);
+        budget.release_reservation(reservation);
         result
     }
 
-    fn leave(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            let budget = &self.producer.shared.budget;
-            budget.refund(budget.leave(turn));
+    fn leave_queue(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let budget = &self.producer.context.budget;
+            budget.release_reservation(budget.leave(ticket));
         }
     }
 
-    /// There is no room. `Some`: and there will be none.
-    fn full(&mut self, framed: &Framed<'a>, context: &Context<'_>) -> Option<Refused> {
-        let Some(patience) = self.producer.deadline(framed) else {
-            return Some(self.producer.refuse(framed, Outside::Full));
+    /// Joins the queue. `Some`: the record is rejected.
+    fn on_full(&mut self, framed: &FrameInput<'a>, cx: &Context<'_>) -> Option<AppendError> {
+        let Some(blocking) = self.producer.deadline(framed) else {
+            return Some(self.producer.reject(framed, AppendFailure::Full));
         };
-        let shared = &self.producer.shared;
-        let deadline = *self.deadline.get_or_insert_with(|| after(patience));
-        let (turn, nearest) = shared.budget.join(framed.bytes(), context.waker(), Some(deadline));
-        self.turn = Some(turn);
+        let context = &self.producer.context;
+        let deadline = *self.deadline.get_or_insert_with(|| after(blocking));
+        let (ticket, is_nearest) = context.budget.enqueue(framed.bytes(), cx.waker(), Some(deadline));
+        self.ticket = Some(ticket);
         if self.producer.stripe.is_closed() {
-            // Whoever closed it has sent away those in line before we came.
-            self.leave();
-            return Some(self.producer.refuse(framed, Outside::Closed));
+            // Closing wakes the queue once; this waiter may have joined later.
+            self.leave_queue();
+            return Some(self.producer.reject(framed, AppendFailure::Closed));
         }
-        if nearest {
-            shared.wake_clock();
+        if is_nearest {
+            context.wake_timer();
         }
-        if self.patience == Patience::Writes {
-            // Whoever helped may have left something, and nobody may come now who would.
-            self.producer.stripe.demand(Ack::Accepted);
+        if self.blocking == BlockingMode::MayBlock {
+            // The writing producer may have left full chunks behind, and no other may come to write them.
+            self.producer.stripe.request_ack(Ack::Accepted);
         }
         None
     }
 }
 
-/// So long from now; a time that no clock has is one that nobody lives to see.
-pub(crate) fn after(time: Duration) -> Instant {
-    const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-    let now = Instant::now();
-    now.checked_add(time).unwrap_or_else(|| now + NEVER)
-}
-
-impl Future for Appending<'_> {
-    type Output = Result<Ticket, Refused>;
+impl Future for AppendFuture<'_> {
+    type Output = Result<RecordId, AppendError>;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if this.framed.is_some() {
-            return this.go_on(context);
+            return this.poll_queued(cx);
         }
-        let (framed, ack) = match this.producer.frame(this.note) {
+        let (framed, ack) = match this.producer.frame(this.record) {
             Ok(framed) => framed,
-            Err(refused) => return Poll::Ready(Err(refused)),
+            Err(rejected) => return Poll::Ready(Err(rejected)),
         };
-        match this.producer.try_in_turn(&framed, ack, this.patience) {
-            Ok(seq) => Poll::Ready(Ok(this.producer.ticket(seq, &framed, ack))),
-            Err(outside) => this.stay_outside(framed, ack, outside, context),
+        match this.producer.try_append(&framed, ack, this.blocking) {
+            Ok(seq) => Poll::Ready(Ok(this.producer.record_id(seq, &framed, ack))),
+            Err(failure) => this.retry_append(framed, ack, failure, cx),
         }
     }
 }
 
-impl Drop for Appending<'_> {
+impl Drop for AppendFuture<'_> {
     fn drop(&mut self) {
-        self.leave();
+        self.leave_queue();
     }
 }
 
-/// Waits until a record is as safe as was asked: see [`Producer::wait`].
-#[must_use = "nothing waits until the future is awaited"]
-pub struct Acked<'a> {
+/// The future of [`Producer::wait`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct AckFuture<'a> {
     stripe: &'a Stripe,
     seq: u64,
     ack: Ack,
-    seat: Option<Seat>,
-    demanded: bool,
-    /// A younger record may have taken its place.
-    may_go: bool,
+    waiter_id: Option<WaiterId>,
+    is_requested: bool,
+    /// A newer record may have displaced this one.
+    is_displaceable: bool,
 }
 
-impl<'a> Acked<'a> {
+impl<'a> AckFuture<'a> {
     pub(crate) fn new(stripe: &'a Stripe, seq: u64, ack: Ack) -> Self {
-        Self { stripe, seq, ack, seat: None, demanded: false, may_go: false }
+        Self { stripe, seq, ack, waiter_id: None, is_requested: false, is_displaceable: false }
     }
 }
 
-impl fmt::Debug for Acked<'_> {
+impl fmt::Debug for AckFuture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acked").field("seq", &self.seq).field("ack", &self.ack).finish_non_exhaustive()
+        f.debug_struct("AckFuture").field("seq", &self.seq).field("ack", &self.ack).finish_non_exhaustive()
     }
 }
 
-impl Future for Acked<'_> {
-    type Output = Result<(), Lost>;
+impl Future for AckFuture<'_> {
+    type Output = Result<(), RecordLost>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let polled = this.stripe.acks.poll(this.seq, this.ack, &mut this.seat, context);
-        if polled.is_pending() && !this.demanded {
-            this.demanded = true;
-            this.stripe.demand(this.ack);
+        let polled = this.stripe.acks.poll(this.seq, this.ack, &mut this.waiter_id, cx);
+        if polled.is_pending() && !this.is_requested {
+            this.is_requested = true;
+            this.stripe.request_ack(this.ack);
         }
-        if this.may_go
+        if this.is_displaceable
             && polled == Poll::Ready(Ok(()))
             && this.ack > Ack::Accepted
             && this.stripe.is_displaced(this.seq)
         {
-            return Poll::Ready(Err(Lost));
+            return Poll::Ready(Err(RecordLost));
         }
         polled
     }
 }
 
-impl Drop for Acked<'_> {
+impl Drop for AckFuture<'_> {
     fn drop(&mut self) {
-        self.stripe.acks.leave(self.seat.take());
+        self.stripe.acks.unregister(self.waiter_id.take());
     }
 }

@@ -1,9 +1,8 @@
-//! What an earlier life left behind, looked at once when a journal is opened.
+//! Recovery of the segments in the folder, once when a journal is opened.
 //!
-//! Only the newest segment of each stripe is read, and those right before it that were given up: all others were
-//! complete before it began. A write that was cut short is cut off, and the segment gets its sum. Damage with frames
-//! behind it is reported and left alone: what to do about it is for people, or for [`repair`](crate::repair), to
-//! decide. Done twice, it changes nothing more.
+//! Recovery reads only the newest segment of each stripe, and abandoned segments right before it: all others were
+//! complete before it began. A torn write is truncated, and the segment gets its summary. Damage that is followed by
+//! frames is reported and not changed: an operator, or [`repair`](crate::repair), decides. Recovery is idempotent.
 
 use std::{
     collections::BTreeMap,
@@ -14,108 +13,112 @@ use std::{
 
 use crate::{
     chunk,
-    config::{Config, Format, Space},
+    config::{JournalConfig, SegmentPolicy},
     error::OpenError,
-    frame::{Framed, HEAD_BYTES, Kind},
-    note::Class,
-    scan::{self, Scan, Step, Tail},
-    segment::{self, HEADER_BYTES, Header, SegmentName, Sum},
-    sink::Beginning,
-    time::Time,
+    frame::{FrameInput, FrameKind, HEAD_BYTES},
+    producer_record::Class,
+    segment::{self, HEADER_BYTES, SegmentHeader, SegmentName, SegmentSummary},
+    segment_format::SegmentFormat,
+    segment_scanner::{self, ScanStep, SegmentScanner, TailMode},
+    segment_writer::StripeStart,
+    timestamp::Timestamp,
 };
 
-/// What was found and done when a journal was opened.
+/// The findings and changes of recovery.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Recovery {
-    /// Segments there were.
+pub struct RecoveryReport {
+    /// The number of segments.
     pub segments: usize,
-    /// Torn writes that were cut off the ends of newest segments.
-    pub cut: Vec<Damage>,
-    /// Damage that was left as it is.
-    pub damage: Vec<Damage>,
+    /// Torn writes that were truncated from the newest segments.
+    pub truncated: Vec<DamagedRange>,
+    /// Damage that was not changed.
+    pub damage: Vec<DamagedRange>,
 }
 
-/// Bytes of a segment that are no records.
+/// Bytes of a segment that are not valid records.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Damage {
-    /// The segment.
+pub struct DamagedRange {
+    /// The path of the segment.
     pub path: PathBuf,
-    /// Where in it, in bytes; in a packed segment, of the unpacked bytes.
+    /// The offset in bytes; in a compressed segment, the offset in the decompressed data.
     pub at: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Of what kind.
+    /// The kind of damage.
     pub kind: DamageKind,
 }
 
-/// What is wrong with bytes of a segment.
+/// The kind of damage in a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// The file does not begin as a segment does, and nothing in it tells by what to check the rest.
-    Header,
+    /// The file does not begin with a valid header, and the salt cannot be recovered from its frames.
+    SegmentHeader,
     /// Records follow: these bytes changed after they were written, or were never written.
     Middle,
-    /// Nothing follows: a write that was cut short.
+    /// Nothing follows: a torn write.
     Torn,
-    /// The header is that of another segment: the file was renamed, or is of another journal. Of its records those are read
-    /// whose numbers are still to come; it should be given its own name again.
+    /// The header belongs to another segment: the file was renamed, or comes from another journal. Only records with
+    /// sequence numbers that are still to come are read. Rename the file back to its own name.
     Misplaced {
-        /// The stripe that it says.
+        /// The stripe in the header.
         stripe: u16,
-        /// The number that it says.
+        /// The segment number in the header.
         number: u64,
     },
 }
 
-/// Makes a folder ready for a new life, and says where each stripe begins.
-pub(crate) fn recover(config: &Config) -> Result<(Recovery, Vec<Beginning>), OpenError> {
+/// Recovers the stripes of a folder, and returns where each one continues.
+pub(crate) fn recover(config: &JournalConfig) -> Result<(RecoveryReport, Vec<StripeStart>), OpenError> {
     let names = segment::list(&config.folder).map_err(OpenError::io(&config.folder))?;
-    let mut recovery = Recovery::default();
+    let mut recovery = RecoveryReport::default();
     let mut stripes: BTreeMap<u16, Vec<SegmentName>> = BTreeMap::new();
     for name in names.into_iter().filter(|name| name.journal == config.name) {
         stripes.entry(name.stripe).or_default().push(name);
         recovery.segments += 1;
     }
-    let mut beginnings = Vec::new();
+    let mut starts = Vec::new();
     for index in 0..u16::try_from(config.stripes).unwrap_or(u16::MAX) {
         let names = stripes.remove(&index).unwrap_or_default();
-        beginnings.push(recover_stripe(config, &names, &mut recovery)?);
+        starts.push(recover_stripe(config, &names, &mut recovery)?);
     }
-    Ok((recovery, beginnings))
+    Ok((recovery, starts))
 }
 
-fn recover_stripe(config: &Config, names: &[SegmentName], recovery: &mut Recovery) -> Result<Beginning, OpenError> {
-    let mut beginning = Beginning { next_number: 1, ..Beginning::default() };
-    beginning.next_number += names.last().map_or(0, |newest| newest.number);
+fn recover_stripe(
+    config: &JournalConfig,
+    names: &[SegmentName],
+    recovery: &mut RecoveryReport,
+) -> Result<StripeStart, OpenError> {
+    let mut start = StripeStart { next_number: 1, ..StripeStart::default() };
+    start.next_number += names.last().map_or(0, |newest| newest.number);
     let (mut known, mut earlier) = (0, names.iter().rev());
     for name in earlier.by_ref() {
         let path = name.path(&config.folder);
         match end_of(name, &path, recovery).map_err(OpenError::io(&path))? {
-            End::Known(seq) => {
+            SegmentEnd::Known(seq) => {
                 known = seq;
                 break;
             }
-            // Numbers that are not reused, whatever they were: readers skip numbers that they have seen.
-            End::Unknown { records_max } => beginning.next_seq += records_max,
+            // These sequence numbers are not reused: readers skip numbers that they have seen.
+            SegmentEnd::Unknown { records_max } => start.next_seq += records_max,
         }
     }
-    beginning.next_seq += known.max(given_up(&config.folder, earlier));
-    if let Space::Ring { .. } = config.space {
-        let plain = names.iter().filter(|name| !name.packed && name.format == Format::Framed);
+    start.next_seq += known.max(abandoned_end(&config.folder, earlier));
+    if let SegmentPolicy::Ring { .. } = config.segment_policy {
+        let plain = names.iter().filter(|name| !name.compressed && name.format == SegmentFormat::Framed);
         let left = plain.filter(|name| name.path(&config.folder).exists());
-        beginning.ring = left.map(|name| name.number).collect();
+        start.ring = left.map(|name| name.number).collect();
     }
-    Ok(beginning)
+    Ok(start)
 }
 
-/// The number after the last of segments that were given up: what they hold was to be stored again in the next one,
-/// which may not have come to it. Those before one that ended in order are of no interest, nor is one that cannot be
-/// read.
-fn given_up<'a>(folder: &Path, earlier: impl Iterator<Item = &'a SegmentName>) -> u64 {
+/// The sequence number after the last record of abandoned segments. Their last records were to be written again to the
+/// next segment, which may not have got them. Stops at a segment that was ended, or that cannot be read.
+fn abandoned_end<'a>(folder: &Path, earlier: impl Iterator<Item = &'a SegmentName>) -> u64 {
     let mut most = 0;
-    for name in earlier.take_while(|name| name.format == Format::Framed) {
+    for name in earlier.take_while(|name| name.format == SegmentFormat::Framed) {
         let Ok(Some((end, in_order))) = end_of_earlier(name, &name.path(folder)) else { break };
         most = most.max(end);
         if in_order {
@@ -125,119 +128,121 @@ fn given_up<'a>(folder: &Path, earlier: impl Iterator<Item = &'a SegmentName>) -
     most
 }
 
-/// The number after the last that a segment of frames holds, and whether it ended in order. `None`: it does not say.
+/// The sequence number after the last record of a framed segment, and whether the segment was ended. `None`: unknown.
 fn end_of_earlier(name: &SegmentName, path: &Path) -> io::Result<Option<(u64, bool)>> {
-    if let Some((_, Some(sum))) = scan::header_and_sum(path)? {
-        return Ok(Some((sum.end_seq, true)));
+    if let Some((_, Some(summary))) = segment_scanner::header_and_summary(path)? {
+        return Ok(Some((summary.end_seq, true)));
     }
-    let Some(mut scan) = Scan::open(path, name.packed)? else { return Ok(None) };
+    let Some(mut scan) = SegmentScanner::open(path, name.compressed)? else { return Ok(None) };
     let mut end = scan.header().first_seq;
     loop {
-        match scan.advance(Tail::Final)? {
-            Step::Frame => end = scan.frame().seq + 1,
-            Step::Damage { .. } | Step::Torn { .. } => {}
-            Step::End(sum) => return Ok(Some((sum.map_or(end, |sum| sum.end_seq.max(end)), sum.is_some()))),
-            Step::Pending => return Ok(Some((end, false))),
+        match scan.advance(TailMode::Final)? {
+            ScanStep::Frame => end = scan.frame().seq + 1,
+            ScanStep::Damage { .. } | ScanStep::Torn { .. } => {}
+            ScanStep::End(summary) => {
+                return Ok(Some((summary.map_or(end, |summary| summary.end_seq.max(end)), summary.is_some())));
+            }
+            ScanStep::Pending => return Ok(Some((end, false))),
         }
     }
 }
 
-/// Which number comes after a segment.
-enum End {
+/// The sequence number after a segment.
+enum SegmentEnd {
     Known(u64),
-    /// It tells nothing; the ones before it do.
+    /// Unknown; the earlier segments define it.
     Unknown {
         records_max: u64,
     },
 }
 
-/// Ends a segment in order, if it was not.
-fn end_of(name: &SegmentName, path: &Path, recovery: &mut Recovery) -> io::Result<End> {
+/// Ends a segment that was not ended, and returns its end.
+fn end_of(name: &SegmentName, path: &Path, recovery: &mut RecoveryReport) -> io::Result<SegmentEnd> {
     match name.format {
-        Format::Framed if name.packed => Ok(match end_of_earlier(name, path)? {
-            Some((seq, _)) => End::Known(seq),
-            None => End::Unknown { records_max: 0 },
+        SegmentFormat::Framed if name.compressed => Ok(match end_of_earlier(name, path)? {
+            Some((seq, _)) => SegmentEnd::Known(seq),
+            None => SegmentEnd::Unknown { records_max: 0 },
         }),
-        _ if name.packed => Ok(End::Unknown { records_max: 0 }),
-        Format::Framed => end_of_frames(name, path, recovery),
-        Format::Json | Format::Text => end_of_lines(path, recovery).map(|()| End::Unknown { records_max: 0 }),
+        _ if name.compressed => Ok(SegmentEnd::Unknown { records_max: 0 }),
+        SegmentFormat::Framed => end_of_frames(name, path, recovery),
+        SegmentFormat::Json | SegmentFormat::Text => {
+            end_of_lines(path, recovery).map(|()| SegmentEnd::Unknown { records_max: 0 })
+        }
     }
 }
 
-fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut Recovery) -> io::Result<End> {
-    if let Some((_, Some(sum))) = scan::header_and_sum(path)? {
-        return Ok(End::Known(sum.end_seq));
+fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut RecoveryReport) -> io::Result<SegmentEnd> {
+    if let Some((_, Some(summary))) = segment_scanner::header_and_summary(path)? {
+        return Ok(SegmentEnd::Known(summary.end_seq));
     }
-    let mut scan = match Scan::open(path, false)? {
+    let mut scan = match SegmentScanner::open(path, false)? {
         Some(scan) => scan,
-        None => match Scan::open_without_header(path, name)? {
+        None => match SegmentScanner::open_without_header(path, name)? {
             Some(scan) => {
-                recovery.note(path, 0, HEADER_BYTES as u64, DamageKind::Middle);
+                recovery.record(path, 0, HEADER_BYTES as u64, DamageKind::Middle);
                 scan
             }
-            None => return without_header(path, recovery).map(|records_max| End::Unknown { records_max }),
+            None => return recover_headless(path, recovery).map(|records_max| SegmentEnd::Unknown { records_max }),
         },
     };
     if scan.header().number != name.number && scan.header().preallocated {
-        // A file of the ring got its new name, and not its new header: it holds the oldest records, which were to go.
+        // A ring file got its new name, but not its new header: it holds the oldest records, which were to be
+        // overwritten.
         fs::remove_file(path)?;
-        return Ok(End::Unknown { records_max: 0 });
+        return Ok(SegmentEnd::Unknown { records_max: 0 });
     }
-    let mut sum = Sum { records: 0, end_seq: scan.header().first_seq, times: None };
+    let mut summary = SegmentSummary { records: 0, end_seq: scan.header().first_seq, times: None };
     let (mut end, mut torn) = (scan.offset(), None);
     loop {
-        match scan.advance(Tail::Final)? {
-            Step::Frame => {
+        match scan.advance(TailMode::Final)? {
+            ScanStep::Frame => {
                 let frame = scan.frame();
-                sum.records += 1;
-                sum.end_seq = frame.seq + 1;
-                sum.times = chunk::join(sum.times, Some((frame.time, frame.time)));
+                summary.records += 1;
+                summary.end_seq = frame.seq + 1;
+                summary.times = chunk::merge_ranges(summary.times, Some((frame.time, frame.time)));
                 end = scan.offset() + frame.bytes() as u64;
             }
-            Step::Damage { at, bytes } => recovery.note(path, at, bytes, DamageKind::Middle),
-            Step::Torn { at, bytes } => torn = Some((at, bytes)),
-            Step::End(Some(sealed)) => return Ok(End::Known(sealed.end_seq.max(sum.end_seq))),
-            Step::End(None) | Step::Pending => break,
+            ScanStep::Damage { at, bytes } => recovery.record(path, at, bytes, DamageKind::Middle),
+            ScanStep::Torn { at, bytes } => torn = Some((at, bytes)),
+            ScanStep::End(Some(sealed)) => return Ok(SegmentEnd::Known(sealed.end_seq.max(summary.end_seq))),
+            ScanStep::End(None) | ScanStep::Pending => break,
         }
     }
     if recovery.damage.iter().any(|damage| damage.path == path) {
-        return Ok(End::Known(sum.end_seq));
+        return Ok(SegmentEnd::Known(summary.end_seq));
     }
-    seal(path, scan.header(), end, sum)?;
+    seal(path, scan.header(), end, summary)?;
     if let Some((at, bytes)) = torn {
-        recovery.note(path, at, bytes, DamageKind::Torn);
+        recovery.record(path, at, bytes, DamageKind::Torn);
     }
-    Ok(End::Known(sum.end_seq))
+    Ok(SegmentEnd::Known(summary.end_seq))
 }
 
-/// Cuts what is behind the last whole frame, and writes the sum there.
-fn seal(path: &Path, header: Header, end: u64, sum: Sum) -> io::Result<()> {
+/// Truncates the bytes after the last whole frame, and writes the summary there.
+fn seal(path: &Path, header: SegmentHeader, end: u64, summary: SegmentSummary) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(path)?;
     if !header.preallocated {
         file.set_len(end)?;
     }
-    let (mut bytes, payload) = (Vec::new(), sum.to_bytes());
-    Framed { kind: Kind::Seal, class: Class::default(), time: Time::now(), payload: &payload }.write_checked(
-        sum.end_seq,
-        header.salt,
-        &mut bytes,
-    );
-    // The seal is for speed; without room for it the segment is complete all the same.
+    let (mut bytes, payload) = (Vec::new(), summary.to_bytes());
+    FrameInput { kind: FrameKind::Seal, class: Class::default(), time: Timestamp::now(), payload: &payload }
+        .write_with_checksum(summary.end_seq, header.salt, &mut bytes);
+    // The summary is an optimisation; without room for it, the segment is still complete.
     if file.write_all_at(&bytes, end).is_err() {
         file.set_len(end)?;
     }
     file.sync_all()
 }
 
-/// A file that was made and got no header: nothing was ever written in it, unless it says otherwise. Returns how many
-/// records it may hold.
-fn without_header(path: &Path, recovery: &mut Recovery) -> io::Result<u64> {
+/// Handles a file without a header: if it is short or all zeros, nothing was written to it. Returns the largest number of
+/// records that it may hold.
+fn recover_headless(path: &Path, recovery: &mut RecoveryReport) -> io::Result<u64> {
     let bytes = fs::metadata(path)?.len();
     if bytes <= HEADER_BYTES as u64 || is_zeros(path)? {
-        recovery.note(path, 0, bytes, DamageKind::Torn);
+        recovery.record(path, 0, bytes, DamageKind::Torn);
         return fs::remove_file(path).map(|()| 0);
     }
-    recovery.note(path, 0, bytes, DamageKind::Header);
+    recovery.record(path, 0, bytes, DamageKind::SegmentHeader);
     Ok(bytes / HEAD_BYTES as u64)
 }
 
@@ -253,17 +258,17 @@ fn is_zeros(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Lines have neither numbers nor checks: a last one without its end is cut.
-fn end_of_lines(path: &Path, recovery: &mut Recovery) -> io::Result<()> {
+/// Truncates a partial last line: lines have neither sequence numbers nor checksums.
+fn end_of_lines(path: &Path, recovery: &mut RecoveryReport) -> io::Result<()> {
     let file = fs::File::open(path)?;
     let len = file.metadata()?.len();
     let end = last_newline(&file, len)?.map_or(0, |at| at + 1);
     if end < len {
-        // Those that are whole may be put away where nobody writes.
+        // Opened for writing only if needed: whole segments may be on a read-only file system.
         let file = fs::OpenOptions::new().write(true).open(path)?;
         file.set_len(end)?;
         file.sync_all()?;
-        recovery.note(path, end, len - end, DamageKind::Torn);
+        recovery.record(path, end, len - end, DamageKind::Torn);
     }
     Ok(())
 }
@@ -283,15 +288,15 @@ fn last_newline(file: &fs::File, len: u64) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-impl Recovery {
-    fn note(&mut self, path: &Path, at: u64, bytes: u64, kind: DamageKind) {
-        let list = if kind == DamageKind::Torn { &mut self.cut } else { &mut self.damage };
-        list.push(Damage { path: path.to_path_buf(), at, bytes, kind });
+impl RecoveryReport {
+    fn record(&mut self, path: &Path, at: u64, bytes: u64, kind: DamageKind) {
+        let list = if kind == DamageKind::Torn { &mut self.truncated } else { &mut self.damage };
+        list.push(DamagedRange { path: path.to_path_buf(), at, bytes, kind });
     }
 
-    /// Whether everything was as it should be.
+    /// Whether recovery found neither a torn write nor damage.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.cut.is_empty() && self.damage.is_empty()
+        self.truncated.is_empty() && self.damage.is_empty()
     }
 }

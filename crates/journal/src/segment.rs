@@ -1,8 +1,8 @@
-//! One file of a stripe: its name, its header, and the sum at its end.
+//! A segment: one file of a stripe, with its name, its header, and the summary at its end.
 //!
 //! `journal-00-0000000001.tgj` is the first segment of stripe 0. A framed segment begins with a header of 64 bytes; an
-//! ended one ends with a frame that sums it up. A packed one, `….tgj.zst`, begins with a frame that zstd skips, with the
-//! header and the sum, so that a reader knows without unpacking whether to read it at all.
+//! ended one ends with a summary frame. A compressed segment, `….tgj.zst`, begins with a skippable zstd frame that holds
+//! the header and the summary, so that a reader can decide without decompression whether to read the segment.
 
 use std::{
     fs, io,
@@ -10,48 +10,38 @@ use std::{
 };
 
 use crate::{
-    config::Format,
-    error::ReadError,
     frame::{HEAD_BYTES, u32_at, u64_at},
-    scan,
-    time::Time,
+    segment_format::SegmentFormat,
+    timestamp::Timestamp,
 };
 
 pub(crate) const HEADER_BYTES: usize = 64;
 const MAGIC: &[u8; 8] = b"TGJRNL1\n";
-pub(crate) const SUM_BYTES: usize = 32;
-/// What the last frame of a segment takes.
-pub(crate) const SEAL_BYTES: usize = HEAD_BYTES + SUM_BYTES;
+pub(crate) const SUMMARY_BYTES: usize = 32;
+/// The size of the last frame of a segment.
+pub(crate) const SEAL_BYTES: usize = HEAD_BYTES + SUMMARY_BYTES;
 
 pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-impl Format {
-    pub(crate) const fn extension(self) -> &'static str {
-        match self {
-            Self::Framed => "tgj",
-            Self::Json => "jsonl",
-            Self::Text => "log",
-        }
-    }
-}
-
-/// What the name of a segment's file says. Sorts by journal, stripe and number, a plain file before its packed copy.
+/// A parsed segment file name. Sorts by journal, stripe and number, a plain file before its compressed copy.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentName {
     pub(crate) journal: String,
     pub(crate) stripe: u16,
     pub(crate) number: u64,
-    pub(crate) packed: bool,
-    pub(crate) format: Format,
+    pub(crate) compressed: bool,
+    pub(crate) format: SegmentFormat,
 }
 
 impl SegmentName {
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        let (stem, packed) = name.strip_suffix(".zst").map_or((name, false), |stem| (stem, true));
+        let (stem, compressed) = name.strip_suffix(".zst").map_or((name, false), |stem| (stem, true));
         let (stem, extension) = stem.rsplit_once('.')?;
-        let format = [Format::Framed, Format::Json, Format::Text].into_iter().find(|f| f.extension() == extension)?;
+        let format = [SegmentFormat::Framed, SegmentFormat::Json, SegmentFormat::Text]
+            .into_iter()
+            .find(|f| f.extension() == extension)?;
         let mut parts = stem.splitn(3, '-');
         let (journal, stripe, number) = (parts.next()?, parts.next()?, parts.next()?);
         let digits = |text: &str, least: usize| text.len() >= least && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -59,13 +49,13 @@ impl SegmentName {
             return None;
         }
         let (stripe, number) = (stripe.parse().ok()?, number.parse().ok()?);
-        Some(Self { stripe, number, packed, journal: journal.to_owned(), format })
+        Some(Self { stripe, number, compressed, journal: journal.to_owned(), format })
     }
 
     pub(crate) fn file(&self) -> String {
-        let Self { stripe, number, packed, journal, format } = self;
-        let packed = if *packed { ".zst" } else { "" };
-        format!("{journal}-{stripe:02}-{number:010}.{}{packed}", format.extension())
+        let Self { stripe, number, compressed, journal, format } = self;
+        let compressed = if *compressed { ".zst" } else { "" };
+        format!("{journal}-{stripe:02}-{number:010}.{}{compressed}", format.extension())
     }
 
     pub(crate) fn path(&self, folder: &Path) -> PathBuf {
@@ -73,8 +63,9 @@ impl SegmentName {
     }
 }
 
-/// The segments of a folder in order, regular files only: what bears our name but is a link or a folder is not ours.
-/// Where a packed and a plain file of one number exist, packing was not finished, and the plain one counts.
+/// The segments of a folder in order. Only regular files count: a link or a folder with a segment name does not belong to
+/// the journal. If a plain and a compressed file have the same number, compression was not finished, and the plain one
+/// counts.
 pub(crate) fn list(folder: &Path) -> io::Result<Vec<SegmentName>> {
     let mut names: Vec<SegmentName> = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -90,62 +81,20 @@ pub(crate) fn list(folder: &Path) -> io::Result<Vec<SegmentName>> {
     Ok(names)
 }
 
-/// What can be said of a segment without reading its records.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Segment {
-    /// Its file.
-    pub path: PathBuf,
-    /// The name of its journal: see [`Config::name`](crate::Config::name).
-    pub journal: String,
-    /// Its stripe.
-    pub stripe: u16,
-    /// Its number within the stripe; later ones have larger numbers.
-    pub number: u64,
-    /// In which form its records stand.
-    pub format: Format,
-    /// Whether it was packed.
-    pub packed: bool,
-    /// Bytes on the disk.
-    pub bytes: u64,
-    /// How many records it has, and the earliest and latest time of one, if it ended in order and says so.
-    pub records: Option<(u64, Option<(Time, Time)>)>,
-}
-
-/// The segments of a folder, by journal, stripe and number.
-///
-/// # Errors
-/// [`ReadError`]
-pub fn segments(folder: impl AsRef<Path>) -> Result<Vec<Segment>, ReadError> {
-    let folder = folder.as_ref();
-    let mut segments = Vec::new();
-    for name in list(folder).map_err(ReadError::io(folder))? {
-        let path = name.path(folder);
-        // One that is gone by now is none.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
-        let framed = name.format == Format::Framed;
-        let told = if framed { scan::header_and_sum(&path).ok().flatten() } else { None };
-        let records = told.and_then(|(_, sum)| sum).map(|sum| (sum.records, sum.times));
-        let SegmentName { journal, stripe, number, packed, format } = name;
-        segments.push(Segment { path, journal, stripe, number, format, packed, bytes: metadata.len(), records });
-    }
-    Ok(segments)
-}
-
-/// What a framed segment begins with.
+/// The header of a framed segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Header {
+pub(crate) struct SegmentHeader {
     pub(crate) stripe: u16,
     pub(crate) salt: u32,
     pub(crate) number: u64,
-    /// The number of its first record, or a smaller one.
+    /// The sequence number of the first record, or a smaller one.
     pub(crate) first_seq: u64,
-    pub(crate) created: Time,
-    /// The file has its full length from the beginning: what follows the last frame means nothing.
+    pub(crate) created: Timestamp,
+    /// The file has its full length from the start: bytes after the last frame are meaningless.
     pub(crate) preallocated: bool,
 }
 
-impl Header {
+impl SegmentHeader {
     pub(crate) fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..8].copy_from_slice(MAGIC);
@@ -160,12 +109,12 @@ impl Header {
         out
     }
 
-    /// As far as these bytes tell, which are no header.
+    /// Whether an invalid header belonged to a preallocated segment, as far as these bytes show.
     pub(crate) fn is_preallocated(bytes: &[u8; HEADER_BYTES]) -> bool {
         bytes[10] == 1
     }
 
-    /// `None`: these bytes do not begin a segment.
+    /// `None` if these bytes are not a segment header.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<HEADER_BYTES>()?;
         if &bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != u32_at(bytes, 60) {
@@ -176,27 +125,27 @@ impl Header {
             salt: u32_at(bytes, 12),
             number: u64_at(bytes, 16),
             first_seq: u64_at(bytes, 24),
-            created: Time::from_unix_nanos(u64_at(bytes, 32)),
+            created: Timestamp::from_unix_nanos(u64_at(bytes, 32)),
             preallocated: bytes[10] == 1,
         })
     }
 }
 
-/// What a segment holds: the payload of its last frame.
+/// The summary of a segment: the payload of its last frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Sum {
+pub(crate) struct SegmentSummary {
     pub(crate) records: u64,
-    /// The number of the next segment's first record, or a smaller one.
+    /// The sequence number of the next segment's first record, or a smaller one.
     pub(crate) end_seq: u64,
-    /// Earliest and latest time, if there are records.
-    pub(crate) times: Option<(Time, Time)>,
+    /// The earliest and the latest time, if there are records.
+    pub(crate) times: Option<(Timestamp, Timestamp)>,
 }
 
-impl Sum {
-    pub(crate) fn to_bytes(self) -> [u8; SUM_BYTES] {
-        let (first, last) = self.times.unwrap_or((Time::MAX, Time::MIN));
+impl SegmentSummary {
+    pub(crate) fn to_bytes(self) -> [u8; SUMMARY_BYTES] {
+        let (first, last) = self.times.unwrap_or((Timestamp::MAX, Timestamp::MIN));
         let numbers = [self.records, self.end_seq, first.unix_nanos(), last.unix_nanos()];
-        let mut out = [0; SUM_BYTES];
+        let mut out = [0; SUMMARY_BYTES];
         for (place, number) in out.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -204,8 +153,8 @@ impl Sum {
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; SUM_BYTES] = bytes.try_into().ok()?;
-        let time = |at| Time::from_unix_nanos(u64_at(bytes, at));
+        let bytes: &[u8; SUMMARY_BYTES] = bytes.try_into().ok()?;
+        let time = |at| Timestamp::from_unix_nanos(u64_at(bytes, at));
         let (first, last) = (time(16), time(24));
         let times = (first <= last).then_some((first, last));
         Some(Self { records: u64_at(bytes, 0), end_seq: u64_at(bytes, 8), times })
@@ -217,9 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written_and_nothing_else_is() {
-        let name =
-            SegmentName { stripe: 3, number: 12, packed: true, journal: "query_log".into(), format: Format::Json };
+    fn names_round_trip_and_others_are_rejected() {
+        let name = SegmentName {
+            stripe: 3,
+            number: 12,
+            compressed: true,
+            journal: "query_log".into(),
+            format: SegmentFormat::Json,
+        };
         assert_eq!(name.file(), "query_log-03-0000000012.jsonl.zst");
         assert_eq!(SegmentName::parse(&name.file()), Some(name));
         for foreign in
@@ -230,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn a_header_survives_and_a_changed_one_is_none() {
-        let (created, preallocated) = (Time::from_unix_nanos(5), true);
-        let header = Header { stripe: 1, salt: 7, number: 9, first_seq: 100, created, preallocated };
+    fn header_round_trips_and_changed_is_rejected() {
+        let (created, preallocated) = (Timestamp::from_unix_nanos(5), true);
+        let header = SegmentHeader { stripe: 1, salt: 7, number: 9, first_seq: 100, created, preallocated };
         let mut bytes = header.to_bytes();
-        assert_eq!(Header::from_bytes(&bytes), Some(header));
+        assert_eq!(SegmentHeader::from_bytes(&bytes), Some(header));
         bytes[20] ^= 1;
-        assert_eq!(Header::from_bytes(&bytes), None);
+        assert_eq!(SegmentHeader::from_bytes(&bytes), None);
     }
 }

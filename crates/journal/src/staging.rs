@@ -1,7 +1,7 @@
-//! What was accepted and not yet taken by the writer: the state under a stripe's lock.
+//! The staging buffer: records accepted and not yet taken by the writer, under a stripe's lock.
 //!
-//! Producers copy frames into the current chunk; full chunks queue behind it. The writer takes whole chunks out by
-//! moving them, so it writes without the lock, and producers fill the next chunk meanwhile. Nothing here waits.
+//! Producers copy frames into the current chunk; full chunks queue behind it. The writer takes whole chunks by moving
+//! them, so it writes without the lock while producers fill the next chunk. Nothing here blocks.
 
 use std::{
     collections::VecDeque,
@@ -10,30 +10,30 @@ use std::{
 };
 
 use crate::{
-    budget::{Budget, Credit},
-    chunk::Chunk,
-    config::{ClassConfig, Overload},
-    frame::{Framed, Kind},
-    gap::{Cause, Gap, Losses},
-    note::Ack,
-    stretches::Stretches,
-    time::Time,
+    chunk::FrameChunk,
+    config::{ClassConfig, OverloadPolicy},
+    frame::{FrameInput, FrameKind},
+    gap_record::{Gap, LossCause, PendingGaps},
+    memory_budget::{MemoryBudget, Reservation},
+    producer_record::Ack,
+    range_set::RangeSet,
+    timestamp::Timestamp,
 };
 
-/// When the writer wants to be woken. It says so under the lock, so no wake-up is lost and none is sent twice.
+/// When the writer must be woken. The writer sets it under the lock, so no wake-up is lost and none is sent twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Attention {
-    /// Not at all: it will look again by itself.
+pub(crate) enum WriterAttention {
+    /// Never: the writer checks again by itself.
     Busy,
-    /// When so many records are waited for, or a chunk is full. It looks again by itself soon.
-    Lingering { asks: usize },
-    /// When anything comes.
+    /// When `waiters` records are waited for, or a chunk is full. The writer checks again by itself soon.
+    Lingering { waiters: usize },
+    /// Any record wakes the writer.
     Idle,
 }
 
-/// What the producer does after it has let go of the lock.
+/// The action of a producer after it has released the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Nudge {
+pub(crate) enum WakeAction {
     None,
     /// Wake the writer.
     Wake,
@@ -41,109 +41,109 @@ pub(crate) enum Nudge {
     Write,
 }
 
-/// Whether a producer may be held up by the disk.
+/// Whether a producer may block on disk I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    /// It may, so it writes full chunks itself: cheaper than to wake another thread.
-    Writes,
-    /// It must not.
-    Leaves,
+pub(crate) enum BlockingMode {
+    /// The producer writes full chunks itself: cheaper than waking another thread.
+    MayBlock,
+    /// The producer never writes.
+    NonBlocking,
 }
 
-/// Where room for a record comes from.
-pub(crate) struct Room<'a> {
+/// The inputs of an append besides the record.
+pub(crate) struct AppendContext<'a> {
     pub(crate) classes: &'a [ClassConfig],
-    pub(crate) budget: &'a Budget,
-    /// What was set aside for this record.
-    pub(crate) credit: &'a mut Credit,
+    pub(crate) budget: &'a MemoryBudget,
+    /// Memory set aside for this record.
+    pub(crate) reservation: &'a mut Reservation,
 }
 
-/// Books of one class. Everything offered is accepted, dropped at the door, or refused by a deadline.
+/// The counters of one class. Every offered record is accepted, dropped before acceptance, or timed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct ClassBooks {
+pub(crate) struct ClassCounters {
     pub(crate) accepted: u64,
     pub(crate) accepted_bytes: u64,
-    /// By [`Cause`].
+    /// Indexed by [`LossCause`].
     pub(crate) lost: [u64; 5],
     pub(crate) lost_bytes: [u64; 5],
 }
 
-/// Why a record did not get in.
+/// Why an append failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outside {
-    /// No room now.
+pub(crate) enum AppendFailure {
+    /// There is no room now.
     Full,
-    /// Its class is sampled, and this one is not kept.
+    /// The class is sampled and this record is not in the sample.
     Sampled,
     Closed,
 }
 
-/// What the writer gets.
+/// The result of [`Staging::take`].
 #[derive(Debug)]
-pub(crate) enum Taken {
-    Batch(Batch),
-    /// Nothing yet; look again then, or when woken.
+pub(crate) enum TakeResult {
+    Batch(WriteBatch),
+    /// Nothing is due; check again after this time or when woken.
     Linger(Duration),
-    /// Nothing at all; look again when woken.
+    /// Nothing is staged; check again when woken.
     Idle,
     /// The journal is closed and everything was taken.
-    Ended,
+    Closed,
 }
 
-/// Chunks to be written, and how safe their records shall be when they are given back.
+/// Chunks to write, and the ack level to reach before they are released.
 #[derive(Debug)]
-pub(crate) struct Batch {
-    pub(crate) chunks: Vec<Chunk>,
-    pub(crate) ask: Ack,
-    /// All numbers below are in this batch or an earlier one.
+pub(crate) struct WriteBatch {
+    pub(crate) chunks: Vec<FrameChunk>,
+    pub(crate) ack: Ack,
+    /// All sequence numbers below are in this batch or an earlier one.
     pub(crate) end: u64,
-    /// How many records of it are waited for.
-    pub(crate) asks: usize,
+    /// The number of records in the batch that a producer waits for.
+    pub(crate) waiters: usize,
 }
 
 /// When a batch is due.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct BatchPolicy {
     pub(crate) linger: Duration,
-    /// At most so many bytes of chunks at once, but at least one chunk.
+    /// The largest size of the chunks of a batch in bytes; a batch has at least one chunk.
     pub(crate) bytes_max: usize,
-    /// More producers are about to ask for the same sync.
-    pub(crate) gather: Option<Gather>,
+    /// Set if more producers are expected to wait for the same sync.
+    pub(crate) group_commit: Option<GroupCommit>,
 }
 
-/// For whom a sync waits, so that it serves all of them and not the first alone.
+/// Group commit: how long a sync is delayed so that it serves more waiters than the first one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gather {
-    /// For so many.
-    pub(crate) asks: usize,
-    /// Until then at most.
+pub(crate) struct GroupCommit {
+    /// The sync starts when this many records are waited for.
+    pub(crate) waiters: usize,
+    /// The sync starts at this time at the latest.
     pub(crate) until: Instant,
-    /// No longer than this without another one coming.
+    /// The sync starts if no waiter joins for this long.
     pub(crate) quiet: Duration,
 }
 
-/// How often it is looked in such a time whether another one came.
-const LOOKS: u32 = 4;
+/// How often the writer checks for new waiters within `quiet`.
+const GROUP_CHECKS: u32 = 4;
 
 pub(crate) struct Staging {
-    full: VecDeque<Chunk>,
-    current: Option<Chunk>,
+    full: VecDeque<FrameChunk>,
+    current: Option<FrameChunk>,
     next_seq: u64,
-    /// The most that any staged record, or anybody else, asks for.
-    ask: Ack,
-    asks: usize,
-    /// How many asked when it was looked last, and since when there were so many.
-    gathered: Option<(usize, Instant)>,
-    /// Since when something lies here.
+    /// The highest ack level requested by a staged record or by `request_ack`.
+    ack: Ack,
+    waiters: usize,
+    /// The number of waiters at the last check, and since when it is unchanged.
+    group_waiters: Option<(usize, Instant)>,
+    /// When the first staged record or loss arrived.
     since: Option<Instant>,
-    losses: Losses,
-    attention: Attention,
+    losses: PendingGaps,
+    attention: WriterAttention,
     closed: bool,
-    /// Records seen by a sampled class while it is sampled.
+    /// Records of each class counted while the class is sampled.
     samples: Box<[u32]>,
-    books: Box<[ClassBooks]>,
-    /// Numbers whose records had to go.
-    displaced: Stretches,
+    counters: Box<[ClassCounters]>,
+    /// Sequence numbers of displaced records.
+    displaced: RangeSet,
 }
 
 impl Staging {
@@ -152,77 +152,77 @@ impl Staging {
             full: VecDeque::new(),
             current: None,
             next_seq,
-            ask: Ack::Accepted,
-            asks: 0,
-            gathered: None,
+            ack: Ack::Accepted,
+            waiters: 0,
+            group_waiters: None,
             since: None,
-            losses: Losses::default(),
-            attention: Attention::Busy,
+            losses: PendingGaps::default(),
+            attention: WriterAttention::Busy,
             closed: false,
             samples: vec![0; classes].into(),
-            books: vec![ClassBooks::default(); classes].into(),
-            displaced: Stretches::default(),
+            counters: vec![ClassCounters::default(); classes].into(),
+            displaced: RangeSet::default(),
         }
     }
 
-    /// Takes a record in, and gives its number.
+    /// Accepts a record and returns its sequence number.
     #[inline]
     pub(crate) fn append(
         &mut self,
-        framed: &Framed<'_>,
+        framed: &FrameInput<'_>,
         ack: Ack,
-        patience: Patience,
-        room: Room<'_>,
-    ) -> Result<(u64, Nudge), Outside> {
+        blocking: BlockingMode,
+        context: AppendContext<'_>,
+    ) -> Result<(u64, WakeAction), AppendFailure> {
         if self.closed {
-            return Err(Outside::Closed);
+            return Err(AppendFailure::Closed);
         }
         let class = usize::from(framed.class.index());
-        if let Overload::Sample { one_in } = room.classes[class].overload
-            && !self.keeps_sample(class, one_in, room.budget)
+        if let OverloadPolicy::Sample { one_in } = context.classes[class].overload
+            && !self.is_sampled(class, one_in, context.budget)
         {
-            return Err(Outside::Sampled);
+            return Err(AppendFailure::Sampled);
         }
         let bytes = framed.bytes();
         if !self.current.as_ref().is_some_and(|chunk| chunk.has_room_for(bytes)) {
-            self.turn_over(bytes, class, room)?;
+            self.rotate_chunk(bytes, class, context)?;
         }
-        let chunk = self.current.as_mut().expect("there is a chunk with room");
+        let chunk = self.current.as_mut().expect("rotate_chunk provides a chunk with room");
         let seq = self.next_seq;
         chunk.push(framed, seq);
         self.next_seq += 1;
-        self.books[class].accepted += 1;
-        self.books[class].accepted_bytes += framed.payload.len() as u64;
+        self.counters[class].accepted += 1;
+        self.counters[class].accepted_bytes += framed.payload.len() as u64;
         if ack > Ack::Accepted {
             chunk.pin();
-            self.asks += 1;
-            self.ask = self.ask.max(ack);
+            self.waiters += 1;
+            self.ack = self.ack.max(ack);
         }
         if self.since.is_none() {
             self.since = Some(Instant::now());
         }
-        Ok((seq, self.nudge(patience)))
+        Ok((seq, self.action(blocking)))
     }
 
-    /// Puts the current chunk to the full ones and begins another.
-    fn turn_over(&mut self, bytes: usize, class: usize, room: Room<'_>) -> Result<(), Outside> {
-        let Room { classes, budget, credit } = room;
-        let can_wait = matches!(classes[class].overload, Overload::Block { .. });
-        if can_wait && credit.is_empty() && budget.is_reserved(bytes) {
-            return Err(Outside::Full);
+    /// Moves the current chunk to the full ones and starts a new one.
+    fn rotate_chunk(&mut self, bytes: usize, class: usize, context: AppendContext<'_>) -> Result<(), AppendFailure> {
+        let AppendContext { classes, budget, reservation } = context;
+        let can_wait = matches!(classes[class].overload, OverloadPolicy::Block { .. });
+        if can_wait && reservation.is_empty() && budget.needs_headroom(bytes) {
+            return Err(AppendFailure::Full);
         }
-        let fresh = match budget.take(bytes, credit) {
+        let fresh = match budget.acquire(bytes, reservation) {
             Some(chunk) => chunk,
-            None if classes[class].overload == Overload::DropOldest && self.drop_oldest(classes, budget) => {
-                budget.take(bytes, credit).ok_or(Outside::Full)?
+            None if classes[class].overload == OverloadPolicy::DropOldest && self.drop_oldest(classes, budget) => {
+                budget.acquire(bytes, reservation).ok_or(AppendFailure::Full)?
             }
-            None => return Err(Outside::Full),
+            None => return Err(AppendFailure::Full),
         };
         self.full.extend(self.current.replace(fresh));
         Ok(())
     }
 
-    fn keeps_sample(&mut self, class: usize, one_in: u32, budget: &Budget) -> bool {
+    fn is_sampled(&mut self, class: usize, one_in: u32, budget: &MemoryBudget) -> bool {
         if !budget.is_half_used() {
             return true;
         }
@@ -231,58 +231,59 @@ impl Staging {
     }
 
     #[inline]
-    fn nudge(&mut self, patience: Patience) -> Nudge {
+    fn action(&mut self, blocking: BlockingMode) -> WakeAction {
         let full = !self.full.is_empty();
         let wake = match self.attention {
-            Attention::Busy => false,
-            Attention::Lingering { asks } => full || (asks > 0 && self.asks >= asks),
-            Attention::Idle => true,
+            WriterAttention::Busy => false,
+            WriterAttention::Lingering { waiters } => full || (waiters > 0 && self.waiters >= waiters),
+            WriterAttention::Idle => true,
         };
-        match patience {
-            Patience::Writes if full => Nudge::Write,
+        match blocking {
+            BlockingMode::MayBlock if full => WakeAction::Write,
             _ if wake => self.wake(),
-            _ => Nudge::None,
+            _ => WakeAction::None,
         }
     }
 
-    /// The writer is to be woken, if it wants to be; it is told so once.
-    pub(crate) fn wake(&mut self) -> Nudge {
-        let asleep = mem::replace(&mut self.attention, Attention::Busy) != Attention::Busy;
-        if asleep { Nudge::Wake } else { Nudge::None }
+    /// Wakes the writer unless it is busy; once per wait.
+    pub(crate) fn wake(&mut self) -> WakeAction {
+        let asleep = mem::replace(&mut self.attention, WriterAttention::Busy) != WriterAttention::Busy;
+        if asleep { WakeAction::Wake } else { WakeAction::None }
     }
 
-    /// Drops old records that may be displaced until a whole chunk is free. `false`: there were too few.
-    fn drop_oldest(&mut self, classes: &[ClassConfig], budget: &Budget) -> bool {
+    /// Drops displaceable records until a whole chunk is free. `false`: there were too few.
+    fn drop_oldest(&mut self, classes: &[ClassConfig], budget: &MemoryBudget) -> bool {
         self.full.extend(self.current.take());
         let mut at = 0;
         while at < self.full.len() {
-            if self.full[at].is_pinned() || !self.is_freed(at, classes) {
+            if self.full[at].is_pinned() || !self.try_free_chunk(at, classes) {
                 at += 1;
                 continue;
             }
-            // One that tells of losses takes nothing of the bound, and gives nothing back.
-            if let Some(chunk) = self.full.remove(at).filter(|chunk| chunk.charge() > 0) {
-                budget.give(chunk);
+            // A chunk with gap records is outside the bound, so removing it frees nothing.
+            if let Some(chunk) = self.full.remove(at).filter(|chunk| chunk.budget_bytes() > 0) {
+                budget.release(chunk);
                 return true;
             }
         }
         false
     }
 
-    /// Drops what may be displaced; whether the chunk is not needed for the rest.
-    fn is_freed(&mut self, at: usize, classes: &[ClassConfig]) -> bool {
-        self.strip(at, classes);
-        self.full[at].is_empty() || (at > 0 && self.absorb(at))
+    /// Drops the displaceable records of a chunk. Returns whether the chunk is empty or its rest was merged into the
+    /// previous one.
+    fn try_free_chunk(&mut self, at: usize, classes: &[ClassConfig]) -> bool {
+        self.remove_frames(at, classes);
+        self.full[at].is_empty() || (at > 0 && self.append_chunk(at))
     }
 
-    fn strip(&mut self, at: usize, classes: &[ClassConfig]) {
-        let Self { full, losses, books, displaced, .. } = self;
-        full[at].strip(|frame| {
+    fn remove_frames(&mut self, at: usize, classes: &[ClassConfig]) {
+        let Self { full, losses, counters, displaced, .. } = self;
+        full[at].remove_frames(|frame| {
             let class = usize::from(frame.class.index());
-            let drops = frame.kind == Kind::Record && classes[class].overload == Overload::DropOldest;
+            let drops = frame.kind == FrameKind::Record && classes[class].overload == OverloadPolicy::DropOldest;
             if drops {
-                let gap = Gap::new(frame.class, Cause::Oldest, frame.payload.len(), frame.time);
-                books[class].lose(&gap);
+                let gap = Gap::new(frame.class, LossCause::Oldest, frame.payload.len(), frame.time);
+                counters[class].record_loss(&gap);
                 losses.add(&gap);
                 displaced.add(frame.seq..frame.seq + 1);
             }
@@ -290,123 +291,126 @@ impl Staging {
         });
     }
 
-    fn absorb(&mut self, at: usize) -> bool {
+    fn append_chunk(&mut self, at: usize) -> bool {
         let (earlier, later) = self.full.make_contiguous().split_at_mut(at);
-        earlier.last_mut().is_some_and(|earlier| !earlier.is_pinned() && earlier.absorb(&later[0]))
+        earlier.last_mut().is_some_and(|earlier| !earlier.is_pinned() && earlier.append_chunk(&later[0]))
     }
 
-    /// A record was lost at the door.
-    pub(crate) fn lose(&mut self, gap: &Gap) -> Nudge {
-        self.books[usize::from(gap.class.index())].lose(gap);
+    /// Records a loss before acceptance.
+    pub(crate) fn record_loss(&mut self, gap: &Gap) -> WakeAction {
+        self.counters[usize::from(gap.class.index())].record_loss(gap);
         self.losses.add(gap);
         if self.since.is_none() {
             self.since = Some(Instant::now());
         }
-        if self.attention == Attention::Idle { self.wake() } else { Nudge::None }
+        if self.attention == WriterAttention::Idle { self.wake() } else { WakeAction::None }
     }
 
-    /// Somebody waits for everything that is staged.
-    pub(crate) fn demand(&mut self, ack: Ack) -> Nudge {
-        self.ask = self.ask.max(ack);
+    /// Requests an ack level for everything that is staged.
+    pub(crate) fn request_ack(&mut self, ack: Ack) -> WakeAction {
+        self.ack = self.ack.max(ack);
         self.wake()
     }
 
-    /// Nothing more is taken in.
-    pub(crate) fn close(&mut self) -> Nudge {
+    /// Rejects further records.
+    pub(crate) fn close(&mut self) -> WakeAction {
         self.closed = true;
         self.wake()
     }
 
-    /// Hands chunks to the writer: the full ones, or all if they are due.
-    pub(crate) fn take(&mut self, pace: &Pace, now: Instant) -> Taken {
+    /// Returns a batch for the writer: the full chunks, or all chunks if they are due.
+    pub(crate) fn take(&mut self, policy: &BatchPolicy, now: Instant) -> TakeResult {
         let age = self.since.map(|since| now.saturating_duration_since(since));
-        let gathering = self.gathering(pace, now);
-        let asked = self.ask > Ack::Accepted && gathering.is_none();
-        let due = asked || self.closed || age.is_some_and(|age| age >= pace.linger);
-        if due && (self.since.is_some() || asked) {
-            return Taken::Batch(self.batch(pace, true));
+        let group_wait = self.group_commit_wait(policy, now);
+        let ack_due = self.ack > Ack::Accepted && group_wait.is_none();
+        let due = ack_due || self.closed || age.is_some_and(|age| age >= policy.linger);
+        if due && (self.since.is_some() || ack_due) {
+            return TakeResult::Batch(self.batch(policy, true));
         }
         if !self.full.is_empty() {
-            return Taken::Batch(self.batch(pace, false));
+            return TakeResult::Batch(self.batch(policy, false));
         }
         if self.closed {
-            return Taken::Ended;
+            return TakeResult::Closed;
         }
-        if age.is_none() && gathering.is_none() {
-            self.attention = Attention::Idle;
-            return Taken::Idle;
+        if age.is_none() && group_wait.is_none() {
+            self.attention = WriterAttention::Idle;
+            return TakeResult::Idle;
         }
-        // Somebody may ask for what was taken before, with nothing here.
-        let (asks, wait) = gathering.unwrap_or((1, pace.linger));
-        self.attention = Attention::Lingering { asks };
-        Taken::Linger(age.map_or(wait, |age| wait.min(pace.linger.saturating_sub(age))))
+        // A request_ack for records taken earlier can be pending while nothing is staged.
+        let (waiters, wait) = group_wait.unwrap_or((1, policy.linger));
+        self.attention = WriterAttention::Lingering { waiters };
+        TakeResult::Linger(age.map_or(wait, |age| wait.min(policy.linger.saturating_sub(age))))
     }
 
-    /// Hands full chunks to a producer that writes them in the writer's place. The writer's wishes stay as they are, as it
-    /// sleeps or works on. A sync is left to it.
-    pub(crate) fn take_full(&mut self, bytes_max: usize) -> Option<Batch> {
-        if self.full.is_empty() || self.ask == Ack::Durable {
+    /// Returns full chunks to a producer that writes them in place of the writer. Does not change the writer's attention,
+    /// as the writer sleeps or continues. Leaves syncs to the writer.
+    pub(crate) fn take_full(&mut self, bytes_max: usize) -> Option<WriteBatch> {
+        if self.full.is_empty() || self.ack == Ack::Durable {
             return None;
         }
         let chunks = self.pop_chunks(bytes_max);
-        Some(Batch { chunks, ask: Ack::Written, end: self.staged_from(), asks: 0 })
+        Some(WriteBatch { chunks, ack: Ack::Written, end: self.staged_from(), waiters: 0 })
     }
 
-    fn pop_chunks(&mut self, bytes_max: usize) -> Vec<Chunk> {
+    fn pop_chunks(&mut self, bytes_max: usize) -> Vec<FrameChunk> {
         let (mut chunks, mut bytes) = (Vec::new(), 0);
-        while let Some(chunk) = self.full.pop_front_if(|chunk| bytes == 0 || bytes + chunk.charge() <= bytes_max) {
-            bytes += chunk.charge();
+        while let Some(chunk) = self.full.pop_front_if(|chunk| bytes == 0 || bytes + chunk.budget_bytes() <= bytes_max)
+        {
+            bytes += chunk.budget_bytes();
             chunks.push(chunk);
         }
         chunks
     }
 
-    /// The number from which on records are still here.
+    /// The first sequence number that is still staged.
     fn staged_from(&self) -> u64 {
-        let first = self.full.front().or(self.current.as_ref()).and_then(Chunk::seqs);
+        let first = self.full.front().or(self.current.as_ref()).and_then(FrameChunk::seqs);
         first.map_or(self.next_seq, |(first, _)| first)
     }
 
-    /// How many askers the writer waits for, and how long until it looks again.
-    fn gathering(&mut self, pace: &Pace, now: Instant) -> Option<(usize, Duration)> {
-        let Gather { asks, until, quiet } = pace.gather?;
-        if self.ask == Ack::Accepted || !self.full.is_empty() || self.asks >= asks || self.closed {
+    /// The number of waiters that the writer waits for, and the time until it checks again.
+    fn group_commit_wait(&mut self, policy: &BatchPolicy, now: Instant) -> Option<(usize, Duration)> {
+        let GroupCommit { waiters, until, quiet } = policy.group_commit?;
+        if self.ack == Ack::Accepted || !self.full.is_empty() || self.waiters >= waiters || self.closed {
             return None;
         }
-        let (known, since) = self.gathered.filter(|(known, _)| *known >= self.asks).unwrap_or((self.asks, now));
-        self.gathered = Some((known, since));
+        let (known, since) =
+            self.group_waiters.filter(|(known, _)| *known >= self.waiters).unwrap_or((self.waiters, now));
+        self.group_waiters = Some((known, since));
         let until = until.min(since + quiet);
-        (now < until).then(|| (asks, (until - now).min(quiet / LOOKS)))
+        (now < until).then(|| (waiters, (until - now).min(quiet / GROUP_CHECKS)))
     }
 
-    fn batch(&mut self, pace: &Pace, due: bool) -> Batch {
+    fn batch(&mut self, policy: &BatchPolicy, due: bool) -> WriteBatch {
         if due {
-            self.tell_losses();
+            self.append_gaps();
             self.full.extend(self.current.take());
         }
-        let chunks = self.pop_chunks(pace.bytes_max);
+        let chunks = self.pop_chunks(policy.bytes_max);
         let is_rest = !self.full.is_empty() || self.current.is_some();
         self.since = is_rest.then(Instant::now);
-        self.attention = Attention::Busy;
-        let ask = mem::take(&mut self.ask);
-        let asks = mem::take(&mut self.asks);
-        self.gathered = None;
-        // What did not fit is asked for as before.
+        self.attention = WriterAttention::Busy;
+        let ack = mem::take(&mut self.ack);
+        let waiters = mem::take(&mut self.waiters);
+        self.group_waiters = None;
+        // The rest keeps its ack level.
         if !self.full.is_empty() {
-            self.ask = ask;
+            self.ack = ack;
         }
-        Batch { chunks, ask, end: self.staged_from(), asks }
+        WriteBatch { chunks, ack, end: self.staged_from(), waiters }
     }
 
-    /// Losses become records as soon as something is written again. They are few and small, and outside of the bound.
-    fn tell_losses(&mut self) {
+    /// Appends pending gaps as records once something is written again. They are few and small, and outside the bound.
+    fn append_gaps(&mut self) {
         if self.losses.is_empty() {
             return;
         }
-        let mut chunk = Chunk::outside_of_bound();
+        let mut chunk = FrameChunk::unbudgeted();
         for gap in self.losses.drain() {
             let payload = gap.payload();
-            let framed = Framed { kind: Kind::Gap, class: gap.class, time: Time::now(), payload: &payload };
+            let framed =
+                FrameInput { kind: FrameKind::Gap, class: gap.class, time: Timestamp::now(), payload: &payload };
             chunk.push(&framed, self.next_seq);
             self.next_seq += 1;
         }
@@ -414,14 +418,14 @@ impl Staging {
         self.full.push_back(chunk);
     }
 
-    /// Whether the record had to go for a younger one.
+    /// Whether the record was displaced by a newer one.
     pub(crate) fn is_displaced(&self, seq: u64) -> bool {
-        self.displaced.has(seq)
+        self.displaced.contains(seq)
     }
 
-    /// How many records are waited for.
-    pub(crate) fn asks(&self) -> usize {
-        self.asks
+    /// The number of records that a producer waits for.
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiters
     }
 
     pub(crate) fn has_full(&self) -> bool {
@@ -436,20 +440,20 @@ impl Staging {
         self.closed
     }
 
-    pub(crate) fn books(&self) -> &[ClassBooks] {
-        &self.books
+    pub(crate) fn counters(&self) -> &[ClassCounters] {
+        &self.counters
     }
 
-    /// Bytes staged, and the time of the oldest record among them.
-    pub(crate) fn staged(&self) -> (usize, Option<Time>) {
+    /// The staged bytes, and the time of the oldest staged record.
+    pub(crate) fn staged(&self) -> (usize, Option<Timestamp>) {
         let chunks = || self.full.iter().chain(&self.current);
-        let oldest = chunks().find_map(Chunk::times).map(|(first, _)| first);
+        let oldest = chunks().find_map(FrameChunk::times).map(|(first, _)| first);
         (chunks().map(|chunk| chunk.bytes().len()).sum(), oldest)
     }
 }
 
-impl ClassBooks {
-    fn lose(&mut self, gap: &Gap) {
+impl ClassCounters {
+    fn record_loss(&mut self, gap: &Gap) {
         self.lost[gap.cause as usize] += gap.records;
         self.lost_bytes[gap.cause as usize] += gap.bytes;
     }
@@ -458,75 +462,82 @@ impl ClassBooks {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::note::Class;
+    use crate::producer_record::Class;
 
     const QUIET: Duration = Duration::from_micros(100);
 
-    fn ask(staging: &mut Staging, budget: &Budget) {
+    fn ack(staging: &mut Staging, budget: &MemoryBudget) {
         let classes = [ClassConfig::new("one")];
-        let framed = Framed { kind: Kind::Record, class: Class::new(0), time: Time::MIN, payload: b"record" };
-        let room = Room { classes: &classes, budget, credit: &mut Credit::default() };
-        staging.append(&framed, Ack::Durable, Patience::Leaves, room).expect("there is room");
+        let framed =
+            FrameInput { kind: FrameKind::Record, class: Class::new(0), time: Timestamp::MIN, payload: b"record" };
+        let context = AppendContext { classes: &classes, budget, reservation: &mut Reservation::default() };
+        staging.append(&framed, Ack::Durable, BlockingMode::NonBlocking, context).expect("there is room");
     }
 
     #[test]
-    fn room_is_found_behind_what_tells_of_losses() {
+    fn finds_room_behind_gap_records() {
         const CHUNK: usize = 4 << 10;
-        let (mut staging, budget) = (Staging::new(2, 0), Budget::new(4 * CHUNK, CHUNK));
-        let classes = [ClassConfig::new("goes").overload(Overload::DropOldest), ClassConfig::new("stays")];
+        let (mut staging, budget) = (Staging::new(2, 0), MemoryBudget::new(4 * CHUNK, CHUNK));
+        let classes = [ClassConfig::new("goes").overload(OverloadPolicy::DropOldest), ClassConfig::new("stays")];
         let offer = |staging: &mut Staging, class: u8| {
-            let framed =
-                Framed { kind: Kind::Record, class: Class::new(class), time: Time::MIN, payload: &[b'x'; 1000] };
-            let room = Room { classes: &classes, budget: &budget, credit: &mut Credit::default() };
-            staging.append(&framed, Ack::Accepted, Patience::Leaves, room).map(|(seq, _)| seq)
+            let framed = FrameInput {
+                kind: FrameKind::Record,
+                class: Class::new(class),
+                time: Timestamp::MIN,
+                payload: &[b'x'; 1000],
+            };
+            let context =
+                AppendContext { classes: &classes, budget: &budget, reservation: &mut Reservation::default() };
+            staging.append(&framed, Ack::Accepted, BlockingMode::NonBlocking, context).map(|(seq, _)| seq)
         };
-        // One chunk in which something stays, a gap, and three chunks of what may go.
+        // A chunk with a record that stays, a gap, and three chunks of displaceable records.
         for class in [1, 0, 0, 0] {
             offer(&mut staging, class).expect("there is room");
         }
-        staging.lose(&Gap::new(Class::new(0), Cause::TooLarge, 1, Time::MIN));
-        staging.tell_losses();
+        staging.record_loss(&Gap::new(Class::new(0), LossCause::TooLarge, 1, Timestamp::MIN));
+        staging.append_gaps();
         for _ in 0..12 {
             offer(&mut staging, 0).expect("there is room");
         }
-        assert_eq!(offer(&mut staging, 0), Ok(17), "older ones go");
-        assert_eq!(staging.books()[0].lost[Cause::Oldest as usize], 3 + 4);
+        assert_eq!(offer(&mut staging, 0), Ok(17), "older records are displaced");
+        assert_eq!(staging.counters()[0].lost[LossCause::Oldest as usize], 3 + 4);
     }
 
     #[test]
-    fn a_sync_waits_for_as_many_as_the_last_one_served_while_they_come() {
-        let (mut staging, budget) = (Staging::new(1, 0), Budget::new(1 << 20, 64 << 10));
+    fn sync_waits_for_as_many_waiters_as_last_time() {
+        let (mut staging, budget) = (Staging::new(1, 0), MemoryBudget::new(1 << 20, 64 << 10));
         let begun = Instant::now();
-        let gather = Gather { asks: 4, until: begun + 10 * QUIET, quiet: QUIET };
-        let pace = Pace { linger: Duration::from_secs(1), bytes_max: 1 << 20, gather: Some(gather) };
-        let asks = |taken: Taken| match taken {
-            Taken::Batch(batch) => Some(batch.asks),
-            Taken::Linger(time) => {
+        let group_commit = GroupCommit { waiters: 4, until: begun + 10 * QUIET, quiet: QUIET };
+        let policy =
+            BatchPolicy { linger: Duration::from_secs(1), bytes_max: 1 << 20, group_commit: Some(group_commit) };
+        let waiters = |taken: TakeResult| match taken {
+            TakeResult::Batch(batch) => Some(batch.waiters),
+            TakeResult::Linger(time) => {
                 assert!(time <= QUIET, "{time:?}");
                 None
             }
             other => panic!("{other:?}"),
         };
-        // All of them come.
+        // All four waiters come.
         for _ in 0..3 {
-            ask(&mut staging, &budget);
-            assert_eq!(asks(staging.take(&pace, begun)), None);
+            ack(&mut staging, &budget);
+            assert_eq!(waiters(staging.take(&policy, begun)), None);
         }
-        ask(&mut staging, &budget);
-        assert_eq!(asks(staging.take(&pace, begun)), Some(4));
-        // No more come than two.
-        ask(&mut staging, &budget);
-        assert_eq!(asks(staging.take(&pace, begun)), None);
-        ask(&mut staging, &budget);
-        assert_eq!(asks(staging.take(&pace, begun + QUIET)), None, "there is one more");
-        assert_eq!(asks(staging.take(&pace, begun + QUIET + QUIET / 2)), None, "woken early");
-        assert_eq!(asks(staging.take(&pace, begun + 2 * QUIET)), Some(2));
-        // Somebody asks for what was taken already, and nobody else comes.
-        staging.demand(Ack::Durable);
-        assert_eq!(asks(staging.take(&pace, begun + 3 * QUIET)), None);
-        assert_eq!(asks(staging.take(&pace, begun + 4 * QUIET)), Some(0));
-        // They come one by one, and the time is over.
-        ask(&mut staging, &budget);
-        assert_eq!(asks(staging.take(&pace, begun + 10 * QUIET)), Some(1));
+        ack(&mut staging, &budget);
+        assert_eq!(waiters(staging.take(&policy, begun)), Some(4));
+        // Only two waiters come.
+        ack(&mut staging, &budget);
+        assert_eq!(waiters(staging.take(&policy, begun)), None);
+        ack(&mut staging, &budget);
+        assert_eq!(waiters(staging.take(&policy, begun + QUIET)), None, "one more waiter came");
+        assert_eq!(waiters(staging.take(&policy, begun + QUIET + QUIET / 2)), None, "woken early");
+        assert_eq!(waiters(staging.take(&policy, begun + 2 * QUIET)), Some(2));
+        // A request for records taken earlier, and no other waiter.
+        staging.request_ack(Ack::Durable);
+        assert_eq!(waiters(staging.take(&policy, begun + 3 * QUIET)), None);
+        assert_eq!(waiters(staging.take(&policy, begun + 4 * QUIET)), Some(0));
+        // The group commit window has ended.
+        ack(&mut staging, &budget);
+        assert_eq!(waiters(staging.take(&policy, begun + 10 * QUIET)), Some(1));
     }
 }

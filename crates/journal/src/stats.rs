@@ -1,61 +1,61 @@
-//! A journal in figures.
+//! Statistics of a journal.
 
 use std::time::Duration;
 
 use crate::{
-    gap::Cause,
-    health::State,
-    stripe::{Progress, Stripe},
-    time::Time,
+    gap_record::LossCause,
+    health::JournalState,
+    stripe::{Stripe, WriteProgress},
+    timestamp::Timestamp,
 };
 
-/// A journal in figures, summed over its stripes without stopping them.
+/// Statistics of a journal, summed over its stripes without stopping them.
 ///
-/// At rest, for each class: offered = accepted + lost at the door, and over all classes accepted + gaps = written +
-/// displaced (lost to [`Cause::Oldest`]): gap records are written and not offered.
+/// At rest, for each class: offered = accepted + losses before acceptance, and over all classes accepted + gaps = written
+/// + displaced ([`LossCause::Oldest`]): gap records are written and not offered.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Stats {
-    /// How the disk does.
-    pub state: State,
-    /// The last thing that went wrong, whenever that was.
+pub struct JournalStats {
+    /// Whether records can be written to the disk.
+    pub state: JournalState,
+    /// The last error, whenever it happened.
     pub last_error: Option<String>,
     /// Bytes of all segments on the disk.
     pub disk_bytes: u64,
-    /// How many segments there are.
+    /// The number of segments.
     pub segments: u64,
     /// Bytes of records accepted and not yet written.
     pub queued_bytes: usize,
-    /// The most memory that records took at a time, in bytes; never more than `bytes_max`.
+    /// The high-water mark of `reserved_bytes`; never more than `bytes_max`.
     pub reserved_bytes_max: usize,
-    /// The memory that records take now, in bytes: chunks being filled count whole.
+    /// The memory reserved for records, in bytes: chunks being filled count whole.
     pub reserved_bytes: usize,
     /// The age of the oldest record that is not written.
     pub lag: Duration,
-    /// Producers that wait for room.
+    /// The number of producers that wait for room.
     pub blocked: usize,
-    /// Records (and gaps) that were numbered.
+    /// The number of records and gaps that got a sequence number.
     pub numbered: u64,
-    /// Of these, how many are written: all but those that wait and those that were displaced.
+    /// The number of these that are written: all but the waiting and the displaced ones.
     pub written: u64,
-    /// Of these, how many are durable.
+    /// The number of these that are durable.
     pub durable: u64,
-    /// Calls to write.
+    /// The number of write calls.
     pub writes: u64,
-    /// Bytes that they wrote.
+    /// Bytes written by these calls.
     pub written_bytes: u64,
-    /// Syncs of open segments that somebody waited for.
+    /// The number of syncs of open segments that a producer waited for.
     pub syncs: u64,
-    /// How long the last of them took.
+    /// The duration of the last such sync.
     pub sync_time_last: Duration,
-    /// Segments given up after an error.
-    pub poisoned: u64,
-    /// The books of each class, in the order of the configuration.
+    /// The number of segments abandoned after an error.
+    pub segments_abandoned: u64,
+    /// The counters of each class, in the order of the configuration.
     pub classes: Vec<ClassStats>,
 }
 
-impl Stats {
-    pub(crate) fn new(state: State, last_error: Option<String>) -> Self {
+impl JournalStats {
+    pub(crate) fn new(state: JournalState, last_error: Option<String>) -> Self {
         Self {
             state,
             last_error,
@@ -73,16 +73,16 @@ impl Stats {
             written_bytes: 0,
             syncs: 0,
             sync_time_last: Duration::ZERO,
-            poisoned: 0,
+            segments_abandoned: 0,
             classes: Vec::new(),
         }
     }
 
-    /// Adds a stripe; returns the time of its oldest record that is not written.
-    pub(crate) fn add(&mut self, stripe: &Stripe) -> Option<Time> {
+    /// Adds a stripe. Returns the time of its oldest record that is not written.
+    pub(crate) fn add(&mut self, stripe: &Stripe) -> Option<Timestamp> {
         let progress = stripe.progress();
-        let Progress { counts, open_bytes, in_flight_bytes, in_flight_oldest, written, durable, .. } = progress;
-        let (staged_bytes, staged_oldest, books) = stripe.staged();
+        let WriteProgress { counts, open_bytes, in_flight_bytes, in_flight_oldest, written, durable, .. } = progress;
+        let (staged_bytes, staged_oldest, counters) = stripe.staged();
         self.queued_bytes += staged_bytes + in_flight_bytes;
         self.disk_bytes += open_bytes;
         self.segments += u64::from(progress.is_open);
@@ -93,21 +93,21 @@ impl Stats {
         self.written_bytes += counts.written_bytes;
         self.syncs += counts.syncs;
         self.sync_time_last = self.sync_time_last.max(counts.sync_time_last);
-        self.poisoned += counts.poisoned;
-        for (class, books) in self.classes.iter_mut().zip(&books) {
-            class.add(books);
+        self.segments_abandoned += counts.abandoned;
+        for (class, counters) in self.classes.iter_mut().zip(&counters) {
+            class.add(counters);
         }
         in_flight_oldest.or(staged_oldest)
     }
 }
 
-/// The books of one class.
+/// The counters of one class.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Its name.
+    /// The name of the class.
     pub name: String,
-    /// Records taken in.
+    /// The number of accepted records.
     pub accepted: u64,
     /// Bytes of their payloads.
     pub accepted_bytes: u64,
@@ -120,36 +120,36 @@ impl ClassStats {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    pub(crate) fn add(&mut self, books: &crate::staging::ClassBooks) {
-        self.accepted += books.accepted;
-        self.accepted_bytes += books.accepted_bytes;
-        for cause in Cause::ALL {
-            self.lost[cause as usize] += books.lost[cause as usize];
-            self.lost_bytes[cause as usize] += books.lost_bytes[cause as usize];
+    pub(crate) fn add(&mut self, counters: &crate::staging::ClassCounters) {
+        self.accepted += counters.accepted;
+        self.accepted_bytes += counters.accepted_bytes;
+        for cause in LossCause::ALL {
+            self.lost[cause as usize] += counters.lost[cause as usize];
+            self.lost_bytes[cause as usize] += counters.lost_bytes[cause as usize];
         }
     }
 
-    /// Records lost to a cause.
+    /// The number of records lost to a cause.
     #[must_use]
-    pub fn lost(&self, cause: Cause) -> u64 {
+    pub fn lost(&self, cause: LossCause) -> u64 {
         self.lost[cause as usize]
     }
 
     /// Bytes of payloads lost to a cause.
     #[must_use]
-    pub fn lost_bytes(&self, cause: Cause) -> u64 {
+    pub fn lost_bytes(&self, cause: LossCause) -> u64 {
         self.lost_bytes[cause as usize]
     }
 
-    /// Records lost to all causes.
+    /// The number of records lost to all causes.
     #[must_use]
-    pub fn lost_in_all(&self) -> u64 {
+    pub fn lost_total(&self) -> u64 {
         self.lost.iter().sum()
     }
 
-    /// Records handed in.
+    /// The number of records that producers offered.
     #[must_use]
     pub fn offered(&self) -> u64 {
-        self.accepted + self.lost_in_all() - self.lost(Cause::Oldest)
+        self.accepted + self.lost_total() - self.lost(LossCause::Oldest)
     }
 }

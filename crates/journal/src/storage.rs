@@ -1,4 +1,4 @@
-//! Where segments lie: the few operations that the writer needs, so that faults can be put under it.
+//! The storage of segments: the few operations that the writer needs, so that tests can inject faults.
 
 use std::{
     fmt, fs, io,
@@ -6,73 +6,73 @@ use std::{
     path::Path,
 };
 
-/// A place for segments. [`Disk`] is the usual one; a test puts its faults here.
+/// A storage for segments. [`FileStorage`] is the default; tests inject faults with their own.
 ///
-/// The paths are those of segments in the folder of the configuration. Recovery and readers use the file system itself.
+/// All paths are paths of segments in the configured folder. Recovery and readers use the file system directly.
 pub trait Storage: Send + Sync + fmt::Debug + 'static {
-    /// Makes a new file, which must not exist yet.
+    /// Creates a new file, which must not exist yet.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>>;
 
-    /// Gives an existing file another name and opens it, with what it holds.
+    /// Renames an existing file and opens it with its content.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>>;
 
     /// Removes a file that did not become a segment.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Makes the names in the folder durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
 /// An open segment.
 pub trait SegmentFile: Send + fmt::Debug {
-    /// Writes at a place, perhaps only the first of the bytes.
+    /// Writes at an offset. May write only a prefix of the bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize>;
 
-    /// Makes what was written durable.
+    /// Makes the written bytes durable.
     ///
     /// # Errors
-    /// What the system says. The journal never calls it again on this file then: the system forgets the error, and with it
-    /// the pages that it could not write.
+    /// Returns the error of the operating system. The journal does not call `sync` on this file again: the kernel forgets
+    /// the error, and with it the pages that it could not write.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Cuts the file.
+    /// Truncates the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn truncate(&mut self, len: u64) -> io::Result<()>;
 
-    /// Takes room on the disk for the whole file, whose length becomes `len`.
+    /// Allocates disk space for the whole file and sets its length to `len`.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn allocate(&mut self, len: u64) -> io::Result<()>;
 
-    /// The length of the file now, which somebody else may have cut.
+    /// The current length of the file, which another process may have truncated.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     fn size(&self) -> io::Result<u64>;
 
-    /// Whether the path still names this file: it may have been renamed or deleted.
+    /// Whether the path still names this file, which may have been renamed or deleted.
     fn is_at(&self, path: &Path) -> bool;
 }
 
-/// To write to a file that its owner alone reads, if it is made: records may be anything.
+/// Options that create a file readable by its owner only, as records may hold confidential data.
 pub(crate) fn private() -> fs::OpenOptions {
     let mut options = fs::OpenOptions::new();
     options.write(true).mode(0o600);
@@ -81,12 +81,12 @@ pub(crate) fn private() -> fs::OpenOptions {
 
 /// The file system.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Disk;
+pub struct FileStorage;
 
 #[derive(Debug)]
 struct DiskFile(fs::File);
 
-impl Storage for Disk {
+impl Storage for FileStorage {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
         let file = private().create_new(true).open(path)?;
         Ok(Box::new(DiskFile(file)))

@@ -1,4 +1,4 @@
-//! One staging buffer, one segment, and the step that moves batches from the one to the other.
+//! A stripe: one staging buffer, one open segment, and the step that moves batches from one to the other.
 
 #[cfg(target_os = "linux")]
 use std::num::NonZeroU64;
@@ -13,415 +13,427 @@ use std::{
 };
 
 use crate::{
-    acks::Acks,
-    budget::{Budget, Credit},
-    chunk::Chunk,
-    clock::Clock,
-    config::Config,
-    folder::Ownership,
-    frame::Framed,
-    gap::Gap,
-    health::Health,
-    note::Ack,
-    sink::{Beginning, Ended, Sink, SinkCounts},
-    staging::{Batch, ClassBooks, Gather, Nudge, Outside, Pace, Patience, Room, Staging, Taken},
+    ack_tracker::AckTracker,
+    chunk::FrameChunk,
+    config::JournalConfig,
+    folder::FolderLock,
+    frame::FrameInput,
+    gap_record::Gap,
+    health::HealthMonitor,
+    memory_budget::{MemoryBudget, Reservation},
+    producer_record::Ack,
+    segment_writer::{SealedSegment, SegmentWriter, StripeStart, WriterCounts},
+    staging::{
+        AppendContext, AppendFailure, BatchPolicy, BlockingMode, ClassCounters, GroupCommit, Staging, TakeResult,
+        WakeAction, WriteBatch,
+    },
     storage::Storage,
-    sync::{Mutex, lock, lock_crowded},
-    time::Time,
+    sync::{Mutex, lock, lock_contended},
+    timer::Timer,
+    timestamp::Timestamp,
 };
 
-/// How long after a failure the disk is tried again, at first and at last.
-const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// What is taken from producers at a time. Larger writes cost no less per byte, and smaller batches return room sooner.
+/// The first and the longest delay before a failed write is retried.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The largest batch. Larger writes cost no less per byte, and smaller batches free memory sooner.
 const BATCH_BYTES: usize = 1 << 20;
-/// How many batches a producer writes at most in the writer's place before it lets go.
-const HELP_TURNS: usize = 4;
-/// How long it takes until one of many producers that were told asks again, if nothing else is to be done.
-const COMES_BACK: Duration = Duration::from_nanos(700);
-/// A sync of up to this is waited for once more while producers come; of a longer one, half.
-const GATHER_SHORT: Duration = Duration::from_millis(2);
-/// How long nobody may come until the next sync begins: a sixteenth of the last one's time, within these.
+/// The largest number of batches that a producer writes in place of the writer.
+const ASSIST_BATCHES_MAX: usize = 4;
+/// The time in which one of many woken producers waits for the next sync, if it does nothing else.
+const PRODUCER_RETURN: Duration = Duration::from_nanos(700);
+/// Group commit waits for up to the duration of the last sync if that was at most this long, and otherwise for half of
+/// it.
+const SHORT_SYNC: Duration = Duration::from_millis(2);
+/// The bounds of the time without a new waiter after which a sync starts: a sixteenth of the duration of the last sync.
 const QUIET: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
-/// How many ended segments may wait for their sync before the writer does it itself.
-const ENDED_MAX: usize = 4;
+/// The number of ended segments that may wait for a sync by the maintenance thread before the writer syncs them itself.
+const SEALED_MAX: usize = 4;
 
 pub(crate) struct Stripe {
     pub(crate) index: u16,
-    pub(crate) acks: Acks,
+    pub(crate) acks: AckTracker,
     staging: Mutex<Staging>,
-    sink: Mutex<Writing>,
+    writer: Mutex<WriterSlot>,
     /// Ended segments that are not synced.
-    ended: Mutex<Vec<Ended>>,
-    progress: Mutex<Progress>,
-    writer: OnceLock<Thread>,
+    sealed: Mutex<Vec<SealedSegment>>,
+    progress: Mutex<WriteProgress>,
+    writer_thread: OnceLock<Thread>,
     reopen: AtomicBool,
     abandoned: AtomicBool,
-    config: Arc<Config>,
+    config: Arc<JournalConfig>,
     storage: Arc<dyn Storage>,
-    budget: Arc<Budget>,
-    health: Arc<Health>,
-    keeper: Arc<OnceLock<Thread>>,
-    clock: Arc<Clock>,
-    /// Where this life began.
+    budget: Arc<MemoryBudget>,
+    health: Arc<HealthMonitor>,
+    maintenance: Arc<OnceLock<Thread>>,
+    timer: Arc<Timer>,
+    /// The first sequence number after recovery.
     first_seq: u64,
 }
 
-/// The segment, and what the writer remembers from one step to the next. Under a lock because producers that may block
-/// write too.
-struct Writing {
-    sink: Sink,
+/// The segment writer and its state between steps. Under a lock because producers that may block also write.
+struct WriterSlot {
+    writer: SegmentWriter,
     failures: u32,
-    /// How many were told of the last sync or wait for the next one already, and when they were told.
+    /// The number of waiters served by the last sync or already waiting for the next one, and the time when they were
+    /// woken.
     synced: Option<(usize, Instant)>,
 }
 
-/// What is in the writer's hands, for metrics that must not wait for a disk.
+/// The progress of the writer, for statistics that must not wait for the disk.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) counts: SinkCounts,
+pub(crate) struct WriteProgress {
+    pub(crate) counts: WriterCounts,
     pub(crate) is_open: bool,
-    /// Segments of smaller numbers are not written to any more.
+    /// Segments with smaller numbers are not written to any more.
     pub(crate) first_open: u64,
     pub(crate) open_bytes: u64,
     pub(crate) in_flight_bytes: usize,
-    pub(crate) in_flight_oldest: Option<Time>,
-    /// Records and gaps that are written, and how many of them are durable.
+    pub(crate) in_flight_oldest: Option<Timestamp>,
+    /// The number of records and gaps written, and the number of them that are durable.
     pub(crate) written: u64,
     pub(crate) durable: u64,
-    /// Of those that are written, how many will never be called durable.
-    doubtful: u64,
+    /// The number of written records that will never be durable.
+    not_durable: u64,
 }
 
-impl Progress {
-    /// All that is written is durable, but for what is in doubt.
-    fn settle(&mut self) {
-        self.durable = self.written.saturating_sub(self.doubtful);
+impl WriteProgress {
+    /// Counts all written records as durable, except those recorded as not durable.
+    fn update_durable(&mut self) {
+        self.durable = self.written.saturating_sub(self.not_durable);
     }
 }
 
-/// What the writer does next.
+/// The next action of the writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
+pub(crate) enum WriterStep {
     Again,
-    /// Sleep until woken, or for so long.
+    /// Sleep until woken, or for at most this time.
     Sleep(Option<Duration>),
-    Ended,
+    Closed,
 }
 
-/// What stripes share.
+/// The shared state of the stripes.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
-    pub(crate) config: Arc<Config>,
+pub(crate) struct StripeContext {
+    pub(crate) config: Arc<JournalConfig>,
     pub(crate) storage: Arc<dyn Storage>,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) health: Arc<Health>,
-    pub(crate) keeper: Arc<OnceLock<Thread>>,
-    pub(crate) clock: Arc<Clock>,
-    /// Held by the threads that write, not by those who hold a producer.
-    pub(crate) ownership: Weak<Ownership>,
+    pub(crate) budget: Arc<MemoryBudget>,
+    pub(crate) health: Arc<HealthMonitor>,
+    pub(crate) maintenance: Arc<OnceLock<Thread>>,
+    pub(crate) timer: Arc<Timer>,
+    /// Owned by the writer threads, not by producers.
+    pub(crate) folder_lock: Weak<FolderLock>,
 }
 
 impl Stripe {
-    pub(crate) fn new(index: u16, around: &Surroundings, beginning: &Beginning) -> Self {
-        let Surroundings { config, storage, budget, health, keeper, clock, ownership } = around.clone();
-        let sink = Sink::new(Arc::clone(&config), Arc::clone(&storage), ownership, index, beginning);
+    pub(crate) fn new(index: u16, context: &StripeContext, start: &StripeStart) -> Self {
+        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock } = context.clone();
+        let writer = SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, index, start);
         Self {
             index,
-            acks: Acks::new(beginning.next_seq),
-            staging: Mutex::new(Staging::new(config.classes.len(), beginning.next_seq)),
-            sink: Mutex::new(Writing { sink, failures: 0, synced: None }),
-            ended: Mutex::new(Vec::new()),
-            progress: Mutex::new(Progress { first_open: beginning.next_number, ..Progress::default() }),
-            writer: OnceLock::new(),
+            acks: AckTracker::new(start.next_seq),
+            staging: Mutex::new(Staging::new(config.classes.len(), start.next_seq)),
+            writer: Mutex::new(WriterSlot { writer, failures: 0, synced: None }),
+            sealed: Mutex::new(Vec::new()),
+            progress: Mutex::new(WriteProgress { first_open: start.next_number, ..WriteProgress::default() }),
+            writer_thread: OnceLock::new(),
             reopen: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             config,
             storage,
             budget,
             health,
-            keeper,
-            clock,
-            first_seq: beginning.next_seq,
+            maintenance,
+            timer,
+            first_seq: start.next_seq,
         }
     }
 
-    /// Who is woken when there is something to write.
+    /// Sets the thread that is woken when there is something to write.
     pub(crate) fn set_writer(&self, thread: Thread) {
-        let _ = self.writer.set(thread);
+        let _ = self.writer_thread.set(thread);
     }
 
     #[inline]
     pub(crate) fn append(
         &self,
-        framed: &Framed<'_>,
+        framed: &FrameInput<'_>,
         ack: Ack,
-        patience: Patience,
-        credit: &mut Credit,
-    ) -> Result<u64, Outside> {
-        let room = Room { classes: &self.config.classes, budget: &self.budget, credit };
-        let result = lock_crowded(&self.staging).append(framed, ack, patience, room);
-        let (seq, nudge) = result?;
-        if nudge != Nudge::None {
-            self.heed(nudge);
+        blocking: BlockingMode,
+        reservation: &mut Reservation,
+    ) -> Result<u64, AppendFailure> {
+        let context = AppendContext { classes: &self.config.classes, budget: &self.budget, reservation };
+        let result = lock_contended(&self.staging).append(framed, ack, blocking, context);
+        let (seq, action) = result?;
+        if action != WakeAction::None {
+            self.perform(action);
         }
         Ok(seq)
     }
 
     #[cold]
-    fn heed(&self, nudge: Nudge) {
-        match nudge {
-            Nudge::None => {}
-            Nudge::Wake => self.unpark(),
-            Nudge::Write => self.help(),
+    fn perform(&self, action: WakeAction) {
+        match action {
+            WakeAction::None => {}
+            WakeAction::Wake => self.unpark(),
+            WakeAction::Write => self.assist_writer(),
         }
     }
 
     fn unpark(&self) {
-        if let Some(writer) = self.writer.get() {
+        if let Some(writer) = self.writer_thread.get() {
             writer.unpark();
         }
     }
 
-    /// Writes in place of the writer, unless somebody does already.
-    fn help(&self) {
-        let Ok(mut writing) = self.sink.try_lock() else { return };
-        for _ in 0..HELP_TURNS {
-            if writing.sink.has_pending() {
+    /// Writes in place of the writer, unless another thread is writing.
+    fn assist_writer(&self) {
+        let Ok(mut slot) = self.writer.try_lock() else { return };
+        for _ in 0..ASSIST_BATCHES_MAX {
+            if slot.writer.has_pending() {
                 break;
             }
             let Some(batch) = lock(&self.staging).take_full(BATCH_BYTES) else { break };
-            self.accept(&mut writing, batch);
-            self.store(&mut writing);
+            self.accept(&mut slot, batch);
+            self.store(&mut slot);
         }
-        let failed = writing.sink.has_pending();
-        drop(writing);
+        let failed = slot.writer.has_pending();
+        drop(slot);
         if failed {
-            // It takes patience, which the writer has.
+            // Retries need sleeps, which the writer thread does.
             self.unpark();
         } else if lock(&self.staging).has_full() {
-            self.demand(Ack::Accepted);
+            self.request_ack(Ack::Accepted);
         }
     }
 
-    /// A record was lost at the door.
-    pub(crate) fn lose(&self, gap: &Gap) {
-        let nudge = lock(&self.staging).lose(gap);
-        self.heed(nudge);
+    /// Records a loss before acceptance.
+    pub(crate) fn record_loss(&self, gap: &Gap) {
+        let action = lock(&self.staging).record_loss(gap);
+        self.perform(action);
     }
 
-    /// Everything staged shall be as safe as that.
-    pub(crate) fn demand(&self, ack: Ack) {
-        let nudge = lock(&self.staging).demand(ack);
-        self.heed(nudge);
+    /// Requests an ack level for everything that is staged.
+    pub(crate) fn request_ack(&self, ack: Ack) {
+        let action = lock(&self.staging).request_ack(ack);
+        self.perform(action);
     }
 
-    /// The next batch goes to a new segment.
+    /// Makes the next batch go to a new segment.
     pub(crate) fn reopen(&self) {
         self.reopen.store(true, Ordering::Release);
-        // Idle as it may be, the old segment is let go now.
+        // Makes an idle writer close the old segment now.
         lock(&self.staging).wake();
         self.unpark();
     }
 
     pub(crate) fn close(&self) {
-        let nudge = lock(&self.staging).close();
-        self.heed(nudge);
+        let action = lock(&self.staging).close();
+        self.perform(action);
         self.unpark();
     }
 
-    /// What is not written by now is lost, whatever the disk does later: its waiters are told.
+    /// Marks everything that is not written by now as lost, whatever the disk does later, and wakes its waiters.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         let next = self.next_seq();
-        self.acks.lose(self.acks.written()..next, Ack::Written);
-        self.acks.lose(self.acks.durable()..next, Ack::Durable);
+        self.acks.mark_lost(self.acks.written()..next, Ack::Written);
+        self.acks.mark_lost(self.acks.durable()..next, Ack::Durable);
         self.unpark();
     }
 
-    /// The body of the writer's thread.
+    /// The main loop of the writer thread.
     pub(crate) fn write(&self) {
-        wake_in_time();
+        reduce_timer_slack();
         loop {
-            let step = self.step(&mut lock(&self.sink));
+            let step = self.step(&mut lock(&self.writer));
             match step {
-                Step::Again => {}
-                Step::Sleep(None) => std::thread::park(),
-                Step::Sleep(Some(time)) => std::thread::park_timeout(time),
-                Step::Ended => return,
+                WriterStep::Again => {}
+                WriterStep::Sleep(None) => std::thread::park(),
+                WriterStep::Sleep(Some(time)) => std::thread::park_timeout(time),
+                WriterStep::Closed => return,
             }
         }
     }
 
     /// Takes one batch and stores it.
-    fn step(&self, writing: &mut Writing) -> Step {
+    fn step(&self, slot: &mut WriterSlot) -> WriterStep {
         if self.reopen.swap(false, Ordering::AcqRel) {
-            self.end(writing);
+            self.seal(slot);
         }
-        if !writing.sink.has_pending() {
-            let taken = lock(&self.staging).take(&self.pace(writing), Instant::now());
+        if !slot.writer.has_pending() {
+            let taken = lock(&self.staging).take(&self.batch_policy(slot), Instant::now());
             match taken {
-                Taken::Batch(batch) => self.accept(writing, batch),
-                Taken::Linger(time) => return Step::Sleep(Some(time)),
-                Taken::Idle => return Step::Sleep(None),
-                Taken::Ended => {
-                    self.end(writing);
-                    self.sync_ended();
-                    return Step::Ended;
+                TakeResult::Batch(batch) => self.accept(slot, batch),
+                TakeResult::Linger(time) => return WriterStep::Sleep(Some(time)),
+                TakeResult::Idle => return WriterStep::Sleep(None),
+                TakeResult::Closed => {
+                    self.seal(slot);
+                    self.sync_sealed();
+                    return WriterStep::Closed;
                 }
             }
         }
-        self.store(writing)
+        self.store(slot)
     }
 
-    /// Lets go of the open segment.
-    fn end(&self, writing: &mut Writing) {
-        writing.sink.end();
-        self.note(writing);
-        self.hand_over(&mut writing.sink);
+    /// Ends the open segment.
+    fn seal(&self, slot: &mut WriterSlot) {
+        slot.writer.seal();
+        self.update_progress(slot);
+        self.hand_over_sealed(&mut slot.writer);
     }
 
-    fn accept(&self, writing: &mut Writing, batch: Batch) {
+    fn accept(&self, slot: &mut WriterSlot, batch: WriteBatch) {
         let mut progress = lock(&self.progress);
         progress.in_flight_bytes = batch.chunks.iter().map(|chunk| chunk.bytes().len()).sum();
         progress.in_flight_oldest = batch.chunks.iter().find_map(|chunk| chunk.times()).map(|(first, _)| first);
         drop(progress);
-        writing.sink.accept(batch);
+        slot.writer.accept(batch);
     }
 
-    /// Producers that were just woken by a sync ask for the next one, one after the other as they come to run. A sync that
-    /// began with the first of them would leave the others to the one after it, and each would serve a part only. So it
-    /// waits for all of them and for those who asked meanwhile, as long as more of them come, and not for much of its own
-    /// time. A disk that syncs faster than they come waits for nobody: while it works for some, the others come.
-    fn pace(&self, writing: &Writing) -> Pace {
-        let sync = writing.sink.counts.sync_time_last;
-        let is_slow = |asks: usize| sync > COMES_BACK.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX));
-        let gather = writing.synced.filter(|(asks, _)| *asks > 1 && is_slow(*asks)).map(|(asks, ended)| {
-            let wait = (sync / 2).max(sync.min(GATHER_SHORT));
-            Gather { asks, until: ended + wait, quiet: (sync / 16).clamp(QUIET.0, QUIET.1) }
-        });
-        Pace { linger: self.config.linger, bytes_max: BATCH_BYTES.min(self.config.bytes_max / 2), gather }
+    /// Computes the group commit window. Producers woken by a sync join the next one, one after the other as they get to
+    /// run. A sync that starts with the first of them would leave the others to the sync after it, so each sync would
+    /// serve only a part. The sync is therefore delayed until all of them and the producers that joined meanwhile wait
+    /// again, as long as more keep coming and for at most about its own duration. If a sync is faster than the producers,
+    /// it is not delayed: while it serves some, the others come.
+    fn batch_policy(&self, slot: &WriterSlot) -> BatchPolicy {
+        let sync = slot.writer.counts.sync_time_last;
+        let is_slow =
+            |waiters: usize| sync > PRODUCER_RETURN.saturating_mul(u32::try_from(waiters).unwrap_or(u32::MAX));
+        let group_commit =
+            slot.synced.filter(|(waiters, _)| *waiters > 1 && is_slow(*waiters)).map(|(waiters, ended)| {
+                let wait = (sync / 2).max(sync.min(SHORT_SYNC));
+                GroupCommit { waiters, until: ended + wait, quiet: (sync / 16).clamp(QUIET.0, QUIET.1) }
+            });
+        BatchPolicy { linger: self.config.linger, bytes_max: BATCH_BYTES.min(self.config.bytes_max / 2), group_commit }
     }
 
-    fn store(&self, writing: &mut Writing) -> Step {
-        let stored = writing.sink.store();
-        if writing.sink.take_anew() {
-            self.health.anew(&self.config.folder);
+    fn store(&self, slot: &mut WriterSlot) -> WriterStep {
+        let stored = slot.writer.store();
+        if slot.writer.take_folder_replaced() {
+            self.health.on_folder_replaced(&self.config.folder);
         }
         match stored {
             Ok(Some(batch)) => {
-                self.stored(writing, batch);
-                Step::Again
+                self.on_stored(slot, batch);
+                WriterStep::Again
             }
-            Ok(None) => Step::Again,
-            Err(trouble) => {
-                let repeated = writing.failures > 0;
-                writing.failures += 1;
-                self.health.trouble(&trouble, repeated);
-                self.note(writing);
+            Ok(None) => WriterStep::Again,
+            Err(error) => {
+                let repeated = slot.failures > 0;
+                slot.failures += 1;
+                self.health.on_store_error(&error, repeated);
+                self.update_progress(slot);
                 if self.abandoned.load(Ordering::Acquire) {
-                    self.give_up(writing);
-                    return Step::Again;
+                    self.abandon_pending(slot);
+                    return WriterStep::Again;
                 }
-                // The fresh segment after a poisoned one is tried at once.
-                if trouble.poisoned && !repeated { Step::Again } else { Step::Sleep(Some(delay(writing.failures))) }
+                // After an abandoned segment, the new one is tried immediately.
+                if error.abandoned && !repeated {
+                    WriterStep::Again
+                } else {
+                    WriterStep::Sleep(Some(retry_delay(slot.failures)))
+                }
             }
         }
     }
 
-    fn stored(&self, writing: &mut Writing, batch: Batch) {
-        if writing.failures > 0 {
-            writing.failures = 0;
-            self.health.stored();
+    fn on_stored(&self, slot: &mut WriterSlot, batch: WriteBatch) {
+        if slot.failures > 0 {
+            slot.failures = 0;
+            self.health.on_stored();
         }
-        // Before the keeper looks at what has ended.
-        self.note(writing);
-        lock(&self.progress).written += batch.chunks.iter().map(Chunk::records).sum::<u64>();
-        self.hand_over(&mut writing.sink);
-        if batch.ask == Ack::Durable {
-            self.sync_ended();
-            lock(&self.progress).settle();
+        // Before the maintenance thread sees the ended segments.
+        self.update_progress(slot);
+        lock(&self.progress).written += batch.chunks.iter().map(FrameChunk::records).sum::<u64>();
+        self.hand_over_sealed(&mut slot.writer);
+        if batch.ack == Ack::Durable {
+            self.sync_sealed();
+            lock(&self.progress).update_durable();
         }
-        // First the room, so that whoever is told finds the books settled.
-        batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
-        self.acks.publish(batch.end, batch.ask);
-        self.tell(batch.ask);
-        if batch.ask == Ack::Durable {
-            // From when on they can come back: to wake many takes as long as to sync.
-            let asks = batch.asks + lock(&self.staging).asks();
-            writing.synced = Some((asks, Instant::now()));
+        // Release memory first, so that woken producers see current counters.
+        batch.chunks.into_iter().for_each(|chunk| self.budget.release(chunk));
+        self.acks.publish(batch.end, batch.ack);
+        self.wake_ack_waiters(batch.ack);
+        if batch.ack == Ack::Durable {
+            // Counted from here: waking many waiters takes as long as a sync.
+            let waiters = batch.waiters + lock(&self.staging).waiters();
+            slot.synced = Some((waiters, Instant::now()));
         }
     }
 
-    /// Those who were told tell the others where a sync is asked for already, since to tell all takes as long as one.
-    fn tell(&self, ack: Ack) {
-        let is_asked = || ack == Ack::Durable && lock(&self.staging).asks() > 0;
-        while !is_asked() {
-            if !self.acks.tell() {
+    /// Wakes waiters. Once another sync is requested, leaves the rest to the woken ones, since waking all takes as long
+    /// as a sync.
+    fn wake_ack_waiters(&self, ack: Ack) {
+        let is_requested = || ack == Ack::Durable && lock(&self.staging).waiters() > 0;
+        while !is_requested() {
+            if !self.acks.wake_some() {
                 return;
             }
         }
-        if self.acks.has_called() {
-            self.clock.mind_calls();
+        if self.acks.has_pending_wakes() {
+            self.timer.request_wakes();
         }
     }
 
-    /// The journal is being closed and the disk does not take the batch: its records are lost, and their waiters told.
-    fn give_up(&self, writing: &mut Writing) {
-        let Some(batch) = writing.sink.abandon() else { return };
+    /// Gives up the pending batch when the journal closes and the disk fails: marks its records as lost.
+    fn abandon_pending(&self, slot: &mut WriterSlot) {
+        let Some(batch) = slot.writer.abandon() else { return };
         let first = batch.chunks.iter().find_map(|chunk| chunk.seqs()).map_or(batch.end, |(first, _)| first);
-        self.acks.lose(first..batch.end, Ack::Written);
-        batch.chunks.into_iter().for_each(|chunk| self.budget.give(chunk));
+        self.acks.mark_lost(first..batch.end, Ack::Written);
+        batch.chunks.into_iter().for_each(|chunk| self.budget.release(chunk));
     }
 
-    fn note(&self, writing: &Writing) {
-        let Writing { sink, .. } = writing;
+    fn update_progress(&self, slot: &WriterSlot) {
+        let WriterSlot { writer, .. } = slot;
         let mut progress = lock(&self.progress);
-        (progress.counts, progress.open_bytes) = (sink.counts, sink.open_bytes());
-        (progress.is_open, progress.first_open) = (sink.is_open(), sink.first_open());
-        if !sink.has_pending() {
+        (progress.counts, progress.open_bytes) = (writer.counts, writer.open_bytes());
+        (progress.is_open, progress.first_open) = (writer.is_open(), writer.first_open());
+        if !writer.has_pending() {
             (progress.in_flight_bytes, progress.in_flight_oldest) = (0, None);
         }
     }
 
-    /// Ended segments go to the keeper, who syncs and packs them.
-    fn hand_over(&self, sink: &mut Sink) {
-        for range in sink.take_unsafe() {
-            self.doubt(range);
+    /// Hands ended segments to the maintenance thread, which syncs and compresses them.
+    fn hand_over_sealed(&self, writer: &mut SegmentWriter) {
+        for range in writer.take_not_durable() {
+            self.mark_not_durable(range);
         }
-        let fresh = sink.take_ended();
-        if !sink.take_has_ended() {
+        let fresh = writer.take_sealed();
+        if !writer.take_has_sealed() {
             return;
         }
-        let mut ended = lock(&self.ended);
-        ended.extend(fresh);
-        let many = ended.len() > ENDED_MAX;
-        drop(ended);
+        let mut sealed = lock(&self.sealed);
+        sealed.extend(fresh);
+        let many = sealed.len() > SEALED_MAX;
+        drop(sealed);
         if many {
-            self.sync_ended();
+            self.sync_sealed();
         }
-        if let Some(keeper) = self.keeper.get() {
-            keeper.unpark();
+        if let Some(maintenance) = self.maintenance.get() {
+            maintenance.unpark();
         }
     }
 
-    /// Makes ended segments durable. Whoever comes second waits for the first.
-    pub(crate) fn sync_ended(&self) {
-        let mut ended = lock(&self.ended);
-        while let Some(mut segment) = ended.pop() {
-            let named = || if segment.named { Ok(()) } else { self.storage.sync_folder(&self.config.folder) };
-            if let Err(error) = segment.file.sync().and_then(|()| named()) {
-                self.health.upkeep(&segment.path, &error);
+    /// Makes ended segments durable. A concurrent caller waits for the first one.
+    pub(crate) fn sync_sealed(&self) {
+        let mut sealed = lock(&self.sealed);
+        while let Some(mut segment) = sealed.pop() {
+            let sync_name = || if segment.is_named { Ok(()) } else { self.storage.sync_folder(&self.config.folder) };
+            if let Err(error) = segment.file.sync().and_then(|()| sync_name()) {
+                self.health.on_maintenance_failed(&segment.path, &error);
                 if !segment.seqs.is_empty() {
-                    self.doubt(segment.seqs);
+                    self.mark_not_durable(segment.seqs);
                 }
             }
         }
     }
 
-    /// These are written, and will never be called durable.
-    fn doubt(&self, seqs: Range<u64>) {
-        lock(&self.progress).doubtful += seqs.end - seqs.start;
-        self.acks.lose(seqs, Ack::Durable);
+    /// Marks written records as never durable.
+    fn mark_not_durable(&self, seqs: Range<u64>) {
+        lock(&self.progress).not_durable += seqs.end - seqs.start;
+        self.acks.mark_lost(seqs, Ack::Durable);
     }
 
     pub(crate) fn first_seq(&self) -> u64 {
@@ -440,27 +452,27 @@ impl Stripe {
         lock(&self.staging).is_closed()
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> WriteProgress {
         *lock(&self.progress)
     }
 
-    /// Bytes staged, the time of the oldest record among them, and the books of all classes.
-    pub(crate) fn staged(&self) -> (usize, Option<Time>, Vec<ClassBooks>) {
+    /// The staged bytes, the time of the oldest staged record, and the counters of all classes.
+    pub(crate) fn staged(&self) -> (usize, Option<Timestamp>, Vec<ClassCounters>) {
         let staging = lock(&self.staging);
         let (bytes, oldest) = staging.staged();
-        (bytes, oldest, staging.books().to_vec())
+        (bytes, oldest, staging.counters().to_vec())
     }
 }
 
-/// A thread that sleeps for as long as a sync of a fast disk takes does not sleep half as long again, as it does by default.
-fn wake_in_time() {
+/// Reduces the timer slack of the thread. The default of 50 µs lengthens sleeps of the duration of a fast sync by half.
+fn reduce_timer_slack() {
     #[cfg(target_os = "linux")]
-    const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("it is more than nothing");
-    // Refused, syncs wait a little longer for producers.
+    const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("1000 is not zero");
+    // Ignored: syncs wait a little longer for producers.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(Some(SLACK_NS));
 }
 
-fn delay(failures: u32) -> Duration {
-    RETRY.0.saturating_mul(1 << failures.min(6)).min(RETRY.1)
+fn retry_delay(failures: u32) -> Duration {
+    RETRY_DELAY.0.saturating_mul(1 << failures.min(6)).min(RETRY_DELAY.1)
 }

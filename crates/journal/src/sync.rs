@@ -1,4 +1,4 @@
-//! The few primitives whose interleavings loom explores; the standard library's otherwise.
+//! Synchronisation primitives: loom's under `cfg(loom)`, the standard library's otherwise.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -20,32 +20,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Locks, whatever happened to an earlier holder.
+/// Locks a mutex and ignores poisoning.
 ///
-/// No section of this crate runs foreign code that could leave the data half changed, so poison carries no news.
+/// No critical section of this crate runs foreign code that could leave the data inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stands between "publish" and "look" where two sides must not miss each other. Loom knows a total order of fences
-/// only; elsewhere the `SeqCst` operations around it have one.
+/// A fence between "publish" and "check" where two sides must not miss each other. Loom models the total order of fences
+/// only; otherwise the `SeqCst` operations around it provide the order.
 #[inline]
-pub(crate) fn total_order() {
+pub(crate) fn seq_cst_fence() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Locks what is held for some tens of nanoseconds at a time, and by many.
+/// Locks a mutex that many threads hold for some tens of nanoseconds at a time.
 ///
-/// What it costs to hand such a lock from core to core (its line, and those of what it guards) is more than what is done
-/// under it. Two threads that take it in turn, record by record, are slower than one alone; so whoever finds it taken, and
-/// found it taken a moment ago, steps aside for as long as many records take.
+/// Moving such a lock between cores (its cache line and those of its data) costs more than the critical section. Two
+/// threads that alternate record by record are slower than one alone; so a thread that finds the lock taken twice within
+/// a short time backs off for the duration of many appends.
 #[inline]
-pub(crate) fn lock_crowded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock_contended<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(loom)]
     return lock(mutex);
     #[cfg(not(loom))]
-    try_lock(mutex).unwrap_or_else(|| step_aside(mutex))
+    try_lock(mutex).unwrap_or_else(|| back_off(mutex))
 }
 
 #[cfg(not(loom))]
@@ -58,34 +58,35 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Who finds a lock taken so soon after it did so before is in a crowd.
+/// Two contended locks within this time mean that many threads compete.
 #[cfg(not(loom))]
-const CROWDED: Duration = Duration::from_micros(20);
-/// Pauses of the processor, some tens of nanoseconds each, before the first look. They double in a crowd, so often at most.
+const CONTENDED_WITHIN: Duration = Duration::from_micros(20);
+/// Spin iterations, some tens of nanoseconds each, before the first retry. They double under contention, at most this
+/// often.
 #[cfg(not(loom))]
-const PAUSES: u32 = 8;
+const SPINS: u32 = 8;
 #[cfg(not(loom))]
-const DOUBLED_MAX: u32 = 6;
-/// After so many looks the holder may have lost its core, and sleeping is better.
+const DOUBLINGS_MAX: u32 = 6;
+/// After this many retries the holder may have been descheduled, and blocking is better.
 #[cfg(not(loom))]
-const LOOKS: usize = 4;
+const LOCK_TRIES: usize = 4;
 
 #[cfg(not(loom))]
 #[cold]
-fn step_aside<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn back_off<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     thread_local! {
         static LAST: Cell<Option<(Instant, u32)>> = const { Cell::new(None) };
     }
     let now = Instant::now();
-    let doubled = match LAST.get() {
-        Some((last, doubled)) if now.duration_since(last) < CROWDED => (doubled + 1).min(DOUBLED_MAX),
+    let doublings = match LAST.get() {
+        Some((last, doublings)) if now.duration_since(last) < CONTENDED_WITHIN => (doublings + 1).min(DOUBLINGS_MAX),
         _ => 0,
     };
-    let guard = (0..LOOKS).find_map(|_| {
-        (0..PAUSES << doubled).for_each(|_| hint::spin_loop());
+    let guard = (0..LOCK_TRIES).find_map(|_| {
+        (0..SPINS << doublings).for_each(|_| hint::spin_loop());
         try_lock(mutex)
     });
     let guard = guard.unwrap_or_else(|| lock(mutex));
-    LAST.set(Some((Instant::now(), doubled)));
+    LAST.set(Some((Instant::now(), doublings)));
     guard
 }

@@ -1,4 +1,4 @@
-//! Whether a journal is whole, and making it so.
+//! Verifies and repairs a journal.
 
 use std::{
     fs, io,
@@ -7,121 +7,122 @@ use std::{
 
 use crate::{
     chunk,
-    config::Format,
     error::ReadError,
-    folder::Ownership,
-    frame::{Framed, Kind},
-    gap::{Cause, Gap, Losses},
-    lines::LineScan,
-    note::Class,
-    reader::{AtEnd, Entry, Reader, Record, Start},
-    recovery::{Damage, DamageKind},
-    scan::{Scan, Step, Tail},
-    segment::{self, HEADER_BYTES, SegmentName, Sum},
-    time::Time,
+    folder::FolderLock,
+    frame::{FrameInput, FrameKind},
+    gap_record::{Gap, LossCause, PendingGaps},
+    line_format::LineScanner,
+    producer_record::Class,
+    reader::{AtEnd, JournalEntry, JournalReader, JournalRecord, ReadFrom},
+    recovery::{DamageKind, DamagedRange},
+    segment::{self, HEADER_BYTES, SegmentName, SegmentSummary},
+    segment_format::SegmentFormat,
+    segment_scanner::{ScanStep, SegmentScanner, TailMode},
+    timestamp::Timestamp,
 };
 
-/// What a journal holds.
+/// The result of verifying a journal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Verdict {
-    /// Segments on the disk.
+pub struct VerifyReport {
+    /// The number of segments.
     pub segments: usize,
-    /// Records in them.
+    /// The number of records.
     pub records: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
-    /// The earliest and the latest time of a record, if they have times.
-    pub times: Option<(Time, Time)>,
+    /// The earliest and the latest time of a record, if records have times.
+    pub times: Option<(Timestamp, Timestamp)>,
     /// Losses to overload, summed by class and cause.
     pub gaps: Vec<Gap>,
-    /// Numbers that are in no segment.
+    /// The number of sequence numbers that are in no segment.
     pub missing: u64,
-    /// Bytes that are no records.
-    pub damage: Vec<Damage>,
+    /// Bytes that are not valid records.
+    pub damage: Vec<DamagedRange>,
 }
 
-impl Verdict {
-    /// Whether every record that was written is there: no damage but a torn end, and nothing missing that no gap tells of.
+impl VerifyReport {
+    /// Whether every written record is present: no damage except torn writes, and no missing record without a gap record.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_intact(&self) -> bool {
         self.unexplained() == 0 && self.damage.iter().all(|damage| damage.kind == DamageKind::Torn)
     }
 
-    /// Missing records that no gap tells of.
+    /// The number of missing records that no gap record accounts for.
     #[must_use]
     pub fn unexplained(&self) -> u64 {
-        let displaced: u64 = self.gaps.iter().filter(|gap| gap.cause == Cause::Oldest).map(|gap| gap.records).sum();
+        let displaced: u64 = self.gaps.iter().filter(|gap| gap.cause == LossCause::Oldest).map(|gap| gap.records).sum();
         self.missing.saturating_sub(displaced)
     }
 
-    /// Reads on to the end and checks what comes. `watch` is called after every entry, for progress.
+    /// Reads to the end and verifies the entries. Calls `watch` after every entry, for progress.
     ///
     /// # Errors
-    /// [`ReadError`]
-    pub fn read(reader: &mut Reader, mut watch: impl FnMut(&Reader)) -> Result<Self, ReadError> {
-        let mut verdict = Self::default();
-        let mut losses = Losses::default();
+    /// Returns [`ReadError`] if the journal cannot be read.
+    pub fn read(reader: &mut JournalReader, mut watch: impl FnMut(&JournalReader)) -> Result<Self, ReadError> {
+        let mut report = Self::default();
+        let mut losses = PendingGaps::default();
         while let Some(entry) = reader.read()? {
             match entry {
-                Entry::Record(record) => verdict.count(record),
-                Entry::Gap(gap) => losses.add(&gap),
-                Entry::Missing { records, .. } => verdict.missing += records,
-                Entry::Damage(damage) => verdict.damage.push(damage),
+                JournalEntry::Record(record) => report.count(record),
+                JournalEntry::Gap(gap) => losses.add(&gap),
+                JournalEntry::Missing { records, .. } => report.missing += records,
+                JournalEntry::Damage(damage) => report.damage.push(damage),
             }
             watch(reader);
         }
-        verdict.gaps = losses.drain().collect();
-        Ok(verdict)
+        report.gaps = losses.drain().collect();
+        Ok(report)
     }
 
-    fn count(&mut self, record: Record<'_>) {
+    fn count(&mut self, record: JournalRecord<'_>) {
         self.records += 1;
         self.bytes += record.payload.len() as u64;
-        let time = Some((record.time, record.time)).filter(|_| record.time > Time::MIN);
-        self.times = chunk::join(self.times, time);
+        let time = Some((record.time, record.time)).filter(|_| record.time > Timestamp::MIN);
+        self.times = chunk::merge_ranges(self.times, time);
     }
 }
 
-/// Reads everything and checks it. A journal that is being written may be verified too; the end it had then is checked.
+/// Reads and verifies all segments. A live journal is verified up to its current end.
 ///
 /// # Errors
-/// [`ReadError`]
-pub fn verify(folder: impl AsRef<Path>) -> Result<Verdict, ReadError> {
+/// Returns [`ReadError`] if the journal cannot be read.
+pub fn verify(folder: impl AsRef<Path>) -> Result<VerifyReport, ReadError> {
     let folder = folder.as_ref();
     let segments = segment::list(folder).map_err(ReadError::io(folder))?.len();
-    let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop)?;
-    Ok(Verdict { segments, ..Verdict::read(&mut reader, |_| ())? })
+    let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, AtEnd::Stop)?;
+    Ok(VerifyReport { segments, ..VerifyReport::read(&mut reader, |_| ())? })
 }
 
-/// What was repaired.
+/// A repaired segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Repaired {
-    /// The segment that holds the good records now.
+pub struct RepairedSegment {
+    /// The new segment with the valid records.
     pub path: PathBuf,
-    /// The damaged one, kept.
-    pub kept: PathBuf,
-    /// Good records.
+    /// The damaged file.
+    pub backup: PathBuf,
+    /// The number of valid records.
     pub records: u64,
-    /// Bytes that were left out.
-    pub left_out: u64,
+    /// Bytes that were not copied.
+    pub skipped_bytes: u64,
 }
 
-/// Writes every damaged segment again without what is no record, and keeps the damaged file beside it, with `.damaged`
-/// added to its name, or `.damaged.1` and so on if there is one. Lines have nothing to check them by: of their segments,
-/// those are written again that cannot be unpacked to the end, or have a line that no journal wrote, and half a line at the
-/// end stays. So does a file under a name that is not its own.
+/// Copies the valid records of every damaged segment to a new file, and keeps the damaged file beside it with `.damaged`
+/// added to its name, or `.damaged.1` and so on if that exists.
+///
+/// Lines have no checksums: a JSON or text segment is repaired only if it cannot be decompressed to the end or has a line
+/// longer than any record. A partial last line stays. A file with the name of another segment is not repaired.
 ///
 /// # Errors
-/// [`ReadError::Owned`] if the journal is open; [`ReadError`] otherwise.
-pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<Repaired>, ReadError> {
+/// Returns [`ReadError::InUse`] if the journal is open, and another [`ReadError`] if it cannot be read or written.
+pub fn repair(folder: impl AsRef<Path>) -> Result<Vec<RepairedSegment>, ReadError> {
     let folder = folder.as_ref();
-    let ownership = Ownership::take(folder).map_err(ReadError::io(folder))?;
-    let Some(_ownership) = ownership else { return Err(ReadError::Owned(folder.to_path_buf())) };
+    let folder_lock = FolderLock::acquire(folder).map_err(ReadError::io(folder))?;
+    let Some(_ownership) = folder_lock else { return Err(ReadError::InUse(folder.to_path_buf())) };
     let damage = verify(folder)?.damage.into_iter().filter(is_repaired);
     let mut paths: Vec<PathBuf> = damage.map(|damage| damage.path).collect();
-    // Damage of several stripes comes in the order of its time.
+    // Damage of several stripes is merged by time.
     paths.sort();
     paths.dedup();
     let mut repaired = Vec::new();
@@ -137,58 +138,58 @@ fn name_of(path: &Path) -> Option<SegmentName> {
     path.file_name().and_then(|name| name.to_str()).and_then(SegmentName::parse)
 }
 
-/// Whether [`repair`] mends it. Which name a file should have is for people to see to.
-fn is_repaired(damage: &Damage) -> bool {
+/// Whether [`repair`] handles this kind of damage. A misplaced file needs an operator.
+fn is_repaired(damage: &DamagedRange) -> bool {
     match damage.kind {
-        DamageKind::Torn => name_of(&damage.path).is_some_and(|name| name.format == Format::Framed),
+        DamageKind::Torn => name_of(&damage.path).is_some_and(|name| name.format == SegmentFormat::Framed),
         DamageKind::Misplaced { .. } => false,
-        DamageKind::Header | DamageKind::Middle => true,
+        DamageKind::SegmentHeader | DamageKind::Middle => true,
     }
 }
 
-fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<Repaired> {
-    if name.format != Format::Framed {
-        let mut scan = LineScan::open(path, name.packed)?;
+fn repair_segment(folder: &Path, name: &SegmentName, path: &Path) -> io::Result<RepairedSegment> {
+    if name.format != SegmentFormat::Framed {
+        let mut scan = LineScanner::open(path, name.compressed)?;
         return write_again(folder, name, path, |file| copy_lines(&mut scan, file));
     }
-    if let Some(mut scan) = Scan::open(path, name.packed)? {
+    if let Some(mut scan) = SegmentScanner::open(path, name.compressed)? {
         return write_again(folder, name, path, |file| copy_good(&mut scan, 0, file));
     }
-    let Some(mut scan) = Scan::open_without_header(path, name)? else {
-        // Without a salt no record can be told from noise.
-        let (kept, left_out) = (free_name(folder, name), fs::metadata(path)?.len());
-        fs::rename(path, &kept)?;
-        return Ok(Repaired { path: path.to_path_buf(), kept, records: 0, left_out });
+    let Some(mut scan) = SegmentScanner::open_without_header(path, name)? else {
+        // The salt is unknown, so records cannot be distinguished from random bytes.
+        let (backup, skipped_bytes) = (free_name(folder, name), fs::metadata(path)?.len());
+        fs::rename(path, &backup)?;
+        return Ok(RepairedSegment { path: path.to_path_buf(), backup, records: 0, skipped_bytes });
     };
     write_again(folder, name, path, |file| copy_good(&mut scan, HEADER_BYTES as u64, file))
 }
 
-/// Puts what `copy` writes in place of a segment. It says how many records those are, and how many bytes are none.
+/// Replaces a segment by what `copy` writes. `copy` returns the number of records, and of bytes that were not copied.
 fn write_again(
     folder: &Path,
     name: &SegmentName,
     path: &Path,
     copy: impl FnOnce(&mut io::BufWriter<fs::File>) -> io::Result<(u64, u64)>,
-) -> io::Result<Repaired> {
-    let kept = free_name(folder, name);
-    let plain = SegmentName { packed: false, ..name.clone() };
+) -> io::Result<RepairedSegment> {
+    let backup = free_name(folder, name);
+    let plain = SegmentName { compressed: false, ..name.clone() };
     let unfinished = folder.join(format!("{}.part", plain.file()));
     let mut file = io::BufWriter::new(crate::storage::private().create(true).truncate(true).open(&unfinished)?);
-    let (records, left_out) = copy(&mut file)?;
+    let (records, skipped_bytes) = copy(&mut file)?;
     let file = file.into_inner()?;
     file.set_modified(fs::metadata(path)?.modified()?)?;
     file.sync_all()?;
-    // Under both names where that can be, so that there is no moment at which the segment has none.
-    fs::hard_link(path, &kept).or_else(|_| fs::rename(path, &kept))?;
+    // A hard link, if possible, so that the segment exists under its name at any time.
+    fs::hard_link(path, &backup).or_else(|_| fs::rename(path, &backup))?;
     fs::rename(&unfinished, plain.path(folder))?;
-    if name.packed && path.exists() {
+    if name.compressed && path.exists() {
         fs::remove_file(path)?;
     }
     fs::File::open(folder)?.sync_all()?;
-    Ok(Repaired { path: plain.path(folder), kept, records, left_out })
+    Ok(RepairedSegment { path: plain.path(folder), backup, records, skipped_bytes })
 }
 
-/// Where the damaged segment is kept: one that was repaired before has a damaged file already.
+/// A free name for the damaged file: an earlier repair may have left one.
 fn free_name(folder: &Path, name: &SegmentName) -> PathBuf {
     let named = |count: u32| {
         let count = if count == 0 { String::new() } else { format!(".{count}") };
@@ -201,50 +202,47 @@ fn free_name(folder: &Path, name: &SegmentName) -> PathBuf {
     named(count)
 }
 
-/// Every whole line.
-fn copy_lines(scan: &mut LineScan, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
-    let (mut records, mut left_out) = (0, 0);
+/// Copies every whole line.
+fn copy_lines(scan: &mut LineScanner, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
+    let (mut records, mut skipped_bytes) = (0, 0);
     loop {
-        match scan.advance(Tail::Final)? {
-            Step::Frame => {
+        match scan.advance(TailMode::Final)? {
+            ScanStep::Frame => {
                 records += 1;
                 out.write_all(scan.line())?;
                 out.write_all(b"\n")?;
             }
-            Step::Damage { bytes, .. } | Step::Torn { bytes, .. } => left_out += bytes,
-            Step::End(_) | Step::Pending => break,
+            ScanStep::Damage { bytes, .. } | ScanStep::Torn { bytes, .. } => skipped_bytes += bytes,
+            ScanStep::End(_) | ScanStep::Pending => break,
         }
     }
     out.flush()?;
-    Ok((records, left_out))
+    Ok((records, skipped_bytes))
 }
 
-/// The header, every good frame, and their sum. Returns how many frames, and how many bytes are none, with those that were left
-/// out before.
-fn copy_good(scan: &mut Scan, mut left_out: u64, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
-    let header = segment::Header { preallocated: false, ..scan.header() };
+/// Copies the header and every valid frame, and writes a summary. Returns the number of frames, and of bytes that were
+/// not copied, including `skipped_bytes`.
+fn copy_good(scan: &mut SegmentScanner, mut skipped_bytes: u64, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
+    let header = segment::SegmentHeader { preallocated: false, ..scan.header() };
     out.write_all(&header.to_bytes())?;
-    let mut sum = Sum { records: 0, end_seq: header.first_seq, times: None };
+    let mut summary = SegmentSummary { records: 0, end_seq: header.first_seq, times: None };
     loop {
-        match scan.advance(Tail::Final)? {
-            Step::Frame => {
+        match scan.advance(TailMode::Final)? {
+            ScanStep::Frame => {
                 let frame = scan.frame();
-                sum.records += 1;
-                sum.end_seq = frame.seq + 1;
-                sum.times = chunk::join(sum.times, Some((frame.time, frame.time)));
+                summary.records += 1;
+                summary.end_seq = frame.seq + 1;
+                summary.times = chunk::merge_ranges(summary.times, Some((frame.time, frame.time)));
                 out.write_all(scan.raw())?;
             }
-            Step::Damage { bytes, .. } | Step::Torn { bytes, .. } => left_out += bytes,
-            Step::End(_) | Step::Pending => break,
+            ScanStep::Damage { bytes, .. } | ScanStep::Torn { bytes, .. } => skipped_bytes += bytes,
+            ScanStep::End(_) | ScanStep::Pending => break,
         }
     }
-    let (mut seal, payload) = (Vec::new(), sum.to_bytes());
-    Framed { kind: Kind::Seal, class: Class::default(), time: Time::now(), payload: &payload }.write_checked(
-        sum.end_seq,
-        header.salt,
-        &mut seal,
-    );
+    let (mut seal, payload) = (Vec::new(), summary.to_bytes());
+    FrameInput { kind: FrameKind::Seal, class: Class::default(), time: Timestamp::now(), payload: &payload }
+        .write_with_checksum(summary.end_seq, header.salt, &mut seal);
     out.write_all(&seal)?;
     out.flush()?;
-    Ok((sum.records, left_out))
+    Ok((summary.records, skipped_bytes))
 }

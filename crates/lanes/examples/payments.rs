@@ -1,14 +1,17 @@
-//! Payments of several accounts, from lines: concurrently across accounts, in order within one, and every line accounted for.
+//! Payments of several accounts, read from lines: concurrent across accounts, in order within an account, and no line is
+//! lost.
 //!
-//! `cargo run -p tidegate-lanes --example payments`. No server is needed: the lines stand here. Each payment takes a while, as
-//! if a bank were asked. Dan's bank is away at first, so his payments are tried again, and only he waits. Eve's second payment is
-//! no number: it goes to the dead-letter, and her third one goes on.
+//! `cargo run -p tidegate-lanes --example payments`. No server is needed. Each payment takes a while, like a call to a
+//! bank. The bank of Dan is unavailable at first, so his payments are retried and only his account waits. The second
+//! payment of Eve has an invalid amount and goes to the dead-letter queue; her third one continues.
 
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate_lanes::source::{Format, Ndjson};
-use tidegate_lanes::{Completion, Delivery, Exhausted, Failure, Interceptor, Letter, Record, Retry, Subscription};
+use tidegate_lanes::source::{NdjsonFormat, NdjsonSource};
+use tidegate_lanes::{
+    Completion, DeadLetter, Delivery, ExhaustedAction, Interceptor, Record, RecordFailure, RetryPolicy, Subscription,
+};
 
 const LINES: &str = r#"{"account":"ann","amount":5}
 {"account":"bob","amount":7}
@@ -23,51 +26,53 @@ const LINES: &str = r#"{"account":"ann","amount":5}
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // What orders the lines is the account: those of one account run one after another.
-    let source = Ndjson::reader("the example", LINES.as_bytes(), Format::keyed_by("/account"))?;
+    // The account is the ordering key.
+    let source = NdjsonSource::reader("example", LINES.as_bytes(), NdjsonFormat::keyed_by("/account"))?;
     let subscription = Subscription::builder("payments")
         .source(source)
         .concurrency(100)
-        .retry(Retry { attempts: Some(5), first_wait: Duration::from_millis(20), ..Retry::default() })
-        .exhausted(Exhausted::DeadLetter)
-        .dead_letter(bury)
+        .retry(RetryPolicy { attempts_max: Some(5), wait_min: Duration::from_millis(20), ..RetryPolicy::default() })
+        .exhausted(ExhaustedAction::DeadLetter)
+        .dead_letter_queue(dead_letter)
         .interceptor(Teller)
         .handler(|delivery: Delivery| async move {
             let Delivery { record, completion, attempt } = delivery;
             pay(&record, attempt, completion).await;
         })?;
-    let tally = subscription.run().await?;
-    println!("{} paid, {} tried again, {} in the dead-letter", tally.done, tally.retried, tally.dead_lettered);
+    let counters = subscription.run().await?;
+    println!("{} paid, {} retried, {} dead letters", counters.done, counters.retried, counters.dead_lettered);
     Ok(())
 }
 
-/// Pays, and says so by the completion. It could be moved to another task and finished there: the account waits for it.
+/// Pays, and ends the completion. The completion could be moved to another task: the account waits for it.
 async fn pay(record: &Record, attempt: u32, completion: Completion) {
     tokio::time::sleep(Duration::from_millis(10)).await;
     let line: serde_json::Value = serde_json::from_slice(record.payload().unwrap_or_default()).unwrap_or_default();
     match line["amount"].as_u64() {
-        // Dropping the completion would be a failure, too; nothing is done that nobody has finished.
-        None => completion.fail(Failure::permanent(format!("{} is no amount", line["amount"]))),
-        Some(_) if record.key() == Some(b"dan") && attempt < 3 => completion.fail(Failure::new("the bank is away")),
+        // Dropping the completion would also count as a failure.
+        None => completion.fail(RecordFailure::permanent(format!("{} is not an amount", line["amount"]))),
+        Some(_) if record.key() == Some(b"dan") && attempt < 3 => {
+            completion.fail(RecordFailure::new("bank unavailable"))
+        }
         Some(_) => completion.finish(),
     }
 }
 
-/// Keeps what cannot be done. Only when this is over does the record count as done.
-async fn bury(letter: Letter) -> Result<(), Box<dyn Error + Send + Sync>> {
+/// Stores a dead letter. The record counts as finished once the future resolves.
+async fn dead_letter(letter: DeadLetter) -> Result<(), Box<dyn Error + Send + Sync>> {
     let line = String::from_utf8_lossy(letter.record.payload().unwrap_or_default()).into_owned();
-    println!("  cannot be paid: {line}: {}", letter.failure);
+    println!("  not paid: {line}: {}", letter.failure);
     Ok(())
 }
 
-/// Is told of every attempt.
+/// Prints every attempt.
 struct Teller;
 
 impl Interceptor for Teller {
-    fn after(&self, record: &Record, result: Result<(), &Failure>) {
+    fn after(&self, record: &Record, result: Result<(), &RecordFailure>) {
         let account = String::from_utf8_lossy(record.key().unwrap_or_default()).into_owned();
         match result {
-            Ok(()) => println!("  {account}: the line that ends at byte {} is paid", record.position()),
+            Ok(()) => println!("  {account}: line ending at byte {} paid", record.position()),
             Err(failure) => println!("  {account}: {failure}"),
         }
     }

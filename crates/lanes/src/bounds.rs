@@ -1,22 +1,21 @@
-//! How much may wait.
+//! Limits on queued records.
 
-/// How much a subscription takes from its source before it is done with it. At a bound it takes nothing more until it is
-/// down to 70 % of it, so that it does not flap.
+/// Limits on unfinished records taken from a source. Once a limit is reached, the subscription takes no more records
+/// until the amount is down to 70 % of the limit, which prevents flapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Records of all lanes that are not done. 100,000 by default.
+    /// Unfinished records of all lanes. Default: 100,000.
     pub records_max: usize,
-    /// Bytes of all lanes that are not done, with what the source's client has read ahead. 256 MiB by default. Whatever
-    /// the client holds, a quarter of it is for records that were taken: one at a time would help nobody.
+    /// Bytes of unfinished records of all lanes, including bytes that the source's client has prefetched. Default: 256
+    /// MiB. A quarter of the limit stays available to taken records, whatever the client has prefetched.
     pub bytes_max: usize,
-    /// Records of one lane that are not done. 100,000 by default.
+    /// Unfinished records of one lane. Default: 100,000.
     pub lane_records_max: usize,
-    /// Records of one lane from the first that is not done to the last one taken, done or not: how much is run again
-    /// after a crash at most, and 5 bytes of memory each. 1,000,000 by default.
+    /// Records of one lane from the first unfinished record to the last one taken, finished or not. Limits how many
+    /// records run again after a crash; each costs 5 bytes of memory. Default: 1,000,000.
     pub lane_span_max: usize,
-    /// Keys that could begin at once if they had their turn. While there are so many, more records would only wait and
-    /// grow cold, so none are taken. 1,024 by default; without effect for batches and with compaction, which want many
-    /// records of a key.
+    /// Keys that are ready to run. At this number no more records are taken, because queued records fall out of the CPU
+    /// caches. Default: 1,024. Ignored for batches and with compaction, which need many queued records per key.
     pub ready_max: usize,
 }
 
@@ -33,13 +32,13 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Of [`bytes_max`](Self::bytes_max), what is left to records that were taken.
+    /// The share of [`bytes_max`](Self::bytes_max) that is left to taken records.
     pub(crate) fn bytes_taken_max(&self, buffered: usize) -> usize {
         self.bytes_max.saturating_sub(buffered).max(self.bytes_max.div_ceil(4))
     }
 }
 
-/// Down to this a bound lets go.
+/// The low watermark of a limit: 70 %.
 pub(crate) fn low(max: usize) -> usize {
     max / 10 * 7 + max % 10 * 7 / 10
 }

@@ -1,4 +1,4 @@
-//! From a name, a source and a handler to a subscription.
+//! Builds a subscription from a name, a source and a handler.
 
 use std::fmt;
 use std::future::Future;
@@ -9,47 +9,56 @@ use std::time::Duration;
 
 use tokio::runtime::Handle as Tokio;
 
+use crate::backpressure::ReadyLimit;
 use crate::bounds::Bounds;
 use crate::clock::Clock;
-use crate::crew::{self, Pool, Work};
-use crate::dead_letter::DeadLetter;
+use crate::dead_letter::DeadLetterQueue;
 use crate::delivery::{self, Batch, Delivery};
 use crate::error::BuildError;
-use crate::failure::{Exhausted, Overdue, Retry};
-use crate::gate::Gate;
-use crate::home::Home;
+use crate::executor::HandlerCall;
+use crate::failure::{ExhaustedAction, OverdueAction, RetryPolicy};
 use crate::intake::IntakeSettings;
+use crate::interceptor::Interceptor;
+use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
-use crate::observe::{Board, Interceptor};
-use crate::pace::Pace;
-use crate::policy::{Keyless, Policy, Quota};
+use crate::metrics::MetricsStore;
+use crate::policy::{KeylessOrder, Quota, SubscriptionPolicy};
 use crate::record::Record;
-use crate::runtime::{Tasks, Threads};
+use crate::runtime::{AsyncTasks, BlockingThreads};
+use crate::shard_runtime::ShardRuntime;
 use crate::source::Source;
 use crate::subscription::Subscription;
-use crate::worker::Shared;
+use crate::thread_executor::{self, ThreadPool};
+use crate::worker::SubscriptionContext;
 
-/// No source yet.
+/// The source type of a builder without a source.
 #[derive(Clone, Copy, Debug)]
 pub struct NoSource;
 
-/// Builds a [`Subscription`]: a source and a handler are needed, all else has a default.
-#[must_use = "a builder builds nothing until it gets its handler"]
-pub struct Builder<S, R> {
+/// Builds a [`Subscription`]. A source and a handler are required; everything else has a default.
+#[must_use = "a builder does nothing until it gets a handler"]
+pub struct SubscriptionBuilder<S, R> {
     source: S,
     runtime: R,
-    policy: Policy,
+    policy: SubscriptionPolicy,
     settings: IntakeSettings,
     concurrency: usize,
     rate: Option<f64>,
     shards: usize,
     has_own_threads: bool,
-    dead_letter: Option<Arc<dyn DeadLetter>>,
+    dead_letter_queue: Option<Arc<dyn DeadLetterQueue>>,
     interceptors: Vec<Arc<dyn Interceptor>>,
 }
 
-impl Builder<NoSource, Tasks> {
-    pub(crate) fn new(name: &str) -> Self {
+impl Subscription {
+    /// Starts a builder. The name appears in logs, spans, thread names and dead letters.
+    pub fn builder(name: &str) -> SubscriptionBuilder<NoSource, AsyncTasks> {
+        SubscriptionBuilder::new(name)
+    }
+}
+
+impl SubscriptionBuilder<NoSource, AsyncTasks> {
+    fn new(name: &str) -> Self {
         let settings = IntakeSettings {
             bounds: Bounds::default(),
             commit_every: Duration::from_millis(200),
@@ -57,22 +66,21 @@ impl Builder<NoSource, Tasks> {
         };
         Self {
             source: NoSource,
-            runtime: Tasks,
-            policy: Policy::new(name),
+            runtime: AsyncTasks,
+            policy: SubscriptionPolicy::new(name),
             settings,
             concurrency: 10_000,
             rate: None,
             shards: available_parallelism().map_or(1, usize::from),
             has_own_threads: false,
-            dead_letter: None,
+            dead_letter_queue: None,
             interceptors: Vec::new(),
         }
     }
 }
 
-impl<S, R> Builder<S, R> {
-    /// All the rest stays as it is.
-    fn over<T, Q>(self, change: impl FnOnce(S, R) -> (T, Q)) -> Builder<T, Q> {
+impl<S, R> SubscriptionBuilder<S, R> {
+    fn map_parts<T, Q>(self, change: impl FnOnce(S, R) -> (T, Q)) -> SubscriptionBuilder<T, Q> {
         let Self {
             source,
             runtime,
@@ -82,11 +90,11 @@ impl<S, R> Builder<S, R> {
             rate,
             shards,
             has_own_threads,
-            dead_letter,
+            dead_letter_queue,
             interceptors,
         } = self;
         let (source, runtime) = change(source, runtime);
-        Builder {
+        SubscriptionBuilder {
             source,
             runtime,
             policy,
@@ -95,131 +103,133 @@ impl<S, R> Builder<S, R> {
             rate,
             shards,
             has_own_threads,
-            dead_letter,
+            dead_letter_queue,
             interceptors,
         }
     }
 }
 
-impl<R> Builder<NoSource, R> {
-    /// Where records come from.
-    pub fn source<S: Source>(self, source: S) -> Builder<S, R> {
-        self.over(|_, runtime| (source, runtime))
+impl<R> SubscriptionBuilder<NoSource, R> {
+    /// Sets the source of the records.
+    pub fn source<S: Source>(self, source: S) -> SubscriptionBuilder<S, R> {
+        self.map_parts(|_, runtime| (source, runtime))
     }
 }
 
-impl<S> Builder<S, Tasks> {
-    /// Gives each [shard](Self::shards) a thread of its own, with a tokio runtime of its own, on which its handlers run.
-    /// Without it they run on the runtime on which the subscription is built.
+impl<S> SubscriptionBuilder<S, AsyncTasks> {
+    /// Gives each [shard](Self::shards) a thread with its own tokio runtime, on which its handlers run. By default
+    /// handlers run on the runtime on which the subscription is built.
     ///
-    /// The workers of one runtime share its timers behind a lock; apart from each other, handlers that sleep or have
-    /// timeouts cost about half. In exchange a handler stays on its thread: one that computes for long holds up the other
-    /// keys of its shard, and `tokio::task::block_in_place` panics in it. What a handler spawned there and left behind
-    /// ends with the subscription. The source stays on the runtime of whoever builds it.
+    /// Workers of one runtime share its timers behind a lock; without that lock, handlers that sleep or use timeouts cost
+    /// about half. In exchange a handler is bound to its thread: a handler that computes for long delays the other keys of its
+    /// shard, and `tokio::task::block_in_place` panics. Tasks that a handler spawns end with the subscription. The source
+    /// stays on the runtime on which the subscription is built.
     pub fn own_threads(mut self) -> Self {
         self.has_own_threads = true;
         self
     }
 
-    /// On what handlers run: [`Threads`], instead of [`Tasks`].
-    pub fn runtime(self, threads: Threads) -> Builder<S, Threads> {
-        self.over(|source, _| (source, threads))
+    /// Runs handlers on [`BlockingThreads`] instead of [`AsyncTasks`].
+    pub fn runtime(self, threads: BlockingThreads) -> SubscriptionBuilder<S, BlockingThreads> {
+        self.map_parts(|source, _| (source, threads))
     }
 }
 
-impl<S, R> Builder<S, R> {
-    /// How many handlers may be under way at once. 10,000 by default. Handlers on threads have their threads for a limit
-    /// besides.
+impl<S, R> SubscriptionBuilder<S, R> {
+    /// Sets how many handlers may run at a time. Default: 10,000. With [`BlockingThreads`] the number of threads is a
+    /// further limit.
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.concurrency = concurrency;
         self
     }
 
-    /// How much may wait.
+    /// Sets the limits on queued records.
     pub fn bounds(mut self, bounds: Bounds) -> Self {
         self.settings.bounds = bounds;
         self
     }
 
-    /// How many starts of a handler, with a record or a batch each, there may be in a second; 0 is a pause. Any number by
-    /// default.
+    /// Sets how many handler calls may start per second, each with a record or a batch; 0 pauses the subscription.
+    /// Default: no limit.
     pub fn rate(mut self, per_second: f64) -> Self {
         self.rate = Some(per_second);
         self
     }
 
-    /// How often and when a failed record is tried again.
-    pub fn retry(mut self, retry: Retry) -> Self {
+    /// Sets how often and when a failed record is retried.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
         self.policy.retry = retry;
         self
     }
 
-    /// What becomes of a record whose attempts are used up. The subscription stops, by default.
-    pub fn exhausted(mut self, exhausted: Exhausted) -> Self {
+    /// Sets what happens to a record that has no attempts left. Default: [`ExhaustedAction::Stop`].
+    pub fn exhausted(mut self, exhausted: ExhaustedAction) -> Self {
         self.policy.exhausted = exhausted;
         self
     }
 
-    /// How long a record may take from its start to its completion (5 minutes by default), and what becomes of it then.
-    pub fn deadline(mut self, deadline: Duration, overdue: Overdue) -> Self {
+    /// Sets how long an attempt may take from its start to its completion, and what happens at the deadline. Default: 5
+    /// minutes, [`OverdueAction::Retry`].
+    pub fn deadline(mut self, deadline: Duration, overdue: OverdueAction) -> Self {
         self.policy.deadline = deadline;
         self.policy.overdue = overdue;
         self
     }
 
-    /// Where records go that could not be done, if [`exhausted`](Self::exhausted) or [`deadline`](Self::deadline) say so: by
-    /// itself it changes nothing.
-    pub fn dead_letter(mut self, dead_letter: impl DeadLetter) -> Self {
-        self.dead_letter = Some(Arc::new(dead_letter));
+    /// Sets the dead-letter queue. It is used only if [`exhausted`](Self::exhausted) or [`deadline`](Self::deadline)
+    /// selects it.
+    pub fn dead_letter_queue(mut self, dead_letter_queue: impl DeadLetterQueue) -> Self {
+        self.dead_letter_queue = Some(Arc::new(dead_letter_queue));
         self
     }
 
-    /// How records without a key are ordered: not at all, by default.
-    pub fn keyless(mut self, keyless: Keyless) -> Self {
+    /// Sets the order of records without a key. Default: [`KeylessOrder::Unordered`].
+    pub fn keyless(mut self, keyless: KeylessOrder) -> Self {
         self.policy.keyless = keyless;
         self
     }
 
-    /// How many records of one key may start within a window of time. Costs some memory for each key of the last window.
+    /// Limits how many records of one key may start within a time window. Each key that was active in the last window
+    /// costs memory.
     pub fn quota(mut self, quota: Quota) -> Self {
         self.policy.quota = Some(quota);
         self
     }
 
-    /// Of the waiting records of a key, only the newest is run: it takes the place of the one before. For records that
-    /// hold the whole state of their key.
+    /// Processes only the newest queued record of a key; it replaces the queued record before it. For records that hold
+    /// the whole state of their key.
     pub fn compact(mut self) -> Self {
         self.policy.compact = true;
         self
     }
 
-    /// How long what is done may wait to be committed. 200 ms by default.
+    /// Sets how long finished records may wait for their commit. Default: 200 ms.
     pub fn commit_every(mut self, interval: Duration) -> Self {
         self.settings.commit_every = interval;
         self
     }
 
-    /// How long what runs may take to end when the subscription stops by itself. 30 s by default.
+    /// Sets how long running handlers may take when the subscription stops because of an error. Default: 30 s.
     pub fn drain(mut self, within: Duration) -> Self {
         self.settings.drain = within;
         self
     }
 
-    /// Into how many parts the keys are divided, each with an owner of its own: one for each core, by default.
+    /// Sets the number of shards, among which the keys are divided. Default: one per core.
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
         self
     }
 
-    /// One more that is told of every attempt, after those before.
+    /// Adds an interceptor, called after those added before.
     pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
         self.interceptors.push(Arc::new(interceptor));
         self
     }
 
     fn check(&self) -> Result<(), BuildError> {
-        let Policy { exhausted, overdue, batch_max, .. } = self.policy;
-        let buries = exhausted == Exhausted::DeadLetter || overdue == Overdue::DeadLetter;
+        let SubscriptionPolicy { exhausted, overdue, batch_max, .. } = self.policy;
+        let sends_dead_letters = exhausted == ExhaustedAction::DeadLetter || overdue == OverdueAction::DeadLetter;
         let bounds = self.settings.bounds;
         let numbers = [
             ("shards", self.shards),
@@ -231,52 +241,52 @@ impl<S, R> Builder<S, R> {
             ("lane_span_max", bounds.lane_span_max),
             ("ready_max", bounds.ready_max),
         ];
-        if buries && self.dead_letter.is_none() {
-            return Err(BuildError::NoDeadLetter);
+        if sends_dead_letters && self.dead_letter_queue.is_none() {
+            return Err(BuildError::NoDeadLetterQueue);
         }
         numbers.iter().find(|(_, number)| *number == 0).map_or(Ok(()), |(name, _)| Err(BuildError::Zero(name)))
     }
 
-    fn shared(&mut self, threads: Option<usize>) -> Result<Shared, BuildError> {
+    fn context(&mut self, threads: Option<usize>) -> Result<SubscriptionContext, BuildError> {
         self.check()?;
-        let permits = crew::permits(self.concurrency, threads);
+        let permits = thread_executor::permits_for(self.concurrency, threads);
         let tokio = Tokio::try_current().map_err(|_| BuildError::NoRuntime)?;
-        Ok(Shared {
+        Ok(SubscriptionContext {
             policy: Arc::new(self.policy.clone()),
-            gate: Gate::new(permits, self.rate),
+            limiter: Limiter::new(permits, self.rate),
             threads,
-            pace: Pace::new(self.settings.bounds.ready_max, self.shards, self.policy.wants_pace()),
+            ready_limit: ReadyLimit::new(self.settings.bounds.ready_max, self.shards, self.policy.limits_ready_keys()),
             shards: (0..self.shards).map(|_| Mailbox::new()).collect(),
             intake: Mailbox::new(),
-            board: Board::new(self.shards),
+            metrics: MetricsStore::new(self.shards),
             clock: Clock::start(),
-            dead_letter: self.dead_letter.take(),
+            dead_letter_queue: self.dead_letter_queue.take(),
             interceptors: std::mem::take(&mut self.interceptors),
             tokio,
-            homes: Vec::new(),
+            shard_runtimes: Vec::new(),
         })
     }
 }
 
-impl<S: Source> Builder<S, Tasks> {
-    /// With a handler that finishes what it is delivered, now or later.
+impl<S: Source> SubscriptionBuilder<S, AsyncTasks> {
+    /// Builds the subscription with a handler that ends its [`Delivery`], now or later.
     ///
     /// # Errors
-    /// If what was agreed does not fit together.
+    /// Returns a [`BuildError`] if the settings contradict each other.
     pub fn handler<H, F>(self, handler: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Delivery) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
         let handler = Arc::new(handler);
-        self.with_work(move |work| handler(work.into_delivery()))
+        self.with_calls(move |call| handler(call.into_delivery()))
     }
 
-    /// With a function of a record, whose result says whether it is done. An error is tried again, unless it is a
-    /// [`Failure`](crate::Failure) that says otherwise.
+    /// Builds the subscription with a function of a record whose result finishes or fails the record. An error is
+    /// retryable, unless it is a permanent [`RecordFailure`](crate::RecordFailure).
     ///
     /// # Errors
-    /// If what was agreed does not fit together.
+    /// Returns a [`BuildError`] if the settings contradict each other.
     pub fn process<H, F, E>(self, process: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Record) -> F + Send + Sync + 'static,
@@ -290,10 +300,11 @@ impl<S: Source> Builder<S, Tasks> {
         })
     }
 
-    /// With a handler of up to `most` waiting records of one key at a time. Nothing waits for a batch to be full.
+    /// Builds the subscription with a handler of up to `most` queued records of one key. A batch does not wait until it
+    /// is full.
     ///
     /// # Errors
-    /// If what was agreed does not fit together.
+    /// Returns a [`BuildError`] if the settings contradict each other.
     pub fn batches<H, F>(mut self, most: usize, handler: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Batch) -> F + Send + Sync + 'static,
@@ -301,33 +312,33 @@ impl<S: Source> Builder<S, Tasks> {
     {
         self.policy.batch_max = most;
         let handler = Arc::new(handler);
-        self.with_work(move |work| handler(work.into_batch()))
+        self.with_calls(move |call| handler(call.into_batch()))
     }
 
-    fn homes(&self) -> Result<Vec<Home>, BuildError> {
+    fn shard_runtimes(&self) -> Result<Vec<ShardRuntime>, BuildError> {
         let count = if self.has_own_threads { self.shards } else { 0 };
-        let homes = (0..count).map(|number| Home::start(&self.policy.subscription, number));
-        homes.collect::<io::Result<_>>().map_err(|_| BuildError::NoThreads(count))
+        let shard_runtimes = (0..count).map(|number| ShardRuntime::start(&self.policy.subscription, number));
+        shard_runtimes.collect::<io::Result<_>>().map_err(|_| BuildError::NoThreads(count))
     }
 
-    fn with_work<H, F>(mut self, handler: H) -> Result<Subscription, BuildError>
+    fn with_calls<H, F>(mut self, handler: H) -> Result<Subscription, BuildError>
     where
-        H: Fn(Work) -> F + Clone + Send + 'static,
+        H: Fn(HandlerCall) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let mut shared = self.shared(None)?;
-        let homes = self.homes()?;
-        shared.homes = homes.iter().map(Home::tokio).collect();
-        Ok(Subscription::of_tasks(self.source, &self.settings, shared, homes, handler))
+        let mut context = self.context(None)?;
+        let shard_runtimes = self.shard_runtimes()?;
+        context.shard_runtimes = shard_runtimes.iter().map(ShardRuntime::tokio).collect();
+        Ok(Subscription::with_tasks(self.source, &self.settings, context, shard_runtimes, handler))
     }
 }
 
-impl<S: Source> Builder<S, Threads> {
-    /// With a function of a record that blocks, whose result says whether it is done. An error is tried again, unless it is
-    /// a [`Failure`](crate::Failure) that says otherwise.
+impl<S: Source> SubscriptionBuilder<S, BlockingThreads> {
+    /// Builds the subscription with a blocking function of a record whose result finishes or fails the record. An error
+    /// is retryable, unless it is a permanent [`RecordFailure`](crate::RecordFailure).
     ///
     /// # Errors
-    /// If what was agreed does not fit together, or the system does not give so many threads.
+    /// Returns a [`BuildError`] if the settings contradict each other or a thread cannot be started.
     pub fn process<H, E>(self, process: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Record) -> Result<(), E> + Send + Sync + 'static,
@@ -339,46 +350,49 @@ impl<S: Source> Builder<S, Threads> {
         })
     }
 
-    /// With a handler that blocks, and finishes what it is delivered, now or later.
+    /// Builds the subscription with a blocking handler that ends its [`Delivery`], now or later.
     ///
     /// # Errors
-    /// If what was agreed does not fit together, or the system does not give so many threads.
+    /// Returns a [`BuildError`] if the settings contradict each other or a thread cannot be started.
     pub fn handler<H>(self, handler: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Delivery) + Send + Sync + 'static,
     {
-        self.with_work(move |work| handler(work.into_delivery()))
+        self.with_calls(move |call| handler(call.into_delivery()))
     }
 
-    /// With a handler that blocks, of up to `most` waiting records of one key at a time.
+    /// Builds the subscription with a blocking handler of up to `most` queued records of one key.
     ///
     /// # Errors
-    /// If what was agreed does not fit together, or the system does not give so many threads.
+    /// Returns a [`BuildError`] if the settings contradict each other or a thread cannot be started.
     pub fn batches<H>(mut self, most: usize, handler: H) -> Result<Subscription, BuildError>
     where
         H: Fn(Batch) + Send + Sync + 'static,
     {
         self.policy.batch_max = most;
-        self.with_work(move |work| handler(work.into_batch()))
+        self.with_calls(move |call| handler(call.into_batch()))
     }
 
-    fn with_work<H>(mut self, handler: H) -> Result<Subscription, BuildError>
+    fn with_calls<H>(mut self, handler: H) -> Result<Subscription, BuildError>
     where
-        H: Fn(Work) + Send + Sync + 'static,
+        H: Fn(HandlerCall) + Send + Sync + 'static,
     {
-        let Threads(threads) = self.runtime;
+        let BlockingThreads(threads) = self.runtime;
         if threads == 0 {
             return Err(BuildError::Zero("threads"));
         }
-        let shared = self.shared(Some(threads))?;
-        let pool =
-            Pool::start(&self.policy.subscription, threads, handler).map_err(|_| BuildError::NoThreads(threads))?;
-        Ok(Subscription::of_threads(self.source, &self.settings, shared, pool))
+        let context = self.context(Some(threads))?;
+        let pool = ThreadPool::start(&self.policy.subscription, threads, handler)
+            .map_err(|_| BuildError::NoThreads(threads))?;
+        Ok(Subscription::with_threads(self.source, &self.settings, context, pool))
     }
 }
 
-impl<S, R: fmt::Debug> fmt::Debug for Builder<S, R> {
+impl<S, R: fmt::Debug> fmt::Debug for SubscriptionBuilder<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("policy", &self.policy).field("runtime", &self.runtime).finish_non_exhaustive()
+        f.debug_struct("SubscriptionBuilder")
+            .field("policy", &self.policy)
+            .field("runtime", &self.runtime)
+            .finish_non_exhaustive()
     }
 }

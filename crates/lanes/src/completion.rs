@@ -1,101 +1,67 @@
-//! The promise that a record will be finished, as a value that can be moved but not forgotten silently.
+//! The obligation to end an attempt, as a move-only value.
 
 use std::fmt;
-use std::mem;
 use std::thread;
 
-use crate::failure::{Cause, Failure};
+use crate::failure::{FailureCause, RecordFailure};
 use crate::mailbox::Mailbox;
+use crate::messages::{ExecutionId, Outcome, OutcomeSender, ShardMessages};
 use crate::panic;
-use crate::shard::ShardMail;
 
-/// Which start of which work: a place in the shard's list of flights, and the number of the start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ticket {
-    pub(crate) flight: u32,
-    pub(crate) start: u32,
-}
-
-/// How a start ended.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Done,
-    Failed(Box<Failure>),
-    /// Not the end: the key may go on.
-    KeyReleased,
-}
-
-/// What a completion says to its shard.
-#[derive(Debug)]
-pub(crate) struct Word {
-    pub(crate) ticket: Ticket,
-    pub(crate) outcome: Outcome,
-}
-
-/// The promise that the record (or batch) will be finished.
+/// The obligation to end the attempt of a record or a batch.
 ///
-/// Exactly one of three things happens to it: [`finish`](Self::finish), [`fail`](Self::fail), or it is dropped, which is a
-/// failure. Until then the key of the record waits. It may be moved to another task or thread and finished there, long
-/// after the handler returned. After the subscription's deadline, or after its lane was taken away, it has no effect any
-/// more.
+/// A completion ends in one of three ways: [`finish`](Self::finish), [`fail`](Self::fail), or drop, which counts as a
+/// failure. The key of the record stays blocked until then. The completion may be moved to another task or thread and
+/// ended long after the handler has returned. It has no effect after the deadline or after the lane was revoked.
 #[must_use = "a completion that is dropped is a failure"]
 pub struct Completion {
-    post: Option<Mailbox<ShardMail>>,
-    ticket: Ticket,
+    /// `None` once the outcome is sent.
+    sender: Option<OutcomeSender>,
 }
 
 impl Completion {
-    pub(crate) fn new(post: Mailbox<ShardMail>, ticket: Ticket) -> Self {
-        Self { post: Some(post), ticket }
+    pub(crate) fn new(mailbox: Mailbox<ShardMessages>, id: ExecutionId) -> Self {
+        Self { sender: Some(OutcomeSender { mailbox, id }) }
     }
 
-    /// The record is done.
+    /// Finishes the record.
     pub fn finish(self) {
         self.end(Outcome::Done);
     }
 
-    /// The record is not done.
-    pub fn fail(self, failure: Failure) {
+    /// Fails the attempt.
+    pub fn fail(self, failure: RecordFailure) {
         self.end(Outcome::Failed(Box::new(failure)));
     }
 
-    /// Lets the next records of the key begin though this one is not finished. It still holds back the commit; if it
-    /// fails, it is tried again beside or behind the others. To call it again changes nothing.
+    /// Lets the next record of the key start before this one is finished. This record still holds back commits. If it
+    /// fails, it is retried concurrently with later records of the key. Further calls have no effect.
     pub fn release_key(&self) {
-        self.say(Outcome::KeyReleased);
-    }
-
-    pub(crate) fn panicked(self, words: String) {
-        self.end(Outcome::Failed(Box::new(Failure::of(Cause::Panic, words))));
+        if let Some(sender) = &self.sender {
+            sender.send(Outcome::KeyReleased);
+        }
     }
 
     fn end(mut self, outcome: Outcome) {
-        self.say(outcome);
-        self.post = None;
-    }
-
-    fn say(&self, outcome: Outcome) {
-        let word = Word { ticket: self.ticket, outcome };
-        if let Some(post) = &self.post {
-            post.post(|mail| mail.words.push(word));
+        if let Some(sender) = self.sender.take() {
+            sender.send(outcome);
         }
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        let Some(post) = mem::take(&mut self.post) else { return };
-        let completion = Self { post: Some(post), ticket: self.ticket };
-        let completion = if thread::panicking() { panic::leave(completion) } else { Some(completion) };
-        if let Some(completion) = completion {
-            let cause = if thread::panicking() { Cause::Panic } else { Cause::Dropped };
-            completion.fail(Failure::of(cause, "its completion was dropped"));
+        let Some(sender) = self.sender.take() else { return };
+        let sender = if thread::panicking() { panic::defer(sender) } else { Some(sender) };
+        if let Some(sender) = sender {
+            let cause = if thread::panicking() { FailureCause::Panic } else { FailureCause::Dropped };
+            sender.send(Outcome::Failed(Box::new(RecordFailure::of(cause, "completion dropped"))));
         }
     }
 }
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Completion").field(&self.ticket).finish()
+        f.debug_tuple("Completion").field(&self.sender.as_ref().map(|sender| sender.id)).finish()
     }
 }

@@ -1,45 +1,45 @@
-//! Where records go that could not be done.
+//! The dead-letter queue.
 
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::failure::Failure;
+use crate::failure::RecordFailure;
 use crate::record::Record;
 
-/// A record that could not be done, and why.
+/// A record that failed permanently, and the reason.
 #[derive(Clone, Debug)]
-pub struct Letter {
-    /// The record as it came; its key is its [own](Record::own_key).
+pub struct DeadLetter {
+    /// The record; its original key is [`source_key`](Record::source_key).
     pub record: Record,
     /// The last failure.
-    pub failure: Failure,
-    /// How often a handler tried; 0 if none saw it.
+    pub failure: RecordFailure,
+    /// The number of attempts; 0 if no handler received the record.
     pub attempts: u32,
     /// The name of the subscription.
     pub subscription: Arc<str>,
 }
 
-/// The answer of a [`DeadLetter`].
-pub type Taken = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send>>;
+/// The future of [`DeadLetterQueue::send`].
+pub type SendFuture = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// Takes the records that could not be done: a topic, a table, a file.
+/// Stores records that failed permanently: a topic, a table, a file.
 ///
-/// A topic from which the records come back later (a retry topic) fits as well, but breaks the order of a key: the
-/// records behind go on before it.
-pub trait DeadLetter: Send + Sync + 'static {
-    /// Keeps the letter. The future answers when it is kept for certain: only then is the record done. An error, a panic
-    /// or a future that is dropped leaves it open, and it is given again, so a letter may arrive more than once.
-    fn send(&self, letter: Letter) -> Taken;
+/// A retry topic, from which records return later, also fits, but breaks the order of a key: later records of the key
+/// continue without it.
+pub trait DeadLetterQueue: Send + Sync + 'static {
+    /// Stores a dead letter. The future resolves to `Ok` once the letter is stored durably; only then is the record
+    /// finished. After an error, a panic or a dropped future the letter is sent again, so it may arrive more than once.
+    fn send(&self, letter: DeadLetter) -> SendFuture;
 }
 
-impl<F, A> DeadLetter for F
+impl<F, A> DeadLetterQueue for F
 where
-    F: Fn(Letter) -> A + Send + Sync + 'static,
+    F: Fn(DeadLetter) -> A + Send + Sync + 'static,
     A: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    fn send(&self, letter: Letter) -> Taken {
+    fn send(&self, letter: DeadLetter) -> SendFuture {
         Box::pin(self(letter))
     }
 }

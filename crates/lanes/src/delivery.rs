@@ -1,48 +1,48 @@
-//! What a handler gets: one record or several of one key, and the promise to finish them.
+//! The input of a handler: one record, or several records of one key, and their completion.
 
 use std::fmt;
 use std::ops::Deref;
 
 use crate::completion::Completion;
-use crate::failure::Failure;
+use crate::failure::RecordFailure;
 use crate::record::Record;
 
-/// One record, and its completion. It is the record, for reading; take it apart to keep one half.
+/// A record and its completion. Dereferences to the record.
 #[derive(Debug)]
 #[must_use = "a delivery that is dropped is a failure"]
 pub struct Delivery {
     /// The record.
     pub record: Record,
-    /// The promise to finish it.
+    /// Ends the attempt.
     pub completion: Completion,
-    /// The how many-eth attempt this is, from 1.
+    /// The number of the attempt, from 1.
     pub attempt: u32,
 }
 
-/// Several records of one key in their order, and one completion for all of them.
+/// Several records of one key, in order, and one completion for all of them.
 #[derive(Debug)]
 #[must_use = "a batch that is dropped is a failure"]
 pub struct Batch {
-    /// The records, at least one. After a failure they come one by one.
+    /// The records, at least one. After a failure each record is retried alone.
     pub records: Vec<Record>,
-    /// The promise to finish all of them.
+    /// Ends the attempt for all records.
     pub completion: Completion,
-    /// The how many-eth attempt this is, from 1.
+    /// The number of the attempt, from 1.
     pub attempt: u32,
 }
 
 impl Delivery {
-    /// The record is done.
+    /// Finishes the record.
     pub fn finish(self) {
         self.completion.finish();
     }
 
-    /// The record is not done.
-    pub fn fail(self, failure: Failure) {
+    /// Fails the attempt.
+    pub fn fail(self, failure: RecordFailure) {
         self.completion.fail(failure);
     }
 
-    /// Done or not, as the result says. An error is tried again, unless it is a [`Failure`] that says otherwise.
+    /// Finishes or fails the record by `result`. An error is retryable, unless it is a permanent [`RecordFailure`].
     pub fn end<E: fmt::Display + 'static>(self, result: Result<(), E>) {
         end(self.completion, result);
     }
@@ -57,17 +57,17 @@ impl Deref for Delivery {
 }
 
 impl Batch {
-    /// All records are done.
+    /// Finishes all records.
     pub fn finish(self) {
         self.completion.finish();
     }
 
-    /// Not all records are done: each is tried again.
-    pub fn fail(self, failure: Failure) {
+    /// Fails the attempt; each record is retried.
+    pub fn fail(self, failure: RecordFailure) {
         self.completion.fail(failure);
     }
 
-    /// Done or not, as the result says. An error is tried again, unless it is a [`Failure`] that says otherwise.
+    /// Finishes or fails the records by `result`. An error is retryable, unless it is a permanent [`RecordFailure`].
     pub fn end<E: fmt::Display + 'static>(self, result: Result<(), E>) {
         end(self.completion, result);
     }
@@ -76,6 +76,6 @@ impl Batch {
 pub(crate) fn end(completion: Completion, result: Result<(), impl fmt::Display + 'static>) {
     match result {
         Ok(()) => completion.finish(),
-        Err(error) => completion.fail(Failure::returned(error)),
+        Err(error) => completion.fail(RecordFailure::returned(error)),
     }
 }

@@ -1,56 +1,56 @@
-//! Why a subscription ended otherwise than by being asked to.
+//! Errors of a subscription.
 
 use std::error::Error as StdError;
 
-use crate::failure::Failure;
+use crate::failure::RecordFailure;
 use crate::record::Position;
 
-/// Why a subscription ended otherwise than by being asked to, or by the end of its source. What was done until then has been
-/// committed if the source let it.
+/// Why a subscription ended, other than by [`stop`](crate::SubscriptionHandle::stop) or the end of its source. Records
+/// finished until then are committed if the source allows it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The source cannot go on.
-    #[error("the source failed; start again when it is back")]
+    /// The source failed permanently.
+    #[error("source failed; restart when it is available again")]
     Source(#[source] Box<dyn StdError + Send + Sync>),
-    /// A record cannot be done, and the subscription was told to stop then.
+    /// A record failed permanently and [`ExhaustedAction::Stop`](crate::ExhaustedAction::Stop) applies.
     #[error(
-        "record {position} of lane {lane} cannot be done: {failure}; mend the handler or the record, or choose what else is to \
-         become of such records (`exhausted`), and start again"
+        "record {position} of lane {lane} failed: {failure}; fix the handler or the record, or choose another action for \
+         failed records (`exhausted`), and restart"
     )]
     Exhausted {
-        /// The lane, as the source calls it.
+        /// The name of the lane.
         lane: String,
-        /// Where the record stands; it was not committed.
+        /// The position of the record, which was not committed.
         position: Position,
         /// The last failure.
-        failure: Failure,
+        failure: RecordFailure,
     },
-    /// The source came to its end, but records are held back: parked, or in lanes that were halted.
-    #[error("the source ended, but {records} records are parked or in halted lanes; they were not committed")]
-    HeldBack {
-        /// So many.
+    /// The source ended while records were parked or in halted lanes.
+    #[error("source ended with {records} uncommitted records that are parked or in halted lanes")]
+    Unfinished {
+        /// The number of records.
         records: usize,
     },
-    /// A part of the subscription itself panicked: a defect of this library.
-    #[error("a part of the subscription panicked; please report it")]
-    Broken,
+    /// A component of the subscription panicked: a bug in this library.
+    #[error("a component of the subscription panicked; please report this bug")]
+    Internal,
 }
 
 /// Why a subscription cannot be built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Records may go to the dead-letter, but there is none.
-    #[error("records may go to a dead-letter, but there is none: give one with `dead_letter`")]
-    NoDeadLetter,
-    /// A number that must be at least one is zero.
+    /// A policy sends records to a dead-letter queue, but none is configured.
+    #[error("a policy sends records to a dead-letter queue, but none is configured; set one with `dead_letter_queue`")]
+    NoDeadLetterQueue,
+    /// A setting that must be at least 1 is 0.
     #[error("`{0}` must be at least 1")]
     Zero(&'static str),
-    /// The system did not give so many threads.
-    #[error("the system did not give {0} threads: ask for fewer, or raise its limit")]
+    /// The system refused the requested number of threads.
+    #[error("cannot start {0} threads; request fewer or raise the system's limit")]
     NoThreads(usize),
-    /// It was built outside of a tokio runtime.
-    #[error("build the subscription inside of a tokio runtime: it starts its tasks there")]
+    /// There is no tokio runtime.
+    #[error("no tokio runtime; build the subscription inside one")]
     NoRuntime,
 }

@@ -1,4 +1,4 @@
-//! What went wrong with a record, and what is done about it.
+//! Failures of records, and the policies for them.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -6,56 +6,56 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// Why a record is not done.
+/// The failure of an attempt.
 ///
-/// As an error, it leaves a function that returns `Box<dyn Error + Send + Sync>` by `?`, and is still what it says. Within an
-/// error of another type (such as `anyhow::Error`) it is not seen: the record is tried again.
+/// As an error, it passes through `?` in a function that returns `Box<dyn Error + Send + Sync>`. It is not recognised
+/// inside an error of another type (such as `anyhow::Error`), which counts as retryable.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    cause: Cause,
+pub struct RecordFailure {
+    cause: FailureCause,
     reason: Cow<'static, str>,
     permanent: bool,
     retry_after: Option<Duration>,
 }
 
-/// Who said that a record is not done.
+/// The origin of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Cause {
-    /// The handler did.
+pub enum FailureCause {
+    /// The handler returned an error.
     Handler,
     /// The handler panicked.
     Panic,
     /// The completion was dropped without being finished.
     Dropped,
-    /// It was not finished by its deadline.
+    /// The deadline passed.
     Overdue,
-    /// It was ended with its lane, or with the subscription.
+    /// The execution was abandoned because its lane was revoked or the subscription stopped.
     Abandoned,
-    /// The source could not decode it.
+    /// The source could not decode the record.
     Undecodable,
 }
 
-impl Failure {
-    /// A failure that may go away: the record is tried again, as [`Retry`] says.
+impl RecordFailure {
+    /// A retryable failure; see [`RetryPolicy`].
     #[must_use]
     pub fn new(reason: impl fmt::Display) -> Self {
-        Self::of(Cause::Handler, reason.to_string())
+        Self::of(FailureCause::Handler, reason.to_string())
     }
 
-    /// A failure that will not go away: the record is not tried again.
+    /// A permanent failure: the record is not retried.
     #[must_use]
     pub fn permanent(reason: impl fmt::Display) -> Self {
         Self { permanent: true, ..Self::new(reason) }
     }
 
-    /// Try again after this wait instead of the back-off's: what a server asked for, say.
+    /// Replaces the wait of the back-off before the next attempt, for instance with a server's `Retry-After`.
     #[must_use]
     pub fn retry_after(self, wait: Duration) -> Self {
         Self { retry_after: Some(wait), ..self }
     }
 
-    /// What a handler returned. A failure is what it says; any other error may go away.
+    /// Converts the error of a handler. A `RecordFailure` keeps its properties; any other error is retryable.
     pub(crate) fn returned(error: impl fmt::Display + 'static) -> Self {
         let any: &dyn Any = &error;
         let shared = || any.downcast_ref::<Box<dyn Error + Send + Sync>>()?.downcast_ref::<Self>();
@@ -64,27 +64,27 @@ impl Failure {
         failure.unwrap_or_else(|| Self::new(error))
     }
 
-    pub(crate) fn of(cause: Cause, reason: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn of(cause: FailureCause, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { cause, reason: reason.into(), permanent: false, retry_after: None }
     }
 
     pub(crate) fn undecodable(reason: &str) -> Self {
-        Self { permanent: true, ..Self::of(Cause::Undecodable, reason.to_owned()) }
+        Self { permanent: true, ..Self::of(FailureCause::Undecodable, reason.to_owned()) }
     }
 
-    /// Who said so.
+    /// The origin of the failure.
     #[must_use]
-    pub fn cause(&self) -> Cause {
+    pub fn cause(&self) -> FailureCause {
         self.cause
     }
 
-    /// What was said.
+    /// The error text.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// It was said that trying again is in vain.
+    /// Whether the record is not to be retried.
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         self.permanent
@@ -95,112 +95,112 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RecordFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.cause {
-            Cause::Handler => return f.write_str(&self.reason),
-            Cause::Panic => "the handler panicked",
-            Cause::Dropped => "not finished",
-            Cause::Overdue => "overdue",
-            Cause::Abandoned => "abandoned",
-            Cause::Undecodable => "not decodable",
+            FailureCause::Handler => return f.write_str(&self.reason),
+            FailureCause::Panic => "handler panicked",
+            FailureCause::Dropped => "completion not finished",
+            FailureCause::Overdue => "overdue",
+            FailureCause::Abandoned => "abandoned",
+            FailureCause::Undecodable => "cannot decode",
         };
         write!(f, "{what}: {}", self.reason)
     }
 }
 
-impl Error for Failure {}
+impl Error for RecordFailure {}
 
-/// How often and when a failed record is tried again. Meanwhile its key waits, and no other.
+/// How often and when a failed record is retried. The key stays blocked between attempts; other keys continue.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Retry {
-    /// Attempts in all, the first one included; `None` is without end. 10 by default, and 65,535 at most: more is as many.
-    pub attempts: Option<u32>,
-    /// Age (since it was taken from the source) beyond which a record is not tried again, which is known as soon as the
-    /// wait for the next attempt would end later; none by default.
+pub struct RetryPolicy {
+    /// Attempts in total, including the first; `None` means no limit. Default: 10. Values above 65,535 count as 65,535.
+    pub attempts_max: Option<u32>,
+    /// Age, counted from when the record was taken from the source, beyond which it is not retried. The check uses the
+    /// time at which the next attempt would start. Default: no limit.
     pub age_max: Option<Duration>,
-    /// The wait after the first attempt; it doubles from attempt to attempt. 100 ms by default.
-    pub first_wait: Duration,
-    /// The longest wait. 30 s by default.
-    pub longest_wait: Duration,
-    /// Up to this part of each wait is taken off at random, so that keys that failed together do not return together.
-    /// 0.2 by default.
+    /// The wait after the first attempt; it doubles with each attempt. Default: 100 ms.
+    pub wait_min: Duration,
+    /// The longest wait. Default: 30 s.
+    pub wait_max: Duration,
+    /// The random part that is taken off each wait, 0 to 1, so that keys that failed together do not retry together.
+    /// Default: 0.2.
     pub jitter: f64,
 }
 
-/// What a record counts up to.
+/// The largest attempt count that a queued record stores.
 const ATTEMPTS_MAX: u32 = u16::MAX as u32;
 
-impl Default for Retry {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            attempts: Some(10),
+            attempts_max: Some(10),
             age_max: None,
-            first_wait: Duration::from_millis(100),
-            longest_wait: Duration::from_secs(30),
+            wait_min: Duration::from_millis(100),
+            wait_max: Duration::from_secs(30),
             jitter: 0.2,
         }
     }
 }
 
-impl Retry {
-    /// No second attempt.
+impl RetryPolicy {
+    /// No retries.
     #[must_use]
     pub fn never() -> Self {
-        Self { attempts: Some(1), ..Self::default() }
+        Self { attempts_max: Some(1), ..Self::default() }
     }
 
-    /// The wait after so many attempts; `random` is in `0.0..1.0`.
+    /// The wait after this many attempts; `random` is in `0.0..1.0`.
     pub(crate) fn wait(&self, attempts: u32, random: f64) -> Duration {
-        let doubled = self.first_wait.saturating_mul(1 << attempts.saturating_sub(1).min(30));
-        let wait = doubled.min(self.longest_wait);
-        // What is no number takes nothing off.
+        let doubled = self.wait_min.saturating_mul(1 << attempts.saturating_sub(1).min(30));
+        let wait = doubled.min(self.wait_max);
+        // NaN counts as no jitter.
         let jitter = if self.jitter > 0.0 { self.jitter.min(1.0) } else { 0.0 };
         wait.mul_f64(1.0 - jitter * random)
     }
 
-    /// After so many attempts, and if the next one were made at that age?
+    /// Whether no further attempt is allowed after `attempts`, if the next attempt would start at `age`.
     pub(crate) fn is_exhausted(&self, attempts: u32, age: Duration) -> bool {
-        self.attempts.is_some_and(|most| attempts >= most.min(ATTEMPTS_MAX))
+        self.attempts_max.is_some_and(|most| attempts >= most.min(ATTEMPTS_MAX))
             || self.age_max.is_some_and(|most| age >= most)
     }
 }
 
-/// What becomes of a record whose attempts are used up, or that cannot succeed. None of these commits it silently.
+/// The action for a record that has no attempts left or failed permanently. None of the actions commits it silently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum Exhausted {
-    /// The subscription drains, commits what is done, and ends with an error that names the record. The default: nobody
-    /// said that anything else is right.
+pub enum ExhaustedAction {
+    /// The subscription drains, commits finished records, and ends with an error that names the record. The default,
+    /// because it assumes nothing.
     #[default]
     Stop,
-    /// Its lane starts nothing more, and is not committed beyond the record. Other lanes go on.
+    /// The lane starts no more records and is not committed beyond this record. Other lanes continue.
     HaltLane,
-    /// It and its key's later records wait until somebody [unparks](crate::Handle::unpark) them. Other keys go on, as long
-    /// as the bounds of the lane allow.
+    /// The record and later records of its key wait until [`unpark`](crate::SubscriptionHandle::unpark). Other keys
+    /// continue, within the bounds of the lane.
     Park,
-    /// It is given to the [`DeadLetter`](crate::DeadLetter) and counts as done when that has taken it. While that fails,
-    /// it is tried again with the same back-off, without end, and the key waits.
+    /// The [`DeadLetterQueue`](crate::DeadLetterQueue) receives the record, which is finished once the queue has accepted
+    /// it. A refused record is sent again with the same back-off, without limit; the key stays blocked.
     DeadLetter,
-    /// It counts as done, and is logged and counted.
+    /// The record counts as finished, is logged, and is counted.
     Skip,
 }
 
-/// What becomes of a record that is not finished by its deadline.
+/// The action for a record that misses its deadline.
 ///
-/// A handler that still runs then is aborted first, and if it does not end (it blocks its thread), its key goes on
-/// waiting for it: two handlers of one key never overlap. The choice is about completions that were moved away.
+/// A handler that still runs is aborted first. If it does not end because it blocks its thread, its key stays blocked:
+/// two handlers of one key never overlap. The action applies to completions that have moved out of the handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum Overdue {
-    /// It counts as a failed attempt. A finish that comes too late is ignored. The default.
+pub enum OverdueAction {
+    /// The attempt counts as failed. A later `finish` is ignored. The default.
     #[default]
     Retry,
-    /// It gets as much time again, and is counted and logged.
+    /// The deadline starts again, and the miss is counted and logged.
     Extend,
-    /// It goes straight to the [`DeadLetter`](crate::DeadLetter).
+    /// The record goes straight to the [`DeadLetterQueue`](crate::DeadLetterQueue).
     DeadLetter,
-    /// Its lane starts nothing more, and is not committed beyond it.
+    /// The lane starts no more records and is not committed beyond this record.
     HaltLane,
 }
 
@@ -209,21 +209,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_what_it_says_in_a_box_too() {
-        let permanent = || Failure::permanent("no such thing");
+    fn boxed_failure_keeps_its_properties() {
+        let permanent = || RecordFailure::permanent("no such thing");
         let question_mark = || -> Result<(), Box<dyn Error + Send + Sync>> { Err(permanent())? };
         let boxed: Box<dyn Error> = permanent().into();
-        for returned in [Failure::returned(permanent()), Failure::returned(boxed)] {
+        for returned in [RecordFailure::returned(permanent()), RecordFailure::returned(boxed)] {
             assert_eq!(returned, permanent());
         }
-        assert_eq!(question_mark().map_err(Failure::returned), Err(permanent()));
-        let other: Box<dyn Error + Send + Sync> = "it may go away".into();
-        assert_eq!(Failure::returned(other), Failure::new("it may go away"));
+        assert_eq!(question_mark().map_err(RecordFailure::returned), Err(permanent()));
+        let other: Box<dyn Error + Send + Sync> = "transient".into();
+        assert_eq!(RecordFailure::returned(other), RecordFailure::new("transient"));
     }
 
     #[test]
-    fn waits_double_up_to_the_longest() {
-        let retry = Retry { jitter: 0.5, ..Retry::default() };
+    fn waits_double_up_to_wait_max() {
+        let retry = RetryPolicy { jitter: 0.5, ..RetryPolicy::default() };
         let waits: Vec<u64> = [1, 2, 3, 9, 10, 4_000_000_000]
             .into_iter()
             .map(|attempts| retry.wait(attempts, 0.0).as_millis() as u64)
@@ -231,17 +231,18 @@ mod tests {
         assert_eq!(waits, [100, 200, 400, 25_600, 30_000, 30_000]);
         assert_eq!(retry.wait(1, 0.5).as_millis(), 75);
         for (jitter, expected) in [(f64::NAN, 100), (-1.0, 100), (2.0, 50), (f64::INFINITY, 50)] {
-            assert_eq!(Retry { jitter, ..retry }.wait(1, 0.5).as_millis(), expected, "{jitter}");
+            assert_eq!(RetryPolicy { jitter, ..retry }.wait(1, 0.5).as_millis(), expected, "{jitter}");
         }
     }
 
     #[test]
-    fn attempts_and_age_both_end_it() {
-        let retry = Retry { attempts: Some(3), age_max: Some(Duration::from_secs(9)), ..Retry::default() };
+    fn attempts_and_age_limit_retries() {
+        let retry =
+            RetryPolicy { attempts_max: Some(3), age_max: Some(Duration::from_secs(9)), ..RetryPolicy::default() };
         assert!(!retry.is_exhausted(2, Duration::from_secs(8)));
         assert!(retry.is_exhausted(3, Duration::ZERO) && retry.is_exhausted(1, Duration::from_secs(9)));
-        // A record's count goes no further: waiting for a higher one would last for ever.
-        let many = Retry { attempts: Some(100_000), ..Retry::default() };
+        // A queued record stores at most 65,535 attempts; a higher limit would never be reached.
+        let many = RetryPolicy { attempts_max: Some(100_000), ..RetryPolicy::default() };
         assert!(!many.is_exhausted(65_534, Duration::ZERO) && many.is_exhausted(65_535, Duration::ZERO));
     }
 }

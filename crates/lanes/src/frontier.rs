@@ -1,13 +1,13 @@
-//! Which work is finished, when work finishes out of order.
+//! Tracks which records are finished when records finish out of order.
 //!
-//! A lane hands out positions that rise, with gaps, and wants to know one number: everything up to here is done.
-//! [`Frontier`] gives each position a dense sequence number, keeps one bit for each that was handed out, and
-//! moves on by whole words of ones. It never reads a clock, never waits, never spawns.
+//! A lane hands out increasing positions, with gaps, and commits one number: every position up to it is finished.
+//! [`Frontier`] assigns each position a dense sequence number, stores one bit per number, and advances by whole words. It
+//! does not read a clock, block, or spawn.
 //!
-//! Invariant: `through()` never decreases, and never passes an open position.
+//! Invariant: `through()` never decreases and never passes an open position.
 //!
-//! Positions are kept as distances from the first one of their block, four bytes each. Where a gap is too wide for that,
-//! the rest of the block is left out: its bits are set, as if nothing there was ever open.
+//! Positions are stored as offsets from the first position of their block, four bytes each. Where a gap is too wide for
+//! that, the rest of the block is left unused and its bits are set.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ const BLOCK: u32 = u64::BITS;
 
 #[derive(Debug)]
 struct Block {
-    /// One for each number that is done or was never handed out... but those behind `used` in the last block are zero.
+    /// A set bit is a number that is finished or unused. Bits beyond `used` in the last block are zero.
     done: u64,
     first: Position,
     distance: [u32; BLOCK as usize],
@@ -27,28 +27,28 @@ struct Block {
 #[derive(Debug)]
 pub(crate) struct Frontier {
     blocks: VecDeque<Block>,
-    /// The sequence number of the first bit of the first block; a multiple of the block's length.
+    /// The sequence number of the first bit of the first block; a multiple of the block length.
     base: u32,
-    /// Numbers handed out in the last block; all of a block that is not the last.
+    /// Numbers used in the last block. All other blocks are full.
     used: u32,
-    /// The last position of the blocks that were let go.
-    passed: Option<Position>,
+    /// The last position of the released blocks.
+    released_through: Option<Position>,
     open: usize,
 }
 
 impl Frontier {
     pub(crate) fn new() -> Self {
-        Self { blocks: VecDeque::new(), base: 0, used: 0, passed: None, open: 0 }
+        Self { blocks: VecDeque::new(), base: 0, used: 0, released_through: None, open: 0 }
     }
 
-    /// Opens a position, and returns the number by which it is closed.
+    /// Opens a position and returns its sequence number.
     pub(crate) fn open(&mut self, position: Position) -> u32 {
         self.open += 1;
         self.append(position)
     }
 
-    /// Notes that nothing is to be done up to and including `position`.
-    pub(crate) fn pass(&mut self, position: Position) {
+    /// Marks everything up to and including `position` as finished.
+    pub(crate) fn skip_to(&mut self, position: Position) {
         let seq = self.append(position);
         self.set(seq);
     }
@@ -58,15 +58,15 @@ impl Frontier {
             self.start_block(position);
         }
         let distance = self.last_distance(position).unwrap_or_default();
-        let place = self.used;
+        let slot = self.used;
         if let Some(block) = self.blocks.back_mut() {
-            block.distance[place as usize] = distance;
+            block.distance[slot as usize] = distance;
         }
         self.used += 1;
-        self.base.wrapping_add(self.before_last() + place)
+        self.base.wrapping_add(self.before_last() + slot)
     }
 
-    /// The distance in the last block, if the position fits into it.
+    /// The offset in the last block, if the position fits.
     fn last_distance(&self, position: Position) -> Option<u32> {
         let block = self.blocks.back().filter(|_| self.used < BLOCK)?;
         u32::try_from(position.0.checked_sub(block.first.0)?).ok()
@@ -83,14 +83,14 @@ impl Frontier {
         }
         self.blocks.push_back(Block { done: 0, first, distance: [0; BLOCK as usize] });
         self.used = 0;
-        self.let_go();
+        self.release_done();
     }
 
     fn before_last(&self) -> u32 {
         (self.blocks.len() as u32 - 1) * BLOCK
     }
 
-    /// Closes a number. `false` if it is not open: it was closed before.
+    /// Closes a sequence number. `false` if it is not open.
     pub(crate) fn close(&mut self, seq: u32) -> bool {
         let closed = self.set(seq);
         self.open -= usize::from(closed);
@@ -98,62 +98,67 @@ impl Frontier {
     }
 
     fn set(&mut self, seq: u32) -> bool {
-        let place = seq.wrapping_sub(self.base);
-        let (index, bit) = ((place / BLOCK) as usize, 1 << (place % BLOCK));
-        let handed_out = !self.blocks.is_empty() && place < self.before_last() + self.used;
+        let slot = seq.wrapping_sub(self.base);
+        let (index, bit) = ((slot / BLOCK) as usize, 1 << (slot % BLOCK));
+        let handed_out = !self.blocks.is_empty() && slot < self.before_last() + self.used;
         let Some(block) = self.blocks.get_mut(index).filter(|block| handed_out && block.done & bit == 0) else {
             return false;
         };
         block.done |= bit;
         if index == 0 && block.done == u64::MAX {
-            self.let_go();
+            self.release_done();
         }
         true
     }
 
-    /// Lets go of the blocks at the front in which all is done.
-    fn let_go(&mut self) {
+    /// Releases finished blocks at the front.
+    fn release_done(&mut self) {
         while let Some(block) = self.blocks.front().filter(|block| block.done == u64::MAX) {
-            self.passed = Some(block.at(BLOCK - 1));
+            self.released_through = Some(block.at(BLOCK - 1));
             self.base = self.base.wrapping_add(BLOCK);
             self.blocks.pop_front();
         }
     }
 
-    /// The last position that is done, as are all before it.
+    /// The last position such that it and all positions before it are finished.
     pub(crate) fn through(&self) -> Option<Position> {
         let front = self.blocks.front();
         let done = front.map_or(0, |block| block.done.trailing_ones());
-        front.filter(|_| done > 0).map(|block| block.at(done - 1)).or(self.passed)
+        front.filter(|_| done > 0).map(|block| block.at(done - 1)).or(self.released_through)
     }
 
-    /// The first position that is not done.
+    /// The first open position.
     #[cfg(test)]
     pub(crate) fn head(&self) -> Option<Position> {
         let block = self.blocks.front().filter(|_| self.open > 0)?;
         Some(block.at(block.done.trailing_ones()))
     }
 
-    /// The number of the first position that is not done, or of the next one to come.
+    /// The sequence number of the first open position, or the next number.
     pub(crate) fn head_seq(&self) -> u32 {
         self.base.wrapping_add(self.blocks.front().map_or(0, |block| block.done.trailing_ones()))
     }
 
-    /// Positions that are open.
+    /// The number of open positions.
     pub(crate) fn open_count(&self) -> usize {
         self.open
     }
 
-    /// Numbers between the first open position and the last one handed out: what the memory is bounded by.
+    /// Sequence numbers from the first open position to the last one used; determines the memory.
     pub(crate) fn span(&self) -> usize {
         self.blocks.front().map_or(0, |block| self.before_last() + self.used - block.done.trailing_ones()) as usize
     }
 }
 
 impl Block {
-    fn at(&self, place: u32) -> Position {
-        Position(self.first.0 + u64::from(self.distance[place as usize]))
+    fn at(&self, slot: u32) -> Position {
+        Position(self.first.0 + u64::from(self.distance[slot as usize]))
     }
+}
+
+/// Whether `seq` was assigned after `other`. Sequence numbers wrap.
+pub(crate) fn is_later(seq: u32, other: u32) -> bool {
+    seq.wrapping_sub(other).cast_signed() > 0
 }
 
 #[cfg(test)]
@@ -163,13 +168,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_frontier_has_nothing_done() {
+    fn empty_frontier_has_no_finished_position() {
         let frontier = Frontier::new();
         assert_eq!((frontier.through(), frontier.head(), frontier.span()), (None, None, 0));
     }
 
     #[test]
-    fn a_number_is_closed_once() {
+    fn sequence_number_closes_once() {
         let mut frontier = Frontier::new();
         let seq = frontier.open(Position(9));
         assert!(frontier.close(seq) && !frontier.close(seq) && !frontier.close(seq + 1));
@@ -177,16 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_passed_is_done_when_all_before_it_is() {
+    fn skipped_position_finishes_after_earlier_ones() {
         let mut frontier = Frontier::new();
         let seq = frontier.open(Position(1));
-        frontier.pass(Position(8));
+        frontier.skip_to(Position(8));
         assert_eq!(frontier.through(), None);
         frontier.close(seq);
         assert_eq!(frontier.through(), Some(Position(8)));
     }
 
-    /// A step of the model: open after a gap, pass over a gap, or close one of the open ones.
+    /// A step of the model: open after a gap, skip a gap, or close an open position.
     #[derive(Clone, Debug)]
     enum Step {
         Open(u64),
@@ -204,8 +209,9 @@ mod tests {
     }
 
     proptest! {
+        /// LA-03: frontier never passes an open record.
         #[test]
-        fn la_03_the_frontier_never_passes_an_open_record(steps in prop::collection::vec(step(), 1..800)) {
+        fn frontier_never_passes_an_open_record(steps in prop::collection::vec(step(), 1..800)) {
             let (mut frontier, mut at, mut open, mut last) = (Frontier::new(), 0, Vec::new(), None);
             for step in steps {
                 match step {
@@ -215,7 +221,7 @@ mod tests {
                     }
                     Step::Pass(gap) => {
                         at += gap;
-                        frontier.pass(Position(at));
+                        frontier.skip_to(Position(at));
                     }
                     Step::Close(index) if !open.is_empty() => {
                         let (_, seq) = open.swap_remove(index.index(open.len()));
@@ -224,7 +230,7 @@ mod tests {
                     Step::Close(_) => {}
                 }
                 let through = frontier.through();
-                prop_assert!(through >= last, "it went back from {last:?} to {through:?}");
+                prop_assert!(through >= last, "decreased from {last:?} to {through:?}");
                 last = through;
                 let head = open.iter().map(|(at, _)| *at).min();
                 prop_assert_eq!(frontier.head(), head.map(Position));
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_may_wrap() {
+    fn sequence_numbers_may_wrap() {
         let mut frontier = Frontier::new();
         frontier.base = u32::MAX - BLOCK + 1;
         for at in 0..1000 {

@@ -1,88 +1,90 @@
-//! What can be asked and changed while a subscription runs.
+//! Controls and observes a running subscription.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bounds::Bounds;
-use crate::crew;
-use crate::intake::Request;
-use crate::observe::Metrics;
-use crate::shard::Order;
-use crate::worker::Shared;
+use crate::messages::{IntakeCommand, ShardCommand};
+use crate::metrics::SubscriptionMetrics;
+use crate::thread_executor;
+use crate::worker::SubscriptionContext;
 
-/// Steers a subscription that runs. Clones steer the same one; when it is over, they have no effect.
+/// Controls a running subscription. Clones control the same subscription; calls after its end have no effect.
 #[derive(Clone)]
-pub struct Handle {
-    shared: Arc<Shared>,
+pub struct SubscriptionHandle {
+    context: Arc<SubscriptionContext>,
 }
 
-impl Handle {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+impl SubscriptionHandle {
+    pub(crate) fn new(context: Arc<SubscriptionContext>) -> Self {
+        Self { context }
     }
 
-    /// Ends the subscription: what runs has `within` to end, then what is done is committed. Nothing more begins but what
-    /// stands before something that has begun, in half of that time, since what is done behind it could not be committed. Of
-    /// several stops, and of lanes that are being taken away, the nearest deadline counts.
+    /// Stops the subscription: running handlers have `within` to end, then finished records are committed. A queued
+    /// record still starts only if it precedes a started record of its lane, and only during the first half of that time;
+    /// later records could not be committed. Among several stops and lane revocations, the earliest deadline applies.
     pub fn stop(&self, within: Duration) {
-        self.request(Request::Stop(within));
+        self.send_to_intake(IntakeCommand::Stop(within));
     }
 
-    /// Ends the subscription as if its source had come to its end: nothing more is taken, everything that was taken is done,
-    /// and it ends with the same results. [`stop`](Self::stop) after it sets a deadline.
+    /// Stops the subscription as if its source had ended: no more records are taken, all taken records are processed, and
+    /// [`run`](crate::Subscription::run) returns the same result. A later [`stop`](Self::stop) sets a deadline.
     ///
-    /// A `stop` alone drops the rest.
+    /// A `stop` alone drops queued records.
     pub fn finish(&self) {
-        self.request(Request::Finish);
+        self.send_to_intake(IntakeCommand::Finish);
     }
 
-    /// Changes the bounds from now on. What is above a lower one is worked off.
+    /// Changes the bounds. Records above a lowered bound are still processed.
     pub fn set_bounds(&self, bounds: Bounds) {
-        self.request(Request::SetBounds(bounds));
+        self.send_to_intake(IntakeCommand::SetBounds(bounds));
     }
 
-    /// Changes how many handlers may be under way. Handlers on threads have their threads for a limit besides.
+    /// Changes how many handlers may run at a time. With [`BlockingThreads`](crate::BlockingThreads) the number of
+    /// threads is a further limit.
     pub fn set_concurrency(&self, concurrency: usize) {
-        let permits = crew::permits(concurrency, self.shared.threads);
-        self.shared.gate.set_limit(permits, |shard| self.shared.nudge(shard));
+        let permits = thread_executor::permits_for(concurrency, self.context.threads);
+        self.context.limiter.set_limit(permits, |shard| self.context.notify_shard(shard));
     }
 
-    /// Changes how many starts of a handler there may be in a second: none with 0, which is a pause; any number with `None`.
+    /// Changes how many handler calls may start per second; 0 pauses the subscription, `None` removes the limit.
     pub fn set_rate(&self, per_second: Option<f64>) {
-        let now = self.shared.clock.now();
-        self.shared.gate.set_rate(per_second, now, |shard| self.shared.nudge(shard));
+        let now = self.context.clock.now();
+        self.context.limiter.set_rate(per_second, now, |shard| self.context.notify_shard(shard));
     }
 
-    /// Lets the parked keys of this name go on, in all lanes. Their first record gets all its attempts again.
+    /// Resumes the parked keys with this value, in all lanes. Their first record gets all of its attempts again.
     pub fn unpark(&self, key: &[u8]) {
-        self.order(|| Order::Unpark(Some(key.into())));
+        self.send_to_shards(|| ShardCommand::Unpark(Some(key.into())));
     }
 
-    /// Lets all parked keys go on.
+    /// Resumes all parked keys.
     pub fn unpark_all(&self) {
-        self.order(|| Order::Unpark(None));
+        self.send_to_shards(|| ShardCommand::Unpark(None));
     }
 
-    /// What it has counted and what it holds, as of the last turn of each of its parts.
+    /// Returns counters and gauges as of the last turn of each component.
     #[must_use]
-    pub fn metrics(&self) -> Metrics {
-        self.shared.board.read(self.shared.clock.now(), self.shared.gate.used())
+    pub fn metrics(&self) -> SubscriptionMetrics {
+        self.context.metrics.read(self.context.clock.now(), self.context.limiter.in_use())
     }
 
-    fn request(&self, request: Request) {
-        self.shared.intake.post(|mail| mail.requests.push(request));
+    fn send_to_intake(&self, command: IntakeCommand) {
+        self.context.intake.post(|mail| mail.commands.push(command));
     }
 
-    fn order(&self, order: impl Fn() -> Order) {
-        for shard in &self.shared.shards {
-            shard.post(|mail| mail.orders.push(order()));
+    fn send_to_shards(&self, command: impl Fn() -> ShardCommand) {
+        for shard in &self.context.shards {
+            shard.post(|mail| mail.commands.push(command()));
         }
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for SubscriptionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("subscription", &self.shared.policy.subscription).finish_non_exhaustive()
+        f.debug_struct("SubscriptionHandle")
+            .field("subscription", &self.context.policy.subscription)
+            .finish_non_exhaustive()
     }
 }

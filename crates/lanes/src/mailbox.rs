@@ -1,33 +1,33 @@
-//! What others leave for one owner, who takes all of it at once.
+//! A mailbox with many senders and one receiver, which takes all messages in one swap.
 //!
-//! A mutex with tiny sections (append, or swap) suffices: the owner takes whole batches, so it locks seldom. What is in
-//! a mailbox is bounded by what its senders may have under way, not by the mailbox.
+//! A mutex with short sections (append or swap) suffices: the receiver takes whole batches and locks rarely. The limits
+//! of the senders bound the mailbox.
 
 use std::mem;
 use std::task::{Context, Poll, Waker};
 
 use super::sync::{Arc, Mutex, lock};
 
-/// Letters of one kind, or of several side by side.
-pub(crate) trait Mail: Default {
+/// A container of messages.
+pub(crate) trait MailboxContents: Default {
     fn is_empty(&self) -> bool;
 }
 
-impl<T> Mail for Vec<T> {
+impl<T> MailboxContents for Vec<T> {
     fn is_empty(&self) -> bool {
         Self::is_empty(self)
     }
 }
 
 #[derive(Debug, Default)]
-struct Inside<M> {
-    mail: M,
+struct MailboxState<M> {
+    contents: M,
     owner: Option<Waker>,
 }
 
-/// Shared by the owner and all senders.
+/// The shared handle of the receiver and all senders.
 #[derive(Debug)]
-pub(crate) struct Mailbox<M>(Arc<Mutex<Inside<M>>>);
+pub(crate) struct Mailbox<M>(Arc<Mutex<MailboxState<M>>>);
 
 impl<M> Clone for Mailbox<M> {
     fn clone(&self) -> Self {
@@ -35,37 +35,38 @@ impl<M> Clone for Mailbox<M> {
     }
 }
 
-impl<M: Mail> Mailbox<M> {
+impl<M: MailboxContents> Mailbox<M> {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(Inside { mail: M::default(), owner: None })))
+        Self(Arc::new(Mutex::new(MailboxState { contents: M::default(), owner: None })))
     }
 
-    /// Adds to the mail, and wakes the owner if it waits.
+    /// Adds messages and wakes the receiver.
     pub(crate) fn post(&self, add: impl FnOnce(&mut M)) {
-        let mut inside = lock(&self.0);
-        add(&mut inside.mail);
-        let owner = inside.owner.take();
-        drop(inside);
+        let mut state = lock(&self.0);
+        add(&mut state.contents);
+        let owner = state.owner.take();
+        drop(state);
         owner.into_iter().for_each(Waker::wake);
     }
 
-    /// Swaps what is there for `into`, which is empty. Pending, if nothing is there; the next [`post`](Self::post) wakes.
-    pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut M) -> Poll<()> {
-        let mut inside = lock(&self.0);
-        if inside.mail.is_empty() {
-            inside.owner = Some(cx.waker().clone());
+    /// Swaps the messages with `into`, which must be empty. Pending if there are none; the next [`post`](Self::post)
+    /// wakes the task.
+    pub(crate) fn poll_receive(&self, cx: &mut Context<'_>, into: &mut M) -> Poll<()> {
+        let mut state = lock(&self.0);
+        if state.contents.is_empty() {
+            state.owner = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        mem::swap(&mut inside.mail, into);
+        mem::swap(&mut state.contents, into);
         Poll::Ready(())
     }
 
-    /// As [`poll_take`](Self::poll_take) without waiting. `false` if nothing is there.
-    pub(crate) fn take(&self, into: &mut M) -> bool {
-        let mut inside = lock(&self.0);
-        let any = !inside.mail.is_empty();
+    /// Like [`poll_receive`](Self::poll_receive), without waiting. `false` if there are no messages.
+    pub(crate) fn try_receive(&self, into: &mut M) -> bool {
+        let mut state = lock(&self.0);
+        let any = !state.contents.is_empty();
         if any {
-            mem::swap(&mut inside.mail, into);
+            mem::swap(&mut state.contents, into);
         }
         any
     }

@@ -1,57 +1,58 @@
-//! Panics of handlers: contained, and told with the panic's own words.
+//! Contains panics of handlers and reports the panic message.
 //!
-//! A completion that is dropped by an unwinding handler knows that there was a panic, but not what it said; whoever
-//! catches it knows. So while a handler runs, a completion dropped by its panic leaves word in a cell of the thread, and
-//! the catcher sends both together.
+//! A completion that is dropped during unwinding does not know the panic message; the code that catches the panic does.
+//! So while a handler runs, such a completion is stored in a thread-local, and the catcher fails it with the message.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::completion::Completion;
+use crate::failure::{FailureCause, RecordFailure};
+use crate::messages::{Outcome, OutcomeSender};
 
 thread_local! {
-    static CATCHER: Cell<Catcher> = const { Cell::new(Catcher::Absent) };
+    static DEFERRED: Cell<DeferredOutcomes> = const { Cell::new(DeferredOutcomes::NotCatching) };
 }
 
-enum Catcher {
+enum DeferredOutcomes {
     /// No handler runs on this thread.
-    Absent,
-    Present(Vec<Completion>),
+    NotCatching,
+    Catching(Vec<OutcomeSender>),
 }
 
-/// Runs `run`. If it panics, the completions that it dropped in doing so fail with the panic's words.
+/// Calls `run`. If it panics, completions dropped during unwinding fail with the panic message.
 pub(crate) fn contain<T>(run: impl FnOnce() -> T) -> Option<T> {
-    let outer = CATCHER.replace(Catcher::Present(Vec::new()));
+    let outer = DEFERRED.replace(DeferredOutcomes::Catching(Vec::new()));
     let result = catch_unwind(AssertUnwindSafe(run));
-    let caught = CATCHER.replace(outer);
+    let caught = DEFERRED.replace(outer);
     match result {
         Ok(value) => Some(value),
         Err(payload) => {
-            let words = words(&*payload);
-            // The drop of a payload may panic itself.
+            let message = message(&*payload);
+            // Dropping a payload may panic, too.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
-            if let Catcher::Present(completions) = caught {
-                completions.into_iter().for_each(|completion| completion.panicked(words.clone()));
+            if let DeferredOutcomes::Catching(senders) = caught {
+                let failed = || Outcome::Failed(Box::new(RecordFailure::of(FailureCause::Panic, message.clone())));
+                senders.iter().for_each(|sender| sender.send(failed()));
             }
             None
         }
     }
 }
 
-/// Gives a completion that is being dropped by a panic to the catcher of this thread; back, if there is none.
-pub(crate) fn leave(completion: Completion) -> Option<Completion> {
-    match CATCHER.replace(Catcher::Absent) {
-        Catcher::Absent => Some(completion),
-        Catcher::Present(mut completions) => {
-            completions.push(completion);
-            CATCHER.set(Catcher::Present(completions));
+/// Stores a completion that is dropped by a panic for the catcher of this thread. Returns it if there is no catcher.
+pub(crate) fn defer(sender: OutcomeSender) -> Option<OutcomeSender> {
+    match DEFERRED.replace(DeferredOutcomes::NotCatching) {
+        DeferredOutcomes::NotCatching => Some(sender),
+        DeferredOutcomes::Catching(mut senders) => {
+            senders.push(sender);
+            DEFERRED.set(DeferredOutcomes::Catching(senders));
             None
         }
     }
 }
 
-fn words(payload: &(dyn Any + Send)) -> String {
+fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no panic message".to_owned())
 }

@@ -1,60 +1,61 @@
-//! What a subscription was told about order, failure and time, as the shards read it.
+//! Ordering, retry and deadline policies of a subscription, as the shards read them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure::{Exhausted, Overdue, Retry};
+use crate::failure::{ExhaustedAction, OverdueAction, RetryPolicy};
 
-/// How records without a key are ordered.
+/// The order of records without a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum Keyless {
-    /// Not at all: each runs as soon as it may. The default, since it is what no key means to a broker.
+pub enum KeylessOrder {
+    /// Unordered: each record starts as soon as a permit is free. The default, as keyless records have no order in Kafka.
     #[default]
     Unordered,
-    /// As if all of a lane had one key.
-    InLane,
+    /// All keyless records of a lane are processed in order, as if they had one key.
+    PerLane,
 }
 
-/// How many records of one key may start within a window of time; more wait, and no other key with them.
+/// How many records of one key may start within a time window. Further records of that key wait; other keys do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quota {
-    /// Starts in one window, from 1.
+    /// Starts per window, at least 1.
     pub records: u16,
-    /// The window begins with a start, and the next one with the first start after it.
+    /// The length of a window. A window opens with a start, and the next window with the first start after it.
     pub window: Duration,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Policy {
+pub(crate) struct SubscriptionPolicy {
     pub(crate) subscription: Arc<str>,
-    pub(crate) retry: Retry,
-    pub(crate) exhausted: Exhausted,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) exhausted: ExhaustedAction,
     pub(crate) deadline: Duration,
-    pub(crate) overdue: Overdue,
-    pub(crate) keyless: Keyless,
+    pub(crate) overdue: OverdueAction,
+    pub(crate) keyless: KeylessOrder,
     pub(crate) quota: Option<Quota>,
     pub(crate) compact: bool,
     pub(crate) batch_max: usize,
 }
 
-impl Policy {
+impl SubscriptionPolicy {
     pub(crate) fn new(subscription: &str) -> Self {
         Self {
             subscription: subscription.into(),
-            retry: Retry::default(),
-            exhausted: Exhausted::default(),
+            retry: RetryPolicy::default(),
+            exhausted: ExhaustedAction::default(),
             deadline: Duration::from_secs(300),
-            overdue: Overdue::default(),
-            keyless: Keyless::default(),
+            overdue: OverdueAction::default(),
+            keyless: KeylessOrder::default(),
             quota: None,
             compact: false,
             batch_max: 1,
         }
     }
 
-    /// Nothing is gained by many waiting records of one key.
-    pub(crate) fn wants_pace(&self) -> bool {
+    /// Whether [`Bounds::ready_max`](crate::Bounds::ready_max) applies. Batches and compaction need many queued records
+    /// per key.
+    pub(crate) fn limits_ready_keys(&self) -> bool {
         self.batch_max == 1 && !self.compact
     }
 }

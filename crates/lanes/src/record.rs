@@ -1,18 +1,18 @@
-//! One piece of work: key, payload, headers, and where it comes from.
+//! Records: key, payload, headers, and origin.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// One ordered sequence of a source: a partition of a topic, a slot, a file. Numbered by the source.
+/// An ordered sequence of a source: a topic partition, a replication slot, a file. Numbered by the source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Lane(pub u32);
 
-/// Which assignment of a lane. A lane that was taken away and came back has another epoch, so that what is left of the
-/// earlier assignment cannot be mistaken for the present one. The source counts.
+/// The number of a lane's assignment, counted by the source. A lane that is revoked and assigned again has a higher
+/// epoch, so that outcomes of the earlier assignment can be distinguished.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u32);
 
-/// Where a record stands in its lane. Rises strictly from record to record of one epoch; gaps are free.
+/// The position of a record in its lane. Strictly increasing within an epoch; gaps are allowed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position(pub u64);
 
@@ -28,33 +28,33 @@ impl fmt::Display for Position {
     }
 }
 
-/// A name and a value that travel with a record.
+/// A header of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Not necessarily unique within a record.
+    /// Names may repeat within a record.
     pub name: Box<str>,
-    /// `None` where the source knows a header without a value.
+    /// `None` if the source has a header without a value.
     pub value: Option<Box<[u8]>>,
 }
 
-/// What few records have.
+/// Rarely used fields, allocated on demand.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Extras {
     headers: Vec<Header>,
-    damage: Option<Box<str>>,
-    /// Its key before it got another one.
-    own_key: Option<OwnKey>,
+    decode_error: Option<Box<str>>,
+    /// The key before [`Record::with_ordering_key`].
+    source_key: Option<SourceKey>,
 }
 
-/// The key that a record came with, if it came with one.
-type OwnKey = Option<Box<[u8]>>;
+/// `None` if the record had no key at the source.
+type SourceKey = Option<Box<[u8]>>;
 
 /// Marks a record without a key.
 const NO_KEY: u32 = u32::MAX;
 
-/// One piece of work. A clone shares the bytes: it costs one or two reference counts.
+/// A record of a source. A clone shares the bytes and costs one or two reference counts.
 ///
-/// Key and payload lie behind one another in one allocation.
+/// Key and payload share one allocation.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
     body: Arc<[u8]>,
@@ -68,10 +68,11 @@ pub struct Record {
 }
 
 impl Record {
-    /// Copies key and payload. A key of `None` is no key, which is not an empty key; a payload of `None` is a tombstone.
+    /// Copies key and payload. A key of `None` means no key, which differs from an empty key. A payload of `None` is a
+    /// tombstone.
     ///
     /// # Panics
-    /// If the key is 4 GiB long or longer.
+    /// Panics if the key is 4 GiB or longer.
     #[must_use]
     pub fn new(lane: Lane, epoch: Epoch, position: Position, key: Option<&[u8]>, payload: Option<&[u8]>) -> Self {
         let key_len = key.map_or(NO_KEY, |key| u32::try_from(key.len()).expect("a key is shorter than 4 GiB"));
@@ -80,40 +81,40 @@ impl Record {
         Self { body, extras: None, position, timestamp_ms: 0, lane, epoch, key_len, has_payload }
     }
 
-    /// With the time at which its producer or the source's server took note of it, in milliseconds since 1970.
+    /// Sets the timestamp of the producer or the broker, in milliseconds since 1970.
     #[must_use]
     pub fn with_timestamp_ms(self, timestamp_ms: i64) -> Self {
         Self { timestamp_ms, ..self }
     }
 
-    /// With these headers.
+    /// Sets the headers.
     #[must_use]
     pub fn with_headers(mut self, headers: Vec<Header>) -> Self {
         self.extras_mut().headers = headers;
         self
     }
 
-    /// Marks a record that the source could not decode. The handler does not see it: it goes where records go whose
-    /// attempts are used up, with this reason.
+    /// Marks a record that the source could not decode. The handler does not receive it; it takes the path of an
+    /// exhausted record, with this reason.
     #[must_use]
     pub fn undecodable(mut self, reason: &str) -> Self {
-        self.extras_mut().damage = Some(reason.into());
+        self.extras_mut().decode_error = Some(reason.into());
         self
     }
 
-    /// Ordered by another key than the one that it came with, which stays its [`own_key`](Self::own_key).
+    /// Orders the record by another key. The original key stays available as [`source_key`](Self::source_key).
     ///
     /// # Panics
-    /// If the key is 4 GiB long or longer.
+    /// Panics if the key is 4 GiB or longer.
     #[must_use]
-    pub fn ordered_by(self, key: Option<&[u8]>) -> Self {
+    pub fn with_ordering_key(self, key: Option<&[u8]>) -> Self {
         if key == self.key() {
             return self;
         }
-        let own_key = Some(self.own_key().map(Box::from));
+        let source_key = Some(self.source_key().map(Box::from));
         let other = Self::new(self.lane, self.epoch, self.position, key, self.payload());
         let mut ordered = Self { extras: self.extras, timestamp_ms: self.timestamp_ms, ..other };
-        ordered.extras_mut().own_key = own_key;
+        ordered.extras_mut().source_key = source_key;
         ordered
     }
 
@@ -121,22 +122,22 @@ impl Record {
         Arc::make_mut(self.extras.get_or_insert_default())
     }
 
-    /// What orders it: records of one key run one after another.
+    /// The ordering key: records of one key run one after another.
     #[must_use]
     pub fn key(&self) -> Option<&[u8]> {
         (self.key_len != NO_KEY).then(|| &self.body[..self.key_bytes()])
     }
 
-    /// The key that it came with.
+    /// The key that the record has at the source.
     #[must_use]
-    pub fn own_key(&self) -> Option<&[u8]> {
-        match self.extras.as_ref().and_then(|extras| extras.own_key.as_ref()) {
+    pub fn source_key(&self) -> Option<&[u8]> {
+        match self.extras.as_ref().and_then(|extras| extras.source_key.as_ref()) {
             Some(own) => own.as_deref(),
             None => self.key(),
         }
     }
 
-    /// The work itself; `None` for a tombstone.
+    /// The payload; `None` for a tombstone.
     #[must_use]
     pub fn payload(&self) -> Option<&[u8]> {
         self.has_payload.then(|| &self.body[self.key_bytes()..])
@@ -146,49 +147,65 @@ impl Record {
         if self.key_len == NO_KEY { 0 } else { self.key_len as usize }
     }
 
-    /// The headers, in the source's order.
+    /// The headers, in the order of the source.
     #[must_use]
     pub fn headers(&self) -> &[Header] {
         self.extras.as_ref().map_or(&[], |extras| &extras.headers)
     }
 
-    /// Why the source could not decode it.
+    /// The reason why the source could not decode the record.
     #[must_use]
-    pub fn damage(&self) -> Option<&str> {
-        self.extras.as_ref()?.damage.as_deref()
+    pub fn decode_error(&self) -> Option<&str> {
+        self.extras.as_ref()?.decode_error.as_deref()
     }
 
-    /// Where it stands in its lane.
+    /// The position in the lane.
     #[must_use]
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// The lane that it came by.
+    /// The lane.
     #[must_use]
     pub fn lane(&self) -> Lane {
         self.lane
     }
 
-    /// The assignment of the lane that it came by.
+    /// The epoch of the lane's assignment.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Milliseconds since 1970; 0 if the source does not know.
+    /// Milliseconds since 1970; 0 if the source has no timestamp.
     #[must_use]
     pub fn timestamp_ms(&self) -> i64 {
         self.timestamp_ms
     }
 
-    /// Bytes of key, payload and headers, for which it counts in the bounds.
+    /// Bytes of key, payload and headers, as counted by [`Bounds`](crate::Bounds).
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         let Some(extras) = &self.extras else { return self.body.len() };
         let of = |header: &Header| header.name.len() + header.value.as_ref().map_or(0, |value| value.len());
-        let own_key = extras.own_key.as_ref().and_then(Option::as_ref).map_or(0, |key| key.len());
-        self.body.len() + own_key + extras.headers.iter().map(of).sum::<usize>()
+        let source_key = extras.source_key.as_ref().and_then(Option::as_ref).map_or(0, |key| key.len());
+        self.body.len() + source_key + extras.headers.iter().map(of).sum::<usize>()
+    }
+}
+
+/// A record, or several records of one key.
+#[derive(Debug)]
+pub(crate) enum KeyRecords {
+    One(Record),
+    Many(Vec<Record>),
+}
+
+impl KeyRecords {
+    pub(crate) fn first(&self) -> &Record {
+        match self {
+            Self::One(record) => record,
+            Self::Many(records) => &records[0],
+        }
     }
 }
 
@@ -200,13 +217,13 @@ impl fmt::Debug for Record {
     }
 }
 
-/// One allocation for both, filled twice, since safe code cannot fill it once.
+/// Joins key and payload in one allocation. Safe code fills it twice.
 fn joined(key: &[u8], payload: &[u8]) -> Arc<[u8]> {
     if key.is_empty() {
         return Arc::from(payload);
     }
     let mut body: Arc<[u8]> = std::iter::repeat_n(0, key.len() + payload.len()).collect();
-    let bytes = Arc::get_mut(&mut body).expect("nobody else has it yet");
+    let bytes = Arc::get_mut(&mut body).expect("not shared yet");
     bytes[..key.len()].copy_from_slice(key);
     bytes[key.len()..].copy_from_slice(payload);
     body
@@ -221,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn key_and_payload_come_back_as_they_were() {
+    fn key_and_payload_round_trip() {
         for key in [None, Some(&b""[..]), Some(b"k")] {
             for payload in [None, Some(&b""[..]), Some(b"payload")] {
                 let record = record(key, payload);
@@ -231,32 +248,32 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_ordered_by_another_key_keeps_its_own() {
+    fn ordering_key_does_not_change_source_key() {
         let header = Header { name: "h".into(), value: None };
         for own in [None, Some(&b"own"[..])] {
             let record = record(own, Some(b"payload")).with_headers(vec![header.clone()]).with_timestamp_ms(7);
-            let ordered = record.clone().ordered_by(Some(b"other"));
+            let ordered = record.clone().with_ordering_key(Some(b"other"));
             assert_eq!(
-                (ordered.key(), ordered.own_key(), ordered.payload()),
+                (ordered.key(), ordered.source_key(), ordered.payload()),
                 (Some(&b"other"[..]), own, record.payload())
             );
             assert_eq!((ordered.headers(), ordered.timestamp_ms()), (record.headers(), 7));
-            assert_eq!(ordered.clone().ordered_by(None).own_key(), own);
-            assert_eq!(record.clone().ordered_by(own), record, "nothing has changed");
+            assert_eq!(ordered.clone().with_ordering_key(None).source_key(), own);
+            assert_eq!(record.clone().with_ordering_key(own), record, "same key");
         }
     }
 
     #[test]
-    fn headers_count_in_its_size() {
+    fn headers_count_in_record_size() {
         let header = Header { name: "name".into(), value: Some(b"value"[..].into()) };
         let record = record(Some(b"k"), Some(b"pp")).with_headers(vec![header.clone()]);
         assert_eq!((record.size_bytes(), record.headers()), (12, &[header][..]));
-        assert_eq!(record.clone().undecodable("why").damage(), Some("why"));
-        assert_eq!(record.damage(), None);
+        assert_eq!(record.clone().undecodable("why").decode_error(), Some("why"));
+        assert_eq!(record.decode_error(), None);
     }
 
     #[test]
-    fn it_is_small() {
+    fn record_is_at_most_56_bytes() {
         assert!(size_of::<Record>() <= 56);
     }
 }

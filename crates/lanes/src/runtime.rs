@@ -1,9 +1,9 @@
-//! On what handlers run.
+//! Execution models of handlers.
 
-/// Handlers are futures, and each key that is busy is a light task on tokio: the default.
+/// Handlers are futures; each busy key is a tokio task. The default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Tasks;
+pub struct AsyncTasks;
 
-/// Handlers block, and run on so many threads of their own.
+/// Handlers block and run on a pool of this many threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Threads(pub usize);
+pub struct BlockingThreads(pub usize);

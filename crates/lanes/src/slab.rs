@@ -1,18 +1,18 @@
-//! Numbered places that are reused, in chunks, so that growing copies nothing.
+//! A slab that grows by chunks, without copying.
 
 use std::ops::{Index, IndexMut};
 
-/// No place.
+/// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
 const CHUNK: usize = 512;
 
-/// Things by number. When the last one leaves, the memory is given back.
+/// Values by slot number. Memory is freed when the last value is removed.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Box<[Option<T>]>>,
     free: Vec<u32>,
-    /// Places that have ever been used since the slab was last empty.
+    /// Slots in use since the slab was last empty.
     used: u32,
     len: usize,
 }
@@ -27,38 +27,38 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {
-        let place = self.free.pop().unwrap_or_else(|| self.fresh());
-        *self.place(place) = Some(value);
+        let slot = self.free.pop().unwrap_or_else(|| self.fresh());
+        *self.slot(slot) = Some(value);
         self.len += 1;
-        place
+        slot
     }
 
     fn fresh(&mut self) -> u32 {
-        let place = self.used;
-        if place as usize == self.chunks.len() * CHUNK {
+        let slot = self.used;
+        if slot as usize == self.chunks.len() * CHUNK {
             self.chunks.push((0..CHUNK).map(|_| None).collect());
         }
         self.used += 1;
-        place
+        slot
     }
 
-    fn place(&mut self, place: u32) -> &mut Option<T> {
-        &mut self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    fn slot(&mut self, slot: u32) -> &mut Option<T> {
+        &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
     }
 
     /// # Panics
-    /// If the place is free: whoever holds a number holds the thing.
-    pub(crate) fn remove(&mut self, place: u32) -> T {
-        let value = self.place(place).take().expect("the place is taken");
+    /// Panics if the slot is empty: every holder of a slot number owns its value.
+    pub(crate) fn remove(&mut self, slot: u32) -> T {
+        let value = self.slot(slot).take().expect("slot is occupied");
         self.len -= 1;
-        self.free.push(place);
+        self.free.push(slot);
         if self.len == 0 {
             self.shrink();
         }
         value
     }
 
-    /// All places are free: start over with one chunk.
+    /// Resets an empty slab to one chunk.
     fn shrink(&mut self) {
         self.used = 0;
         self.free.clear();
@@ -69,27 +69,27 @@ impl<T> Slab<T> {
         }
     }
 
-    pub(crate) fn get(&self, place: u32) -> Option<&T> {
-        self.chunks.get(place as usize / CHUNK)?[place as usize % CHUNK].as_ref()
+    pub(crate) fn get(&self, slot: u32) -> Option<&T> {
+        self.chunks.get(slot as usize / CHUNK)?[slot as usize % CHUNK].as_ref()
     }
 
-    /// Every number in use, by a walk over all places.
-    pub(crate) fn places(&self) -> Vec<u32> {
-        (0..self.used).filter(|place| self.get(*place).is_some()).collect()
+    /// All occupied slots, found by a full scan.
+    pub(crate) fn slots(&self) -> Vec<u32> {
+        (0..self.used).filter(|slot| self.get(*slot).is_some()).collect()
     }
 }
 
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
 
-    fn index(&self, place: u32) -> &T {
-        self.get(place).expect("the place is taken")
+    fn index(&self, slot: u32) -> &T {
+        self.get(slot).expect("slot is occupied")
     }
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
-    fn index_mut(&mut self, place: u32) -> &mut T {
-        self.place(place).as_mut().expect("the place is taken")
+    fn index_mut(&mut self, slot: u32) -> &mut T {
+        self.slot(slot).as_mut().expect("slot is occupied")
     }
 }
 
@@ -98,15 +98,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_reused_and_memory_is_given_back() {
+    fn slots_are_reused_and_memory_is_freed() {
         let mut slab = Slab::new();
-        let places: Vec<u32> = (0..2000).map(|value| slab.insert(value)).collect();
-        assert_eq!((slab[places[7]], slab.len()), (7, 2000));
-        assert_eq!(slab.remove(places[7]), 7);
-        assert_eq!(slab.insert(8), places[7]);
-        for place in &places {
-            slab.remove(*place);
+        let slots: Vec<u32> = (0..2000).map(|value| slab.insert(value)).collect();
+        assert_eq!((slab[slots[7]], slab.len()), (7, 2000));
+        assert_eq!(slab.remove(slots[7]), 7);
+        assert_eq!(slab.insert(8), slots[7]);
+        for slot in &slots {
+            slab.remove(*slot);
         }
-        assert_eq!((slab.len(), slab.chunks.len(), slab.places()), (0, 1, vec![]));
+        assert_eq!((slab.len(), slab.chunks.len(), slab.slots()), (0, 1, vec![]));
     }
 }

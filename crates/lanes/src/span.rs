@@ -1,4 +1,4 @@
-//! A tracing span for every attempt, if somebody listens at level DEBUG; nothing at all without the feature `tracing`.
+//! A tracing span for each attempt at level DEBUG; a no-op without the feature `tracing`.
 
 #[cfg(feature = "tracing")]
 use tracing::{Span, level_filters::LevelFilter};
@@ -11,7 +11,7 @@ use crate::record::Record;
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptSpan(Span);
 
-// Whoever listens is somebody else's code: a panic of it costs the span, and not the record.
+// A panic in a tracing subscriber loses the span, not the record.
 #[cfg(feature = "tracing")]
 impl AttemptSpan {
     /// Opens the span `record` with the fields `subscription`, `lane`, `position` and `attempt`.
@@ -24,7 +24,7 @@ impl AttemptSpan {
         Self(span.unwrap_or_else(Span::none))
     }
 
-    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn in_scope<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.0.is_disabled() {
             return work();
         }
@@ -40,13 +40,13 @@ impl AttemptSpan {
 pub(crate) struct AttemptSpan;
 
 #[cfg(not(feature = "tracing"))]
-#[expect(clippy::unused_self, reason = "the same face as the span of the feature")]
+#[expect(clippy::unused_self, reason = "same interface as with the feature `tracing`")]
 impl AttemptSpan {
     pub(crate) fn open(_: &str, _: &Record, _: u32) -> Self {
         Self
     }
 
-    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn in_scope<T>(&self, work: impl FnOnce() -> T) -> T {
         work()
     }
 }

@@ -1,4 +1,4 @@
-//! A source, a handler, and what is agreed between them.
+//! A subscription: a source, a handler, and their settings.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -8,127 +8,127 @@ use std::sync::Arc;
 use tokio::runtime::Handle as Tokio;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::builder::{Builder, NoSource};
-use crate::crew::{Crew, Pool, TaskCrew, ThreadCrew, Work};
+use crate::counters::SubscriptionCounters;
 use crate::error::RunError;
-use crate::handle::Handle;
-use crate::home::Home;
+use crate::executor::{Executor, HandlerCall};
+use crate::handle::SubscriptionHandle;
 use crate::intake::{Intake, IntakeSettings};
-use crate::runtime::Tasks;
+use crate::shard_runtime::ShardRuntime;
 use crate::source::Source;
-use crate::tally::Tally;
-use crate::worker::{Shared, Worker};
+use crate::task_executor::TaskExecutor;
+use crate::thread_executor::{ThreadExecutor, ThreadPool};
+use crate::worker::{SubscriptionContext, Worker};
 
-/// A subscription that was built and has not begun. [`run`](Self::run) drives it.
-#[must_use = "a subscription does nothing until it is run"]
+/// A subscription that has been built and not started. [`run`](Self::run) drives it.
+#[must_use = "a subscription does nothing until `run` is awaited"]
 pub struct Subscription {
-    shared: Arc<Shared>,
+    context: Arc<SubscriptionContext>,
     tasks: Vec<(Tokio, Task)>,
-    pool: Option<Pool>,
-    homes: Vec<Home>,
+    pool: Option<ThreadPool>,
+    shard_runtimes: Vec<ShardRuntime>,
 }
 
 type Task = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send>>;
 
 impl Subscription {
-    /// Begins to build a subscription. Its name stands in logs, spans, names of threads, and letters to the dead-letter.
-    pub fn builder(name: &str) -> Builder<NoSource, Tasks> {
-        Builder::new(name)
-    }
-
-    pub(crate) fn of_tasks<S, H, F>(
+    pub(crate) fn with_tasks<S, H, F>(
         source: S,
         settings: &IntakeSettings,
-        shared: Shared,
-        homes: Vec<Home>,
+        context: SubscriptionContext,
+        shard_runtimes: Vec<ShardRuntime>,
         handler: H,
     ) -> Self
     where
         S: Source,
-        H: Fn(Work) -> F + Clone + Send + 'static,
+        H: Fn(HandlerCall) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let crew = |tokio: &Tokio| TaskCrew::new(handler.clone(), tokio.clone());
-        Self { homes, ..Self::new(source, settings, shared, None, crew) }
+        let executor = |tokio: &Tokio| TaskExecutor::new(handler.clone(), tokio.clone());
+        Self { shard_runtimes, ..Self::new(source, settings, context, None, executor) }
     }
 
-    pub(crate) fn of_threads<S: Source>(source: S, settings: &IntakeSettings, shared: Shared, pool: Pool) -> Self {
-        let crew: ThreadCrew = pool.crew();
-        Self::new(source, settings, shared, Some(pool), |_| crew.another())
-    }
-
-    fn new<S: Source, C: Crew>(
+    pub(crate) fn with_threads<S: Source>(
         source: S,
         settings: &IntakeSettings,
-        shared: Shared,
-        pool: Option<Pool>,
-        crew: impl Fn(&Tokio) -> C,
+        context: SubscriptionContext,
+        pool: ThreadPool,
     ) -> Self {
-        let shared = Arc::new(shared);
+        let executor: ThreadExecutor = pool.executor();
+        Self::new(source, settings, context, Some(pool), |_| executor.for_shard())
+    }
+
+    fn new<S: Source, C: Executor>(
+        source: S,
+        settings: &IntakeSettings,
+        context: SubscriptionContext,
+        pool: Option<ThreadPool>,
+        executor: impl Fn(&Tokio) -> C,
+    ) -> Self {
+        let context = Arc::new(context);
         let worker = |number| -> (Tokio, Task) {
-            let tokio = shared.home(number);
-            let worker = Worker::new(number, crew(tokio), Arc::clone(&shared));
+            let tokio = context.runtime_of(number);
+            let worker = Worker::new(number, executor(tokio), Arc::clone(&context));
             let task = Box::pin(async {
                 worker.run().await;
                 Ok(())
             });
             (tokio.clone(), task)
         };
-        let mut tasks: Vec<(Tokio, Task)> = (0..shared.shards.len()).map(worker).collect();
-        let mut intake = Intake::new(source, settings, Arc::clone(&shared));
+        let mut tasks: Vec<(Tokio, Task)> = (0..context.shards.len()).map(worker).collect();
+        let mut intake = Intake::new(source, settings, Arc::clone(&context));
         let task = Box::pin(async move {
             let result = poll_fn(|cx| intake.poll(cx)).await;
-            intake.dismiss();
+            intake.stop_shards();
             result
         });
-        tasks.push((shared.tokio.clone(), task));
-        Self { shared, tasks, pool, homes: Vec::new() }
+        tasks.push((context.tokio.clone(), task));
+        Self { context, tasks, pool, shard_runtimes: Vec::new() }
     }
 
-    /// What steers it while it runs.
+    /// Returns a handle that controls the subscription while it runs.
     #[must_use]
-    pub fn handle(&self) -> Handle {
-        Handle::new(Arc::clone(&self.shared))
+    pub fn handle(&self) -> SubscriptionHandle {
+        SubscriptionHandle::new(Arc::clone(&self.context))
     }
 
-    /// Runs until it was [stopped](Handle::stop), its source came to its end, or it cannot go on. Returns what it has
-    /// counted in all.
+    /// Runs until [`stop`](SubscriptionHandle::stop), the end of the source, or an error. Returns the counters.
     ///
     /// # Errors
-    /// If it ended otherwise than by being stopped or by the end of its source.
+    /// Returns a [`RunError`] if the source fails, if a record stops the subscription, or if uncommitted records are left
+    /// at the end of the source.
     ///
     /// # Cancel safety
-    /// Dropped, it aborts everything that it has started; what was not committed comes again. Handlers that block a
-    /// thread end on their own.
-    pub async fn run(self) -> Result<Tally, RunError> {
+    /// Dropping the future aborts all handlers that it has started; uncommitted records will be delivered again. Handlers
+    /// that block a thread end on their own.
+    pub async fn run(self) -> Result<SubscriptionCounters, RunError> {
         let mut running = JoinSet::new();
         for (tokio, task) in self.tasks {
             running.spawn_on(task, &tokio);
         }
         let mut result = Ok(());
         while let Some(ended) = running.join_next().await {
-            let ended = ended.unwrap_or_else(|error| Err(broken(error)));
+            let ended = ended.unwrap_or_else(|error| Err(internal_error(error)));
             if ended.is_err() && result.is_ok() {
-                let is_broken = matches!(ended, Err(RunError::Broken));
+                let is_broken = matches!(ended, Err(RunError::Internal));
                 result = ended;
                 if is_broken {
                     running.abort_all();
                 }
             }
         }
-        drop(self.homes);
-        self.pool.into_iter().for_each(|pool| pool.end(self.shared.gate.used() == 0));
-        result.map(|()| self.shared.board.tally())
+        drop(self.shard_runtimes);
+        self.pool.into_iter().for_each(|pool| pool.shut_down(self.context.limiter.in_use() == 0));
+        result.map(|()| self.context.metrics.counters())
     }
 }
 
-/// A part has panicked, or its runtime is shutting down.
-fn broken(_: JoinError) -> RunError {
-    RunError::Broken
+/// A component panicked, or its runtime is shutting down.
+fn internal_error(_: JoinError) -> RunError {
+    RunError::Internal
 }
 
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscription").field("name", &self.shared.policy.subscription).finish_non_exhaustive()
+        f.debug_struct("Subscription").field("name", &self.context.policy.subscription).finish_non_exhaustive()
     }
 }

@@ -1,17 +1,17 @@
-//! The locks of what threads share: the standard library's. Under loom those are replaced, see `interleavings`.
+//! Locks of the standard library, replaced by loom's in `loom_tests`.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use std::sync::PoisonError;
 
-/// Locks, whatever happened to an earlier holder.
+/// Locks the mutex and ignores poisoning.
 ///
-/// No section of this crate runs foreign code that could leave the data half changed, so poison carries no news.
+/// No critical section of this crate runs foreign code that could leave the data half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets go of the lock until somebody notifies, perhaps for no reason.
+/// Waits for a notification; may wake spuriously.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Drives one shard: takes its mail, starts what may run, sends what became of it.
+//! The driver of a shard: delivers messages to it, runs the executions that it dispatches, and sends reports.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -9,137 +9,141 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
+use crate::backpressure::ReadyLimit;
 use crate::clock::Clock;
-use crate::completion::{Completion, Outcome, Ticket, Word};
-use crate::crew::{Crew, Guarded, Running, Task, Work};
-use crate::dead_letter::{DeadLetter, Letter};
-use crate::failure::{Cause, Failure};
-use crate::gate::{Gate, Grant};
-use crate::intake::IntakeMail;
+use crate::completion::Completion;
+use crate::dead_letter::{DeadLetter, DeadLetterQueue};
+use crate::executor::{ContainPanics, Executor, HandlerCall, RunningHandler};
+use crate::failure::{FailureCause, RecordFailure};
+use crate::interceptor::Interceptor;
+use crate::limiter::{Limiter, Permits};
 use crate::mailbox::Mailbox;
-use crate::moment::Moment;
-use crate::observe::{Board, Interceptor};
-use crate::pace::Pace;
+use crate::messages::{
+    ExecutionId, IntakeMessages, Outcome, OutcomeMessage, RecordReport, ShardCommand, ShardMessages, ShardStatus,
+};
+use crate::metrics::MetricsStore;
+use crate::monotonic_time::MonotonicTime;
 use crate::panic;
-use crate::policy::Policy;
+use crate::policy::SubscriptionPolicy;
 use crate::record::{Epoch, Lane, Record};
-use crate::shard::{Order, Report, Shard, ShardMail, Standing, Start};
+use crate::shard::{Dispatch, Shard};
 use crate::span::AttemptSpan;
+use crate::task_executor::AbortableTask;
 
-/// What all workers of a subscription share.
-pub(crate) struct Shared {
-    pub(crate) policy: Arc<Policy>,
-    pub(crate) gate: Gate,
-    /// On which handlers run, if they block.
+/// The state that the components of a subscription share.
+pub(crate) struct SubscriptionContext {
+    pub(crate) policy: Arc<SubscriptionPolicy>,
+    pub(crate) limiter: Limiter,
+    /// The number of pool threads, if handlers block.
     pub(crate) threads: Option<usize>,
-    pub(crate) pace: Pace,
-    pub(crate) shards: Vec<Mailbox<ShardMail>>,
-    pub(crate) intake: Mailbox<IntakeMail>,
-    pub(crate) board: Arc<Board>,
+    pub(crate) ready_limit: ReadyLimit,
+    pub(crate) shards: Vec<Mailbox<ShardMessages>>,
+    pub(crate) intake: Mailbox<IntakeMessages>,
+    pub(crate) metrics: Arc<MetricsStore>,
     pub(crate) clock: Clock,
-    pub(crate) dead_letter: Option<Arc<dyn DeadLetter>>,
+    pub(crate) dead_letter_queue: Option<Arc<dyn DeadLetterQueue>>,
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
-    /// Of whoever built the subscription.
+    /// The runtime on which the subscription was built.
     pub(crate) tokio: Handle,
-    /// Of the shards, if each has a thread of its own.
-    pub(crate) homes: Vec<Handle>,
+    /// The runtimes of the shards, with [`own_threads`](crate::SubscriptionBuilder::own_threads).
+    pub(crate) shard_runtimes: Vec<Handle>,
 }
 
-impl Shared {
-    /// Where a shard and its handlers run.
-    pub(crate) fn home(&self, shard: usize) -> &Handle {
-        self.homes.get(shard).unwrap_or(&self.tokio)
+impl SubscriptionContext {
+    /// The runtime of a shard and its handlers.
+    pub(crate) fn runtime_of(&self, shard: usize) -> &Handle {
+        self.shard_runtimes.get(shard).unwrap_or(&self.tokio)
     }
 
-    /// Lets a shard look at the gate again.
-    pub(crate) fn nudge(&self, shard: usize) {
-        self.shards[shard].post(|mail| mail.is_nudged = true);
+    /// Wakes a shard so that it acquires permits again.
+    pub(crate) fn notify_shard(&self, shard: usize) {
+        self.shards[shard].post(|messages| messages.has_permits = true);
     }
 }
 
-/// Starts in one turn, after which others on the thread have theirs.
+/// Executions started per turn, after which the task yields.
 const TURN_STARTS: usize = 256;
-/// Permits asked for at once.
-const GRANT: usize = 64;
-/// How long it rests at most while its crew has enough to do.
-const REST: Duration = Duration::from_millis(1);
-/// How often what it knows of hot keys is written down.
-const HOT_TURNS: u32 = 64;
+/// Permits acquired per call.
+const PERMITS_PER_REQUEST: usize = 64;
+/// The longest time for which completions accumulate while the executor is saturated.
+const COALESCE_MAX: Duration = Duration::from_millis(1);
+/// Hot keys are published once per this many turns.
+const HOT_KEY_TURNS: u32 = 64;
 
-pub(crate) struct Worker<C: Crew> {
+pub(crate) struct Worker<C: Executor> {
     number: usize,
     shard: Shard,
-    crew: C,
-    shared: Arc<Shared>,
-    /// Handlers and dead-letters that run, by flight.
-    running: Vec<Option<Aloft<C::Running>>>,
-    mail: ShardMail,
-    reports: Vec<Report>,
+    executor: C,
+    context: Arc<SubscriptionContext>,
+    /// Running handlers and dead-letter deliveries, by slot.
+    running: Vec<Option<InFlight<C::Running>>>,
+    messages: ShardMessages,
+    reports: Vec<RecordReport>,
     sleep: Pin<Box<Sleep>>,
-    sleeps_until: Moment,
-    /// Before that it lets completions gather, if its crew has enough to do.
-    rests_until: Moment,
-    /// What the intake was told.
-    told: Standing,
-    waits_at_gate: bool,
+    sleep_until: MonotonicTime,
+    /// Completions accumulate until then, while the executor is saturated.
+    coalesce_until: MonotonicTime,
+    /// The status that the intake received last.
+    last_status: ShardStatus,
+    waits_for_permits: bool,
     is_over: bool,
     turns: u32,
 }
 
-enum Aloft<R> {
+enum InFlight<R> {
     Handler(R),
-    Burial(Task),
+    DeadLetter(AbortableTask),
 }
 
-impl<R: Running> Aloft<R> {
+impl<R: RunningHandler> InFlight<R> {
     fn abort(&self) -> bool {
         match self {
             Self::Handler(handler) => handler.abort(),
-            Self::Burial(task) => task.abort(),
+            Self::DeadLetter(task) => task.abort(),
         }
     }
 
-    fn give_up(&self) {
+    fn cancel(&self) {
         match self {
-            Self::Handler(handler) => handler.give_up(),
-            Self::Burial(task) => task.give_up(),
+            Self::Handler(handler) => handler.cancel(),
+            Self::DeadLetter(task) => task.cancel(),
         }
     }
 }
 
-impl<C: Crew> Worker<C> {
-    pub(crate) fn new(number: usize, crew: C, shared: Arc<Shared>) -> Self {
+impl<C: Executor> Worker<C> {
+    pub(crate) fn new(number: usize, executor: C, context: Arc<SubscriptionContext>) -> Self {
         let seed = fastrand::u64(..);
         let sleep = {
-            // Its timer is that of the runtime on which it is made.
-            let _inside = shared.home(number).enter();
-            Box::pin(tokio::time::sleep_until(shared.clock.instant(Moment(u64::MAX))))
+            // The timer belongs to the runtime on which it is created.
+            let _inside = context.runtime_of(number).enter();
+            Box::pin(tokio::time::sleep_until(context.clock.instant(MonotonicTime(u64::MAX))))
         };
         Self {
             number,
-            shard: Shard::new(Arc::clone(&shared.policy), seed),
-            crew,
-            shared,
+            shard: Shard::new(Arc::clone(&context.policy), seed),
+            executor,
+            context,
             running: Vec::new(),
-            mail: ShardMail::default(),
+            messages: ShardMessages::default(),
             reports: Vec::new(),
             sleep,
-            sleeps_until: Moment(u64::MAX),
-            rests_until: Moment::default(),
-            told: Standing::default(),
-            waits_at_gate: false,
+            sleep_until: MonotonicTime(u64::MAX),
+            coalesce_until: MonotonicTime::default(),
+            last_status: ShardStatus::default(),
+            waits_for_permits: false,
             is_over: false,
             turns: 0,
         }
     }
 
-    /// Runs until it is told that the subscription is over.
+    /// Runs until [`ShardCommand::Shutdown`].
     ///
     /// # Cancel safety
-    /// Dropped, it aborts every handler that runs.
+    /// Dropping the future aborts all running handlers.
     pub(crate) async fn run(mut self) {
         while !self.is_over {
-            if self.shard.ready() == 0 || self.waits_at_gate {
+            if self.shard.ready() == 0 || self.waits_for_permits {
                 poll_fn(|cx| self.poll_wake(cx)).await;
             } else {
                 tokio::task::yield_now().await;
@@ -148,15 +152,15 @@ impl<C: Crew> Worker<C> {
         }
     }
 
-    /// Ready when there is mail, or something is due. While it may rest, mail does not wake it.
+    /// Ready on a message or a timer. While completions accumulate, messages do not wake it.
     fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.crew.has_enough(cx.waker()) && self.shared.clock.now() < self.rests_until {
-            self.arm(Some(self.rests_until));
-        } else if self.shared.shards[self.number].poll_take(cx, &mut self.mail).is_ready() {
+        if self.executor.is_saturated(cx.waker()) && self.context.clock.now() < self.coalesce_until {
+            self.arm_timer(Some(self.coalesce_until));
+        } else if self.context.shards[self.number].poll_receive(cx, &mut self.messages).is_ready() {
             return Poll::Ready(());
         }
-        if self.sleeps_until < Moment(u64::MAX) && self.sleep.as_mut().poll(cx).is_ready() {
-            self.sleeps_until = Moment(u64::MAX);
+        if self.sleep_until < MonotonicTime(u64::MAX) && self.sleep.as_mut().poll(cx).is_ready() {
+            self.sleep_until = MonotonicTime(u64::MAX);
             return Poll::Ready(());
         }
         Poll::Pending
@@ -165,211 +169,215 @@ impl<C: Crew> Worker<C> {
     fn turn(&mut self) {
         let mut starts = 0;
         loop {
-            let now = self.shared.clock.now();
-            self.rests_until = now.after(REST);
-            self.read_mail(now);
-            self.shard.wake(now);
+            let now = self.context.clock.now();
+            self.coalesce_until = now.after(COALESCE_MAX);
+            self.read_messages(now);
+            self.shard.fire_timers(now);
             self.end_overdue(now);
-            starts += self.start_some(now);
-            let has_more = self.shard.ready() > 0 && !self.waits_at_gate;
-            // Mail that is taken is read: the next turn takes its own.
-            if starts >= TURN_STARTS || !(self.shared.shards[self.number].take(&mut self.mail) || has_more) {
+            starts += self.start_ready(now);
+            let has_more = self.shard.ready() > 0 && !self.waits_for_permits;
+            // Received messages must be processed before the next turn receives more.
+            if starts >= TURN_STARTS || !(self.context.shards[self.number].try_receive(&mut self.messages) || has_more)
+            {
                 break;
             }
         }
         self.send_reports();
     }
 
-    fn read_mail(&mut self, now: Moment) {
-        let mut mail = std::mem::take(&mut self.mail);
-        for arrival in mail.arrivals.drain(..).flatten() {
-            self.shard.arrive(arrival, now);
+    fn read_messages(&mut self, now: MonotonicTime) {
+        let mut messages = std::mem::take(&mut self.messages);
+        for arrival in messages.arrivals.drain(..).flatten() {
+            self.shard.enqueue(arrival, now);
         }
         let mut ended = 0;
-        for word in mail.words.drain(..) {
-            ended += usize::from(self.hear(word, now));
+        for message in messages.outcomes.drain(..) {
+            ended += usize::from(self.on_outcome(message, now));
         }
-        self.give(ended);
-        for order in mail.orders.drain(..) {
-            self.obey(order, now);
+        self.release_permits(ended);
+        for command in messages.commands.drain(..) {
+            self.apply_command(command, now);
         }
-        mail.is_nudged = false;
-        self.mail = mail;
+        messages.has_permits = false;
+        self.messages = messages;
     }
 
-    /// Takes the word of a completion. `true` if its start is over.
-    fn hear(&mut self, word: Word, now: Moment) -> bool {
-        let ticket = word.ticket;
-        match &word.outcome {
+    /// Applies the outcome of an execution. `true` if the execution has ended.
+    fn on_outcome(&mut self, message: OutcomeMessage, now: MonotonicTime) -> bool {
+        let id = message.id;
+        match &message.outcome {
             Outcome::KeyReleased => {}
-            Outcome::Done => self.tell_after(ticket, Ok(())),
-            Outcome::Failed(failure) => self.tell_after(ticket, Err(failure)),
+            Outcome::Done => self.notify_interceptors(id, Ok(())),
+            Outcome::Failed(failure) => self.notify_interceptors(id, Err(failure)),
         }
-        let is_over = self.shard.resolve(word, now);
+        let is_over = self.shard.apply_outcome(message, now);
         if is_over {
-            self.running[ticket.flight as usize] = None;
+            self.running[id.slot as usize] = None;
         }
         is_over
     }
 
-    /// An attempt is over.
-    fn tell_after(&self, ticket: Ticket, result: Result<(), &Failure>) {
-        if self.shared.interceptors.is_empty() {
+    /// Calls the interceptors after an attempt.
+    fn notify_interceptors(&self, id: ExecutionId, result: Result<(), &RecordFailure>) {
+        if self.context.interceptors.is_empty() {
             return;
         }
-        let Some((record, is_overdue)) = self.shard.attempt(ticket) else { return };
+        let Some((record, is_overdue)) = self.shard.attempt_record(id) else { return };
         let overdue = (is_overdue && result.is_err()).then(|| self.shard.overdue_failure());
         let result = overdue.as_ref().map_or(result, Err);
-        for interceptor in &self.shared.interceptors {
+        for interceptor in &self.context.interceptors {
             panic::contain(|| interceptor.after(record, result));
         }
     }
 
-    fn obey(&mut self, order: Order, now: Moment) {
-        match order {
-            Order::Leave(lane, epoch) => self.shard.leave(lane, epoch),
-            Order::LeaveBehind(lane, epoch, last) => self.shard.leave_behind(lane, epoch, last),
-            Order::Abandon(lane, epoch) => self.abandon(lane, epoch),
-            Order::Unpark(key) => self.shard.unpark(key.as_deref(), now),
-            Order::End => self.is_over = true,
+    fn apply_command(&mut self, command: ShardCommand, now: MonotonicTime) {
+        match command {
+            ShardCommand::BeginDrain(lane, epoch) => self.shard.begin_drain(lane, epoch),
+            ShardCommand::DropAfter(lane, epoch, last) => self.shard.drop_after(lane, epoch, last),
+            ShardCommand::Abandon(lane, epoch) => self.abandon(lane, epoch),
+            ShardCommand::Unpark(key) => self.shard.unpark(key.as_deref(), now),
+            ShardCommand::Shutdown => self.is_over = true,
         }
     }
 
     fn abandon(&mut self, lane: Lane, epoch: Epoch) {
-        let tickets = self.shard.running_of(lane, epoch);
-        let failure = Failure::of(Cause::Abandoned, "its lane was given back");
-        for ticket in &tickets {
-            let aloft = self.running[ticket.flight as usize].take();
-            aloft.iter().for_each(Aloft::give_up);
-            self.tell_after(*ticket, Err(&failure));
-            self.shard.abandon(*ticket);
+        let ids = self.shard.executions_of(lane, epoch);
+        let failure = RecordFailure::of(FailureCause::Abandoned, "lane revoked");
+        for id in &ids {
+            let in_flight = self.running[id.slot as usize].take();
+            in_flight.iter().for_each(InFlight::cancel);
+            self.notify_interceptors(*id, Err(&failure));
+            self.shard.abandon(*id);
         }
-        self.give(tickets.len());
+        self.release_permits(ids.len());
     }
 
-    /// `true` if nothing of it runs any more.
-    fn abort(&self, ticket: Ticket) -> bool {
-        self.running[ticket.flight as usize].as_ref().is_none_or(Aloft::abort)
+    /// Aborts the execution. `true` if nothing of it runs any more.
+    fn abort(&self, id: ExecutionId) -> bool {
+        self.running[id.slot as usize].as_ref().is_none_or(InFlight::abort)
     }
 
-    fn end_overdue(&mut self, now: Moment) {
-        for ticket in self.shard.overdue(now) {
-            if self.abort(ticket) {
-                self.running[ticket.flight as usize] = None;
-                self.tell_after(ticket, Err(&self.shard.overdue_failure()));
-                self.shard.expire(ticket, now);
-                self.give(1);
+    fn end_overdue(&mut self, now: MonotonicTime) {
+        for id in self.shard.take_overdue(now) {
+            if self.abort(id) {
+                self.running[id.slot as usize] = None;
+                self.notify_interceptors(id, Err(&self.shard.overdue_failure()));
+                self.shard.expire(id, now);
+                self.release_permits(1);
             } else {
-                self.shard.expect_end(ticket);
+                self.shard.mark_overdue(id);
             }
         }
     }
 
-    /// Starts what may start, and sees to being woken when more may.
-    fn start_some(&mut self, now: Moment) -> usize {
-        let want = self.shard.ready().min(GRANT);
-        let grant = if want > 0 { self.shared.gate.take(self.number, want, now) } else { Grant::default() };
-        if want == 0 && self.waits_at_gate {
-            self.shared.gate.leave(self.number, |shard| self.shared.nudge(shard));
+    /// Starts ready executions and arms the timer for the next ones.
+    fn start_ready(&mut self, now: MonotonicTime) -> usize {
+        let requested = self.shard.ready().min(PERMITS_PER_REQUEST);
+        let permits =
+            if requested > 0 { self.context.limiter.acquire(self.number, requested, now) } else { Permits::default() };
+        if requested == 0 && self.waits_for_permits {
+            self.context.limiter.cancel_wait(self.number, |shard| self.context.notify_shard(shard));
         }
-        self.waits_at_gate = want > 0 && grant.count == 0;
-        let started = (0..grant.count).map_while(|_| self.start_one(now)).count();
-        self.crew.hand_over();
-        if started < grant.count {
-            self.shared.gate.give_unused(grant.count - started, |shard| self.shared.nudge(shard));
+        self.waits_for_permits = requested > 0 && permits.count == 0;
+        let started = (0..permits.count).map_while(|_| self.start_one(now)).count();
+        self.executor.flush();
+        if started < permits.count {
+            self.context.limiter.release_unused(permits.count - started, |shard| self.context.notify_shard(shard));
         }
-        let again_at = grant.again_at.filter(|_| self.waits_at_gate);
-        self.arm(self.shard.due_at().into_iter().chain(again_at).min());
+        let retry_at = permits.retry_at.filter(|_| self.waits_for_permits);
+        self.arm_timer(self.shard.due_at().into_iter().chain(retry_at).min());
         started
     }
 
-    fn start_one(&mut self, now: Moment) -> Option<()> {
-        let start = self.shard.start(now)?;
-        let place = start.ticket.flight as usize;
-        let aloft = self.launch(start);
-        if self.running.len() <= place {
-            self.running.resize_with(place + 1, || None);
+    fn start_one(&mut self, now: MonotonicTime) -> Option<()> {
+        let dispatch = self.shard.dispatch(now)?;
+        let slot = dispatch.id.slot as usize;
+        let in_flight = self.start_execution(dispatch);
+        if self.running.len() <= slot {
+            self.running.resize_with(slot + 1, || None);
         }
-        self.running[place] = aloft;
+        self.running[slot] = in_flight;
         Some(())
     }
 
-    fn launch(&mut self, start: Start) -> Option<Aloft<C::Running>> {
-        let Start { ticket, records, attempt, bury } = start;
-        let completion = Completion::new(self.shared.shards[self.number].clone(), ticket);
-        let span = AttemptSpan::open(&self.shared.policy.subscription, records.first(), attempt);
-        if let Some(failure) = bury {
-            return self.bury(records.first().clone(), failure, attempt, completion, span);
+    fn start_execution(&mut self, dispatch: Dispatch) -> Option<InFlight<C::Running>> {
+        let Dispatch { id, records, attempt, dead_letter } = dispatch;
+        let completion = Completion::new(self.context.shards[self.number].clone(), id);
+        let span = AttemptSpan::open(&self.context.policy.subscription, records.first(), attempt);
+        if let Some(failure) = dead_letter {
+            return self.send_to_dead_letter_queue(records.first().clone(), failure, attempt, completion, span);
         }
-        for interceptor in &self.shared.interceptors {
+        for interceptor in &self.context.interceptors {
             panic::contain(|| interceptor.before(records.first(), attempt));
         }
-        self.crew.run(Work { records, completion, attempt, span }).map(Aloft::Handler)
+        self.executor.run(HandlerCall { records, completion, attempt, span }).map(InFlight::Handler)
     }
 
-    fn bury(
+    fn send_to_dead_letter_queue(
         &self,
         record: Record,
-        failure: Failure,
+        failure: RecordFailure,
         attempts: u32,
         completion: Completion,
         span: AttemptSpan,
-    ) -> Option<Aloft<C::Running>> {
-        let subscription = Arc::clone(&self.shared.policy.subscription);
-        let letter = Letter { record, failure, attempts, subscription };
-        // Without a dead-letter the completion is dropped, which leaves the record open; the builder does not let it happen.
-        let dead_letter = self.shared.dead_letter.clone()?;
-        let burial = async move {
-            match dead_letter.send(letter).await {
+    ) -> Option<InFlight<C::Running>> {
+        let subscription = Arc::clone(&self.context.policy.subscription);
+        let dead_letter = DeadLetter { record, failure, attempts, subscription };
+        // The builder guarantees a dead-letter queue. Without one, the dropped completion leaves the record open.
+        let dead_letter_queue = self.context.dead_letter_queue.clone()?;
+        let delivery = async move {
+            match dead_letter_queue.send(dead_letter).await {
                 Ok(()) => completion.finish(),
-                Err(error) => completion.fail(Failure::new(error)),
+                Err(error) => completion.fail(RecordFailure::new(error)),
             }
         };
-        Some(Aloft::Burial(Task(self.shared.home(self.number).spawn(Guarded::new(burial, span)).abort_handle())))
+        Some(InFlight::DeadLetter(AbortableTask(
+            self.context.runtime_of(self.number).spawn(ContainPanics::new(delivery, span)).abort_handle(),
+        )))
     }
 
-    fn give(&self, permits: usize) {
+    fn release_permits(&self, permits: usize) {
         if permits > 0 {
-            self.shared.gate.give(permits, |shard| self.shared.nudge(shard));
+            self.context.limiter.release(permits, |shard| self.context.notify_shard(shard));
         }
     }
 
-    /// The timer may ring too early, which costs a turn, so it is only ever moved forward.
-    fn arm(&mut self, due: Option<Moment>) {
-        if let Some(due) = due.filter(|due| *due < self.sleeps_until) {
-            self.sleep.as_mut().reset(self.shared.clock.instant(due));
-            self.sleeps_until = due;
+    /// Arms the timer, only ever for an earlier time: a timer that fires too early costs one turn.
+    fn arm_timer(&mut self, due: Option<MonotonicTime>) {
+        if let Some(due) = due.filter(|due| *due < self.sleep_until) {
+            self.sleep.as_mut().reset(self.context.clock.instant(due));
+            self.sleep_until = due;
         }
     }
 
     fn send_reports(&mut self) {
         self.shard.take_reports(&mut self.reports);
-        let (alarms, begun) = (self.shard.take_alarms(), self.shard.take_begun());
-        let standing = self.shard.standing();
-        let is_news = standing.is_news(&self.told, self.shared.pace.low());
-        self.shared.board.write_shard(self.number, self.shard.tally());
+        let (failure_events, last_started) = (self.shard.take_failure_events(), self.shard.take_last_started());
+        let status = self.shard.status();
+        let needs_report = status.needs_report(&self.last_status, self.context.ready_limit.low_watermark());
+        self.context.metrics.store_shard(self.number, self.shard.counters());
         self.turns = self.turns.wrapping_add(1);
-        if self.turns % HOT_TURNS == 1 {
-            let (keys, now) = (self.shard.hot_keys(), self.shared.clock.now());
-            self.shared.board.write_hot(self.number, keys, self.shard.arrived(), now);
+        if self.turns % HOT_KEY_TURNS == 1 {
+            let (keys, now) = (self.shard.hot_keys(), self.context.clock.now());
+            self.context.metrics.store_hot_keys(self.number, keys, self.shard.arrived(), now);
         }
-        if self.reports.is_empty() && alarms.is_empty() && begun.is_empty() && !is_news {
+        if self.reports.is_empty() && failure_events.is_empty() && last_started.is_empty() && !needs_report {
             return;
         }
-        self.told = standing;
+        self.last_status = status;
         let (number, reports) = (self.number, &mut self.reports);
-        self.shared.intake.post(|mail| {
-            mail.reports.append(reports);
-            mail.alarms.extend(alarms);
-            mail.begun.extend(begun);
-            mail.standings.push((number, standing));
+        self.context.intake.post(|messages| {
+            messages.reports.append(reports);
+            messages.failure_events.extend(failure_events);
+            messages.last_started.extend(last_started);
+            messages.statuses.push((number, status));
         });
     }
 }
 
-/// Nothing that was started outlives the subscription, unless it cannot be made to end.
-impl<C: Crew> Drop for Worker<C> {
+/// Cancels running executions.
+impl<C: Executor> Drop for Worker<C> {
     fn drop(&mut self) {
-        self.running.iter().flatten().for_each(Aloft::give_up);
+        self.running.iter().flatten().for_each(InFlight::cancel);
     }
 }

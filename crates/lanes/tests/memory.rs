@@ -1,14 +1,14 @@
-//! What a waiting record and a live key cost, and that they cost nothing when they are gone. A process of its own: the
-//! counting allocator sees everything.
+//! Memory of a queued record and of a live key, and that it is freed. A process of its own, because the counting
+//! allocator sees every allocation.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::alloc::System;
 use std::time::Duration;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use tidegate_lanes::source::{Memory, MemoryHandle};
-use tidegate_lanes::{Bounds, Epoch, Handle, Lane, Position, Record, Subscription};
+use tidegate_lanes::source::{MemorySource, MemorySourceHandle};
+use tidegate_lanes::{Bounds, Epoch, Lane, Position, Record, Subscription, SubscriptionHandle};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -17,7 +17,7 @@ const LANE: Lane = Lane(0);
 const LIVE: u64 = 300_000;
 const KEY_AND_PAYLOAD: usize = 8 + 100;
 
-fn feed(handle: &MemoryHandle, epoch: Epoch, from: u64, count: u64) {
+fn feed(handle: &MemorySourceHandle, epoch: Epoch, from: u64, count: u64) {
     for at in from..from + count {
         handle.push(Record::new(LANE, epoch, Position(at), Some(&at.to_be_bytes()), Some(&[b'x'; 100])));
     }
@@ -34,7 +34,7 @@ fn live(region: &Region<'_, System>) -> usize {
     change.bytes_allocated.saturating_sub(change.bytes_deallocated)
 }
 
-fn subscription(source: Memory) -> Subscription {
+fn subscription(source: MemorySource) -> Subscription {
     let bounds = Bounds {
         records_max: LIVE as usize + 1,
         bytes_max: usize::MAX,
@@ -46,17 +46,18 @@ fn subscription(source: Memory) -> Subscription {
     builder.process(|_| async { Ok::<(), String>(()) }).unwrap()
 }
 
-/// Churns keys that are used once, in small portions.
-async fn churn(source: &MemoryHandle, handle: &Handle, epoch: Epoch, from: u64, count: u64) {
+/// Processes keys that occur once, in small portions.
+async fn churn(source: &MemorySourceHandle, handle: &SubscriptionHandle, epoch: Epoch, from: u64, count: u64) {
     for portion in 0..count / 1000 {
         feed(source, epoch, from + portion * 1000, 1000);
-        until(|| handle.metrics().tally.done >= from + (portion + 1) * 1000).await;
+        until(|| handle.metrics().counters.done >= from + (portion + 1) * 1000).await;
     }
 }
 
+/// LA-07: live key costs 150 bytes until it is freed.
 #[tokio::test]
-async fn la_07_a_live_key_with_one_record_costs_150_bytes_and_nothing_when_it_is_gone() {
-    let (source, handle_of_source) = Memory::new();
+async fn live_key_costs_150_bytes_until_it_is_freed() {
+    let (source, handle_of_source) = MemorySource::new();
     let epoch = handle_of_source.assign(LANE);
     let subscription = subscription(source);
     let handle = subscription.handle();
@@ -65,23 +66,23 @@ async fn la_07_a_live_key_with_one_record_costs_150_bytes_and_nothing_when_it_is
 
     let region = Region::new(ALLOCATOR);
     for portion in 0..LIVE / 1000 {
-        // In portions, so that the source's own queue stays small.
+        // Records come in portions, so that the queue of the source stays short.
         feed(&handle_of_source, epoch, portion * 1000, 1000);
         until(|| handle_of_source.queued() == 0).await;
     }
-    until(|| handle.metrics().tally.keys as u64 == LIVE).await;
+    until(|| handle.metrics().counters.keys as u64 == LIVE).await;
     let per_key = live(&region) as f64 / LIVE as f64 - KEY_AND_PAYLOAD as f64;
-    println!("{per_key:.1} bytes of ours per live key");
+    println!("{per_key:.1} bytes of the library per live key");
     assert!(per_key <= 150.0, "{per_key:.1} bytes per live key");
 
     handle.set_rate(None);
-    until(|| handle.metrics().tally.done == LIVE).await;
+    until(|| handle.metrics().counters.done == LIVE).await;
     churn(&handle_of_source, &handle, epoch, LIVE, 20_000).await;
     let before = live(&region);
     churn(&handle_of_source, &handle, epoch, LIVE + 20_000, 200_000).await;
     let after = live(&region);
-    assert!(after < before + (256 << 10), "{before} bytes grew to {after} while 200,000 keys came and went");
-    assert!(after < LIVE as usize * 20, "{after} bytes are left of {LIVE} keys that are gone");
+    assert!(after < before + (256 << 10), "{before} bytes grew to {after} during 200,000 keys");
+    assert!(after < LIVE as usize * 20, "{after} bytes are left after {LIVE} keys");
     handle_of_source.end();
     running.await.unwrap().unwrap();
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate_lanes::{Failure, Interceptor, Record};
+use tidegate_lanes::{Interceptor, Record, RecordFailure};
 
 use super::status::Status;
 use tidegate_config::stream::{KeyOf, Keyless, StreamKeys};
@@ -36,7 +36,7 @@ impl Interceptor for Ear {
         }
     }
 
-    fn after(&self, record: &Record, result: Result<(), &Failure>) {
+    fn after(&self, record: &Record, result: Result<(), &RecordFailure>) {
         if let Err(failure) = result {
             let stream = self.status.name();
             tracing::debug!(stream, position = %record.position(), %failure, "a delivery failed");

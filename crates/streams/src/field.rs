@@ -1,7 +1,7 @@
 //! Parts of a record as texts, which a server reads as whatever the parameter is.
 
 use serde_json::Value;
-use tidegate_lanes::{Failure, Record};
+use tidegate_lanes::{Record, RecordFailure};
 
 use super::place::Places;
 use tidegate_config::stream::Field;
@@ -10,19 +10,24 @@ use tidegate_config::stream::Field;
 ///
 /// # Errors
 /// A pointer asks for a value that is no JSON, or a part is no text.
-pub(super) fn texts(fields: &[Field], record: &Record, places: &Places) -> Result<Vec<Option<String>>, Failure> {
+pub(super) fn texts(fields: &[Field], record: &Record, places: &Places) -> Result<Vec<Option<String>>, RecordFailure> {
     let wants_json = fields.iter().any(|field| matches!(field, Field::Pointer(_)));
     let value: Option<Value> = match record.payload().filter(|_| wants_json) {
         None => None,
         Some(payload) => {
             let parsed = serde_json::from_slice(payload);
-            Some(parsed.map_err(|error| Failure::permanent(format!("its value is no JSON: {error}")))?)
+            Some(parsed.map_err(|error| RecordFailure::permanent(format!("its value is no JSON: {error}")))?)
         }
     };
     fields.iter().map(|field| one(field, record, places, value.as_ref())).collect()
 }
 
-fn one(field: &Field, record: &Record, places: &Places, value: Option<&Value>) -> Result<Option<String>, Failure> {
+fn one(
+    field: &Field,
+    record: &Record,
+    places: &Places,
+    value: Option<&Value>,
+) -> Result<Option<String>, RecordFailure> {
     let (topic, partition) = match field {
         Field::Topic | Field::Partition => places.of(record.lane()),
         _ => ("".into(), None),
@@ -43,11 +48,11 @@ fn one(field: &Field, record: &Record, places: &Places, value: Option<&Value>) -
 }
 
 /// Text of the server must be UTF-8 and hold no zero byte.
-fn text(what: &str, bytes: Option<&[u8]>) -> Result<Option<String>, Failure> {
+fn text(what: &str, bytes: Option<&[u8]>) -> Result<Option<String>, RecordFailure> {
     let Some(bytes) = bytes else { return Ok(None) };
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(Some(text.to_owned())),
-        Err(_) => Err(Failure::permanent(format!("its {what} is not UTF-8, which a parameter must be"))),
+        Err(_) => Err(RecordFailure::permanent(format!("its {what} is not UTF-8, which a parameter must be"))),
     }
 }
 

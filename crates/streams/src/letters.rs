@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate_lanes::{Cause, DeadLetter, Letter, Taken};
+use tidegate_lanes::{DeadLetter, DeadLetterQueue, FailureCause, SendFuture};
 
 use super::error::StreamError;
 use super::place::Places;
@@ -18,7 +18,7 @@ use tidegate_config::stream::{Letters, RecordForm, StreamKeys};
 pub(super) enum Mailbox {
     File(LetterFile),
     #[cfg(feature = "kafka")]
-    Topic(tidegate_lanes::source::kafka::LetterTopic),
+    Topic(tidegate_lanes::source::kafka::DeadLetterTopic),
 }
 
 /// Opens what the keys name; `None` if they name nothing.
@@ -28,24 +28,29 @@ pub(super) fn open(keys: &StreamKeys, places: &Places) -> Result<Option<Mailbox>
         Letters::File(path) => LetterFile::open(path, places.clone()).map(Mailbox::File).map(Some),
         #[cfg(feature = "kafka")]
         Letters::Kafka(topics) => {
-            let roster = match places {
-                Places::Kafka(roster) => roster.clone(),
-                Places::File { .. } => tidegate_lanes::source::kafka::Roster::default(),
+            let partition_map = match places {
+                Places::Kafka(partition_map) => partition_map.clone(),
+                Places::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
             };
             let properties: Vec<_> = super::source::kafka::common(keys).collect();
             let properties = properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));
             let topic = topics.topics.first().map_or("", String::as_str);
-            tidegate_lanes::source::kafka::LetterTopic::with_properties(&topics.brokers, topic, roster, properties)
-                .map(|topic| Some(Mailbox::Topic(topic)))
-                .map_err(|error| StreamError::Letters(error.to_string()))
+            tidegate_lanes::source::kafka::DeadLetterTopic::with_properties(
+                &topics.brokers,
+                topic,
+                partition_map,
+                properties,
+            )
+            .map(|topic| Some(Mailbox::Topic(topic)))
+            .map_err(|error| StreamError::Letters(error.to_string()))
         }
         #[cfg(not(feature = "kafka"))]
         Letters::Kafka(_) => Err(StreamError::NoKafka),
     }
 }
 
-impl DeadLetter for Mailbox {
-    fn send(&self, letter: Letter) -> Taken {
+impl DeadLetterQueue for Mailbox {
+    fn send(&self, letter: DeadLetter) -> SendFuture {
         match self {
             Self::File(file) => file.send(&letter),
             #[cfg(feature = "kafka")]
@@ -74,7 +79,7 @@ impl LetterFile {
         Ok(Self { end: Arc::new(Mutex::new(End { path: path.to_owned(), file })), texts })
     }
 
-    fn line(&self, letter: &Letter) -> Vec<u8> {
+    fn line(&self, letter: &DeadLetter) -> Vec<u8> {
         let mut line = b"{".to_vec();
         member(&mut line, "stream", letter.subscription.as_bytes());
         line.extend_from_slice(format!(",\"attempts\":{},", letter.attempts).as_bytes());
@@ -82,12 +87,12 @@ impl LetterFile {
         line.push(b',');
         member(&mut line, "error", letter.failure.reason().as_bytes());
         line.push(b',');
-        self.texts.members(&letter.record, letter.record.own_key(), &mut line);
+        self.texts.members(&letter.record, letter.record.source_key(), &mut line);
         line.extend_from_slice(b"}\n");
         line
     }
 
-    fn send(&self, letter: &Letter) -> Taken {
+    fn send(&self, letter: &DeadLetter) -> SendFuture {
         let (line, end) = (self.line(letter), Arc::clone(&self.end));
         let keep = move || end.lock().unwrap_or_else(PoisonError::into_inner).keep(line);
         Box::pin(async move {
@@ -137,14 +142,14 @@ fn is_torn(file: &mut File) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-fn cause(cause: Cause) -> &'static str {
+fn cause(cause: FailureCause) -> &'static str {
     match cause {
-        Cause::Handler => "sink",
-        Cause::Panic => "panic",
-        Cause::Dropped => "dropped",
-        Cause::Overdue => "overdue",
-        Cause::Abandoned => "abandoned",
-        Cause::Undecodable => "undecodable",
+        FailureCause::Handler => "sink",
+        FailureCause::Panic => "panic",
+        FailureCause::Dropped => "dropped",
+        FailureCause::Overdue => "overdue",
+        FailureCause::Abandoned => "abandoned",
+        FailureCause::Undecodable => "undecodable",
         _ => "other",
     }
 }

@@ -1,7 +1,7 @@
 //! How much of a stream may be under way: the settings that change while it runs.
 
 use tidegate_config::{Stream, stream::StreamKeys};
-use tidegate_lanes::{Bounds, Handle};
+use tidegate_lanes::{Bounds, SubscriptionHandle};
 
 /// How many deliveries at a time the sink of a run bears.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,7 +44,7 @@ impl Limits {
     }
 
     /// Puts them in force in a run; none begins while it is paused.
-    pub(super) fn apply(&self, handle: &Handle, is_paused: bool) {
+    pub(super) fn apply(&self, handle: &SubscriptionHandle, is_paused: bool) {
         handle.set_concurrency(self.concurrency);
         handle.set_bounds(self.bounds);
         handle.set_rate(if is_paused { Some(0.0) } else { self.rate });

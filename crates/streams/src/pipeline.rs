@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_lanes::{
-    Batch, Builder, Exhausted, Handle, Keyless, Overdue, Quota, Retry, RunError, Source, Subscription, Tasks,
+    AsyncTasks, Batch, ExhaustedAction, KeylessOrder, OverdueAction, Quota, RetryPolicy, RunError, Source,
+    Subscription, SubscriptionBuilder, SubscriptionHandle,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -48,7 +49,7 @@ impl Run<'_> {
         };
         let builder = self.builder(source, &sink).interceptor(Ear::new(self.status, keys));
         let builder = match letters::open(keys, places)? {
-            Some(letters) => builder.dead_letter(letters),
+            Some(letters) => builder.dead_letter_queue(letters),
             None => builder,
         };
         let (taker, limit) = (Arc::clone(&sink), keys.timeout);
@@ -61,9 +62,9 @@ impl Run<'_> {
         result
     }
 
-    fn builder<S: Source>(&self, source: S, sink: &Sink) -> Builder<S, Tasks> {
+    fn builder<S: Source>(&self, source: S, sink: &Sink) -> SubscriptionBuilder<S, AsyncTasks> {
         let keys = &self.plan.stream.keys;
-        let overdue = if sink.is_patient() { Overdue::Extend } else { Overdue::Retry };
+        let overdue = if sink.is_patient() { OverdueAction::Extend } else { OverdueAction::Retry };
         let limits = Limits::of(&self.plan.stream, width(sink));
         let builder = Subscription::builder(&keys.name)
             .source(source)
@@ -73,8 +74,8 @@ impl Run<'_> {
             .exhausted(exhausted(keys.exhausted))
             .deadline(deadline(keys.timeout), overdue)
             .keyless(match keys.keyless {
-                KeylessKey::Unordered => Keyless::Unordered,
-                KeylessKey::Lane => Keyless::InLane,
+                KeylessKey::Unordered => KeylessOrder::Unordered,
+                KeylessKey::Lane => KeylessOrder::PerLane,
             })
             .commit_every(keys.commit_every)
             .drain(keys.drain);
@@ -112,7 +113,7 @@ impl Run<'_> {
         match gone {
             Some(reason) => Err(StreamError::SinkGone(reason)),
             // They were not committed, which is what whoever stops a stream expects of parked records.
-            None if ending.has_begun() && matches!(result, Err(RunError::HeldBack { .. })) => Ok(()),
+            None if ending.has_begun() && matches!(result, Err(RunError::Unfinished { .. })) => Ok(()),
             None => result.map(drop).map_err(StreamError::from),
         }
     }
@@ -122,23 +123,23 @@ fn width(sink: &Sink) -> Width {
     Width { hands: sink.hands(), is_wide: sink.is_wide() }
 }
 
-fn retry(keys: &StreamKeys) -> Retry {
-    Retry {
-        attempts: (keys.attempts > 0).then_some(keys.attempts),
+fn retry(keys: &StreamKeys) -> RetryPolicy {
+    RetryPolicy {
+        attempts_max: (keys.attempts > 0).then_some(keys.attempts),
         age_max: (!keys.age_max.is_zero()).then_some(keys.age_max),
-        first_wait: keys.retry_wait,
-        longest_wait: keys.retry_wait_max.max(keys.retry_wait),
-        ..Retry::default()
+        wait_min: keys.retry_wait,
+        wait_max: keys.retry_wait_max.max(keys.retry_wait),
+        ..RetryPolicy::default()
     }
 }
 
-fn exhausted(key: OnExhausted) -> Exhausted {
+fn exhausted(key: OnExhausted) -> ExhaustedAction {
     match key {
-        OnExhausted::Stop => Exhausted::Stop,
-        OnExhausted::HaltLane => Exhausted::HaltLane,
-        OnExhausted::Park => Exhausted::Park,
-        OnExhausted::Skip => Exhausted::Skip,
-        OnExhausted::DeadLetter => Exhausted::DeadLetter,
+        OnExhausted::Stop => ExhaustedAction::Stop,
+        OnExhausted::HaltLane => ExhaustedAction::HaltLane,
+        OnExhausted::Park => ExhaustedAction::Park,
+        OnExhausted::Skip => ExhaustedAction::Skip,
+        OnExhausted::DeadLetter => ExhaustedAction::DeadLetter,
     }
 }
 
@@ -153,9 +154,9 @@ fn lag(keys: &StreamKeys, places: &Places) -> Lag {
     match places {
         Places::File { path, .. } => path.as_ref().map_or(Lag::Unknown, |path| Lag::of_file(path, keys)),
         #[cfg(feature = "kafka")]
-        Places::Kafka(roster) => match &keys.from {
+        Places::Kafka(partition_map) => match &keys.from {
             tidegate_config::stream::Origin::Kafka(topics) => {
-                let watermarks = source::kafka::Watermarks::new(topics, keys, roster.clone());
+                let watermarks = source::kafka::Watermarks::new(topics, keys, partition_map.clone());
                 watermarks.map_or(Lag::Unknown, Lag::Kafka)
             }
             _ => Lag::Unknown,
@@ -181,7 +182,7 @@ impl Ending {
     }
 
     /// While it is paused, what was read would not be delivered in that time either.
-    fn begin(&mut self, handle: &Handle, is_paused: bool) {
+    fn begin(&mut self, handle: &SubscriptionHandle, is_paused: bool) {
         if is_paused {
             self.by = Some(Instant::now() + FAR);
             handle.stop(self.drain);
@@ -203,7 +204,7 @@ impl Ending {
         }
     }
 
-    fn stop(&mut self, handle: &Handle) {
+    fn stop(&mut self, handle: &SubscriptionHandle) {
         // It is said once.
         self.by = Some(Instant::now() + FAR);
         handle.stop(self.drain.mul_f64(1.0 - PART_FOR_WAITING));
@@ -225,9 +226,9 @@ impl Watch {
         Self { pace: Pace::new(), lag: Arc::new(lag), asked: None }
     }
 
-    fn look(&mut self, handle: &Handle, status: &Arc<Status>) {
+    fn look(&mut self, handle: &SubscriptionHandle, status: &Arc<Status>) {
         let metrics = handle.metrics();
-        status.note_rate(self.pace.rate(metrics.tally.done));
+        status.note_rate(self.pace.rate(metrics.counters.done));
         if self.asked.as_ref().is_none_or(JoinHandle::is_finished) {
             let (lag, status) = (Arc::clone(&self.lag), Arc::clone(status));
             let ask = move || status.note_lag(lag.measure(&metrics.lanes));

@@ -17,7 +17,7 @@ pub(super) enum Places {
     },
     /// Lanes are partitions.
     #[cfg(feature = "kafka")]
-    Kafka(tidegate_lanes::source::kafka::Roster),
+    Kafka(tidegate_lanes::source::kafka::PartitionMap),
 }
 
 impl Places {
@@ -29,7 +29,7 @@ impl Places {
                 (Arc::clone(name), None)
             }
             #[cfg(feature = "kafka")]
-            Self::Kafka(roster) => match roster.partition(lane) {
+            Self::Kafka(partition_map) => match partition_map.partition(lane) {
                 Some(partition) => (partition.topic, Some(partition.number)),
                 None => ("".into(), None),
             },

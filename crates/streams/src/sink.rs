@@ -10,7 +10,7 @@ mod stdout;
 
 use std::time::Duration;
 
-use tidegate_lanes::{Batch, Failure, Record};
+use tidegate_lanes::{Batch, Record, RecordFailure};
 
 use super::door::Doors;
 use super::error::StreamError;
@@ -86,7 +86,7 @@ impl Sink {
         } else {
             let patience = self.patience(limit);
             let timely = tokio::time::timeout(patience, self.deliver(&records)).await;
-            timely.unwrap_or_else(|_| Err(Failure::new(format!("no answer within {patience:?}"))))
+            timely.unwrap_or_else(|_| Err(RecordFailure::new(format!("no answer within {patience:?}"))))
         };
         match delivered {
             Ok(()) => completion.finish(),
@@ -105,7 +105,7 @@ impl Sink {
         }
     }
 
-    async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+    async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         match self {
             Self::Command(command) => command.deliver(records).await,
             Self::Http(http) => http.deliver(records).await,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tidegate_lanes::{
     LaneStatus,
-    source::{Format, Ndjson},
+    source::{NdjsonFormat, NdjsonSource},
 };
 
 use super::error::StreamError;
@@ -18,7 +18,7 @@ use tidegate_config::stream::{KeyOf, Origin, StreamKeys};
 /// A source that is open, and what its lanes are called.
 pub(super) enum Opened {
     /// Lines.
-    Lines(Ndjson, Places),
+    Lines(NdjsonSource, Places),
     /// Partitions.
     #[cfg(feature = "kafka")]
     Topics(Box<kafka::Keyed>, Places),
@@ -31,7 +31,7 @@ pub(super) fn open(keys: &StreamKeys) -> Result<Opened, StreamError> {
         Origin::Unset => unreachable!("a checked stream has a source"),
         Origin::Stdin => {
             let places = Places::File { name: "standard input".into(), path: None };
-            Ndjson::stdin(format(keys)).map(|lines| Opened::Lines(lines, places)).map_err(failed)
+            NdjsonSource::stdin(format(keys)).map(|lines| Opened::Lines(lines, places)).map_err(failed)
         }
         Origin::File(path) => {
             let name = path.display().to_string().into();
@@ -45,19 +45,20 @@ pub(super) fn open(keys: &StreamKeys) -> Result<Opened, StreamError> {
     }
 }
 
-fn lines(path: &Path, keys: &StreamKeys) -> Result<Ndjson, tidegate_lanes::source::NdjsonError> {
+fn lines(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_lanes::source::NdjsonError> {
     let has_checkpoint = !keys.checkpoint.as_os_str().is_empty();
-    let format = Format { follow: keys.follow, ..format(keys) };
-    if has_checkpoint { Ndjson::resume(path, &keys.checkpoint, format) } else { Ndjson::open(path, format) }
+    let format = NdjsonFormat { follow: keys.follow, ..format(keys) };
+    if has_checkpoint { NdjsonSource::resume(path, &keys.checkpoint, format) } else { NdjsonSource::open(path, format) }
 }
 
-fn format(keys: &StreamKeys) -> Format {
+fn format(keys: &StreamKeys) -> NdjsonFormat {
     let key = match &keys.key {
         KeyOf::Record => None,
         KeyOf::Pointer(pointer) => Some(pointer.clone()),
     };
-    let ahead_max = Format::default().ahead_max.min(usize::try_from(keys.bytes_max / 4).unwrap_or(usize::MAX));
-    Format { key, ahead_max, ..Format::default() }
+    let read_ahead_bytes_max =
+        NdjsonFormat::default().read_ahead_bytes_max.min(usize::try_from(keys.bytes_max / 4).unwrap_or(usize::MAX));
+    NdjsonFormat { key_pointer: key, read_ahead_bytes_max, ..NdjsonFormat::default() }
 }
 
 /// How much there is behind what is done.

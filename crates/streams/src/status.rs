@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate_lanes::{Handle, Tally};
+use tidegate_lanes::{SubscriptionCounters, SubscriptionHandle};
 use tokio::sync::watch;
 
 use super::board::{Snapshot, State};
@@ -51,12 +51,12 @@ struct Inner {
     is_paused: bool,
     /// The configuration does not name it any more.
     is_removed: bool,
-    run: Option<(Handle, Width)>,
+    run: Option<(SubscriptionHandle, Width)>,
     /// Of runs that are over.
     past: Sum,
 }
 
-/// What of a tally lasts.
+/// The counters that outlive a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sum {
     pub(super) done: u64,
@@ -66,12 +66,12 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    fn with(self, tally: &Tally) -> Self {
+    fn with(self, counters: &SubscriptionCounters) -> Self {
         Self {
-            done: self.done + tally.done + tally.compacted,
-            retried: self.retried + tally.retried,
-            dead_lettered: self.dead_lettered + tally.dead_lettered,
-            skipped: self.skipped + tally.skipped,
+            done: self.done + counters.done + counters.compacted,
+            retried: self.retried + counters.retried,
+            dead_lettered: self.dead_lettered + counters.dead_lettered,
+            skipped: self.skipped + counters.skipped,
         }
     }
 }
@@ -317,7 +317,7 @@ impl Status {
     }
 
     /// Records flow.
-    pub(super) fn begin(&self, turn: u64, handle: Handle, width: Width) {
+    pub(super) fn begin(&self, turn: u64, handle: SubscriptionHandle, width: Width) {
         let mut inner = lock(&self.inner);
         inner.state = match (self.is_to_end(turn), inner.is_paused) {
             (true, _) => State::Draining,
@@ -333,7 +333,7 @@ impl Status {
     pub(super) fn end(&self, turn: u64, outcome: Outcome) {
         let mut inner = lock(&self.inner);
         if let Some((handle, _)) = inner.run.take() {
-            inner.past = inner.past.with(&handle.metrics().tally);
+            inner.past = inner.past.with(&handle.metrics().counters);
         }
         let wish = *self.wish.borrow();
         inner.state = match (wish.goal, outcome) {
@@ -369,13 +369,13 @@ impl Status {
     /// What was done in all runs.
     pub(super) fn sum(&self) -> Sum {
         let inner = lock(&self.inner);
-        inner.run.as_ref().map_or(inner.past, |(handle, _)| inner.past.with(&handle.metrics().tally))
+        inner.run.as_ref().map_or(inner.past, |(handle, _)| inner.past.with(&handle.metrics().counters))
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
         let inner = lock(&self.inner);
         let metrics = inner.run.as_ref().map(|(handle, _)| handle.metrics()).unwrap_or_default();
-        let sum = inner.past.with(&metrics.tally);
+        let sum = inner.past.with(&metrics.counters);
         let lag = self.lag.load(Ordering::Relaxed);
         let (from, to) = inner.plan.stream.ends();
         Snapshot {
@@ -392,7 +392,7 @@ impl Status {
             retried: sum.retried,
             dead_lettered: sum.dead_lettered,
             skipped: sum.skipped,
-            parked: metrics.tally.records_parked,
+            parked: metrics.counters.records_parked,
             restarts: self.restarts.load(Ordering::Relaxed),
             last_error: self.last_error(),
         }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use base64::Engine as _;
 use serde::de::IgnoredAny;
-use tidegate_lanes::{Failure, Header, Record};
+use tidegate_lanes::{Header, Record, RecordFailure};
 
 use super::place::Places;
 use tidegate_config::stream::RecordForm;
@@ -18,7 +18,7 @@ pub(super) struct Texts {
 
 impl Texts {
     /// Appends the record and a line break.
-    pub(super) fn line(&self, record: &Record, out: &mut Vec<u8>) -> Result<(), Failure> {
+    pub(super) fn line(&self, record: &Record, out: &mut Vec<u8>) -> Result<(), RecordFailure> {
         match self.form {
             RecordForm::Envelope => self.envelope(record, out),
             RecordForm::Value => match record.payload() {
@@ -27,7 +27,7 @@ impl Texts {
                 Some(value) if is_json(value) => push_in_one_line(out, value),
                 Some(_) => {
                     let text = "its value has a line break in it: choose form = \"envelope\"";
-                    return Err(Failure::permanent(text));
+                    return Err(RecordFailure::permanent(text));
                 }
             },
         }
@@ -136,7 +136,7 @@ mod tests {
         Record::new(Lane(0), Epoch(1), Position(7), key, value)
     }
 
-    fn line(form: RecordForm, record: &Record) -> Result<String, Failure> {
+    fn line(form: RecordForm, record: &Record) -> Result<String, RecordFailure> {
         let mut out = Vec::new();
         texts(form).line(record, &mut out)?;
         Ok(String::from_utf8(out).expect("lines are UTF-8"))

@@ -1,6 +1,6 @@
 //! How the query journal does.
 
-use tidegate_journal::{Cause, Stats};
+use tidegate_journal::{JournalStats, LossCause};
 
 use super::{
     Page,
@@ -8,7 +8,7 @@ use super::{
 };
 
 impl Page {
-    pub(super) fn journal(&mut self, stats: &Stats) {
+    pub(super) fn journal(&mut self, stats: &JournalStats) {
         self.one("journal_state", "1 for the state that the journal is in", &[("state", stats.state.name())], 1.0);
         let gauges = [
             ("journal_disk_bytes", "Bytes of its files", stats.disk_bytes as f64),
@@ -22,12 +22,12 @@ impl Page {
         let counters = [
             ("journal_written_total", "Records written", stats.written),
             ("journal_written_bytes_total", "Bytes written", stats.written_bytes),
-            ("journal_poisoned_total", "Files given up after an error", stats.poisoned),
+            ("journal_poisoned_total", "Files given up after an error", stats.segments_abandoned),
         ];
         for (name, help, value) in counters {
             self.family(name, help, Kind::Counter, vec![Sample::number(Kind::Counter, &[], value as f64)]);
         }
-        let lost = stats.classes.iter().flat_map(|class| Cause::ALL.map(|cause| (class, cause)));
+        let lost = stats.classes.iter().flat_map(|class| LossCause::ALL.map(|cause| (class, cause)));
         let samples = lost.map(|(class, cause)| {
             let labels = [("class", class.name.as_str()), ("cause", cause.name())];
             Sample::number(Kind::Counter, &labels, class.lost(cause) as f64)

@@ -1,6 +1,6 @@
 //! SHOW JOURNAL: how the query journal does.
 
-use tidegate_journal::{Cause, Stats};
+use tidegate_journal::{JournalStats, LossCause};
 
 use super::super::table::{Column, Value, row, text};
 use tidegate_proxy::plane::Gateway;
@@ -26,19 +26,19 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
         row!["durable", stats.durable.to_string()],
         row!["syncs", stats.syncs.to_string()],
         row!["sync_time_last_us", stats.sync_time_last.as_micros().to_string()],
-        row!["poisoned", stats.poisoned.to_string()],
+        row!["poisoned", stats.segments_abandoned.to_string()],
     ];
     rows.extend(classes(&stats));
     rows
 }
 
 /// What became of each class of records.
-fn classes(stats: &Stats) -> Vec<Vec<Value>> {
+fn classes(stats: &JournalStats) -> Vec<Vec<Value>> {
     let mut rows = Vec::new();
     for class in &stats.classes {
         rows.push(row![format!("{}.offered", class.name), class.offered().to_string()]);
         rows.push(row![format!("{}.accepted", class.name), class.accepted.to_string()]);
-        for cause in Cause::ALL {
+        for cause in LossCause::ALL {
             rows.push(row![format!("{}.lost.{}", class.name, cause.name()), class.lost(cause).to_string()]);
         }
     }

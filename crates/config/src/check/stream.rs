@@ -235,11 +235,11 @@ fn refused(name: &str, value: &str) -> Option<(String, &'static str)> {
 #[cfg(feature = "kafka")]
 fn unknown(keys: &StreamKeys) -> Option<(String, &'static str)> {
     use rdkafka::error::KafkaError;
-    use tidegate_lanes::source::kafka::Error;
+    use tidegate_lanes::source::kafka::KafkaSourceError;
 
     let reason = match unfit(keys)? {
-        Error::Subscription(_) => return None,
-        Error::Settings(KafkaError::ClientConfig(_, reason, ..)) => reason,
+        KafkaSourceError::Subscription(_) => return None,
+        KafkaSourceError::Settings(KafkaError::ClientConfig(_, reason, ..)) => reason,
         error => error.to_string(),
     };
     Some((reason, "librdkafka's CONFIGURATION.md lists the properties and their values"))
@@ -249,15 +249,15 @@ fn unknown(keys: &StreamKeys) -> Option<(String, &'static str)> {
 #[cfg(feature = "kafka")]
 fn unreadable(keys: &StreamKeys) -> Option<String> {
     unfit(keys)
-        .filter(|error| matches!(error, tidegate_lanes::source::kafka::Error::Subscription(_)))
+        .filter(|error| matches!(error, tidegate_lanes::source::kafka::KafkaSourceError::Subscription(_)))
         .map(|error| error.to_string())
 }
 
 /// What the client refuses before it asks anybody.
 #[cfg(feature = "kafka")]
-fn unfit(keys: &StreamKeys) -> Option<tidegate_lanes::source::kafka::Error> {
+fn unfit(keys: &StreamKeys) -> Option<tidegate_lanes::source::kafka::KafkaSourceError> {
     let Origin::Kafka(topics) = &keys.from else { return None };
-    let settings = tidegate_lanes::source::kafka::Kafka::builder(&topics.brokers, "any");
+    let settings = tidegate_lanes::source::kafka::KafkaSource::builder(&topics.brokers, "any");
     let settings = topics.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
     let properties = keys.kafka_properties.0.iter();
     properties.fold(settings, |settings, (name, value)| settings.property(name, value)).check().err()

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-/// One mode, once.
+/// The result of one run of a mode.
 pub(crate) struct Run {
     pub(crate) mode: String,
     pub(crate) written_ms: f64,
@@ -10,11 +10,11 @@ pub(crate) struct Run {
     pub(crate) queue_records: f64,
 }
 
-/// All four modes; `None` if `erl` is not installed.
+/// Runs all four modes; `None` if `erl` is not installed.
 pub(crate) fn run(folder: &Path, records: usize, producers: usize, bytes: usize) -> Option<Vec<Run>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/beam/jb.erl");
     let compiled = Command::new("erlc").arg("-o").arg(folder).arg(source).status().ok()?;
-    assert!(compiled.success(), "the script compiles");
+    assert!(compiled.success(), "compile the script");
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let main = format!("jb:main([{records},{producers},{bytes}]).");
     let mut command = Command::new("erl");

@@ -1,5 +1,5 @@
-//! What group commit costs without a journal: tasks, a buffer under a lock, and a thread that writes, syncs and wakes. No
-//! journal whose producers are tasks of this runtime can be faster than that on the same cores.
+//! The cost of group commit without a journal: tasks, a buffer under a lock, and a thread that writes, syncs and wakes. A
+//! lower bound for any journal whose producers are tasks of this runtime on the same cores.
 
 use std::{
     fs::File,
@@ -22,7 +22,7 @@ use crate::special::{PAYLOAD, sync_seconds};
 struct Log {
     state: Mutex<State>,
     some: Condvar,
-    /// How many batches are safe.
+    /// The number of durable batches.
     done: AtomicU64,
     producers: usize,
 }
@@ -31,7 +31,7 @@ struct Log {
 struct State {
     batch: Vec<u8>,
     wakers: Vec<Waker>,
-    /// How many batches were taken.
+    /// The number of batches taken.
     taken: u64,
     stop: bool,
 }
@@ -48,7 +48,7 @@ impl Future for Commit<'_> {
         if let Some(batch) = self.batch {
             return if self.log.done.load(Ordering::Acquire) > batch { Poll::Ready(()) } else { Poll::Pending };
         }
-        let mut state = self.log.state.lock().expect("nobody panics");
+        let mut state = self.log.state.lock().expect("no thread panics");
         state.batch.extend_from_slice(&[0; 24]);
         state.batch.extend_from_slice(&PAYLOAD);
         state.wakers.push(context.waker().clone());
@@ -62,19 +62,19 @@ impl Future for Commit<'_> {
     }
 }
 
-/// As [`special::durable`](crate::special::durable). Without a file nothing is written or synced, and all producers are woken
-/// together: what is left are wake-ups, in batches as large as can be.
+/// Like [`special::durable`](crate::special::durable). Without a file, nothing is written or synced, and all producers
+/// are woken together: only the wake-ups remain, in the largest batches.
 pub(crate) fn durable(folder: &Path, has_file: bool, producers: usize, each: usize) -> (f64, f64, f64) {
     let before = sync_seconds(folder, producers, Duration::ZERO);
     let log = Arc::new(Log { producers, ..Log::default() });
-    let (writing, mut file) = (Arc::clone(&log), File::create(folder.join("log")).expect("the folder can be written"));
+    let (writing, mut file) = (Arc::clone(&log), File::create(folder.join("log")).expect("create the file"));
     let writer = thread::spawn(move || {
         let (mut batch, mut wakers) = (Vec::new(), Vec::new());
         loop {
-            let state = writing.state.lock().expect("nobody panics");
+            let state = writing.state.lock().expect("no thread panics");
             let least = if has_file { 1 } else { producers };
             let waits = |state: &mut State| state.wakers.len() < least && !state.stop;
-            let mut state = writing.some.wait_while(state, waits).expect("nobody panics");
+            let mut state = writing.some.wait_while(state, waits).expect("no thread panics");
             if state.wakers.is_empty() {
                 return state.taken;
             }
@@ -84,7 +84,7 @@ pub(crate) fn durable(folder: &Path, has_file: bool, producers: usize, each: usi
             let taken = state.taken;
             drop(state);
             if has_file {
-                file.write_all(&batch).and_then(|()| file.sync_data()).expect("the file takes it");
+                file.write_all(&batch).and_then(|()| file.sync_data()).expect("write and sync the file");
             }
             batch.clear();
             writing.done.store(taken, Ordering::Release);
@@ -104,13 +104,13 @@ pub(crate) fn durable(folder: &Path, has_file: bool, producers: usize, each: usi
             }));
         }
         for task in tasks {
-            task.await.expect("it does not panic");
+            task.await.expect("no task panics");
         }
     });
     let rate = (producers * each) as f64 / begun.elapsed().as_secs_f64();
-    log.state.lock().expect("nobody panics").stop = true;
+    log.state.lock().expect("no thread panics").stop = true;
     log.some.notify_one();
-    let batches = writer.join().expect("it does not panic");
+    let batches = writer.join().expect("no thread panics");
     let sync = f64::midpoint(before, sync_seconds(folder, producers, Duration::ZERO));
     (rate, sync, (producers * each) as f64 / batches as f64)
 }

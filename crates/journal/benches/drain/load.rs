@@ -1,4 +1,4 @@
-//! One run in this process: so many records from tasks or threads, from go to drained.
+//! A run in this process: a number of records from tasks or threads, from start to drained.
 
 use std::{
     fs::File,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::{
     process,
-    subjects::{Subject, Way},
+    subjects::{Subject, SubjectProducer},
 };
 
-/// Every so many appends one is timed.
+/// The sampling interval: one of this many appends is timed.
 const TIMED: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,13 +48,13 @@ impl Figures {
     }
 }
 
-/// What to run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     pub(crate) subject: &'a str,
     pub(crate) records: usize,
     pub(crate) bytes: usize,
-    /// Tasks on as many workers as there are cores, or threads.
+    /// Tasks on one worker per core, or threads.
     pub(crate) tasks: bool,
     pub(crate) producers: usize,
 }
@@ -62,15 +62,15 @@ pub(crate) struct Load<'a> {
 pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
     let subject = Subject::open(load.subject, folder);
     let runtime = tokio::runtime::Builder::new_multi_thread().build().expect("a runtime");
-    let hands: Vec<Hand> = (0..load.producers).map(|_| Hand::new(load)).collect();
-    let times = Mutex::new(touched(load.records / TIMED + load.producers));
+    let loads: Vec<ProducerLoad> = (0..load.producers).map(|_| ProducerLoad::new(load)).collect();
+    let timestamps = Mutex::new(touched(load.records / TIMED + load.producers));
     let idle = process::resident_kib();
     process::forget_peak();
     let (begun, cpu) = (Instant::now(), process::cpu());
     if load.tasks {
-        runtime.block_on(tasks(load, &subject, hands, &times));
+        runtime.block_on(tasks(load, &subject, loads, &timestamps));
     } else {
-        threads(load, &subject, hands, &times);
+        threads(load, &subject, loads, &timestamps);
     }
     let journal = subject.drain();
     let least = (load.records * load.bytes) as u64;
@@ -81,9 +81,9 @@ pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
     sync(folder);
     let durable = begun.elapsed();
     let queue = journal.as_ref().map_or(f64::NAN, |journal| journal.stats().reserved_bytes_max as f64);
-    let mut times = times.into_inner().expect("nobody panics");
-    times.sort_unstable();
-    let at = |share: f64| f64::from(times[((times.len() - 1) as f64 * share) as usize]);
+    let mut timestamps = timestamps.into_inner().expect("no thread panics");
+    timestamps.sort_unstable();
+    let at = |share: f64| f64::from(timestamps[((timestamps.len() - 1) as f64 * share) as usize]);
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
     Figures {
         written_ms: ms(written),
@@ -97,13 +97,13 @@ pub(crate) fn run(load: &Load<'_>, folder: &Path) -> Figures {
     }
 }
 
-/// What a producer has of its own, which is not the way's memory.
-struct Hand {
+/// The memory of a producer, which does not count for the subject.
+struct ProducerLoad {
     payload: Vec<u8>,
     timed: Vec<u32>,
 }
 
-impl Hand {
+impl ProducerLoad {
     fn new(load: &Load<'_>) -> Self {
         let mut payload = vec![b'x'; load.bytes];
         payload[load.bytes - 1] = b'\n';
@@ -111,17 +111,17 @@ impl Hand {
     }
 }
 
-/// Room for so many, which is resident from the beginning.
-fn touched(times: usize) -> Vec<u32> {
-    let mut room = vec![u32::MAX; times];
+/// Room for `timestamps` entries, resident from the start.
+fn touched(timestamps: usize) -> Vec<u32> {
+    let mut room = vec![u32::MAX; timestamps];
     room.clear();
     room
 }
 
-async fn tasks(load: &Load<'_>, subject: &Subject, hands: Vec<Hand>, times: &Mutex<Vec<u32>>) {
+async fn tasks(load: &Load<'_>, subject: &Subject, loads: Vec<ProducerLoad>, timestamps: &Mutex<Vec<u32>>) {
     let each = load.records / load.producers;
     let mut tasks = Vec::with_capacity(load.producers);
-    for Hand { payload, mut timed } in hands {
+    for ProducerLoad { payload, mut timed } in loads {
         let mut way = subject.way();
         tasks.push(tokio::spawn(async move {
             for number in 0..each {
@@ -137,23 +137,23 @@ async fn tasks(load: &Load<'_>, subject: &Subject, hands: Vec<Hand>, times: &Mut
         }));
     }
     for task in tasks {
-        let timed = task.await.expect("it does not panic");
-        times.lock().expect("nobody panics").extend(timed);
+        let timed = task.await.expect("no task panics");
+        timestamps.lock().expect("no thread panics").extend(timed);
     }
 }
 
-fn threads(load: &Load<'_>, subject: &Subject, hands: Vec<Hand>, times: &Mutex<Vec<u32>>) {
+fn threads(load: &Load<'_>, subject: &Subject, loads: Vec<ProducerLoad>, timestamps: &Mutex<Vec<u32>>) {
     let each = load.records / load.producers;
     thread::scope(|scope| {
-        for Hand { payload, mut timed } in hands {
-            let mut way: Way = subject.way();
+        for ProducerLoad { payload, mut timed } in loads {
+            let mut way: SubjectProducer = subject.way();
             scope.spawn(move || {
                 for number in 0..each {
                     let begun = (number % TIMED == 0).then(Instant::now);
                     way.append_blocking(&payload);
                     timed.extend(begun.map(nanos));
                 }
-                times.lock().expect("nobody panics").extend(timed);
+                timestamps.lock().expect("no thread panics").extend(timed);
             });
         }
     });
@@ -164,7 +164,7 @@ pub(crate) fn nanos(begun: Instant) -> u32 {
 }
 
 fn files(folder: &Path) -> impl Iterator<Item = std::path::PathBuf> {
-    std::fs::read_dir(folder).expect("the folder is there").map(|entry| entry.expect("it can be read").path())
+    std::fs::read_dir(folder).expect("list the folder").map(|entry| entry.expect("list the folder").path())
 }
 
 fn written_bytes(folder: &Path) -> u64 {
@@ -173,6 +173,6 @@ fn written_bytes(folder: &Path) -> u64 {
 
 fn sync(folder: &Path) {
     for path in files(folder) {
-        File::options().write(true).open(path).and_then(|file| file.sync_data()).expect("the file is synced");
+        File::options().write(true).open(path).and_then(|file| file.sync_data()).expect("sync the file");
     }
 }

@@ -1,12 +1,12 @@
-//! How long it takes to write down what many producers say, and what that costs them.
+//! Benchmark: time to write the records of many producers, and the latency and memory that it costs them.
 //!
 //! `cargo bench -p tidegate-journal --bench drain -- [--quick] [--rounds N] [--case TEXT] [--json FILE] [--check]`
 //!
-//! A million records, from go to drained: all are in the file (written), all are synced (durable). Every run is a process
-//! of its own, and rounds interleave the ways to do it. A figure is the best of its rounds, for all ways alike: what else
-//! the machine does can only add to it. A ratio is the median of the rounds' ratios. Allocator: mimalloc, with small
-//! pages, so that memory is what was touched. A way with "tick" has [`Times::Tick`](tidegate_journal::Times::Tick). The
-//! folder is `TMPDIR`, or `/tmp`.
+//! A million records, from start to drained: all in the file (written), or all synced (durable). Every run is a process
+//! of its own, and rounds interleave the subjects. A figure is the best of its rounds, for all subjects alike, since
+//! other load on the machine only adds to it. A ratio is the median of the ratios of the rounds. Allocator: mimalloc with
+//! small pages, so that memory is what was touched. A subject with "tick" uses
+//! [`TimestampPrecision::Tick`](tidegate_journal::TimestampPrecision::Tick). The folder is `TMPDIR`, or `/tmp`.
 
 mod beam;
 mod floor;
@@ -24,17 +24,17 @@ use std::{
 
 use load::{Figures, Load};
 use special::Commits;
-use subjects::{ALL, APPENDER, NEVER, NEVER_TICK, OURS};
+use subjects::{ALL, APPENDER, JOURNAL_SUBJECTS, NEVER, NEVER_TICK};
 use tidegate_figures::{Figure, Options, Target, best, median, words};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RECORDS: usize = 1_000_000;
-/// The bound of the journal and what it may take beside it, in KiB.
+/// The memory limit in KiB: the bound of the journal, and overhead.
 const MEMORY_KIB: f64 = 10.0 * 1024.0;
 
-/// A kind of load: bytes of a record, from tasks or from threads.
+/// A kind of load: the size of a record, from tasks or from threads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Case {
     bytes: usize,
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 }
 
 fn folder() -> tempfile::TempDir {
-    tempfile::TempDir::new().expect("a folder for the files")
+    tempfile::TempDir::new().expect("create a folder")
 }
 
 fn one(subject: &str, bytes: usize, tasks: bool) {
@@ -92,23 +92,24 @@ fn latency(latency: &special::Latency) -> [f64; 3] {
     [latency.p50_ns, latency.p99_ns, latency.memory_kib]
 }
 
-/// Runs this program again with `args`, and returns what it prints.
-fn again(args: &[&str]) -> String {
-    let program: PathBuf = std::env::current_exe().expect("this program has a path");
+/// Runs this program with `args`, and returns its output.
+fn run_self(args: &[&str]) -> String {
+    let program: PathBuf = std::env::current_exe().expect("the path of this program");
     let mut command = Command::new(program);
-    // With large pages, memory would be told in steps of 2 MiB.
-    let output = command.args(args).env("MIMALLOC_ALLOW_THP", "0").output().expect("this program runs again");
+    // Large pages: memory would be reported in steps of 2 MiB.
+    let output = command.args(args).env("MIMALLOC_ALLOW_THP", "0").output().expect("run this program");
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 fn compare() -> ExitCode {
-    let options =
-        match Options::read("How long it takes to write down what many producers say, and what that costs them.", true)
-        {
-            Ok(options) => options,
-            Err(code) => return code,
-        };
+    let options = match Options::read(
+        "Time to write the records of many producers, and the latency and memory that it costs them.",
+        true,
+    ) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
     let tasks = Case { bytes: 100, tasks: true };
     let cases =
         [tasks, Case { tasks: false, ..tasks }, Case { bytes: 1024, ..tasks }, Case { bytes: 1024, tasks: false }];
@@ -123,7 +124,7 @@ fn compare() -> ExitCode {
         figures.extend(runs.figures(*case));
     }
     for name in ["quill", "spdlog"] {
-        println!("missing: {name} is not at hand, so it was not measured");
+        println!("missing: {name} is not available, so it was not measured");
     }
     if options.selects("special") {
         figures.extend(special_figures(rounds));
@@ -134,7 +135,7 @@ fn compare() -> ExitCode {
 /// All runs of one case, round by round.
 #[derive(Default)]
 struct Runs {
-    ways: BTreeMap<&'static str, Vec<Figures>>,
+    subjects: BTreeMap<&'static str, Vec<Figures>>,
     beam: BTreeMap<String, Vec<Figures>>,
 }
 
@@ -142,9 +143,9 @@ impl Runs {
     fn round(&mut self, case: Case) {
         for name in ALL.into_iter().filter(|name| case.tasks || ![NEVER, NEVER_TICK].contains(name)) {
             let from = if case.tasks { "tasks" } else { "threads" };
-            let line = again(&["--one", name, &case.bytes.to_string(), from]);
+            let line = run_self(&["--one", name, &case.bytes.to_string(), from]);
             let figures = Figures::from_line(&line).expect("a line of figures");
-            self.ways.entry(name).or_default().push(figures);
+            self.subjects.entry(name).or_default().push(figures);
         }
         if !case.tasks {
             return;
@@ -161,7 +162,7 @@ impl Runs {
 
     fn figures(&self, case: Case) -> Vec<Figure> {
         let mut figures = Vec::new();
-        for (name, runs) in &self.ways {
+        for (name, runs) in &self.subjects {
             figures.extend(way_figures(case, name, runs));
         }
         for (name, runs) in &self.beam {
@@ -176,18 +177,18 @@ impl Runs {
         figures
     }
 
-    /// How much faster than the best of the others, in the same round.
+    /// The speed relative to the best of the others, in the same round.
     fn ratios(&self, case: Case) -> Vec<Figure> {
         let has_target = case == Case { bytes: 100, tasks: true };
         let mut figures = Vec::new();
-        for (ours, _) in OURS {
-            let Some(own) = self.ways.get(ours) else { continue };
+        for (ours, _) in JOURNAL_SUBJECTS {
+            let Some(own) = self.subjects.get(ours) else { continue };
             let mut ratio = |metric, theirs: &dyn Fn(usize) -> f64, limit: f64| {
                 let rounds = own.iter().enumerate().map(|(round, run)| theirs(round) / run.written_ms).collect();
                 let target = has_target.then_some(Target::AtLeast(limit));
                 figures.push(figure(case, ours, metric, median(rounds), "x", target));
             };
-            ratio("faster than tracing-appender", &|round| self.ways[APPENDER][round].written_ms, 8.0);
+            ratio("faster than tracing-appender", &|round| self.subjects[APPENDER][round].written_ms, 8.0);
             if !self.beam.is_empty() {
                 let best_of = |round: usize| best(self.beam.values().map(|runs| runs[round].written_ms));
                 ratio("faster than best disk_log", &best_of, 7.0);
@@ -206,7 +207,7 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
         }
     };
     let has_target = case == Case { bytes: 100, tasks: true };
-    let ours = OURS.into_iter().find(|(ours, _)| *ours == name);
+    let ours = JOURNAL_SUBJECTS.into_iter().find(|(ours, _)| *ours == name);
     let drained = ours.filter(|_| has_target);
     add("written", "ms", drained.map(|(_, limit)| Target::AtMost(limit)), |run| run.written_ms);
     add("durable", "ms", None, |run| run.durable_ms);
@@ -216,7 +217,7 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     add("append p99.9", "ns", None, |run| run.p999_ns);
     add("queue", "KiB", None, |run| run.queue_bytes / 1024.0);
     add("memory over idle", "KiB", None, |run| run.memory_kib);
-    // The worst round: this is a promise.
+    // The worst round, as the bound must always hold.
     let worst = runs.iter().map(|run| run.memory_kib).fold(0.0, f64::max);
     if ours.is_some() {
         figures.push(figure(case, name, "memory, worst round", worst, "KiB", None));
@@ -224,8 +225,8 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     figures
 }
 
-/// A thousand producers with one durable append outstanding each: on the disk at hand, over files that were written before, and
-/// on disks whose sync takes longer.
+/// A thousand producers with one durable append outstanding each: on the local disk, over preallocated files, and on
+/// disks with slower syncs.
 const DURABLE: [(&str, [&str; 2]); 6] = [
     ("1000 dur., 1 str.", ["durable", "1"]),
     ("1000 dur., 2 str.", ["durable", "2"]),
@@ -237,7 +238,7 @@ const DURABLE: [(&str, [&str; 2]); 6] = [
 
 fn special_figures(rounds: usize) -> Vec<Figure> {
     let once = |what: &[&str]| -> Vec<f64> {
-        let line = again(&[&["--special"], what].concat());
+        let line = run_self(&[&["--special"], what].concat());
         line.split(' ').map(|word| word.parse().expect("a number")).collect()
     };
     let numbers = |what: &str| -> Vec<Vec<f64>> { (0..rounds).map(|_| once(&[what])).collect() };

@@ -1,27 +1,27 @@
-//! What a run cost this process.
+//! The resource use of this process.
 
 use std::{fs, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time of all threads so far.
+/// The processor time of all threads so far.
 pub(crate) fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Resident memory now, in KiB.
+/// The resident memory in KiB.
 pub(crate) fn resident_kib() -> f64 {
     field("VmRSS:")
 }
 
-/// The most since [`forget_peak`], in KiB.
+/// The peak since [`forget_peak`], in KiB.
 pub(crate) fn peak_kib() -> f64 {
     field("VmHWM:")
 }
 
 pub(crate) fn forget_peak() {
-    // Where that is not allowed, the peak of the whole life counts, which is an upper bound.
+    // The write may be forbidden; then the peak of the whole process counts, which is an upper bound.
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 

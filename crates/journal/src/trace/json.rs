@@ -1,4 +1,4 @@
-//! JSON, written as it comes.
+//! A streaming JSON writer.
 
 use std::{
     fmt::{self, Write as _},
@@ -8,30 +8,30 @@ use std::{
 use tracing::field::{Field, Visit};
 
 /// An object that is being written.
-pub(super) struct Object<'a> {
+pub(super) struct JsonObject<'a> {
     out: &'a mut Vec<u8>,
-    /// Nothing is before the next key.
+    /// No member was written yet.
     empty: bool,
-    /// Keys that no field may have.
-    own: &'static [&'static str],
-    /// Where fields begin, for who wants to find them again.
-    begins: Option<&'a mut Vec<(&'static str, usize)>>,
+    /// Keys that fields must not have.
+    reserved_keys: &'static [&'static str],
+    /// Records where each field begins, if set.
+    offsets: Option<&'a mut Vec<(&'static str, usize)>>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> JsonObject<'a> {
     pub(super) fn begin(out: &'a mut Vec<u8>) -> Self {
         out.push(b'{');
-        Self { out, empty: true, own: &[], begins: None }
+        Self { out, empty: true, reserved_keys: &[], offsets: None }
     }
 
-    /// Members that are to stand behind others in an object elsewhere; `begins` says of each field where it begins.
-    pub(super) fn behind(out: &'a mut Vec<u8>, begins: &'a mut Vec<(&'static str, usize)>) -> Self {
-        Self { out, empty: false, own: &[], begins: Some(begins) }
+    /// Writes members that continue an object elsewhere; `offsets` records where each field begins.
+    pub(super) fn continuation(out: &'a mut Vec<u8>, offsets: &'a mut Vec<(&'static str, usize)>) -> Self {
+        Self { out, empty: false, reserved_keys: &[], offsets: Some(offsets) }
     }
 
-    /// The same; fields of these names are written as `field.NAME`, since an object has each key once.
-    pub(super) fn owning(self, own: &'static [&'static str]) -> Self {
-        Self { own, ..self }
+    /// Writes fields with these names as `field.NAME`, since an object has each key once.
+    pub(super) fn with_reserved_keys(self, reserved_keys: &'static [&'static str]) -> Self {
+        Self { reserved_keys, ..self }
     }
 
     pub(super) fn end(self) {
@@ -48,10 +48,10 @@ impl<'a> Object<'a> {
 
     fn field(&mut self, field: &Field) {
         let name = field.name();
-        if let Some(begins) = &mut self.begins {
-            begins.push((name, self.out.len()));
+        if let Some(offsets) = &mut self.offsets {
+            offsets.push((name, self.out.len()));
         }
-        if !self.own.contains(&name) {
+        if !self.reserved_keys.contains(&name) {
             return self.key(name);
         }
         if !std::mem::take(&mut self.empty) {
@@ -68,38 +68,38 @@ impl<'a> Object<'a> {
 
     pub(super) fn number(&mut self, key: &str, value: u64) {
         self.key(key);
-        write!(self.out, "{value}").expect("a vector takes what is written to it");
+        write!(self.out, "{value}").expect("writing to a vector cannot fail");
     }
 
     fn plain(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         self.field(field);
-        self.out.write_fmt(value).expect("a vector takes what is written to it");
+        self.out.write_fmt(value).expect("writing to a vector cannot fail");
     }
 
-    /// Members that were written [behind](Self::behind) others.
+    /// Writes members that were written with [`continuation`](Self::continuation).
     pub(super) fn raw(&mut self, members: &[u8]) {
         self.out.extend_from_slice(members);
     }
 
-    pub(super) fn array(&mut self, key: &str) -> Array<'_> {
+    pub(super) fn array(&mut self, key: &str) -> JsonArray<'_> {
         self.key(key);
         self.out.push(b'[');
-        Array { out: self.out, empty: true }
+        JsonArray { out: self.out, empty: true }
     }
 }
 
 /// An array of objects that is being written.
-pub(super) struct Array<'a> {
+pub(super) struct JsonArray<'a> {
     out: &'a mut Vec<u8>,
     empty: bool,
 }
 
-impl Array<'_> {
-    pub(super) fn element(&mut self) -> Object<'_> {
+impl JsonArray<'_> {
+    pub(super) fn element(&mut self) -> JsonObject<'_> {
         if !std::mem::take(&mut self.empty) {
             self.out.push(b',');
         }
-        Object::begin(self.out)
+        JsonObject::begin(self.out)
     }
 
     pub(super) fn end(self) {
@@ -107,9 +107,9 @@ impl Array<'_> {
     }
 }
 
-impl Visit for Object<'_> {
+impl Visit for JsonObject<'_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // JSON has no word for the others.
+        // JSON cannot represent the others as numbers.
         if value.is_finite() {
             self.plain(field, format_args!("{value}"));
         } else {
@@ -140,7 +140,7 @@ impl Visit for Object<'_> {
     }
 }
 
-/// Escapes what is written to it.
+/// Escapes the text written to it.
 struct Escaped<'a>(&'a mut Vec<u8>);
 
 impl fmt::Write for Escaped<'_> {
@@ -149,7 +149,7 @@ impl fmt::Write for Escaped<'_> {
             match byte {
                 b'"' | b'\\' => self.0.extend([b'\\', byte]),
                 b'\n' => self.0.extend(b"\\n"),
-                0..0x20 => write!(self.0, "\\u{byte:04x}").expect("a vector takes what is written to it"),
+                0..0x20 => write!(self.0, "\\u{byte:04x}").expect("writing to a vector cannot fail"),
                 _ => self.0.push(byte),
             }
         }
@@ -157,7 +157,7 @@ impl fmt::Write for Escaped<'_> {
     }
 }
 
-/// A value whose own form fails leaves what it wrote until then.
+/// Writes a quoted string. If the Debug implementation fails, the part written so far stays.
 fn quoted(out: &mut Vec<u8>, write: impl FnOnce(&mut Escaped<'_>) -> fmt::Result) {
     out.push(b'"');
     let _ = write(&mut Escaped(out));

@@ -1,4 +1,4 @@
-//! The one bound: bytes over all producers, however many there are and whatever the disk does.
+//! The memory bound: bytes over all producers, for any number of them and any state of the disk.
 
 use std::{
     pin::pin,
@@ -10,15 +10,16 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, Cause, ClassConfig, Config, Journal, Overload};
+use tidegate_journal::{Ack, ClassConfig, Journal, JournalConfig, LossCause, OverloadPolicy};
 
-use crate::{BLOCK, LONG, faults::Faulty, note, payloads, rounds, small};
+use crate::{BLOCK, LONG, faults::FaultyDisk, new_record, payloads, rounds, small};
 
+/// JO-18: ten thousand producers wait for a hanging disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jo_18_ten_thousand_producers_before_a_disk_that_hangs() {
+async fn ten_thousand_producers_wait_for_a_hanging_disk() {
     let folder = TempDir::new().unwrap();
-    let disk = Faulty::sound();
-    let config = Config { bytes_max: 256 << 10, ..small(folder.path()) };
+    let disk = FaultyDisk::healthy();
+    let config = JournalConfig { bytes_max: 256 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
     disk.stall();
     let done = Arc::new(AtomicUsize::new(0));
@@ -26,7 +27,7 @@ async fn jo_18_ten_thousand_producers_before_a_disk_that_hangs() {
     for number in 0..10_000 {
         let (producer, done) = (journal.producer(), Arc::clone(&done));
         tasks.push(tokio::spawn(async move {
-            producer.append(note(format!("{number:>200}").as_bytes())).await.unwrap();
+            producer.append(new_record(format!("{number:>200}").as_bytes())).await.unwrap();
             done.fetch_add(1, SeqCst);
         }));
     }
@@ -35,7 +36,7 @@ async fn jo_18_ten_thousand_producers_before_a_disk_that_hangs() {
     }
     let stats = journal.stats();
     assert!(stats.reserved_bytes_max <= 256 << 10 && stats.blocked > 8_000, "{stats:?}");
-    disk.go();
+    disk.resume();
     for task in tasks {
         task.await.unwrap();
     }
@@ -45,34 +46,35 @@ async fn jo_18_ten_thousand_producers_before_a_disk_that_hangs() {
     assert_eq!(payloads(folder.path()).len(), 10_000);
 }
 
+/// JO-21: waiting producers are served in order.
 #[test]
-fn jo_21_producers_in_line_are_served_in_their_order() {
+fn waiting_producers_are_served_in_order() {
     let folder = TempDir::new().unwrap();
-    let disk = Faulty::sound();
+    let disk = FaultyDisk::healthy();
     let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
     disk.stall();
     let mut filled = 0;
-    while producer.offer(note(&[b'x'; 500])).is_ok() {
+    while producer.offer(new_record(&[b'x'; 500])).is_ok() {
         filled += 1;
     }
-    // Polled in this order, and then in the opposite one.
+    // Polled in this order, and then in reverse.
     let texts: Vec<String> = (0..500).map(|number| format!("{number:>500}")).collect();
-    let mut waiting: Vec<_> = texts.iter().map(|text| Box::pin(producer.append(note(text.as_bytes())))).collect();
+    let mut waiting: Vec<_> = texts.iter().map(|text| Box::pin(producer.append(new_record(text.as_bytes())))).collect();
     let mut context = Context::from_waker(Waker::noop());
     for future in &mut waiting {
         assert!(future.as_mut().poll(&mut context).is_pending());
     }
-    // Nobody who comes later overtakes them.
-    assert!(producer.offer(note(b"late")).is_err());
-    disk.go();
+    // A later producer does not overtake them.
+    assert!(producer.offer(new_record(b"late")).is_err());
+    disk.resume();
     let mut left = waiting.len();
     while left > 0 {
         let before = left;
         let served = waiting.iter_mut().take(left).rev().map(|future| future.as_mut().poll(&mut context).is_ready());
         let served: Vec<bool> = served.collect();
         let first = served.iter().rev().position(|ready| !ready).unwrap_or(left);
-        assert!(served.iter().rev().skip(first).all(|ready| !ready), "somebody was overtaken: {served:?}");
+        assert!(served.iter().rev().skip(first).all(|ready| !ready), "a waiter was overtaken: {served:?}");
         waiting.drain(..first);
         left = waiting.len();
         if left == before {
@@ -84,33 +86,35 @@ fn jo_21_producers_in_line_are_served_in_their_order() {
     assert_eq!(payloads(folder.path()).len(), filled + 500);
 }
 
+/// JO-21: granted room is kept for its waiter.
 #[test]
-fn jo_21_room_that_was_promised_is_there_whoever_else_comes_meanwhile() {
+fn granted_room_is_kept_for_its_waiter() {
     let folder = TempDir::new().unwrap();
     let (blocks, drops) = (ClassConfig::new("blocks").overload(BLOCK), ClassConfig::new("drops"));
-    let classes = vec![blocks, drops.overload(Overload::DropNewest)];
-    let config = Config { stripes: 2, bytes_max: 128 << 10, classes, ..small(folder.path()) };
+    let classes = vec![blocks, drops.overload(OverloadPolicy::DropNewest)];
+    let config = JournalConfig { stripes: 2, bytes_max: 128 << 10, classes, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let mut random = fastrand::Rng::with_seed(crate::seed());
     let producers = [journal.producer_for(0), journal.producer_for(1)];
     let sizes: Vec<usize> = (0..2000).map(|_| random.usize(1..4000)).collect();
     let payload = [b'x'; 4000];
     let mut context = Context::from_waker(Waker::noop());
-    let append = |size: &usize| Box::pin(producers[size % 2].append(note(&payload[..*size])));
+    let append = |size: &usize| Box::pin(producers[size % 2].append(new_record(&payload[..*size])));
     let mut waiting: Vec<_> = sizes.iter().map(append).collect();
     waiting.retain_mut(|future| future.as_mut().poll(&mut context).is_pending());
-    // In line by now, and then polled from its end, while somebody who waits in no line takes what is free.
+    // The waiters are polled from the end of the queue, while a producer that never waits takes free room.
     let thief = journal.producer_for(0);
     while !waiting.is_empty() {
         let mut ready = Vec::new();
         for (number, future) in waiting.iter_mut().rev().enumerate() {
             ready.push(future.as_mut().poll(&mut context).is_ready());
             if number % 10 == 0 {
-                let _ = thief.offer(tidegate_journal::Note::new(tidegate_journal::Class::new(1), &payload[..300]));
+                let _ = thief
+                    .offer(tidegate_journal::ProducerRecord::new(tidegate_journal::Class::new(1), &payload[..300]));
             }
         }
         let first = ready.iter().rev().position(|ready| !ready).unwrap_or(ready.len());
-        assert!(ready.iter().rev().skip(first).all(|ready| !ready), "somebody was overtaken");
+        assert!(ready.iter().rev().skip(first).all(|ready| !ready), "a waiter was overtaken");
         waiting.drain(..first);
         std::thread::yield_now();
     }
@@ -120,19 +124,19 @@ fn jo_21_room_that_was_promised_is_there_whoever_else_comes_meanwhile() {
     assert!(stats.reserved_bytes_max <= 128 << 10);
 }
 
-/// Some come back at once and are polled far more often than others: whoever is in line is passed by each of the others
-/// once at most, by what that one was promised before.
+/// JO-21: no producer starves. Some append again immediately and are polled far more often than others: a waiter is
+/// passed by each other producer at most once, with room that was granted earlier.
 #[test]
-fn jo_21_no_producer_starves() {
+fn no_producer_starves() {
     const PRODUCERS: usize = 8;
     let folder = TempDir::new().unwrap();
-    let (disk, mut random) = (Faulty::sound(), fastrand::Rng::with_seed(crate::seed()));
+    let (disk, mut random) = (FaultyDisk::healthy(), fastrand::Rng::with_seed(crate::seed()));
     let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
     let payload = [b'x'; 500];
-    let append = || Box::pin(producer.append(note(&payload)));
+    let append = || Box::pin(producer.append(new_record(&payload)));
     let mut waiting: Vec<_> = (0..PRODUCERS).map(|_| append()).collect();
-    // How often each got in; and how often all had when one joined the line.
+    // The number of appends of each producer, now and when a producer joined the queue.
     let mut counts = [0_usize; PRODUCERS];
     let mut joined: [Option<[usize; PRODUCERS]>; PRODUCERS] = [None; PRODUCERS];
     let mut context = Context::from_waker(Waker::noop());
@@ -144,7 +148,7 @@ fn jo_21_no_producer_starves() {
         } else {
             let before = *joined[number].get_or_insert(*counts);
             let passed = counts.iter().zip(before).map(|(now, then)| now - then).max();
-            assert!(passed <= Some(1), "{number} was passed {passed:?} times by one of the others");
+            assert!(passed <= Some(1), "{number} was passed {passed:?} times by another producer");
         }
     };
     for _ in 0..50 {
@@ -152,9 +156,9 @@ fn jo_21_no_producer_starves() {
         while journal.stats().blocked < PRODUCERS {
             (0..PRODUCERS).for_each(|number| poll(number, &mut counts));
         }
-        disk.go();
+        disk.resume();
         let before = counts;
-        crate::until("all of them get in", || {
+        crate::until("all producers append", || {
             let number = if random.bool() { 0 } else { random.usize(0..PRODUCERS) };
             poll(number, &mut counts);
             counts.iter().zip(before).all(|(now, then)| *now > then)
@@ -164,66 +168,68 @@ fn jo_21_no_producer_starves() {
     assert!(journal.close(LONG).is_complete());
 }
 
+/// JO-22: deadline beyond the clock means no deadline.
 #[test]
-fn jo_22_a_deadline_beyond_all_time_is_none() {
+fn deadline_beyond_the_clock_means_no_deadline() {
     let folder = TempDir::new().unwrap();
-    let disk = Faulty::sound();
-    let forever = Overload::Block { deadline: std::time::Duration::MAX };
-    let config = Config { classes: vec![ClassConfig::new("one").overload(forever)], ..small(folder.path()) };
+    let disk = FaultyDisk::healthy();
+    let forever = OverloadPolicy::Block { deadline: std::time::Duration::MAX };
+    let config = JournalConfig { classes: vec![ClassConfig::new("one").overload(forever)], ..small(folder.path()) };
     let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
-    crate::fill(&disk, &producer);
+    crate::fill(&disk, &journal);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| producer.append_blocking(note(&[b'x'; 500])).is_ok());
-        // Seldom there is room for one more: what the journal makes ready in the background counts before it is there.
-        crate::until("it waits", || journal.stats().blocked == 1 || waiting.is_finished());
-        disk.go();
+        let waiting = scope.spawn(|| producer.append_blocking(new_record(&[b'x'; 500])).is_ok());
+        crate::until("the append waits", || journal.stats().blocked == 1);
+        disk.resume();
         assert!(waiting.join().unwrap());
     });
     assert!(journal.flush(Ack::Written, std::time::Duration::MAX).unwrap());
     assert!(journal.close(std::time::Duration::MAX).is_complete());
 }
 
+/// JO-23: dropped append releases its room.
 #[test]
-fn jo_23_a_blocked_append_that_is_dropped_leaves_nothing_behind() {
+fn dropped_append_releases_its_room() {
     let folder = TempDir::new().unwrap();
-    let disk = Faulty::sound();
+    let disk = FaultyDisk::healthy();
     let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
-    let filled = crate::fill(&disk, &producer);
+    let filled = crate::fill(&disk, &journal);
     let mut context = Context::from_waker(Waker::noop());
-    // As large as those before, so that no rest of a chunk has room for it.
-    let waiting = |_what: &str| producer.append(note(&[b'x'; 500]));
+    // The size of the records before, so that no chunk has room for it.
+    let waiting = |_what: &str| producer.append(new_record(&[b'x'; 500]));
     {
-        let mut dropped = Box::pin(waiting("dropped while it waits"));
+        let mut dropped = Box::pin(waiting("dropped while waiting"));
         assert!(dropped.as_mut().poll(&mut context).is_pending());
         assert_eq!(journal.stats().blocked, 1);
     }
     assert_eq!(journal.stats().blocked, 0);
-    // One that was promised room and is dropped passes it on.
-    let mut first = Box::pin(waiting("dropped when it was promised room"));
+    // An append that is dropped after it was granted room passes the room on.
+    let mut first = Box::pin(waiting("dropped after it was granted room"));
     let mut second = pin!(waiting("the second"));
     assert!(first.as_mut().poll(&mut context).is_pending());
     assert!(second.as_mut().poll(&mut context).is_pending());
-    disk.go();
-    crate::until("both are promised room", || journal.stats().blocked == 0);
+    disk.resume();
+    crate::until("both are granted room", || journal.stats().blocked == 0);
     drop(first);
-    crate::until("the second gets in", || matches!(second.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
+    crate::until("the second append completes", || matches!(second.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
     assert!(journal.flush(Ack::Written, LONG).unwrap());
     let stats = journal.stats();
     assert_eq!((stats.reserved_bytes, stats.blocked), (0, 0));
-    assert_eq!(stats.classes[0].lost_in_all(), 1, "what was given up by its producer was not lost by the journal");
+    assert_eq!(stats.classes[0].lost_total(), 1, "a cancelled append is not a loss");
     assert_eq!(payloads(folder.path()).len(), filled + 1);
 }
 
+/// JO-24: reservations do not leak over many appends.
 #[test]
-fn jo_24_no_credit_leaks_in_many_appends() {
+fn reservations_do_not_leak_over_many_appends() {
     let folder = TempDir::new().unwrap();
     let mut config = small(folder.path());
-    let lossy = [Overload::DropNewest, Overload::DropOldest, Overload::Sample { one_in: 3 }, BLOCK];
+    let lossy = [OverloadPolicy::DropNewest, OverloadPolicy::DropOldest, OverloadPolicy::Sample { one_in: 3 }, BLOCK];
     config.classes = lossy.map(|overload| ClassConfig::new("any").overload(overload)).into();
     config.segment_bytes = 1 << 20;
-    config.space = tidegate_journal::Space::Ring { segments: 2 };
+    config.segment_policy = tidegate_journal::SegmentPolicy::Ring { segments: 2 };
     let (journal, _) = Journal::open(config).unwrap();
     let appends = rounds("TIDEGATE_JOURNAL_APPENDS", 400_000);
     std::thread::scope(|scope| {
@@ -233,7 +239,8 @@ fn jo_24_no_credit_leaks_in_many_appends() {
                 let mut random = fastrand::Rng::with_seed(u64::from(thread));
                 for _ in 0..appends / 4 {
                     let class = tidegate_journal::Class::new(random.u8(..4));
-                    let _ = producer.offer(tidegate_journal::Note::new(class, &[b'x'; 300][..random.usize(..300)]));
+                    let _ = producer
+                        .offer(tidegate_journal::ProducerRecord::new(class, &[b'x'; 300][..random.usize(..300)]));
                 }
             });
         }
@@ -241,7 +248,7 @@ fn jo_24_no_credit_leaks_in_many_appends() {
     assert!(journal.flush(Ack::Written, LONG).unwrap());
     let stats = journal.stats();
     assert_eq!((stats.reserved_bytes, stats.queued_bytes, stats.blocked), (0, 0, 0), "{stats:?}");
-    assert!(stats.classes.iter().all(|class| class.lost(Cause::TooLarge) == 0));
+    assert!(stats.classes.iter().all(|class| class.lost(LossCause::TooLarge) == 0));
     let offered: u64 = stats.classes.iter().map(|class| class.offered()).sum();
     assert_eq!(offered, appends as u64 / 4 * 4);
 }

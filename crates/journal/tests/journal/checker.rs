@@ -1,10 +1,10 @@
-//! The promise of the journal as one object: accepted ⊇ recovered ⊇ as safe as was said, each once, in order.
+//! Checks the contract of the journal: accepted ⊇ recovered ⊇ acknowledged, each record once, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_journal::Ack;
 
-/// A record of the tests is `producer:number`, and perhaps a blank and filling.
+/// A record of the tests is `producer:number`, optionally followed by a space and padding.
 pub(crate) fn name(producer: usize, number: usize) -> String {
     format!("{producer}:{number}")
 }
@@ -14,39 +14,39 @@ fn parse(record: &str) -> (usize, usize) {
     (producer.parse().unwrap(), number.parse().unwrap())
 }
 
-/// What was handed in, and what was said of it.
+/// The offered and the acknowledged records.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Promises {
+pub(crate) struct DurabilityChecker {
     offered: BTreeSet<(usize, usize)>,
-    told: BTreeMap<(usize, usize), Ack>,
+    acked: BTreeMap<(usize, usize), Ack>,
 }
 
-impl Promises {
+impl DurabilityChecker {
     pub(crate) fn offer(&mut self, record: &str) {
         self.offered.insert(parse(record));
     }
 
-    pub(crate) fn tell(&mut self, record: &str, ack: Ack) {
-        let told = self.told.entry(parse(record)).or_default();
-        *told = (*told).max(ack);
+    pub(crate) fn acked(&mut self, record: &str, ack: Ack) {
+        let level = self.acked.entry(parse(record)).or_default();
+        *level = (*level).max(ack);
     }
 
-    pub(crate) fn told(&self) -> usize {
-        self.told.len()
+    pub(crate) fn acked_total(&self) -> usize {
+        self.acked.len()
     }
 
-    /// Those of two.
-    pub(crate) fn and(mut self, other: Self) -> Self {
+    /// Merges two checkers.
+    pub(crate) fn merge(mut self, other: Self) -> Self {
         self.offered.extend(other.offered);
-        for (record, ack) in other.told {
-            let told = self.told.entry(record).or_default();
-            *told = (*told).max(ack);
+        for (record, ack) in other.acked {
+            let level = self.acked.entry(record).or_default();
+            *level = (*level).max(ack);
         }
         self
     }
 
-    /// Whether what was found is what was promised for this kind of end: [`Ack::Written`] for a process that died,
-    /// [`Ack::Durable`] for a loss of power, [`Ack::Accepted`] for none.
+    /// Checks the records found after an end of this kind: [`Ack::Written`] after a process died, [`Ack::Durable`] after
+    /// a power failure, [`Ack::Accepted`] after a close.
     pub(crate) fn check(&self, found: &[Vec<u8>], end: Ack) -> Result<(), String> {
         let mut seen = BTreeSet::new();
         let mut last: BTreeMap<usize, usize> = BTreeMap::new();
@@ -54,18 +54,18 @@ impl Promises {
             let text = std::str::from_utf8(record).map_err(|error| error.to_string())?;
             let (producer, number) = parse(text);
             if !self.offered.contains(&(producer, number)) {
-                return Err(format!("{text} was never handed in"));
+                return Err(format!("{text} was never offered"));
             }
             if !seen.insert((producer, number)) {
-                return Err(format!("{text} is there twice"));
+                return Err(format!("{text} occurs twice"));
             }
             if last.insert(producer, number).is_some_and(|before| before > number) {
                 return Err(format!("{text} is out of order"));
             }
         }
-        let promised = self.told.iter().filter(|(_, ack)| **ack >= end).map(|(record, _)| record);
-        match promised.into_iter().find(|record| !seen.contains(record)) {
-            Some(record) => Err(format!("{record:?} was promised to be {end:?}, and is lost")),
+        let expected = self.acked.iter().filter(|(_, ack)| **ack >= end).map(|(record, _)| record);
+        match expected.into_iter().find(|record| !seen.contains(record)) {
+            Some(record) => Err(format!("{record:?} was acknowledged as {end:?} and is lost")),
             None => Ok(()),
         }
     }

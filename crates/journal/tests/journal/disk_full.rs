@@ -1,4 +1,4 @@
-//! No room: a state that is seen, that loses nothing accepted, and that is left again.
+//! A full disk: the state is reported, no accepted record is lost, and the journal recovers.
 
 use std::{
     fs, io,
@@ -12,24 +12,27 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, Cause, ClassConfig, Config, Entry, Gap, Journal, Overload, Reader, Space, State, verify};
-use tidegate_journal::{AtEnd, Start};
+use tidegate_journal::{
+    Ack, ClassConfig, Gap, Journal, JournalConfig, JournalEntry, JournalReader, JournalState, LossCause,
+    OverloadPolicy, SegmentPolicy, verify,
+};
+use tidegate_journal::{AtEnd, ReadFrom};
 
 use crate::{
     LONG,
-    faults::{Answer, Call, Faulty},
-    note, payloads, small, until,
+    faults::{Answer, Call, FaultyDisk},
+    new_record, payloads, small, until,
 };
 
 fn no_space() -> io::Error {
     rustix::io::Errno::NOSPC.into()
 }
 
-/// A disk that fails these calls while it is full.
-fn filling(fails: fn(Call) -> bool, error: fn() -> io::Error) -> (Faulty, Arc<AtomicBool>) {
+/// A disk on which these calls fail while it is full.
+fn disk_that_fills(fails: fn(Call) -> bool, error: fn() -> io::Error) -> (FaultyDisk, Arc<AtomicBool>) {
     let full = Arc::new(AtomicBool::new(false));
     let is_full = Arc::clone(&full);
-    let disk = Faulty::new(move |call| match call {
+    let disk = FaultyDisk::new(move |call| match call {
         Call::Write(bytes) if is_full.load(SeqCst) && fails(call) => Answer::Fail(bytes / 3, error()),
         call if is_full.load(SeqCst) && fails(call) => Answer::Fail(0, error()),
         _ => Answer::Do,
@@ -37,85 +40,95 @@ fn filling(fails: fn(Call) -> bool, error: fn() -> io::Error) -> (Faulty, Arc<At
     (disk, full)
 }
 
-fn dropping(folder: &Path) -> Config {
-    Config { classes: vec![ClassConfig::new("one").overload(Overload::DropNewest)], ..small(folder) }
+fn dropping(folder: &Path) -> JournalConfig {
+    JournalConfig { classes: vec![ClassConfig::new("one").overload(OverloadPolicy::DropNewest)], ..small(folder) }
 }
 
 fn gaps(folder: &Path) -> Vec<Gap> {
-    let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop).unwrap();
+    let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, AtEnd::Stop).unwrap();
     let mut gaps = Vec::new();
     while let Some(entry) = reader.read().unwrap() {
-        if let Entry::Gap(gap) = entry {
+        if let JournalEntry::Gap(gap) = entry {
             gaps.push(gap);
         }
     }
     gaps
 }
 
-/// Fills the disk, offers more than there is memory for, makes room: what was accepted is there, and a gap counts the rest.
-fn fills_up(config: Config, disk: &Faulty, full: &AtomicBool, before: usize) {
+/// Fills the disk, offers more than memory holds, and makes room: all accepted records are written, and a gap counts the
+/// rest.
+fn check_full_disk(config: JournalConfig, disk: &FaultyDisk, full: &AtomicBool, before: usize) {
     let folder = config.folder.clone();
     let (journal, _) = Journal::open_with(config, disk.storage(), |_| ()).unwrap();
     let producer = journal.producer();
     for _ in 0..before {
-        producer.commit_blocking(note(b"before").ack(Ack::Written)).unwrap();
+        producer.commit_blocking(new_record(b"before").ack(Ack::Written)).unwrap();
     }
     full.store(true, SeqCst);
-    producer.offer(note(&[b'x'; 1000])).unwrap();
-    until("it is full", || matches!(journal.stats().state, State::DiskFull { .. }));
-    let taken = 1 + (0..200).filter(|_| producer.offer(note(&[b'x'; 1000])).is_ok()).count();
+    producer.offer(new_record(&[b'x'; 1000])).unwrap();
+    until("the disk is full", || matches!(journal.stats().state, JournalState::DiskFull { .. }));
+    let taken = 1 + (0..200).filter(|_| producer.offer(new_record(&[b'x'; 1000])).is_ok()).count();
     assert!(taken < 70, "no more than the memory holds: {taken}");
     full.store(false, SeqCst);
     assert!(journal.flush(Ack::Written, LONG).unwrap());
-    assert_eq!(journal.stats().state, State::Healthy);
-    producer.commit_blocking(note(b"after").ack(Ack::Written)).unwrap();
+    assert_eq!(journal.stats().state, JournalState::Healthy);
+    producer.commit_blocking(new_record(b"after").ack(Ack::Written)).unwrap();
     assert!(journal.close(LONG).is_complete());
     let found = payloads(&folder);
     assert_eq!(found.len(), before + taken + 1);
     assert_eq!(
         gaps(&folder).iter().map(|gap| (gap.cause, gap.records)).collect::<Vec<_>>(),
-        [(Cause::Newest, 201 - taken as u64)]
+        [(LossCause::Newest, 201 - taken as u64)]
     );
-    assert!(verify(&folder).unwrap().is_whole());
+    assert!(verify(&folder).unwrap().is_intact());
 }
 
+/// JO-09: no room for a write.
 #[test]
-fn jo_09_no_room_for_a_write() {
+fn no_room_for_a_write() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = filling(|call| matches!(call, Call::Write(_)), no_space);
-    fills_up(dropping(folder.path()), &disk, &full, 3);
+    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_)), no_space);
+    check_full_disk(dropping(folder.path()), &disk, &full, 3);
 }
 
+/// JO-09: no room for the first segment.
 #[test]
-fn jo_09_no_room_for_the_first_segment() {
+fn no_room_for_the_first_segment() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = filling(|call| call == Call::Create, no_space);
-    fills_up(dropping(folder.path()), &disk, &full, 0);
+    let (disk, full) = disk_that_fills(|call| call == Call::Create, no_space);
+    check_full_disk(dropping(folder.path()), &disk, &full, 0);
 }
 
+/// JO-09: no room to preallocate a ring.
 #[test]
-fn jo_09_no_room_to_preallocate_a_ring() {
+fn no_room_to_preallocate_a_ring() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = filling(|call| call == Call::Allocate, no_space);
-    let config = Config { space: Space::Ring { segments: 2 }, segment_bytes: 1 << 20, ..dropping(folder.path()) };
-    fills_up(config, &disk, &full, 0);
+    let (disk, full) = disk_that_fills(|call| call == Call::Allocate, no_space);
+    let config = JournalConfig {
+        segment_policy: SegmentPolicy::Ring { segments: 2 },
+        segment_bytes: 1 << 20,
+        ..dropping(folder.path())
+    };
+    check_full_disk(config, &disk, &full, 0);
 }
 
+/// JO-10: full disk recovers and records the gap.
 #[test]
-fn jo_10_the_full_disk_is_left_when_room_returns_and_the_gap_is_told() {
+fn full_disk_recovers_and_records_the_gap() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = filling(|call| matches!(call, Call::Write(_) | Call::Create), no_space);
-    fills_up(dropping(folder.path()), &disk, &full, 1);
+    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_) | Call::Create), no_space);
+    check_full_disk(dropping(folder.path()), &disk, &full, 1);
 }
 
+/// JO-17: exceeded quota is a full disk.
 #[test]
-fn jo_17_a_quota_is_a_full_disk() {
+fn exceeded_quota_is_a_full_disk() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = filling(|call| matches!(call, Call::Write(_)), || rustix::io::Errno::DQUOT.into());
-    fills_up(dropping(folder.path()), &disk, &full, 1);
+    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_)), || rustix::io::Errno::DQUOT.into());
+    check_full_disk(dropping(folder.path()), &disk, &full, 1);
 }
 
-/// A file system of one MiB, where this user may make one.
+/// A file system of 1 MiB, if this user may mount one.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -133,60 +146,62 @@ impl Drop for SmallDisk {
     }
 }
 
+/// JO-09: real small disk fills up and is freed.
 #[test]
-fn jo_09_a_real_small_disk_fills_up_and_is_freed() {
+fn real_small_disk_fills_up_and_is_freed() {
     let outer = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(outer.path()) else {
-        // Where mounting is not allowed, the injected faults above have to do.
-        println!("no leave to mount a tmpfs; the other tests of this point inject the error");
+        // If mounting is not permitted, the tests with injected errors cover this.
+        println!("skipped: cannot mount a tmpfs");
         return;
     };
     let folder = disk.0.join("journal");
     let ballast = disk.0.join("ballast");
     fs::write(&ballast, vec![0; 700 << 10]).unwrap();
-    let config = Config { bytes_max: 256 << 10, ..dropping(&folder) };
-    let (journal, _) = Journal::open_with(config, Arc::new(tidegate_journal::Disk), |_| ()).unwrap();
+    let config = JournalConfig { bytes_max: 256 << 10, ..dropping(&folder) };
+    let (journal, _) = Journal::open_with(config, Arc::new(tidegate_journal::FileStorage), |_| ()).unwrap();
     let producer = journal.producer();
     let mut taken = 0_u64;
-    until("it is full", || {
-        taken += u64::from(producer.offer(note(&[b'x'; 1000])).is_ok());
-        matches!(journal.stats().state, State::DiskFull { .. })
+    until("the disk is full", || {
+        taken += u64::from(producer.offer(new_record(&[b'x'; 1000])).is_ok());
+        matches!(journal.stats().state, JournalState::DiskFull { .. })
     });
     let offered = journal.stats().classes[0].offered();
     fs::remove_file(&ballast).unwrap();
     assert!(journal.flush(Ack::Written, LONG).unwrap());
-    assert_eq!(journal.stats().state, State::Healthy);
+    assert_eq!(journal.stats().state, JournalState::Healthy);
     assert!(journal.close(LONG).is_complete());
-    let verdict = verify(&folder).unwrap();
-    let lost: u64 = verdict.gaps.iter().map(|gap| gap.records).sum();
-    assert!(verdict.is_whole(), "{verdict:?}");
-    assert_eq!((verdict.records, verdict.records + lost), (taken, offered));
+    let report = verify(&folder).unwrap();
+    let lost: u64 = report.gaps.iter().map(|gap| gap.records).sum();
+    assert!(report.is_intact(), "{report:?}");
+    assert_eq!((report.records, report.records + lost), (taken, offered));
 }
 
+/// JO-14: unmounted disk is waited for.
 #[test]
-fn jo_14_a_disk_that_is_unmounted_is_waited_for() {
+fn unmounted_disk_is_waited_for() {
     let outer = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(outer.path()) else {
-        println!("no leave to mount a tmpfs; the folder's own test has to do");
+        println!("skipped: cannot mount a tmpfs");
         return;
     };
     let folder = disk.0.join("journal");
-    let (journal, _) = Journal::open_with(small(&folder), Arc::new(tidegate_journal::Disk), |_| ()).unwrap();
+    let (journal, _) = Journal::open_with(small(&folder), Arc::new(tidegate_journal::FileStorage), |_| ()).unwrap();
     let producer = journal.producer();
-    producer.commit_blocking(note(b"before").ack(Ack::Durable)).unwrap();
+    producer.commit_blocking(new_record(b"before").ack(Ack::Durable)).unwrap();
     drop(disk);
-    until("it is noticed", || {
-        let _ = producer.offer(note(b"meanwhile"));
+    until("the unmount is detected", || {
+        let _ = producer.offer(new_record(b"meanwhile"));
         let _ = journal.flush(Ack::Written, Duration::from_millis(10));
-        matches!(journal.stats().state, State::Failing { .. })
+        matches!(journal.stats().state, JournalState::Failing { .. })
     });
     let error = journal.stats().last_error.unwrap();
-    assert!(error.contains("nothing is mounted on"), "{error}");
-    producer.append_blocking(note(b"after")).unwrap();
-    assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0, "nothing is written below the mount point");
+    assert!(error.contains("no file system is mounted on"), "{error}");
+    producer.append_blocking(new_record(b"after")).unwrap();
+    assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0, "the mount point is empty");
     let _disk = SmallDisk::mount(outer.path()).unwrap();
     assert!(journal.flush(Ack::Durable, LONG).unwrap());
-    assert_eq!(journal.stats().state, State::Healthy);
+    assert_eq!(journal.stats().state, JournalState::Healthy);
     assert!(journal.close(LONG).is_complete());
     assert!(payloads(&folder).contains(&b"after".to_vec()));
 }

@@ -1,4 +1,4 @@
-//! A disk that fails when it is told to, and remembers what was done to it.
+//! A disk with injected faults that records its operations.
 
 use std::{
     collections::BTreeMap,
@@ -7,9 +7,9 @@ use std::{
     sync::{Arc, Condvar, Mutex},
 };
 
-use tidegate_journal::{Disk, SegmentFile, Storage};
+use tidegate_journal::{FileStorage, SegmentFile, Storage};
 
-/// What the journal asks of the disk.
+/// A call of the journal to its storage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Call {
     Create,
@@ -20,19 +20,19 @@ pub(crate) enum Call {
     Allocate,
 }
 
-/// What the disk does.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Do,
-    /// Writes only so many bytes, and says so.
-    Short(usize),
-    /// Writes so many bytes, and fails all the same.
+    /// Writes only this many bytes and returns their number.
+    Incomplete(usize),
+    /// Writes this many bytes and returns the error.
     Fail(usize, io::Error),
 }
 
-/// What was done, in order, and what the test notes in between.
+/// The operations of the disk, and events of the test between them, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Deed {
+pub(crate) enum DiskOp {
     Create(PathBuf),
     Recycle(PathBuf, PathBuf),
     Write(PathBuf, u64, Vec<u8>),
@@ -41,143 +41,143 @@ pub(crate) enum Deed {
     Allocate(PathBuf, u64),
     Remove(PathBuf),
     SyncFolder,
-    /// The journal told a producer that its record is as safe as that.
-    Told(String, tidegate_journal::Ack),
-    /// A producer handed a record in.
+    /// A producer's record was acknowledged at this level.
+    Acked(String, tidegate_journal::Ack),
+    /// A producer offered a record.
     Offered(String),
 }
 
 type Plan = Box<dyn FnMut(Call) -> Answer + Send>;
 
 #[derive(Clone)]
-pub(crate) struct Faulty(Arc<Inner>);
+pub(crate) struct FaultyDisk(Arc<Inner>);
 
 struct Inner {
     plan: Mutex<Plan>,
-    deeds: Mutex<Vec<Deed>>,
-    keeps: bool,
-    gate: Gate,
+    ops: Mutex<Vec<DiskOp>>,
+    records_ops: bool,
+    gate: StallGate,
 }
 
-impl fmt::Debug for Faulty {
+impl fmt::Debug for FaultyDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faulty")
+        f.write_str("FaultyDisk")
     }
 }
 
-/// Writes and syncs wait here while it is shut.
+/// Blocks writes and syncs while it is closed.
 #[derive(Default)]
-struct Gate {
-    shut: Mutex<(bool, usize)>,
-    moved: Condvar,
+struct StallGate {
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
 }
 
-impl Faulty {
-    /// Answers every call as the plan says.
+impl FaultyDisk {
+    /// A disk that takes the outcome of every call from `plan`.
     pub(crate) fn new(plan: impl FnMut(Call) -> Answer + Send + 'static) -> Self {
         Self::with(plan, false)
     }
 
-    /// Does everything, and remembers it.
-    pub(crate) fn remembering() -> Self {
+    /// A disk that succeeds and records its operations.
+    pub(crate) fn recording() -> Self {
         Self::with(|_| Answer::Do, true)
     }
 
-    /// Does everything, until it is stalled.
-    pub(crate) fn sound() -> Self {
+    /// A disk that succeeds until it is stalled.
+    pub(crate) fn healthy() -> Self {
         Self::new(|_| Answer::Do)
     }
 
-    fn with(plan: impl FnMut(Call) -> Answer + Send + 'static, keeps: bool) -> Self {
-        let (plan, deeds) = (Mutex::new(Box::new(plan) as Plan), Mutex::new(Vec::new()));
-        Self(Arc::new(Inner { plan, deeds, keeps, gate: Gate::default() }))
+    fn with(plan: impl FnMut(Call) -> Answer + Send + 'static, records_ops: bool) -> Self {
+        let (plan, ops) = (Mutex::new(Box::new(plan) as Plan), Mutex::new(Vec::new()));
+        Self(Arc::new(Inner { plan, ops, records_ops, gate: StallGate::default() }))
     }
 
     pub(crate) fn storage(&self) -> Arc<dyn Storage> {
         Arc::new(self.clone())
     }
 
-    /// From now on writes and syncs hang.
+    /// Makes writes and syncs hang.
     pub(crate) fn stall(&self) {
-        self.0.gate.shut.lock().unwrap().0 = true;
+        self.0.gate.state.lock().unwrap().0 = true;
     }
 
-    /// They go on.
-    pub(crate) fn go(&self) {
-        self.0.gate.shut.lock().unwrap().0 = false;
-        self.0.gate.moved.notify_all();
+    /// Lets hanging calls continue.
+    pub(crate) fn resume(&self) {
+        self.0.gate.state.lock().unwrap().0 = false;
+        self.0.gate.changed.notify_all();
     }
 
     /// Waits until a call hangs.
     pub(crate) fn wait_for_stall(&self) {
-        let mut shut = self.0.gate.shut.lock().unwrap();
-        while shut.1 == 0 {
-            shut = self.0.gate.moved.wait(shut).unwrap();
+        let mut state = self.0.gate.state.lock().unwrap();
+        while state.1 == 0 {
+            state = self.0.gate.changed.wait(state).unwrap();
         }
     }
 
-    pub(crate) fn note(&self, deed: Deed) {
-        self.0.deeds.lock().unwrap().push(deed);
+    pub(crate) fn record(&self, op: DiskOp) {
+        self.0.ops.lock().unwrap().push(op);
     }
 
-    pub(crate) fn deeds(&self) -> Vec<Deed> {
-        self.0.deeds.lock().unwrap().clone()
+    pub(crate) fn ops(&self) -> Vec<DiskOp> {
+        self.0.ops.lock().unwrap().clone()
     }
 
     fn answer(&self, call: Call) -> Answer {
         if matches!(call, Call::Write(_) | Call::Sync) {
-            let mut shut = self.0.gate.shut.lock().unwrap();
-            while shut.0 {
-                shut.1 += 1;
-                self.0.gate.moved.notify_all();
-                shut = self.0.gate.moved.wait(shut).unwrap();
-                shut.1 -= 1;
+            let mut state = self.0.gate.state.lock().unwrap();
+            while state.0 {
+                state.1 += 1;
+                self.0.gate.changed.notify_all();
+                state = self.0.gate.changed.wait(state).unwrap();
+                state.1 -= 1;
             }
         }
         (self.0.plan.lock().unwrap())(call)
     }
 
-    fn ask(&self, call: Call) -> io::Result<()> {
+    fn call(&self, call: Call) -> io::Result<()> {
         match self.answer(call) {
-            Answer::Do | Answer::Short(_) => Ok(()),
+            Answer::Do | Answer::Incomplete(_) => Ok(()),
             Answer::Fail(_, error) => Err(error),
         }
     }
 
-    /// Done first, and remembered then: whoever is told of it was told later.
-    fn done<T>(&self, result: io::Result<T>, deed: impl FnOnce() -> Deed) -> io::Result<T> {
-        if self.0.keeps && result.is_ok() {
-            self.note(deed());
+    /// Records an operation after it was done, and thus before any acknowledgement of it.
+    fn record_result<T>(&self, result: io::Result<T>, op: impl FnOnce() -> DiskOp) -> io::Result<T> {
+        if self.0.records_ops && result.is_ok() {
+            self.record(op());
         }
         result
     }
 }
 
-impl Storage for Faulty {
+impl Storage for FaultyDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        self.ask(Call::Create)?;
-        let file = self.done(Disk.create(path), || Deed::Create(path.into()))?;
+        self.call(Call::Create)?;
+        let file = self.record_result(FileStorage.create(path), || DiskOp::Create(path.into()))?;
         Ok(Box::new(FaultyFile { disk: self.clone(), path: path.into(), file }))
     }
 
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        self.ask(Call::Recycle)?;
-        let file = self.done(Disk.recycle(from, to), || Deed::Recycle(from.into(), to.into()))?;
+        self.call(Call::Recycle)?;
+        let file = self.record_result(FileStorage.recycle(from, to), || DiskOp::Recycle(from.into(), to.into()))?;
         Ok(Box::new(FaultyFile { disk: self.clone(), path: to.into(), file }))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.done(Disk.remove(path), || Deed::Remove(path.into()))
+        self.record_result(FileStorage.remove(path), || DiskOp::Remove(path.into()))
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        self.done(Disk.sync_folder(folder), || Deed::SyncFolder)
+        self.record_result(FileStorage.sync_folder(folder), || DiskOp::SyncFolder)
     }
 }
 
 #[derive(Debug)]
 struct FaultyFile {
-    disk: Faulty,
+    disk: FaultyDisk,
     path: PathBuf,
     file: Box<dyn SegmentFile>,
 }
@@ -185,8 +185,8 @@ struct FaultyFile {
 impl FaultyFile {
     fn write_all(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
         let result = self.file.write_at(bytes, at);
-        assert_eq!(result.as_ref().ok(), Some(&bytes.len()), "the real disk does what it is told");
-        self.disk.done(result, || Deed::Write(self.path.clone(), at, bytes.to_vec()))
+        assert_eq!(result.as_ref().ok(), Some(&bytes.len()), "the real disk writes all bytes");
+        self.disk.record_result(result, || DiskOp::Write(self.path.clone(), at, bytes.to_vec()))
     }
 }
 
@@ -194,7 +194,7 @@ impl SegmentFile for FaultyFile {
     fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
         match self.disk.answer(Call::Write(bytes.len())) {
             Answer::Do => self.write_all(bytes, at),
-            Answer::Short(len) => self.write_all(&bytes[..len.min(bytes.len())], at),
+            Answer::Incomplete(len) => self.write_all(&bytes[..len.min(bytes.len())], at),
             Answer::Fail(len, error) => {
                 self.write_all(&bytes[..len.min(bytes.len())], at)?;
                 Err(error)
@@ -203,19 +203,19 @@ impl SegmentFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.disk.ask(Call::Sync)?;
-        // What a real sync does is not observed here, and costs.
-        self.disk.done(Ok(()), || Deed::Sync(self.path.clone()))
+        self.disk.call(Call::Sync)?;
+        // A real sync is not observable here, and slow.
+        self.disk.record_result(Ok(()), || DiskOp::Sync(self.path.clone()))
     }
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
-        self.disk.ask(Call::Truncate)?;
-        self.disk.done(self.file.truncate(len), || Deed::Truncate(self.path.clone(), len))
+        self.disk.call(Call::Truncate)?;
+        self.disk.record_result(self.file.truncate(len), || DiskOp::Truncate(self.path.clone(), len))
     }
 
     fn allocate(&mut self, len: u64) -> io::Result<()> {
-        self.disk.ask(Call::Allocate)?;
-        self.disk.done(self.file.allocate(len), || Deed::Allocate(self.path.clone(), len))
+        self.disk.call(Call::Allocate)?;
+        self.disk.record_result(self.file.allocate(len), || DiskOp::Allocate(self.path.clone(), len))
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -227,25 +227,25 @@ impl SegmentFile for FaultyFile {
     }
 }
 
-/// The files of a folder as some deeds leave them.
+/// The files of a folder after a sequence of operations.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Image(pub(crate) BTreeMap<PathBuf, Vec<u8>>);
 
 impl Image {
-    /// A deed, or of a write only the first bytes.
-    pub(crate) fn apply(&mut self, deed: &Deed, bytes_max: usize) {
-        match deed {
-            Deed::Create(path) => drop(self.0.insert(path.clone(), Vec::new())),
-            Deed::Recycle(from, to) => {
+    /// Applies an operation; of a write, only the first `bytes_max` bytes.
+    pub(crate) fn apply(&mut self, op: &DiskOp, bytes_max: usize) {
+        match op {
+            DiskOp::Create(path) => drop(self.0.insert(path.clone(), Vec::new())),
+            DiskOp::Recycle(from, to) => {
                 let bytes = self.0.remove(from).unwrap_or_default();
                 self.0.insert(to.clone(), bytes);
             }
-            Deed::Write(path, at, bytes) => self.write(path, *at, &bytes[..bytes_max.min(bytes.len())]),
-            Deed::Truncate(path, len) | Deed::Allocate(path, len) => {
+            DiskOp::Write(path, at, bytes) => self.write(path, *at, &bytes[..bytes_max.min(bytes.len())]),
+            DiskOp::Truncate(path, len) | DiskOp::Allocate(path, len) => {
                 self.0.entry(path.clone()).or_default().resize(usize::try_from(*len).unwrap(), 0);
             }
-            Deed::Remove(path) => drop(self.0.remove(path)),
-            Deed::Sync(_) | Deed::SyncFolder | Deed::Told(..) | Deed::Offered(_) => {}
+            DiskOp::Remove(path) => drop(self.0.remove(path)),
+            DiskOp::Sync(_) | DiskOp::SyncFolder | DiskOp::Acked(..) | DiskOp::Offered(_) => {}
         }
     }
 
@@ -260,7 +260,7 @@ impl Image {
         }
     }
 
-    /// Puts the files into another folder, which holds nothing else then.
+    /// Writes the files to another folder in place of its content.
     pub(crate) fn restore(&self, folder: &Path) {
         for entry in fs::read_dir(folder).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();

@@ -3,30 +3,33 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, Config, Entry, Journal, Note, Reader, Start, Time};
+use tidegate_journal::{
+    Ack, AtEnd, Journal, JournalConfig, JournalEntry, JournalReader, ProducerRecord, ReadFrom, Timestamp,
+};
 
 use crate::{
     LONG, ONE,
-    checker::{Promises, name},
-    note, payloads, small,
+    checker::{DurabilityChecker, name},
+    new_record, payloads, small,
 };
 
+/// JO-25: order survives task migration.
 #[test]
-fn jo_25_a_producers_order_survives_that_its_task_moves() {
+fn order_survives_task_migration() {
     let folder = TempDir::new().unwrap();
-    let config = Config { stripes: 3, bytes_max: 256 << 10, ..small(folder.path()) };
+    let config = JournalConfig { stripes: 3, bytes_max: 256 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
-    let mut promises = Promises::default();
+    let mut checker = DurabilityChecker::default();
     runtime.block_on(async {
         let mut tasks = Vec::new();
         for producer in 0..50 {
             let handle = journal.producer();
-            (0..200).for_each(|number| promises.offer(&name(producer, number)));
+            (0..200).for_each(|number| checker.offer(&name(producer, number)));
             tasks.push(tokio::spawn(async move {
                 for number in 0..200 {
-                    handle.append(note(name(producer, number).as_bytes())).await.unwrap();
-                    // Whoever is free takes it on.
+                    handle.append(new_record(name(producer, number).as_bytes())).await.unwrap();
+                    // Any worker may continue the task.
                     tokio::task::yield_now().await;
                 }
             }));
@@ -38,13 +41,14 @@ fn jo_25_a_producers_order_survives_that_its_task_moves() {
     assert!(journal.close(LONG).is_complete());
     let found = payloads(folder.path());
     assert_eq!(found.len(), 50 * 200);
-    promises.check(&found, Ack::Accepted).unwrap();
+    checker.check(&found, Ack::Accepted).unwrap();
 }
 
+/// JO-26: stripes are merged in time order.
 #[test]
-fn jo_26_stripes_are_merged_into_the_order_in_which_things_happened() {
+fn stripes_are_merged_in_time_order() {
     let folder = TempDir::new().unwrap();
-    let config = Config { stripes: 4, bytes_max: 256 << 10, ..small(folder.path()) };
+    let config = JournalConfig { stripes: 4, bytes_max: 256 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let now = AtomicU64::new(1);
     std::thread::scope(|scope| {
@@ -54,8 +58,8 @@ fn jo_26_stripes_are_merged_into_the_order_in_which_things_happened() {
                 for _ in 0..500 {
                     let tick = now.fetch_add(1, SeqCst);
                     let record = tick.to_string();
-                    let note = Note::new(ONE, record.as_bytes()).at(Time::from_unix_nanos(tick));
-                    producer.append_blocking(note).unwrap();
+                    let record = ProducerRecord::new(ONE, record.as_bytes()).at(Timestamp::from_unix_nanos(tick));
+                    producer.append_blocking(record).unwrap();
                 }
             });
         }
@@ -66,50 +70,52 @@ fn jo_26_stripes_are_merged_into_the_order_in_which_things_happened() {
     assert!(ticks.iter().copied().eq(1..=2000), "{ticks:?}");
 }
 
+/// JO-27: written records can be read.
 #[test]
-fn jo_27_what_is_written_can_be_read() {
+fn written_records_can_be_read() {
     let folder = TempDir::new().unwrap();
     let (journal, _) = Journal::open(small(folder.path())).unwrap();
     let producer = journal.producer();
-    let mut reader = Reader::open(folder.path(), &Start::Beginning, AtEnd::Follow).unwrap();
+    let mut reader = JournalReader::open(folder.path(), &ReadFrom::Beginning, AtEnd::Follow).unwrap();
     for number in 0..500 {
         let record = number.to_string();
-        producer.commit_blocking(note(record.as_bytes()).ack(Ack::Written)).unwrap();
+        producer.commit_blocking(new_record(record.as_bytes()).ack(Ack::Written)).unwrap();
         match reader.read().unwrap() {
-            Some(Entry::Record(found)) => assert_eq!(found.payload, record.as_bytes()),
+            Some(JournalEntry::Record(found)) => assert_eq!(found.payload, record.as_bytes()),
             other => panic!("{number}: {other:?}"),
         }
     }
     assert_eq!(reader.read().unwrap(), None);
 }
 
+/// JO-43: clock going back keeps the order.
 #[test]
-fn jo_43_a_clock_that_goes_back_changes_no_order() {
+fn clock_going_back_keeps_the_order() {
     let folder = TempDir::new().unwrap();
-    let config = Config { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
+    let config = JournalConfig { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let (first, second) = (journal.producer(), journal.producer());
-    // An hour twice, as in autumn; the other stripe has a leap of its own.
+    // The same hour twice, as in autumn; the other stripe goes back at another time.
     let clock = [100, 200, 300, 150, 250, 350];
     for (number, nanos) in clock.into_iter().enumerate() {
         let at = |producer, text: String| {
-            let note = Note::new(ONE, text.as_bytes()).at(Time::from_unix_nanos(nanos));
-            tidegate_journal::Producer::append_blocking(producer, note).unwrap();
+            let record = ProducerRecord::new(ONE, text.as_bytes()).at(Timestamp::from_unix_nanos(nanos));
+            tidegate_journal::Producer::append_blocking(producer, record).unwrap();
         };
         at(&first, name(0, number));
         at(&second, name(1, number));
     }
     assert!(journal.close(LONG).is_complete());
-    let (mut promises, found) = (Promises::default(), payloads(folder.path()));
-    (0..12).for_each(|number| promises.offer(&name(number / 6, number % 6)));
-    promises.check(&found, Ack::Accepted).unwrap();
+    let (mut checker, found) = (DurabilityChecker::default(), payloads(folder.path()));
+    (0..12).for_each(|number| checker.offer(&name(number / 6, number % 6)));
+    checker.check(&found, Ack::Accepted).unwrap();
     assert_eq!(found.len(), 12);
-    let from = Start::Time(Time::from_unix_nanos(250));
-    let mut reader = Reader::open(folder.path(), &from, AtEnd::Stop).unwrap();
+    let from = ReadFrom::Timestamp(Timestamp::from_unix_nanos(250));
+    let mut reader = JournalReader::open(folder.path(), &from, AtEnd::Stop).unwrap();
     let mut later = 0;
     while let Some(entry) = reader.read().unwrap() {
-        assert!(matches!(entry, Entry::Record(record) if record.time.unix_nanos() >= 250));
+        assert!(matches!(entry, JournalEntry::Record(record) if record.time.unix_nanos() >= 250));
         later += 1;
     }
-    assert_eq!(later, 6, "by what each record says, not by where it stands");
+    assert_eq!(later, 6, "by the timestamp of each record, not by its place");
 }

@@ -1,52 +1,54 @@
-//! Files as a crash, a bad disk or an editor may leave them.
+//! Recovery of files that a crash, a bad disk or an editor may leave.
 
 use std::{fs, path::Path};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, DamageKind, Entry, Journal, Reader, Start, repair, verify};
+use tidegate_journal::{Ack, AtEnd, DamageKind, Journal, JournalEntry, JournalReader, ReadFrom, repair, verify};
 
-use crate::{LONG, note, payloads, segments, small};
+use crate::{LONG, new_record, payloads, segments, small};
 
-/// A folder with one segment of so many records.
+/// Writes a folder with one segment of `records` records.
 fn written(folder: &Path, records: usize) -> Vec<Vec<u8>> {
     let (journal, _) = Journal::open(small(folder)).unwrap();
     let producer = journal.producer();
     for number in 0..records {
-        producer.commit_blocking(note(format!("record {number}").as_bytes()).ack(Ack::Written)).unwrap();
+        producer.commit_blocking(new_record(format!("record {number}").as_bytes()).ack(Ack::Written)).unwrap();
     }
     assert!(journal.close(LONG).is_complete());
     payloads(folder)
 }
 
+/// JO-06: bit flip is located and costs one record.
 #[test]
-fn jo_06_a_flipped_bit_is_reported_with_its_place_and_costs_one_record() {
+fn bit_flip_is_located_and_costs_one_record() {
     let folder = TempDir::new().unwrap();
     let records = written(folder.path(), 20);
     let path = &segments(folder.path())[0];
-    let sound = fs::read(path).unwrap();
+    let intact = fs::read(path).unwrap();
     let frame = 24 + "record 10".len();
-    // The eleventh record: ten of nine and ten bytes are before it.
+    // The eleventh record: ten records are before it.
     let at = 64 + 10 * (24 + "record 0".len());
     for byte in at..at + frame {
-        let mut bytes = sound.clone();
+        let mut bytes = intact.clone();
         bytes[byte] ^= 0x10;
         fs::write(path, &bytes).unwrap();
-        let verdict = verify(folder.path()).unwrap();
-        assert!(!verdict.is_whole());
-        let [damage] = &verdict.damage[..] else { panic!("{verdict:?}") };
+        let report = verify(folder.path()).unwrap();
+        assert!(!report.is_intact());
+        let [damage] = &report.damage[..] else { panic!("{report:?}") };
         assert_eq!((damage.at, damage.bytes, damage.kind), (at as u64, frame as u64, DamageKind::Middle), "{byte}");
-        assert_eq!((verdict.records, verdict.missing), (19, 1));
+        assert_eq!((report.records, report.missing), (19, 1));
         let left = payloads(folder.path());
         assert!(left[..10] == records[..10] && left[10..] == records[11..]);
-        // Opening it reports nothing new and cuts nothing: the segment was ended in order.
+        // Opening the journal reports nothing and truncates nothing: the segment was ended.
         drop(Journal::open(small(folder.path())).unwrap());
         assert_eq!(fs::read(path).unwrap(), bytes);
     }
 }
 
+/// JO-06: damage in an unended segment is not truncated.
 #[test]
-fn jo_06_damage_in_a_segment_that_was_not_ended_is_reported_when_it_is_opened_and_not_cut() {
+fn damage_in_an_unended_segment_is_not_truncated() {
     let folder = TempDir::new().unwrap();
     written(folder.path(), 20);
     let path = &segments(folder.path())[0];
@@ -57,13 +59,14 @@ fn jo_06_damage_in_a_segment_that_was_not_ended_is_reported_when_it_is_opened_an
     let (journal, recovery) = Journal::open(small(folder.path())).unwrap();
     assert_eq!(recovery.damage.len(), 1, "{recovery:?}");
     assert_eq!(fs::read(path).unwrap(), bytes);
-    journal.producer().commit_blocking(note(b"afterwards").ack(Ack::Written)).unwrap();
+    journal.producer().commit_blocking(new_record(b"afterwards").ack(Ack::Written)).unwrap();
     drop(journal);
-    assert_eq!(payloads(folder.path()).len(), 20, "19 of 20, and the new one");
+    assert_eq!(payloads(folder.path()).len(), 20, "19 of 20, and the new record");
 }
 
+/// JO-06: repair keeps valid records and a backup.
 #[test]
-fn jo_06_repair_keeps_what_is_good_and_the_damaged_file() {
+fn repair_keeps_valid_records_and_a_backup() {
     let folder = TempDir::new().unwrap();
     let records = written(folder.path(), 20);
     let path = segments(folder.path())[0].clone();
@@ -72,15 +75,16 @@ fn jo_06_repair_keeps_what_is_good_and_the_damaged_file() {
     fs::write(&path, &bytes).unwrap();
     let repaired = repair(folder.path()).unwrap();
     assert_eq!((repaired.len(), repaired[0].records), (1, 19));
-    assert_eq!(fs::read(&repaired[0].kept).unwrap(), bytes);
-    let verdict = verify(folder.path()).unwrap();
-    assert!(verdict.damage.is_empty() && verdict.missing == 1 && verdict.records == 19, "{verdict:?}");
+    assert_eq!(fs::read(&repaired[0].backup).unwrap(), bytes);
+    let report = verify(folder.path()).unwrap();
+    assert!(report.damage.is_empty() && report.missing == 1 && report.records == 19, "{report:?}");
     assert!(payloads(folder.path()).iter().all(|record| records.contains(record)));
-    assert!(repair(folder.path()).unwrap().is_empty(), "there is nothing left to do");
+    assert!(repair(folder.path()).unwrap().is_empty(), "nothing is left to repair");
 }
 
+/// JO-06: second repair keeps the first backup.
 #[test]
-fn jo_06_what_was_damaged_stays_when_a_segment_is_repaired_again() {
+fn second_repair_keeps_the_first_backup() {
     let folder = TempDir::new().unwrap();
     written(folder.path(), 20);
     let path = segments(folder.path())[0].clone();
@@ -89,23 +93,24 @@ fn jo_06_what_was_damaged_stays_when_a_segment_is_repaired_again() {
         let mut bytes = fs::read(&path).unwrap();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        damaged.push((repair(folder.path()).unwrap()[0].kept.clone(), bytes));
+        damaged.push((repair(folder.path()).unwrap()[0].backup.clone(), bytes));
     }
     assert_eq!(payloads(folder.path()).len(), 18);
     for (kept, bytes) in damaged {
         assert_eq!(fs::read(&kept).unwrap(), bytes);
-        assert!(Reader::open_segment(&kept, AtEnd::Stop, None).is_ok(), "and is read by its name");
+        assert!(JournalReader::open_segment(&kept, AtEnd::Stop, None).is_ok(), "the backup can be opened");
     }
 }
 
+/// JO-06: each damaged segment is repaired once.
 #[test]
-fn jo_06_each_damaged_segment_is_repaired_once_wherever_its_damage_is() {
+fn each_damaged_segment_is_repaired_once() {
     let folder = TempDir::new().unwrap();
-    let config = tidegate_journal::Config { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
+    let config = tidegate_journal::JournalConfig { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let producers = [journal.producer_for(0), journal.producer_for(1)];
     for number in 0..40 {
-        producers[number % 2].commit_blocking(note(&[b'x'; 76]).ack(Ack::Written)).unwrap();
+        producers[number % 2].commit_blocking(new_record(&[b'x'; 76]).ack(Ack::Written)).unwrap();
     }
     drop((journal, producers));
     let files = segments(folder.path());
@@ -121,8 +126,9 @@ fn jo_06_each_damaged_segment_is_repaired_once_wherever_its_damage_is() {
     assert_eq!(records, [18, 19], "{repaired:?}");
 }
 
+/// JO-08: empty files are removed.
 #[test]
-fn jo_08_files_with_nothing_in_them() {
+fn empty_files_are_removed() {
     let header = {
         let folder = TempDir::new().unwrap();
         written(folder.path(), 1);
@@ -136,66 +142,68 @@ fn jo_08_files_with_nothing_in_them() {
         assert!(payloads(folder.path()).is_empty());
         let (journal, recovery) = Journal::open(small(folder.path())).unwrap();
         assert!(recovery.damage.is_empty(), "{recovery:?}");
-        journal.producer().commit_blocking(note(b"first").ack(Ack::Written)).unwrap();
+        journal.producer().commit_blocking(new_record(b"first").ack(Ack::Written)).unwrap();
         drop(journal);
         assert_eq!(payloads(folder.path()), [b"first"], "after {} bytes", content.len());
-        assert!(verify(folder.path()).unwrap().is_whole());
+        assert!(verify(folder.path()).unwrap().is_intact());
     }
 }
 
+/// JO-08: file that is not a segment is reported.
 #[test]
-fn jo_08_a_file_that_is_no_segment_is_reported_and_kept() {
+fn file_that_is_not_a_segment_is_reported() {
     let folder = TempDir::new().unwrap();
     let first = folder.path().join("journal-00-0000000001.tgj");
-    fs::write(&first, "a letter to somebody, longer than a header is, which was put here by mistake").unwrap();
+    fs::write(&first, "a foreign file that is longer than the header of a segment, put here by mistake").unwrap();
     let (journal, recovery) = Journal::open(small(folder.path())).unwrap();
-    assert_eq!(recovery.damage[0].kind, DamageKind::Header);
-    journal.producer().commit_blocking(note(b"first").ack(Ack::Written)).unwrap();
+    assert_eq!(recovery.damage[0].kind, DamageKind::SegmentHeader);
+    journal.producer().commit_blocking(new_record(b"first").ack(Ack::Written)).unwrap();
     drop(journal);
     assert!(first.exists());
     assert_eq!(payloads(folder.path()), [b"first"]);
     let repaired = repair(folder.path()).unwrap();
-    assert!(repaired[0].kept.exists() && !first.exists());
+    assert!(repaired[0].backup.exists() && !first.exists());
 }
 
+/// JO-06: renamed segment is reported with its name.
 #[test]
-fn jo_06_a_segment_that_was_renamed_is_reported_with_the_name_it_should_have() {
+fn renamed_segment_is_reported_with_its_name() {
     let folder = TempDir::new().unwrap();
     for round in 0_u8..3 {
         let (journal, _) = Journal::open(small(folder.path())).unwrap();
-        journal.producer().commit_blocking(note(&[round]).ack(Ack::Written)).unwrap();
+        journal.producer().commit_blocking(new_record(&[round]).ack(Ack::Written)).unwrap();
     }
     let files = segments(folder.path());
     let aside = folder.path().join("aside");
     for (from, to) in [(&files[0], &aside), (&files[1], &files[0]), (&aside, &files[1])] {
         fs::rename(from, to).unwrap();
     }
-    let verdict = verify(folder.path()).unwrap();
-    assert!(!verdict.is_whole());
-    let said: Vec<_> = verdict.damage.iter().map(|damage| (damage.path.clone(), damage.kind)).collect();
-    let says = |number| DamageKind::Misplaced { stripe: 0, number };
-    assert_eq!(said, [(files[0].clone(), says(2)), (files[1].clone(), says(1))]);
+    let report = verify(folder.path()).unwrap();
+    assert!(!report.is_intact());
+    let damage_found: Vec<_> = report.damage.iter().map(|damage| (damage.path.clone(), damage.kind)).collect();
+    let misplaced = |number| DamageKind::Misplaced { stripe: 0, number };
+    assert_eq!(damage_found, [(files[0].clone(), misplaced(2)), (files[1].clone(), misplaced(1))]);
     assert!(repair(folder.path()).unwrap().is_empty() && files.iter().all(|file| file.exists()));
-    // Whoever follows from the end is not told of what is before it.
+    // A reader from the end does not report earlier damage.
     let (journal, _) = Journal::open(small(folder.path())).unwrap();
-    let mut reader = Reader::open(folder.path(), &Start::End, AtEnd::Follow).unwrap();
-    journal.producer().commit_blocking(note(b"next").ack(Ack::Written)).unwrap();
+    let mut reader = JournalReader::open(folder.path(), &ReadFrom::End, AtEnd::Follow).unwrap();
+    journal.producer().commit_blocking(new_record(b"next").ack(Ack::Written)).unwrap();
     let next = std::iter::from_fn(|| Some(reader.read().unwrap().map(|entry| format!("{entry:?}")))).flatten().next();
-    assert!(next.is_some_and(|next| next.contains("Record")));
-    // Alone it is read under any name, as it may lie anywhere.
-    let mut alone = Reader::open_segment(&files[0], AtEnd::Stop, None).unwrap();
-    assert!(matches!(alone.read().unwrap(), Some(Entry::Record(record)) if record.payload == [1]));
+    assert!(next.is_some_and(|next| next.contains("JournalRecord")));
+    // A single segment can be read under any name, as it may be anywhere.
+    let mut alone = JournalReader::open_segment(&files[0], AtEnd::Stop, None).unwrap();
+    assert!(matches!(alone.read().unwrap(), Some(JournalEntry::Record(record)) if record.payload == [1]));
 }
 
 #[test]
-fn numbers_go_on_after_every_kind_of_end() {
+fn sequence_numbers_continue_after_any_end() {
     let folder = TempDir::new().unwrap();
     let mut next = 0;
     for round in 0..6 {
         let (journal, _) = Journal::open(small(folder.path())).unwrap();
-        let ticket = journal.producer().commit_blocking(note(b"x").ack(Ack::Written)).unwrap();
-        assert!(ticket.seq() >= next, "numbers only grow, or readers would pass over records");
-        next = ticket.seq() + 1;
+        let record_id = journal.producer().commit_blocking(new_record(b"x").ack(Ack::Written)).unwrap();
+        assert!(record_id.seq() >= next, "numbers must grow, as readers skip known ones");
+        next = record_id.seq() + 1;
         drop(journal);
         let newest = segments(folder.path()).pop().unwrap();
         let bytes = fs::read(&newest).unwrap();
@@ -207,19 +215,19 @@ fn numbers_go_on_after_every_kind_of_end() {
     }
 }
 
-/// Reads everything there is, and opens it, whatever it is: nothing panics, and nothing is read twice.
-fn survive(bytes: &[u8], file: &str) -> Result<(), TestCaseError> {
+/// Reads and opens a folder with an arbitrary file: nothing panics, and no record is read twice.
+fn check_arbitrary_file(bytes: &[u8], file: &str) -> Result<(), TestCaseError> {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join(file), bytes).unwrap();
     let before = payloads(folder.path());
-    let mut follower = Reader::open(folder.path(), &Start::Beginning, AtEnd::Follow).unwrap();
+    let mut follower = JournalReader::open(folder.path(), &ReadFrom::Beginning, AtEnd::Follow).unwrap();
     while follower.read().unwrap().is_some() {}
     verify(folder.path()).unwrap();
     let (journal, _) = Journal::open(small(folder.path())).unwrap();
-    journal.producer().commit_blocking(note(b"the last").ack(Ack::Written)).unwrap();
+    journal.producer().commit_blocking(new_record(b"the last").ack(Ack::Written)).unwrap();
     drop(journal);
     let after = payloads(folder.path());
-    prop_assert_eq!(&after[..after.len() - 1], &before[..], "recovery lost or invented records");
+    prop_assert_eq!(&after[..after.len() - 1], &before[..], "recovery lost or added records");
     prop_assert_eq!(after.last().map(Vec::as_slice), Some(b"the last".as_slice()));
     repair(folder.path()).unwrap();
     prop_assert_eq!(payloads(folder.path()), after);
@@ -273,17 +281,19 @@ impl Change {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
+    /// JO-45: arbitrary bytes do not panic.
     #[test]
-    fn jo_45_arbitrary_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
-        survive(&bytes, "journal-00-0000000001.tgj")?;
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
+        check_arbitrary_file(&bytes, "journal-00-0000000001.tgj")?;
     }
 
+    /// JO-45: changed segments do not panic.
     #[test]
-    fn jo_45_changed_segments_are_survived(changes in prop::collection::vec(change(), 1..4)) {
+    fn changed_segments_do_not_panic(changes in prop::collection::vec(change(), 1..4)) {
         let folder = TempDir::new().unwrap();
         written(folder.path(), 10);
         let mut bytes = fs::read(&segments(folder.path())[0]).unwrap();
         changes.iter().for_each(|change| change.make(&mut bytes));
-        survive(&bytes, "journal-00-0000000001.tgj")?;
+        check_arbitrary_file(&bytes, "journal-00-0000000001.tgj")?;
     }
 }

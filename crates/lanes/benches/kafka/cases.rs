@@ -1,4 +1,4 @@
-//! What is run, by whom, and how good it must be.
+//! Cases: loads, subjects and bars.
 
 use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
@@ -10,7 +10,7 @@ pub(crate) const CPU: &str = "CPU per record";
 pub(crate) const MEMORY: &str = "peak memory";
 pub(crate) const VIOLATIONS: &str = "order violations";
 
-/// A name, a unit, and how it is read.
+/// Name, unit and accessor of a figure.
 type Metric = (&'static str, &'static str, fn(&Figures) -> f64);
 
 pub(crate) const METRICS: [Metric; 4] = [
@@ -82,7 +82,7 @@ pub(crate) const CASES: [Case; 10] = [
 ];
 
 impl Case {
-    /// A tenth of it.
+    /// A tenth of the load.
     pub(crate) fn quick(&self) -> Load {
         Load { records: self.load.records / 10, ..self.load }
     }

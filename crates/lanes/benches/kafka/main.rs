@@ -1,13 +1,13 @@
-//! Records from a Kafka topic that was filled before, through a subscription, and through the client alone.
+//! Records from a filled Kafka topic, through a subscription and through the client alone.
 //!
-//! `cargo bench -p tidegate-lanes --features kafka --bench kafka -- [--quick] [--json FILE] [--check]
-//! [--case PART] [--rounds N]`
+//! `cargo bench -p tidegate-lanes --features kafka --bench kafka -- [--quick] [--json FILE] [--check] [--case PART]
+//! [--rounds N]`
 //!
-//! The broker runs on the same machine, one process; each topic has three partitions. Every run is a process of its own
-//! and reads its topic from the beginning with a group of its own; a figure is the best of its rounds, for all alike. The
-//! client alone has read the topic before, uncounted: a broker that has just started compiles itself on the same cores.
-//! Rates and processor time (of the process that consumes) are from the first record to the last; memory is the most that
-//! the process had resident. The subjects get the same settings of the client.
+//! The broker runs on the same machine as one process; each topic has three partitions. Every run is a process of its own
+//! and reads its topic from the start with its own group. A figure is the best of all rounds, for every subject alike.
+//! The client alone reads the topic once before, uncounted, because a freshly started broker compiles on the same cores.
+//! Rate and CPU time (of the consuming process) cover the first to the last record; memory is the peak resident set. All
+//! subjects use the same client settings.
 
 mod cases;
 #[path = "../throughput/floor.rs"]
@@ -18,7 +18,7 @@ mod load;
 mod precise;
 mod subjects;
 #[path = "../throughput/usage.rs"]
-#[expect(dead_code, reason = "the other bench makes use of all of it")]
+#[expect(dead_code, reason = "used by the other benchmark")]
 mod usage;
 
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ fn compare() -> ExitCode {
     options.finish("lanes", &figures)
 }
 
-/// All rounds of a case, with a topic of its own.
+/// All rounds of a case, with its own topic.
 fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figure> {
     let topic: String = case.name.chars().map(|letter| if letter.is_alphanumeric() { letter } else { '-' }).collect();
     broker.create_topic(&topic, 3, &[]).expect("a topic");
@@ -73,7 +73,7 @@ fn measure(broker: &Broker, case: &Case, load: Load, rounds: usize) -> Vec<Figur
     for _ in 0..rounds {
         for subject in case.subjects {
             let line = run(subject);
-            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("a line of figures"));
+            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("line of figures"));
         }
     }
     let figure = |subject: &&str| {

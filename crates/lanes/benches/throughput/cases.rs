@@ -1,4 +1,4 @@
-//! Which subjects run which loads, and what bars they are held to.
+//! Cases: loads, subjects and bars.
 
 use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
@@ -13,9 +13,9 @@ pub(crate) struct Case {
     pub(crate) cpu_us: Option<Target>,
 }
 
-/// Where order per key is asked for, and where it is not.
+/// Subjects with order per key, and without.
 const ALL: &[&str] = &[OURS, OURS_CORES, HASHED, TASK_PER_KEY, BARE, BARE_CORES, BUFFERED];
-// Without `buffer_unordered`, which with 100,000 sleepers polls them over and over: minutes for a tenth of the records.
+// `buffer_unordered` is left out: it polls 100,000 sleepers again and again and takes minutes for a tenth of the records.
 const SLEEPING: &[&str] = &[OURS, OURS_CORES, BARE, BARE_CORES, TASK_PER_KEY];
 const STEADILY: &[&str] = &[OURS, OURS_CORES, BARE];
 const IN_TURN: &[&str] = &[OURS, OURS_CORES, HASHED, TASK_PER_KEY, SLEEPERS, TOKIO_SLEEPERS];
@@ -28,7 +28,7 @@ fn case(name: &'static str, records: u32, keys: Keys, handler: Handler, subjects
     Case { name, load: Load { records, keys, handler, in_flight }, subjects, per_second: None, cpu_us: None }
 }
 
-/// The cases of the memory source. A quick run takes a tenth of the records.
+/// The cases with the memory source. A quick run takes a tenth of the records.
 pub(crate) fn cases(quick: bool) -> Vec<Case> {
     let part = if quick { 10 } else { 1 };
     let (million, some) = (1_000_000 / part, 200_000 / part);
@@ -71,7 +71,7 @@ pub(crate) fn cases(quick: bool) -> Vec<Case> {
     ]
 }
 
-/// Cases whose rate is held against that of 5 x 4 ms.
+/// Cases whose rate is compared with that of 5 x 4 ms.
 pub(crate) const STEADY: &[&str] =
     &["5 x 2 ms, unique keys", "5 x 10 ms, unique keys", "5 x 20 ms, unique keys", "5 x 40 ms, unique keys"];
 pub(crate) const STEADY_AGAINST: &str = "5 x 4 ms, unique keys";

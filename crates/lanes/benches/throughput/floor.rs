@@ -1,20 +1,19 @@
-//! What clock and machine allow where each key has its next record always at hand: a bare task for each key, which does
-//! nothing but sleep, again and again.
+//! The lower bound set by clock and machine: one bare task per key that only sleeps.
 
 use std::time::Duration;
 
 use crate::load::{Handler, Keys, Load};
 use crate::precise;
 
-/// By the clock of the handlers, which wakes to the microsecond.
+/// The clock of the handlers, which is exact to a microsecond.
 pub(crate) const SLEEPERS: &str = "bare sleepers";
-/// By tokio's, which wakes at the millisecond after.
+/// The timer of tokio, which rounds up to the next millisecond.
 pub(crate) const TOKIO_SLEEPERS: &str = "bare sleepers, tokio's clock";
 
-/// As many sleeps as the load has records, by as many tasks as it has keys.
+/// As many sleeps as records, in as many tasks as keys.
 pub(crate) async fn sleep_all(subject: &str, load: Load) {
     let (Keys::InTurn(keys), Handler::Precise(micros)) = (load.keys, load.handler) else {
-        panic!("sleepers stand for keys in turn and a handler that sleeps once");
+        panic!("needs keys in rotation and one sleep per record");
     };
     let (wait, is_precise) = (Duration::from_micros(micros), subject == SLEEPERS);
     let sleeper = |_| {
@@ -26,6 +25,6 @@ pub(crate) async fn sleep_all(subject: &str, load: Load) {
     };
     let tasks: Vec<_> = (0..keys).map(sleeper).collect();
     for task in tasks {
-        task.await.expect("the bench does not panic");
+        task.await.expect("benchmark panicked");
     }
 }

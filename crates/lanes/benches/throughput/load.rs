@@ -1,4 +1,4 @@
-//! What is run: so many records, over such keys, with a handler that takes so long, and a check that order was kept.
+//! The load: number of records, distribution of keys, handler, and an order check.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -7,27 +7,27 @@ use std::time::Duration;
 use crate::precise;
 use tidegate_lanes::{Epoch, Lane, Position, Record};
 
-/// Stands for a precise sleep on the command line.
+/// Marks a precise sleep on the command line.
 const PRECISE: u32 = u32::MAX;
 
-/// How keys are spread over the records.
+/// The distribution of keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keys {
     Unique,
     Uniform(u32),
-    /// One after another, round and round.
+    /// Keys in rotation.
     InTurn(u32),
-    /// With the exponent 1.1.
+    /// Zipf with exponent 1.1.
     Zipf(u32),
 }
 
-/// What a handler does with a record.
+/// The work of a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handler {
     Nothing,
-    /// So many sleeps of so many microseconds, by tokio's timer, which rounds up to the millisecond after.
+    /// This many sleeps of this many microseconds, with tokio's timer, which rounds up to the next millisecond.
     Sleeps(u32, u64),
-    /// One sleep of so many microseconds, to the microsecond.
+    /// A sleep of this many microseconds, exact to a microsecond.
     Precise(u64),
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// As one word, for the command line of a run.
+    /// As one argument of the command line.
     pub(crate) fn to_word(self) -> String {
         let (kind, keys) = match self.keys {
             Keys::Unique => ("unique", 0),
@@ -74,7 +74,7 @@ impl Load {
         Some(Self { records: number(records)?, keys, handler, in_flight: number(in_flight)? })
     }
 
-    /// The numbers of the keys, record by record; the same for every subject.
+    /// The key of each record, equal for all subjects.
     pub(crate) fn keys(&self) -> Vec<u32> {
         let mut random = fastrand::Rng::with_seed(42);
         match self.keys {
@@ -85,7 +85,7 @@ impl Load {
         }
     }
 
-    /// The records, all of one lane: a key of eight bytes, a payload of a hundred that begins with key and turn.
+    /// The records of one lane: a key of 8 bytes and a payload of 100 bytes that starts with key and turn.
     pub(crate) fn records(&self, epoch: Epoch) -> Vec<Record> {
         let keys = self.keys();
         let mut turns = vec![0_u32; self.key_count(&keys)];
@@ -120,7 +120,7 @@ fn zipf(records: u32, keys: u32, random: &mut fastrand::Rng) -> Vec<u32> {
     (0..records).map(|_| rank(random.f64() * sum)).collect()
 }
 
-/// Sees every record once at its start and once at its end.
+/// Checks each record at its start and end.
 #[derive(Debug)]
 pub(crate) struct Check {
     turns: Vec<AtomicU32>,
@@ -133,9 +133,9 @@ impl Check {
         Self { turns, violations: AtomicU64::new(0) }
     }
 
-    /// The record must be the next one of its key, and the one before must have ended. Odd: one runs.
+    /// The record must be the next of its key, and the previous one must have ended. An odd value means running.
     pub(crate) fn begin(&self, record: &Record) -> u32 {
-        let payload = record.payload().expect("every record of the bench has one");
+        let payload = record.payload().expect("benchmark records have a payload");
         let of = |at: usize| u32::from_le_bytes(payload[at..at + 4].try_into().expect("four bytes"));
         let (key, turn) = (of(0), of(4));
         let before = self.turns[key as usize].swap(2 * turn - 1, Relaxed);
@@ -169,7 +169,7 @@ pub(crate) async fn handle(handler: Handler, check: &Check, record: &Record) {
     check.end(key);
 }
 
-/// The handler of all subjects that block.
+/// The handler of all blocking subjects.
 pub(crate) fn handle_blocking(handler: Handler, check: &Check, record: &Record) {
     let key = check.begin(record);
     if let Handler::Sleeps(sleeps, micros) = handler {

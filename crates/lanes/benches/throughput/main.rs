@@ -1,12 +1,11 @@
-//! How many records a second, at what cost, beside the ways in which a service would do it otherwise.
+//! Records per second and cost per record, compared with other designs.
 //!
-//! `cargo bench -p tidegate-lanes --bench throughput -- [--quick] [--json FILE] [--check] [--case PART]
-//! [--rounds N]`
+//! `cargo bench -p tidegate-lanes --bench throughput -- [--quick] [--json FILE] [--check] [--case PART] [--rounds N]`
 //!
-//! The records lie in memory before the clock starts. Every run is a process of its own, and rounds interleave the subjects.
-//! A figure is the best of its rounds, for all subjects alike: what else the machine does can only add to it. Every handler
-//! checks the order of its key; the figure `order violations` counts records that began before or beside an earlier one.
-//! Allocator: mimalloc.
+//! The records are in memory before the clock starts. Every run is a process of its own, and rounds interleave the
+//! subjects. A figure is the best of all rounds, for every subject alike, because other load on the machine only adds to
+//! it. Every handler checks the order of its key; `order violations` counts records that start before or during an
+//! earlier record of their key. Allocator: mimalloc.
 
 mod cases;
 mod dispatch;
@@ -41,13 +40,13 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs on a worker of a runtime with as many workers as there are cores.
+/// Runs on a runtime with one worker per core.
 fn on_workers<F: Future<Output: Send> + Send + 'static>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().expect("a runtime");
-    runtime.block_on(async { tokio::spawn(future).await.expect("the bench does not panic") })
+    runtime.block_on(async { tokio::spawn(future).await.expect("benchmark panicked") })
 }
 
-/// One run of one subject in this process.
+/// Runs one subject in this process.
 fn one(subject: &str, load: Load) {
     let subject = subject.to_owned();
     println!("{}", on_workers(async move { subjects::run(&subject, load).await }).to_line());
@@ -60,7 +59,7 @@ fn dispatch_of(keys: &str, seconds: u32) {
 
 fn compare() -> ExitCode {
     let options =
-        match Options::read("Records a second through lanes, and what one costs, beside other ways to do so.", true) {
+        match Options::read("Records per second and cost per record of lanes, compared with other designs.", true) {
             Ok(options) => options,
             Err(code) => return code,
         };
@@ -78,13 +77,13 @@ fn compare() -> ExitCode {
     options.finish("lanes", &figures)
 }
 
-/// Runs of each subject in turn, and the best of them.
+/// Runs the subjects in turn and returns their best figures.
 fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) -> Vec<Figure> {
     let mut runs: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     for _ in 0..rounds {
         for subject in case.subjects {
             let line = again(&["--one", subject, &case.load.to_word()]);
-            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("a line of figures"));
+            runs.entry(subject).or_default().push(Figures::from_line(&line).expect("line of figures"));
         }
     }
     let mut figures = Vec::new();
@@ -107,7 +106,7 @@ fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) 
     figures
 }
 
-/// Rates at other latencies over that at 5 x 4 ms.
+/// Rates at other latencies, relative to 5 x 4 ms.
 fn steadiness(rates: &BTreeMap<&'static str, f64>) -> Vec<Figure> {
     let Some(against) = rates.get(STEADY_AGAINST) else { return Vec::new() };
     let ratio = |name: &&'static str| {
@@ -134,12 +133,12 @@ fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
     ]
 }
 
-/// In another process, whose allocator takes huge pages or not. With them the figure says how the allocator's pages of 2 MiB
-/// happen to be filled: a third more, and a tenth more or less from run to run.
+/// Runs in another process, whose allocator may use huge pages. With huge pages the figure depends on how the allocator
+/// fills its 2 MiB pages: it is a third higher and varies by a tenth.
 fn memory_per_key(huge_pages: &str) -> String {
-    let program = std::env::current_exe().expect("this program has a path");
+    let program = std::env::current_exe().expect("path of this program");
     let output = Command::new(program).arg("--memory").env("MIMALLOC_ALLOW_THP", huge_pages).output();
-    String::from_utf8_lossy(&output.expect("this program runs again").stdout).trim().to_owned()
+    String::from_utf8_lossy(&output.expect("cannot run this program").stdout).trim().to_owned()
 }
 
 fn figure(

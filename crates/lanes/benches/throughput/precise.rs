@@ -1,4 +1,5 @@
-//! A sleep to the microsecond, by a thread of its own: tokio's ends at the millisecond after, which is a tenth of ten.
+//! Sleeps that are exact to a microsecond, by a thread of their own. Tokio rounds up to the next millisecond, which is a
+//! tenth of 10 ms.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -6,7 +7,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Sleepers by the time at which they are to be woken.
+/// Sleepers by wake-up time.
 #[derive(Default)]
 struct Clock {
     sleepers: Mutex<BTreeMap<(Instant, u64), Waker>>,
@@ -25,7 +26,7 @@ fn clock() -> &'static Clock {
 
 impl Clock {
     fn run(&self) {
-        let mut sleepers = self.sleepers.lock().expect("nobody panics with it");
+        let mut sleepers = self.sleepers.lock().expect("not poisoned");
         loop {
             let now = Instant::now();
             let later = sleepers.split_off(&(now, u64::MAX));
@@ -33,17 +34,17 @@ impl Clock {
             if !due.is_empty() {
                 drop(sleepers);
                 due.into_values().for_each(Waker::wake);
-                sleepers = self.sleepers.lock().expect("nobody panics with it");
+                sleepers = self.sleepers.lock().expect("not poisoned");
                 continue;
             }
             let wait =
                 sleepers.keys().next().map_or(Duration::from_secs(1), |(at, _)| at.saturating_duration_since(now));
-            sleepers = self.changed.wait_timeout(sleepers, wait).expect("nobody panics with it").0;
+            sleepers = self.changed.wait_timeout(sleepers, wait).expect("not poisoned").0;
         }
     }
 
     fn add(&self, at: Instant, waker: Waker) {
-        let mut sleepers = self.sleepers.lock().expect("nobody panics with it");
+        let mut sleepers = self.sleepers.lock().expect("not poisoned");
         let is_first = sleepers.keys().next().is_none_or(|(first, _)| at < *first);
         let number = sleepers.range(..=(at, u64::MAX)).next_back().map_or(
             0,

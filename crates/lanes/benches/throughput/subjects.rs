@@ -1,11 +1,11 @@
-//! The subscription, and the ways in which a service would do it otherwise.
+//! Subjects: the subscription, and other designs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
-use tidegate_lanes::source::Memory;
-use tidegate_lanes::{Bounds, Epoch, Lane, Record, Subscription, Threads};
+use tidegate_lanes::source::MemorySource;
+use tidegate_lanes::{BlockingThreads, Bounds, Epoch, Lane, Record, Subscription};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::floor::{SLEEPERS, TOKIO_SLEEPERS, sleep_all};
@@ -22,7 +22,7 @@ pub(crate) const BUFFERED: &str = "buffer_unordered (no order)";
 pub(crate) const HASHED: &str = "1000 hashed channels";
 pub(crate) const TASK_PER_KEY: &str = "task + channel per key";
 
-/// What one run showed.
+/// The figures of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) per_second: f64,
@@ -43,10 +43,10 @@ impl Figures {
     }
 }
 
-/// One run of one subject.
+/// Runs one subject.
 pub(crate) async fn run(subject: &str, load: Load) -> Figures {
     let check = Arc::new(Check::new(load.key_count(&load.keys())));
-    let (source, feed) = Memory::new();
+    let (source, feed) = MemorySource::new();
     let epoch = feed.assign(Lane(0));
     let records = load.records(if subject.starts_with(OURS) { epoch } else { Epoch(1) });
     let is_ours = subject.starts_with(OURS);
@@ -58,12 +58,12 @@ pub(crate) async fn run(subject: &str, load: Load) -> Figures {
             _ => subscription(source, load, &check, subject == OURS_CORES),
         }
     });
-    // The subscription has the only copy, as the others have.
+    // The subscription has the only copy, like the other subjects.
     let records = if is_ours { drop_all(records) } else { records };
     let began = Usage::now();
     match (subject, ours) {
         (_, Some(subscription)) => {
-            let done = subscription.run().await.expect("the subscription ends well").done;
+            let done = subscription.run().await.expect("subscription failed").done;
             assert_eq!(done, u64::from(load.records), "records were lost");
         }
         (BARE, _) => bare(records, load, &check).await,
@@ -88,12 +88,12 @@ fn drop_all(_: Vec<Record>) -> Vec<Record> {
 }
 
 fn bounds(load: Load) -> Bounds {
-    // As much waits as runs, so that a permit that comes free finds a record.
+    // As many queued as running records, so that a free permit finds a record.
     let most = 2 * load.in_flight;
     Bounds { records_max: most, lane_records_max: most, ..Bounds::default() }
 }
 
-fn subscription(source: Memory, load: Load, check: &Arc<Check>, has_own_threads: bool) -> Subscription {
+fn subscription(source: MemorySource, load: Load, check: &Arc<Check>, has_own_threads: bool) -> Subscription {
     let check = Arc::clone(check);
     let mut builder = Subscription::builder("bench").source(source).concurrency(load.in_flight).bounds(bounds(load));
     if has_own_threads {
@@ -106,24 +106,24 @@ fn subscription(source: Memory, load: Load, check: &Arc<Check>, has_own_threads:
             delivery.finish();
         }
     };
-    builder.handler(handler).expect("it fits together")
+    builder.handler(handler).expect("valid settings")
 }
 
-fn threaded(source: Memory, load: Load, check: &Arc<Check>) -> Subscription {
+fn threaded(source: MemorySource, load: Load, check: &Arc<Check>) -> Subscription {
     let check = Arc::clone(check);
-    let builder = Subscription::builder("bench").source(source).runtime(Threads(load.in_flight));
+    let builder = Subscription::builder("bench").source(source).runtime(BlockingThreads(load.in_flight));
     let handler = move |delivery: tidegate_lanes::Delivery| {
         handle_blocking(load.handler, &check, &delivery.record);
         delivery.finish();
     };
-    builder.handler(handler).expect("it fits together")
+    builder.handler(handler).expect("valid settings")
 }
 
-/// A task for every record, behind a semaphore: what the machine can do without order.
+/// A task per record behind a semaphore: the capacity of the machine without order.
 async fn bare(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     let permits = Arc::new(Semaphore::new(load.in_flight));
     for record in records {
-        let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("never closed");
         let check = Arc::clone(check);
         tokio::spawn(async move {
             handle(load.handler, &check, &record).await;
@@ -133,7 +133,7 @@ async fn bare(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     drop(permits.acquire_many(load.in_flight as u32).await);
 }
 
-/// The same on one runtime for each core, so that no task and no timer is shared.
+/// Like [`bare`], with one runtime per core, so that no task and no timer is shared.
 fn bare_cores(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut parts: Vec<Vec<Record>> = (0..cores).map(|_| Vec::new()).collect();
@@ -147,23 +147,23 @@ fn bare_cores(records: Vec<Record>, load: Load, check: &Arc<Check>) {
         })
     };
     let threads: Vec<_> = parts.into_iter().map(on_core).collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("the bench does not panic"));
+    threads.into_iter().for_each(|thread| thread.join().expect("benchmark panicked"));
 }
 
-/// As many threads, which take what is next.
+/// A pool of threads that take the next record.
 fn bare_threads(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     let records = Arc::new(std::sync::Mutex::new(records.into_iter()));
     let take = |_| {
         let (records, check) = (Arc::clone(&records), Arc::clone(check));
         std::thread::spawn(move || {
-            let next = || records.lock().expect("nobody panics with it").next();
+            let next = || records.lock().expect("not poisoned").next();
             while let Some(record) = next() {
                 handle_blocking(load.handler, &check, &record);
             }
         })
     };
     let threads: Vec<_> = (0..load.in_flight).map(take).collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("the bench does not panic"));
+    threads.into_iter().for_each(|thread| thread.join().expect("benchmark panicked"));
 }
 
 async fn buffered(records: Vec<Record>, load: Load, check: &Arc<Check>) {
@@ -171,7 +171,7 @@ async fn buffered(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     stream::iter(records).map(run).buffer_unordered(load.in_flight).for_each(|()| async {}).await;
 }
 
-/// A fixed number of tasks with a channel each; a key belongs to one of them.
+/// A fixed number of tasks with a channel each; keys are assigned by hash.
 async fn hashed(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     let mut lanes = Vec::new();
     let mut tasks = Vec::new();
@@ -182,26 +182,26 @@ async fn hashed(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     }
     for record in records {
         let lane = fold(&record) as usize % lanes.len();
-        lanes[lane].send(record).await.expect("the task lives as long as its channel");
+        lanes[lane].send(record).await.expect("receiver alive");
     }
     drop(lanes);
     for task in tasks {
-        task.await.expect("the bench does not panic");
+        task.await.expect("benchmark panicked");
     }
 }
 
 fn fold(record: &Record) -> u64 {
-    let key: [u8; 8] = record.key().and_then(|key| key.try_into().ok()).expect("a key of eight bytes");
+    let key: [u8; 8] = record.key().and_then(|key| key.try_into().ok()).expect("key of eight bytes");
     u64::from_be_bytes(key)
 }
 
-/// A task and a channel for every key that was ever seen: nobody knows when a key will not come again.
+/// A task and a channel per key ever seen, because the end of a key is unknown.
 async fn task_per_key(records: Vec<Record>, load: Load, check: &Arc<Check>) {
     let permits = Arc::new(Semaphore::new(load.in_flight));
     let mut keys: HashMap<u64, mpsc::UnboundedSender<(Record, tokio::sync::OwnedSemaphorePermit)>> = HashMap::new();
     let mut tasks = Vec::new();
     for record in records {
-        let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("never closed");
         let channel = keys.entry(fold(&record)).or_insert_with(|| {
             let (sender, mut receiver) = mpsc::unbounded_channel::<(Record, tokio::sync::OwnedSemaphorePermit)>();
             let check = Arc::clone(check);
@@ -213,11 +213,11 @@ async fn task_per_key(records: Vec<Record>, load: Load, check: &Arc<Check>) {
             }));
             sender
         });
-        channel.send((record, permit)).expect("the task lives as long as its channel");
+        channel.send((record, permit)).expect("receiver alive");
     }
     drop(keys);
     for task in tasks {
-        task.await.expect("the bench does not panic");
+        task.await.expect("benchmark panicked");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a run used: time, processor time, memory.
+//! Resource usage of a run: time, CPU time, memory.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ pub(crate) struct Usage {
 pub(crate) struct Used {
     pub(crate) wall: Duration,
     pub(crate) cpu: Duration,
-    /// The peak of the resident memory above what there was at the beginning.
+    /// Peak resident memory above the start value.
     pub(crate) peak_mib: f64,
 }
 
 impl Usage {
     /// Resets the peak.
     pub(crate) fn now() -> Self {
-        // Where it may not be reset, the figure includes the making of the records.
+        // If the peak cannot be reset, the figure includes the creation of the records.
         let _ = fs::write("/proc/self/clear_refs", "5");
         Self { wall: Instant::now(), cpu: cpu(), resident_kib: status("VmRSS:") }
     }
@@ -37,7 +37,7 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// A line of `/proc/self/status`, in KiB.
+/// A field of `/proc/self/status`, in KiB.
 pub(crate) fn status(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));

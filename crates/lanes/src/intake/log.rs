@@ -1,112 +1,111 @@
-//! What the intake writes to the log; nothing at all without the feature `tracing`.
+//! Log messages of the intake; no-ops without the feature `tracing`.
 
 use std::time::Duration;
 
-use crate::moment::Moment;
-use crate::shard::Alarm;
-#[cfg(feature = "tracing")]
-use crate::shard::AlarmKind;
-use crate::source::Mark;
+use crate::messages::{FailureAction, FailureEvent};
+use crate::monotonic_time::MonotonicTime;
+use crate::source::LaneCommit;
 
-/// Of records of which nobody has to know each, so many are told of within...
-const TOLD_MAX: u32 = 10;
-/// ... this time. How many more there were is told when it is over.
+/// Messages of a kind that are logged per window.
+const LOGGED_MAX: u32 = 10;
+/// After the window, the number of suppressed messages is logged.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// What was told lately of records that come by the thousand where everything fails.
+/// Limits log messages of a kind that may occur thousands of times.
 #[derive(Debug, Default)]
-pub(super) struct Lately {
-    until: Option<Moment>,
-    told: u32,
-    untold: u64,
+pub(super) struct LogLimiter {
+    until: Option<MonotonicTime>,
+    logged: u32,
+    suppressed: u64,
 }
 
-impl Lately {
-    /// Whether one more is told of by itself.
-    pub(super) fn tells(&mut self, now: Moment) -> bool {
+impl LogLimiter {
+    /// Whether one more message may be logged.
+    pub(super) fn allow(&mut self, now: MonotonicTime) -> bool {
         self.until.get_or_insert(now.after(WINDOW));
-        if self.told < TOLD_MAX {
-            self.told += 1;
+        if self.logged < LOGGED_MAX {
+            self.logged += 1;
             return true;
         }
-        self.untold += 1;
+        self.suppressed += 1;
         false
     }
 
-    /// When [`over`](Self::over) has something to say.
-    pub(super) fn due(&self) -> Option<Moment> {
-        self.until.filter(|_| self.untold > 0)
+    /// When [`take_suppressed`](Self::take_suppressed) has a result.
+    pub(super) fn due(&self) -> Option<MonotonicTime> {
+        self.until.filter(|_| self.suppressed > 0)
     }
 
-    /// How many were not told of, once the time is over, or all is.
-    pub(super) fn over(&mut self, now: Moment, is_end: bool) -> Option<u64> {
+    /// The number of suppressed messages, once the window or the subscription has ended.
+    pub(super) fn take_suppressed(&mut self, now: MonotonicTime, is_end: bool) -> Option<u64> {
         if self.until.is_none_or(|until| now < until && !is_end) {
             return None;
         }
-        Some(std::mem::take(self).untold).filter(|untold| *untold > 0)
+        Some(std::mem::take(self).suppressed).filter(|suppressed| *suppressed > 0)
     }
 }
 
 #[cfg(feature = "tracing")]
-fn then(kind: AlarmKind) -> &'static str {
+fn consequence(kind: FailureAction) -> &'static str {
     match kind {
-        AlarmKind::Stop => "the subscription stops",
-        AlarmKind::Halt => "its lane is halted",
-        AlarmKind::Parked => "its key is parked",
-        AlarmKind::Skipped => "it is skipped",
-        AlarmKind::NotBuried => "the dead-letter did not take it and will be asked again",
+        FailureAction::Stop => "subscription stops",
+        FailureAction::HaltLane => "lane halted",
+        FailureAction::ParkKey => "key parked",
+        FailureAction::Skip => "record skipped",
+        FailureAction::RetryDeadLetter => "dead-letter queue refused the record and will be retried",
     }
 }
 
 #[cfg(feature = "tracing")]
-pub(super) fn alarm(subscription: &str, lane: &str, alarm: &Alarm, is_news: bool) {
-    let Alarm { kind, position, key, failure, .. } = alarm;
+pub(super) fn failure(subscription: &str, lane: &str, failure: &FailureEvent, is_logged: bool) {
+    let FailureEvent { kind, position, key, failure, .. } = failure;
     let key = key.as_deref().map(String::from_utf8_lossy).map(tracing::field::display);
-    let is_grave = matches!(kind, AlarmKind::Stop | AlarmKind::Halt);
-    let then = then(*kind);
-    if !is_news {
-        tracing::debug!(subscription, lane, %position, key, %failure, then, "another record cannot be done");
-    } else if is_grave {
-        tracing::error!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
+    let is_error = matches!(kind, FailureAction::Stop | FailureAction::HaltLane);
+    let consequence = consequence(*kind);
+    if !is_logged {
+        tracing::debug!(subscription, lane, %position, key, %failure, consequence, "record failed");
+    } else if is_error {
+        tracing::error!(subscription, lane, %position, key, %failure, consequence, "record failed");
     } else {
-        tracing::warn!(subscription, lane, %position, key, %failure, then, "a record cannot be done");
+        tracing::warn!(subscription, lane, %position, key, %failure, consequence, "record failed");
     }
 }
 
-/// Of those that were not told of one by one.
+/// Logs the number of suppressed messages.
 #[cfg(feature = "tracing")]
-pub(super) fn others(subscription: &str, records: u64, what: &str) {
-    tracing::warn!(subscription, records, "more records cannot be done: {what} (each is told at level DEBUG)");
+pub(super) fn suppressed(subscription: &str, records: u64, kind: FailureAction) {
+    let consequence = consequence(kind);
+    tracing::warn!(subscription, records, consequence, "more records failed (each is logged at level DEBUG)");
 }
 
 #[cfg(feature = "tracing")]
-pub(super) fn failed_commit(subscription: &str, lane: &str, mark: Mark, reason: &str) {
-    tracing::warn!(subscription, lane, through = %mark.through, reason, "a commit failed and will be repeated");
+pub(super) fn commit_failed(subscription: &str, lane: &str, commit: LaneCommit, reason: &str) {
+    tracing::warn!(subscription, lane, through = %commit.through, reason, "commit failed and will be retried");
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(super) fn alarm(_: &str, _: &str, _: &Alarm, _: bool) {}
+pub(super) fn failure(_: &str, _: &str, _: &FailureEvent, _: bool) {}
 
 #[cfg(not(feature = "tracing"))]
-pub(super) fn others(_: &str, _: u64, _: &str) {}
+pub(super) fn suppressed(_: &str, _: u64, _: FailureAction) {}
 
 #[cfg(not(feature = "tracing"))]
-pub(super) fn failed_commit(_: &str, _: &str, _: Mark, _: &str) {}
+pub(super) fn commit_failed(_: &str, _: &str, _: LaneCommit, _: &str) {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn where_everything_fails_a_few_are_told_of_and_then_how_many_more() {
-        let (mut lately, begin) = (Lately::default(), Moment(7));
-        let told = (0..1_000).filter(|_| lately.tells(begin)).count();
-        assert_eq!(told, TOLD_MAX as usize);
-        assert_eq!((lately.over(begin, false), lately.due()), (None, Some(begin.after(WINDOW))));
-        assert_eq!(lately.over(begin.after(WINDOW), false), Some(990));
-        // Then it begins anew; nothing is said of nothing, and what is left at the end is.
-        assert_eq!((lately.over(begin.after(WINDOW), true), lately.due()), (None, None));
-        assert_eq!((0..12).filter(|_| lately.tells(begin)).count(), 10);
-        assert_eq!(lately.over(begin, true), Some(2));
+    fn repeated_failures_are_logged_as_a_few_and_a_count() {
+        let (mut limiter, begin) = (LogLimiter::default(), MonotonicTime(7));
+        let logged = (0..1_000).filter(|_| limiter.allow(begin)).count();
+        assert_eq!(logged, LOGGED_MAX as usize);
+        assert_eq!((limiter.take_suppressed(begin, false), limiter.due()), (None, Some(begin.after(WINDOW))));
+        assert_eq!(limiter.take_suppressed(begin.after(WINDOW), false), Some(990));
+        // A new window starts. Nothing suppressed means no message; the rest is reported at the end.
+        assert_eq!((limiter.take_suppressed(begin.after(WINDOW), true), limiter.due()), (None, None));
+        assert_eq!((0..12).filter(|_| limiter.allow(begin)).count(), 10);
+        assert_eq!(limiter.take_suppressed(begin, true), Some(2));
     }
 }

@@ -1,35 +1,36 @@
-//! What becomes of a record that is not tried again.
+//! Applies the [`ExhaustedAction`] to a record that is not retried.
 
-use super::keys::State;
-use super::{Alarm, AlarmKind, Shard, Verdict};
-use crate::failure::{Exhausted, Failure};
+use super::keys::KeyState;
+use super::state::{PendingDeadLetter, Shard};
+use crate::failure::{ExhaustedAction, RecordFailure};
+use crate::messages::FailureAction;
 
 impl Shard {
-    /// Does with the first record of a key that has no turn and runs nothing what `exhausted` says.
-    pub(super) fn exhaust(&mut self, key: u32, failure: Failure, exhausted: Exhausted) {
-        self.keys.get(key).state = State::Idle;
+    /// Applies the action to the first record of a key that neither is ready nor runs anything.
+    pub(super) fn exhaust(&mut self, key: u32, failure: RecordFailure, exhausted: ExhaustedAction) {
+        self.keys.get(key).state = KeyState::Idle;
         let head = self.keys.get(key).head;
         match exhausted {
-            Exhausted::DeadLetter => {
-                self.verdicts.insert(head, Verdict { failure, tries: 0 });
+            ExhaustedAction::DeadLetter => {
+                self.dead_letters.insert(head, PendingDeadLetter { failure, attempts: 0 });
                 self.keys.make_ready(key);
             }
-            Exhausted::Skip => {
-                self.alarm(AlarmKind::Skipped, head, failure);
+            ExhaustedAction::Skip => {
+                self.failure_event(FailureAction::Skip, head, failure);
                 self.skip(key);
             }
-            Exhausted::Park => {
-                self.alarm(AlarmKind::Parked, head, failure);
+            ExhaustedAction::Park => {
+                self.failure_event(FailureAction::ParkKey, head, failure);
                 self.park(key);
             }
-            Exhausted::HaltLane => {
+            ExhaustedAction::HaltLane => {
                 let record = &self.items[head].record;
                 self.halted.push((record.lane(), record.epoch()));
-                self.alarm(AlarmKind::Halt, head, failure);
+                self.failure_event(FailureAction::HaltLane, head, failure);
                 self.park(key);
             }
-            Exhausted::Stop => {
-                self.alarm(AlarmKind::Stop, head, failure);
+            ExhaustedAction::Stop => {
+                self.failure_event(FailureAction::Stop, head, failure);
                 self.park(key);
             }
         }
@@ -39,12 +40,12 @@ impl Shard {
         let head = self.unlink_head(key);
         self.free_key(key, head);
         let item = self.items.remove(head);
-        self.tally.skipped += 1;
+        self.counters.skipped += 1;
         self.report(&item, true);
     }
 
-    fn unlink_head(&mut self, place: u32) -> u32 {
-        let key = self.keys.get(place);
+    fn unlink_head(&mut self, slot: u32) -> u32 {
+        let key = self.keys.get(slot);
         let head = key.head;
         key.head = self.items[head].next;
         key.len -= 1;
@@ -52,12 +53,5 @@ impl Shard {
             key.tail = key.head;
         }
         head
-    }
-
-    pub(super) fn alarm(&mut self, kind: AlarmKind, item: u32, failure: Failure) {
-        let record = &self.items[item].record;
-        let (lane, epoch, position) = (record.lane(), record.epoch(), record.position());
-        let key = record.key().map(Into::into);
-        self.alarms.push(Alarm { kind, lane, epoch, position, key, failure });
     }
 }

@@ -1,59 +1,58 @@
-//! The keys that have records, by name and in turn.
+//! The table of keys and the list of ready keys.
 //!
-//! A key is here only while it has records, or a timer that speaks of it. What its name is stands in its records, so it
-//! is stored nowhere else.
+//! A key is in the table only while it has records or a pending timer. Its name is stored only in its records.
 
 use hashbrown::HashTable;
 
 use crate::slab::{NONE, Slab};
 
-/// What a key waits for.
+/// The wait state of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
-    /// Records. It is here only because of a timer.
+pub(super) enum KeyState {
+    /// Waits for records; a timer keeps it in the table.
     Idle,
-    /// Its turn.
+    /// Waits for its turn.
     Ready,
-    /// Its record that runs.
+    /// Waits for its running record.
     Running,
-    /// The end of a back-off.
+    /// Waits for the end of a back-off.
     Waiting,
-    /// The end of its quota's window.
+    /// Waits for the end of its quota window.
     Throttled,
-    /// Somebody who unparks it.
+    /// Waits for `unpark`.
     Parked,
 }
 
 #[derive(Debug)]
-pub(super) struct Key {
+pub(super) struct KeyEntry {
     hash: u64,
-    /// Its waiting records, linked in order.
+    /// The queued records of the key, linked in order.
     pub(super) head: u32,
     pub(super) tail: u32,
     pub(super) len: u32,
-    /// The key whose turn is next.
+    /// The next key in the list of ready keys.
     next_ready: u32,
-    /// Its record that runs.
-    pub(super) flight: u32,
-    /// Starts in the present window of its quota.
+    /// The execution that blocks it.
+    pub(super) execution: u32,
+    /// Starts in the current quota window.
     pub(super) started: u16,
-    pub(super) state: State,
-    /// Timers that speak of it, in the low bits; whether it can be found by name, in the highest.
+    pub(super) state: KeyState,
+    /// The number of pending timers in the low bits; the highest bit marks a key that is in the hash table.
     timers: u8,
 }
 
 const NAMED: u8 = 1 << 7;
 
 #[derive(Debug)]
-pub(super) struct Keys {
-    slab: Slab<Key>,
+pub(super) struct KeyTable {
+    slab: Slab<KeyEntry>,
     table: HashTable<u32>,
     ready_head: u32,
     ready_tail: u32,
     ready: usize,
 }
 
-impl Keys {
+impl KeyTable {
     pub(super) fn new() -> Self {
         Self { slab: Slab::new(), table: HashTable::new(), ready_head: NONE, ready_tail: NONE, ready: 0 }
     }
@@ -66,49 +65,59 @@ impl Keys {
         self.ready
     }
 
-    pub(super) fn places(&self) -> Vec<u32> {
-        self.slab.places()
+    pub(super) fn slots(&self) -> Vec<u32> {
+        self.slab.slots()
     }
 
-    pub(super) fn get(&mut self, key: u32) -> &mut Key {
+    pub(super) fn get(&mut self, key: u32) -> &mut KeyEntry {
         &mut self.slab[key]
     }
 
-    pub(super) fn find(&self, hash: u64, is_same: impl Fn(u32, &Key) -> bool) -> Option<u32> {
-        let found = self.table.find(hash, |place| {
-            let key = &self.slab[*place];
-            key.hash == hash && is_same(*place, key)
+    pub(super) fn find(&self, hash: u64, is_same: impl Fn(u32, &KeyEntry) -> bool) -> Option<u32> {
+        let found = self.table.find(hash, |slot| {
+            let key = &self.slab[*slot];
+            key.hash == hash && is_same(*slot, key)
         });
         found.copied()
     }
 
-    /// A key that can be found by name.
+    /// Inserts a key that can be found by name.
     pub(super) fn insert_named(&mut self, hash: u64) -> u32 {
-        let place = self.insert(hash, NAMED);
+        let slot = self.insert(hash, NAMED);
         let slab = &self.slab;
-        self.table.insert_unique(hash, place, |place| slab[*place].hash);
-        place
+        self.table.insert_unique(hash, slot, |slot| slab[*slot].hash);
+        slot
     }
 
-    /// A key of its own for a record without one.
-    pub(super) fn insert_nameless(&mut self) -> u32 {
+    /// Inserts a key for one keyless record.
+    pub(super) fn insert_anonymous(&mut self) -> u32 {
         self.insert(0, 0)
     }
 
     fn insert(&mut self, hash: u64, timers: u8) -> u32 {
-        let (head, tail, flight, next_ready) = (NONE, NONE, NONE, NONE);
-        self.slab.insert(Key { hash, head, tail, len: 0, next_ready, flight, started: 0, state: State::Idle, timers })
+        let (head, tail, execution, next_ready) = (NONE, NONE, NONE, NONE);
+        self.slab.insert(KeyEntry {
+            hash,
+            head,
+            tail,
+            len: 0,
+            next_ready,
+            execution,
+            started: 0,
+            state: KeyState::Idle,
+            timers,
+        })
     }
 
-    /// Makes the key one that cannot be found by name.
-    pub(super) fn unname(&mut self, place: u32) {
-        let key = &mut self.slab[place];
+    /// Removes the key from the hash table.
+    pub(super) fn remove_name(&mut self, slot: u32) {
+        let key = &mut self.slab[slot];
         if key.timers & NAMED == 0 {
             return;
         }
         key.timers &= !NAMED;
         let hash = key.hash;
-        if let Ok(entry) = self.table.find_entry(hash, |other| *other == place) {
+        if let Ok(entry) = self.table.find_entry(hash, |other| *other == slot) {
             entry.remove();
         }
         if self.table.is_empty() && self.table.capacity() > 4096 {
@@ -116,55 +125,55 @@ impl Keys {
         }
     }
 
-    pub(super) fn add_timer(&mut self, place: u32) {
-        self.slab[place].timers += 1;
+    pub(super) fn add_timer(&mut self, slot: u32) {
+        self.slab[slot].timers += 1;
     }
 
-    pub(super) fn end_timer(&mut self, place: u32) {
-        self.slab[place].timers -= 1;
+    pub(super) fn end_timer(&mut self, slot: u32) {
+        self.slab[slot].timers -= 1;
     }
 
-    pub(super) fn is_named(&self, place: u32) -> bool {
-        self.slab[place].timers & NAMED != 0
+    pub(super) fn is_named(&self, slot: u32) -> bool {
+        self.slab[slot].timers & NAMED != 0
     }
 
-    /// Puts the key at the end of those whose turn comes.
-    pub(super) fn make_ready(&mut self, place: u32) {
-        let key = &mut self.slab[place];
-        debug_assert!(key.state != State::Ready, "a key has one turn at a time");
-        key.state = State::Ready;
+    /// Appends the key to the ready list.
+    pub(super) fn make_ready(&mut self, slot: u32) {
+        let key = &mut self.slab[slot];
+        debug_assert!(key.state != KeyState::Ready, "key is already in the ready list");
+        key.state = KeyState::Ready;
         key.next_ready = NONE;
         match self.ready_tail {
-            NONE => self.ready_head = place,
-            tail => self.slab[tail].next_ready = place,
+            NONE => self.ready_head = slot,
+            tail => self.slab[tail].next_ready = slot,
         }
-        self.ready_tail = place;
+        self.ready_tail = slot;
         self.ready += 1;
     }
 
-    /// The key whose turn it is. Its state is still `Ready`; the caller gives it another.
+    /// Removes the first ready key. Its state is still `Ready`; the caller changes it.
     pub(super) fn take_ready(&mut self) -> Option<u32> {
-        let place = self.ready_head;
-        if place == NONE {
+        let slot = self.ready_head;
+        if slot == NONE {
             return None;
         }
-        self.ready_head = self.slab[place].next_ready;
+        self.ready_head = self.slab[slot].next_ready;
         if self.ready_head == NONE {
             self.ready_tail = NONE;
         }
         self.ready -= 1;
-        Some(place)
+        Some(slot)
     }
 
-    /// Lets an idle key go, unless a timer still speaks of it. `true` if it stays.
-    pub(super) fn rest(&mut self, place: u32) -> bool {
-        let key = &mut self.slab[place];
-        debug_assert!(key.len == 0, "an idle key has no records");
-        key.state = State::Idle;
+    /// Frees an idle key unless a timer is pending. `true` if it stays.
+    pub(super) fn set_idle(&mut self, slot: u32) -> bool {
+        let key = &mut self.slab[slot];
+        debug_assert!(key.len == 0, "idle key has records");
+        key.state = KeyState::Idle;
         let stays = key.timers & !NAMED != 0;
         if !stays {
-            self.unname(place);
-            self.slab.remove(place);
+            self.remove_name(slot);
+            self.slab.remove(slot);
         }
         stays
     }

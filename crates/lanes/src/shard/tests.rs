@@ -1,4 +1,4 @@
-//! The core by itself: equal hashes, and random lives of keys against a model.
+//! Unit tests of the shard: hash collisions, fairness, and random operations checked against a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,76 +7,78 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::completion::{Outcome, Ticket};
-use crate::failure::{Exhausted, Retry};
-use crate::policy::Quota;
+use crate::failure::{ExhaustedAction, RetryPolicy};
+use crate::messages::{Outcome, OutcomeMessage};
+use crate::policy::{Quota, SubscriptionPolicy};
+use crate::record::{Epoch, KeyRecords, Lane, Position};
 
-const NOW: Moment = Moment(0);
+const NOW: MonotonicTime = MonotonicTime(0);
 
 fn record(at: u64, key: u8, epoch: Epoch) -> Record {
     Record::new(Lane(0), epoch, Position(at), Some(&[key]), Some(b""))
 }
 
-fn shard(change: impl FnOnce(&mut Policy)) -> Shard {
-    let mut policy = Policy::new("test");
+fn shard(change: impl FnOnce(&mut SubscriptionPolicy)) -> Shard {
+    let mut policy = SubscriptionPolicy::new("test");
     change(&mut policy);
     Shard::new(Arc::new(policy), 42)
 }
 
-fn arrive(shard: &mut Shard, at: u64, key: u8, hash: u64, now: Moment) {
+fn enqueue(shard: &mut Shard, at: u64, key: u8, hash: u64, now: MonotonicTime) {
     arrive_in(shard, Epoch(0), at, key, hash, now);
 }
 
-fn arrive_in(shard: &mut Shard, epoch: Epoch, at: u64, key: u8, hash: u64, now: Moment) {
-    shard.arrive(Arrival { record: record(at, key, epoch), hash, seq: at as u32 }, now);
+fn arrive_in(shard: &mut Shard, epoch: Epoch, at: u64, key: u8, hash: u64, now: MonotonicTime) {
+    shard.enqueue(Arrival { record: record(at, key, epoch), hash, seq: at as u32 }, now);
 }
 
-fn word(ticket: Ticket, outcome: Outcome) -> Word {
-    Word { ticket, outcome }
+fn message(id: ExecutionId, outcome: Outcome) -> OutcomeMessage {
+    OutcomeMessage { id, outcome }
 }
 
+/// LA-06: keys with equal hashes are distinct.
 #[test]
-fn la_06_keys_with_equal_hashes_are_distinct() {
+fn keys_with_equal_hashes_are_distinct() {
     let mut shard = shard(|_| {});
     for at in 0..20 {
-        arrive(&mut shard, at, (at % 5) as u8, 7, NOW);
+        enqueue(&mut shard, at, (at % 5) as u8, 7, NOW);
     }
-    let started: Vec<Start> = std::iter::from_fn(|| shard.start(NOW)).collect();
+    let started: Vec<Dispatch> = std::iter::from_fn(|| shard.dispatch(NOW)).collect();
     let positions: Vec<u64> = started.iter().map(|start| start.records.first().position().0).collect();
-    assert_eq!(positions, [0, 1, 2, 3, 4], "each key has one that runs");
+    assert_eq!(positions, [0, 1, 2, 3, 4], "one record of each key runs");
     for start in started {
-        assert!(shard.resolve(word(start.ticket, Outcome::Done), NOW));
+        assert!(shard.apply_outcome(message(start.id, Outcome::Done), NOW));
     }
     let next: Vec<u64> =
-        std::iter::from_fn(|| shard.start(NOW)).map(|start| start.records.first().position().0).collect();
+        std::iter::from_fn(|| shard.dispatch(NOW)).map(|start| start.records.first().position().0).collect();
     assert_eq!(next, [5, 6, 7, 8, 9]);
 }
 
 #[test]
-fn a_hot_key_has_its_turn_after_all_others() {
+fn hot_key_waits_for_all_other_ready_keys() {
     let mut shard = shard(|_| {});
-    (0..100).for_each(|at| arrive(&mut shard, at, 0, 0, NOW));
-    (100..103).for_each(|at| arrive(&mut shard, at, at as u8 - 99, at, NOW));
+    (0..100).for_each(|at| enqueue(&mut shard, at, 0, 0, NOW));
+    (100..103).for_each(|at| enqueue(&mut shard, at, at as u8 - 99, at, NOW));
     let mut turns = Vec::new();
     for _ in 0..8 {
-        let start = shard.start(NOW).expect("something is ready");
+        let start = shard.dispatch(NOW).expect("a key is ready");
         turns.push(start.records.first().position().0);
-        shard.resolve(word(start.ticket, Outcome::Done), NOW);
+        shard.apply_outcome(message(start.id, Outcome::Done), NOW);
     }
     assert_eq!(turns, [0, 100, 101, 102, 1, 2, 3, 4]);
 }
 
-/// What may happen to a shard.
+/// An operation of the model.
 #[derive(Clone, Debug)]
 enum Step {
     Arrive(u8),
     Start,
     End(prop::sample::Index, Ending),
     Sleep(u16),
-    /// A lane begins to leave, or gets a step further on its way.
-    Leave(bool),
-    /// A lane that leaves has no time left for what waits.
-    Hurry(bool),
+    /// The lane begins to drain, or the drain advances by a step.
+    BeginDrain(bool),
+    /// The time of a draining lane is over.
+    Expire(bool),
     Unpark,
 }
 
@@ -104,48 +106,48 @@ fn step() -> impl Strategy<Value = Step> {
         8 => Just(Step::Start),
         8 => (any::<prop::sample::Index>(), ending).prop_map(|(index, ending)| Step::End(index, ending)),
         2 => (0..2000_u16).prop_map(Step::Sleep),
-        2 => any::<bool>().prop_map(Step::Leave),
-        1 => any::<bool>().prop_map(Step::Hurry),
+        2 => any::<bool>().prop_map(Step::BeginDrain),
+        1 => any::<bool>().prop_map(Step::Expire),
         1 => Just(Step::Unpark),
     ]
 }
 
-/// Plays steps, and checks after each of them what must hold.
-struct Play {
+/// Applies operations to a shard and checks the invariants after each.
+struct Simulation {
     shard: Shard,
-    now: Moment,
+    now: MonotonicTime,
     next: u64,
-    /// What runs: its positions, and its key unless that was released.
-    running: Vec<(Ticket, Vec<u64>, Option<u8>)>,
+    /// Running executions: their positions, and their key unless it was released.
+    running: Vec<(ExecutionId, Vec<u64>, Option<u8>)>,
     keys: BTreeMap<u64, u8>,
-    /// Records that let their key go on: when they are tried again, it is beside the others.
+    /// Records that released their key: their retries run concurrently with the key.
     released: BTreeSet<u64>,
     reported: BTreeMap<u64, bool>,
     compacts: bool,
     assignments: [Assignment; 2],
 }
 
-/// An assignment of the lane, which is given back now and then and comes again.
+/// An assignment of the lane, which is revoked and assigned again from time to time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Assignment {
     epoch: Epoch,
-    /// Its first position.
+    /// The first position.
     since: u64,
-    leaving: Leaving,
-    /// The last position of it that ever began.
-    begun: Option<u64>,
+    drain: DrainState,
+    /// The last started position.
+    last_started: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Leaving {
+enum DrainState {
     #[default]
     Not,
-    Asked,
-    Told,
+    Begun,
+    Bounded,
 }
 
-impl Play {
-    fn new(policy: impl FnOnce(&mut Policy)) -> Self {
+impl Simulation {
+    fn new(policy: impl FnOnce(&mut SubscriptionPolicy)) -> Self {
         let shard = shard(policy);
         let compacts = shard.policy.compact;
         let (running, keys, reported, released) = (Vec::new(), BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
@@ -153,25 +155,25 @@ impl Play {
         Self { shard, now: NOW, next: 0, running, keys, released, reported, compacts, assignments }
     }
 
-    #[allow(clippy::needless_pass_by_value, reason = "a step is taken once")]
+    #[allow(clippy::needless_pass_by_value, reason = "each step is used once")]
     fn step(&mut self, step: Step) {
         match step {
-            Step::Arrive(key) => self.arrive(key),
+            Step::Arrive(key) => self.enqueue(key),
             Step::Start => self.start(),
             Step::End(index, ending) if !self.running.is_empty() => self.end(index.index(self.running.len()), ending),
             Step::End(..) => {}
             Step::Sleep(ms) => self.now = self.now.after(Duration::from_millis(ms.into())),
-            Step::Leave(other) => self.leave(usize::from(other)),
-            Step::Hurry(other) => self.hurry(usize::from(other)),
+            Step::BeginDrain(other) => self.begin_drain(usize::from(other)),
+            Step::Expire(other) => self.expire(usize::from(other)),
             Step::Unpark => self.shard.unpark(None, self.now),
         }
-        self.shard.wake(self.now);
+        self.shard.fire_timers(self.now);
         self.read_reports();
     }
 
-    fn arrive(&mut self, key: u8) {
+    fn enqueue(&mut self, key: u8) {
         let assignment = self.assignments[usize::from(key / 100)];
-        if assignment.leaving == Leaving::Not {
+        if assignment.drain == DrainState::Not {
             arrive_in(&mut self.shard, assignment.epoch, self.next, key, u64::from(key % 3), self.now);
             self.keys.insert(self.next, key);
             self.next += 1;
@@ -179,86 +181,90 @@ impl Play {
     }
 
     fn start(&mut self) {
-        let Some(start) = self.shard.start(self.now) else { return };
+        let Some(start) = self.shard.dispatch(self.now) else { return };
         let records = match start.records {
-            Records::One(record) => vec![record],
-            Records::Many(records) => records,
+            KeyRecords::One(record) => vec![record],
+            KeyRecords::Many(records) => records,
         };
         let positions: Vec<u64> = records.iter().map(|record| record.position().0).collect();
         let key = self.keys[&positions[0]];
         assert!(positions.is_sorted() && positions.iter().all(|at| self.keys[at] == key));
         let key = (!self.released.contains(&positions[0])).then_some(key);
         let overlaps = self.running.iter().any(|(.., other)| key.is_some() && *other == key);
-        assert!(!overlaps, "two of key {key:?} run");
+        assert!(!overlaps, "two records of key {key:?} run");
         self.note_start(&positions, records[0].epoch());
-        self.running.push((start.ticket, positions, key));
+        self.running.push((start.id, positions, key));
     }
 
     fn end(&mut self, index: usize, ending: Ending) {
-        let ticket = self.running[index].0;
+        let id = self.running[index].0;
         if let Ending::KeyReleased = ending {
             self.running[index].2 = None;
             self.released.extend(&self.running[index].1);
-            assert!(!self.shard.resolve(word(ticket, Outcome::KeyReleased), self.now));
+            assert!(!self.shard.apply_outcome(message(id, Outcome::KeyReleased), self.now));
             return;
         }
         let outcome = match ending {
-            Ending::Failed => Outcome::Failed(Box::new(Failure::new("no"))),
-            Ending::Permanent => Outcome::Failed(Box::new(Failure::permanent("never"))),
+            Ending::Failed => Outcome::Failed(Box::new(RecordFailure::new("no"))),
+            Ending::Permanent => Outcome::Failed(Box::new(RecordFailure::permanent("never"))),
             _ => Outcome::Done,
         };
         self.running.swap_remove(index);
-        assert!(self.shard.resolve(word(ticket, outcome), self.now));
+        assert!(self.shard.apply_outcome(message(id, outcome), self.now));
         if let Ending::TwiceDone = ending {
-            assert!(!self.shard.resolve(word(ticket, Outcome::Done), self.now), "the second word is late");
+            assert!(!self.shard.apply_outcome(message(id, Outcome::Done), self.now), "second outcome is late");
         }
     }
 
-    /// Of a lane that leaves, nothing begins behind what had begun, or behind what was given up of its key.
+    /// A draining lane starts nothing beyond its last started record, and nothing of a key after a dropped record.
     fn note_start(&mut self, positions: &[u64], epoch: Epoch) {
         let key = self.keys[&positions[0]];
         let assignment = &mut self.assignments[usize::from(key / 100)];
-        assert_eq!(assignment.epoch, epoch, "what is over does not begin");
+        assert_eq!(assignment.epoch, epoch, "ended assignment started a record");
         let last = positions.last().copied();
-        if assignment.leaving == Leaving::Not {
-            assignment.begun = assignment.begun.max(last);
+        if assignment.drain == DrainState::Not {
+            assignment.last_started = assignment.last_started.max(last);
             return;
         }
-        assert!(last <= assignment.begun, "{last:?} stands behind {:?}", assignment.begun);
+        assert!(last <= assignment.last_started, "{last:?} is beyond {:?}", assignment.last_started);
         let mut before = self.reported.range(assignment.since..positions[0]);
-        let given_up = before.find(|(at, is_done)| !**is_done && self.keys[*at] == key && !self.released.contains(at));
-        assert_eq!(given_up, None, "{positions:?} overtook what was given up");
+        let dropped = before.find(|(at, is_done)| !**is_done && self.keys[*at] == key && !self.released.contains(at));
+        assert_eq!(dropped, None, "{positions:?} overtook a dropped record");
     }
 
-    fn leave(&mut self, which: usize) {
-        let Assignment { epoch, leaving, .. } = self.assignments[which];
-        match leaving {
-            Leaving::Not => {
-                self.shard.leave(Lane(0), epoch);
-                self.assignments[which].leaving = Leaving::Asked;
+    fn begin_drain(&mut self, which: usize) {
+        let Assignment { epoch, drain, .. } = self.assignments[which];
+        match drain {
+            DrainState::Not => {
+                self.shard.begin_drain(Lane(0), epoch);
+                self.assignments[which].drain = DrainState::Begun;
             }
-            Leaving::Asked => {
-                let begun = self.assignments[which].begun.map(|at| at as u32);
-                let said: Vec<Begun> = self.shard.begun.extract_if(.., |begun| begun.epoch == epoch).collect();
-                assert!(said.len() == 1 && said[0].last <= begun, "{said:?} of {begun:?}");
-                self.shard.leave_behind(Lane(0), epoch, begun);
-                self.assignments[which].leaving = Leaving::Told;
+            DrainState::Begun => {
+                let last_started = self.assignments[which].last_started.map(|at| at as u32);
+                let reported_last: Vec<LastStarted> =
+                    self.shard.last_started.extract_if(.., |last_started| last_started.epoch == epoch).collect();
+                assert!(
+                    reported_last.len() == 1 && reported_last[0].last <= last_started,
+                    "{reported_last:?} of {last_started:?}"
+                );
+                self.shard.drop_after(Lane(0), epoch, last_started);
+                self.assignments[which].drain = DrainState::Bounded;
             }
-            Leaving::Told => self.hurry(which),
+            DrainState::Bounded => self.expire(which),
         }
     }
 
-    fn hurry(&mut self, which: usize) {
-        let Assignment { epoch, leaving, .. } = self.assignments[which];
-        if leaving == Leaving::Not {
+    fn expire(&mut self, which: usize) {
+        let Assignment { epoch, drain, .. } = self.assignments[which];
+        if drain == DrainState::Not {
             return;
         }
-        self.shard.leave_behind(Lane(0), epoch, None);
-        for ticket in self.shard.running_of(Lane(0), epoch) {
-            self.running.retain(|(other, ..)| *other != ticket);
-            self.shard.abandon(ticket);
+        self.shard.drop_after(Lane(0), epoch, None);
+        for id in self.shard.executions_of(Lane(0), epoch) {
+            self.running.retain(|(other, ..)| *other != id);
+            self.shard.abandon(id);
         }
-        self.shard.begun.retain(|begun| begun.epoch != epoch);
+        self.shard.last_started.retain(|last_started| last_started.epoch != epoch);
         self.assignments[which] = Assignment { epoch: Epoch(epoch.0 + 2), since: self.next, ..Assignment::default() };
     }
 
@@ -267,15 +273,18 @@ impl Play {
         self.shard.take_reports(&mut reports);
         for report in reports {
             let at = u64::from(report.seq);
-            assert_eq!(self.reported.insert(at, report.is_done), None, "{at} is reported once");
-            assert!(self.running.iter().all(|(_, positions, _)| !positions.contains(&at)), "{at} still runs");
+            assert_eq!(self.reported.insert(at, report.is_done), None, "{at} reported twice");
+            assert!(
+                self.running.iter().all(|(_, positions, _)| !positions.contains(&at)),
+                "{at} reported while running"
+            );
         }
     }
 
-    /// Ends everything well. Nothing may be left: no record, no key, no timer.
+    /// Finishes everything. No record, key or timer may be left.
     fn finish(mut self) {
         for other in [false, true] {
-            self.step(Step::Hurry(other));
+            self.step(Step::Expire(other));
         }
         for _ in 0..10_000 {
             self.step(Step::Unpark);
@@ -288,36 +297,40 @@ impl Play {
                 break;
             }
         }
-        assert_eq!((self.shard.items.len(), self.shard.keys.len(), self.shard.flights.len()), (0, 0, 0));
-        assert_eq!((self.shard.held, self.shard.tally.keys_parked, self.shard.keys.ready()), (0, 0, 0));
-        assert!(self.shard.leavers.is_empty() && self.shard.begun.is_empty());
-        assert!(self.shard.verdicts.is_empty() && self.shard.namesakes.is_empty() && self.shard.due.is_empty());
-        assert_eq!(self.reported.len() as u64, self.next, "every record is reported");
+        assert_eq!((self.shard.items.len(), self.shard.keys.len(), self.shard.executions.len()), (0, 0, 0));
+        assert_eq!((self.shard.held_records, self.shard.counters.keys_parked, self.shard.keys.ready()), (0, 0, 0));
+        assert!(self.shard.draining.is_empty() && self.shard.last_started.is_empty());
+        assert!(
+            self.shard.dead_letters.is_empty()
+                && self.shard.idle_key_records.is_empty()
+                && self.shard.timers.is_empty()
+        );
+        assert_eq!(self.reported.len() as u64, self.next, "unreported records");
         assert!(self.compacts || self.reported.len() == self.keys.len());
     }
 }
 
-fn exhausted() -> impl Strategy<Value = Exhausted> {
-    prop_oneof![Just(Exhausted::DeadLetter), Just(Exhausted::Park), Just(Exhausted::Skip)]
+fn exhausted() -> impl Strategy<Value = ExhaustedAction> {
+    prop_oneof![Just(ExhaustedAction::DeadLetter), Just(ExhaustedAction::Park), Just(ExhaustedAction::Skip)]
 }
 
 proptest! {
     #[test]
-    fn whatever_happens_every_record_ends_once_and_keys_never_overlap(
+    fn every_record_ends_once_and_keys_never_overlap(
         steps in prop::collection::vec(step(), 1..300),
         exhausted in exhausted(),
         compact in any::<bool>(),
         batch_max in 1..4_usize,
         quota in prop::option::of(1..3_u16),
     ) {
-        let mut play = Play::new(|policy| {
+        let mut simulation = Simulation::new(|policy| {
             policy.exhausted = exhausted;
             policy.compact = compact;
             policy.batch_max = batch_max;
             policy.quota = quota.map(|records| Quota { records, window: Duration::from_millis(700) });
-            policy.retry = Retry { attempts: Some(3), first_wait: Duration::from_millis(300), ..Retry::default() };
+            policy.retry = RetryPolicy { attempts_max: Some(3), wait_min: Duration::from_millis(300), ..RetryPolicy::default() };
         });
-        steps.into_iter().for_each(|step| play.step(step));
-        play.finish();
+        steps.into_iter().for_each(|step| simulation.step(step));
+        simulation.finish();
     }
 }

@@ -1,163 +1,186 @@
-//! Records of Kafka's topics, as a member of a consumer group (feature `kafka`).
+//! A source that reads Kafka topics as a member of a consumer group (feature `kafka`).
 //!
-//! A lane is a partition. The group may take lanes away and bring others at any time; lanes that stay go on being read,
-//! run and committed meanwhile, if the protocol of the group is a cooperative one, which is the default. A lane that is
-//! taken away comes to rest first: nothing more is started, what runs ends (within [`Settings::drain`]), what is done is
-//! committed, and only then does the group hear that it may have the partition. A lane that comes back has another epoch.
+//! A lane is a partition. The group may revoke and assign lanes at any time; other lanes continue meanwhile with a
+//! cooperative group protocol, which is the default. A revoked lane drains first: it starts no more records, running
+//! handlers end (within [`KafkaSourceBuilder::drain`]), and finished records are committed before the group gets the
+//! partition back. A lane that is assigned again has a higher epoch.
 //!
-//! There are two clients (of librdkafka): one is the member of the group, the other one reads. Both are spoken to by one
-//! thread, which is always ready to answer the group: a subscription that is full, or whose handlers hang, does not lose
-//! its membership. What is read ahead is bounded by [`Settings::prefetch_bytes`].
+//! The source uses two librdkafka clients: one is the group member, the other fetches records. One thread drives both and
+//! always answers the group in time, so a subscription that is full or whose handlers hang keeps its membership.
+//! Prefetched records are bounded by [`KafkaSourceBuilder::prefetch_bytes`].
 //!
-//! Positions are Kafka's offsets. Compacted records, aborted transactions and markers are gaps, which are free; those at
-//! the end of a partition are passed, so that a group that has done everything has no lag. Records of transactions that
-//! are not committed are not seen (`isolation.level` is `read_committed`).
+//! Positions are Kafka offsets. Compacted records, aborted transactions and control records are gaps. Gaps at the end of
+//! a partition are committed, so that a group without unprocessed records has no lag. Records of open transactions are
+//! not delivered (`isolation.level` is `read_committed`).
 //!
 //! ```no_run
-//! use tidegate_lanes::source::kafka::Kafka;
+//! use tidegate_lanes::source::kafka::KafkaSource;
 //!
-//! let source = Kafka::builder("localhost:9092", "billing").topic("orders").build()?;
-//! # Ok::<(), tidegate_lanes::source::kafka::Error>(())
+//! let source = KafkaSource::builder("localhost:9092", "billing").topic("orders").build()?;
+//! # Ok::<(), tidegate_lanes::source::kafka::KafkaSourceError>(())
 //! ```
 //!
-//! What cannot be done may go to a topic, a [`LetterTopic`], whose letters say from which partition they came. That is known by
-//! the source's [`roster`](Kafka::roster), which is asked for before the source is given away:
+//! A [`DeadLetterTopic`] stores dead letters with the partition that they come from. It needs the
+//! [`partition_map`](KafkaSource::partition_map) of the source, taken before the source moves into the subscription:
 //!
 //! ```no_run
-//! use tidegate_lanes::source::kafka::{Kafka, LetterTopic};
-//! use tidegate_lanes::{Exhausted, Failure, Subscription};
+//! use tidegate_lanes::source::kafka::{DeadLetterTopic, KafkaSource};
+//! use tidegate_lanes::{ExhaustedAction, RecordFailure, Subscription};
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let source = Kafka::builder("localhost:9092", "billing").topic("orders").build()?;
-//! let letters = LetterTopic::new("localhost:9092", "orders-dead", source.roster())?;
+//! let source = KafkaSource::builder("localhost:9092", "billing").topic("orders").build()?;
+//! let dead_letters = DeadLetterTopic::new("localhost:9092", "orders-dead", source.partition_map())?;
 //! let subscription = Subscription::builder("billing")
 //!     .source(source)
-//!     .exhausted(Exhausted::DeadLetter)
-//!     .dead_letter(letters)
+//!     .exhausted(ExhaustedAction::DeadLetter)
+//!     .dead_letter_queue(dead_letters)
 //!     .process(|record| async move {
-//!         let order = record.payload().ok_or(Failure::permanent("a tombstone is no order"))?;
+//!         let order = record.payload().ok_or(RecordFailure::permanent("order has no payload"))?;
 //!         println!("{} bytes", order.len());
-//!         Ok::<(), Failure>(())
+//!         Ok::<(), RecordFailure>(())
 //!     })?;
 //! subscription.run().await?;
 //! # Ok(())
 //! # }
 //! ```
 
-#[expect(unsafe_code, reason = "the client library's batches are not offered to safe code")]
+#[expect(unsafe_code, reason = "librdkafka's batch API has no safe wrapper")]
 mod batch;
-mod commits;
+mod builder;
+mod channel;
+mod client_log;
+mod commit_queue;
 mod committer;
+mod context;
+mod dead_letter_topic;
 mod decode;
-mod ear;
 mod error;
-mod handover;
-mod letters;
+mod fetcher;
+mod log;
 mod member;
-mod reader;
-mod reading;
-mod remark;
-mod reset;
+mod offset_reset;
+mod partition_map;
+mod partition_reader;
 mod revocation;
-mod roster;
-mod settings;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-pub use error::Error;
-pub use letters::LetterTopic;
-pub use roster::{Partition, Roster};
-pub use settings::{Settings, Start};
+pub use builder::{KafkaSourceBuilder, StartOffset};
+pub use dead_letter_topic::DeadLetterTopic;
+pub use error::KafkaSourceError;
+pub use partition_map::{Partition, PartitionMap};
 
-use super::{Event, Mark, Room, Source};
+use super::interface::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::record::{Epoch, Lane, Position, Record};
-use handover::Handover;
-use member::Member;
+use channel::SourceChannel;
+use member::GroupMember;
 
-/// A member of a consumer group. Dropped, it commits what it was told and leaves the group, on its own thread.
+impl KafkaSourceBuilder {
+    /// Builds the source, which starts to join its group. Its thread creates the clients.
+    ///
+    /// # Errors
+    /// Returns [`KafkaSourceError::Settings`] or [`KafkaSourceError::Reserved`] for an invalid property,
+    /// [`KafkaSourceError::Subscription`] without a topic or a group, and [`KafkaSourceError::Thread`] if the thread
+    /// cannot be started.
+    pub fn build(self) -> Result<KafkaSource, KafkaSourceError> {
+        self.check()?;
+        KafkaSource::start(self)
+    }
+}
+
+/// A member of a consumer group. When dropped, its thread completes the commits and leaves the group.
 #[derive(Debug)]
-pub struct Kafka {
-    handover: Arc<Handover>,
-    roster: Roster,
+pub struct KafkaSource {
+    channel: Arc<SourceChannel>,
+    partition_map: PartitionMap,
 }
 
-impl Kafka {
-    /// Begins to describe a source: brokers as in `bootstrap.servers`, and the name of the group.
-    pub fn builder(brokers: &str, group: &str) -> Settings {
-        Settings::new(brokers, group)
+impl KafkaSource {
+    /// Starts a builder. `brokers` is the value of `bootstrap.servers`.
+    pub fn builder(brokers: &str, group: &str) -> KafkaSourceBuilder {
+        KafkaSourceBuilder::new(brokers, group)
     }
 
-    fn begin(settings: Settings) -> Result<Self, Error> {
-        let (handover, roster) = (Arc::new(Handover::default()), Roster::default());
-        let (shared, lanes) = (Arc::clone(&handover), roster.clone());
+    fn start(settings: KafkaSourceBuilder) -> Result<Self, KafkaSourceError> {
+        let (channel, partition_map) = (Arc::new(SourceChannel::default()), PartitionMap::default());
+        let (shared, lanes) = (Arc::clone(&channel), partition_map.clone());
         let body = move || {
-            shared.belongs_to_this_thread();
-            let result = catch_unwind(AssertUnwindSafe(|| serve(settings, &shared, lanes)));
-            shared.end(result.unwrap_or(Err(Error::Broken)));
+            shared.set_member_thread();
+            let result = catch_unwind(AssertUnwindSafe(|| run_member(settings, &shared, lanes)));
+            shared.end(result.unwrap_or(Err(KafkaSourceError::Internal)));
         };
-        std::thread::Builder::new().name("lanes-kafka".to_owned()).spawn(body).map_err(Error::Thread)?;
-        Ok(Self { handover, roster })
+        std::thread::Builder::new().name("lanes-kafka".to_owned()).spawn(body).map_err(KafkaSourceError::Thread)?;
+        Ok(Self { channel, partition_map })
     }
 
-    /// Which partition is which lane, also after the source was given to a subscription.
+    /// The partitions of the lanes; stays valid after the source has moved into a subscription.
     #[must_use]
-    pub fn roster(&self) -> Roster {
-        self.roster.clone()
+    pub fn partition_map(&self) -> PartitionMap {
+        self.partition_map.clone()
     }
 }
 
-/// The life of the client's thread.
-fn serve(settings: Settings, handover: &Arc<Handover>, roster: Roster) -> Result<(), Error> {
-    match Member::join(settings, Arc::clone(handover), roster) {
+/// The body of the member thread.
+fn run_member(
+    settings: KafkaSourceBuilder,
+    channel: &Arc<SourceChannel>,
+    partition_map: PartitionMap,
+) -> Result<(), KafkaSourceError> {
+    match GroupMember::join(settings, Arc::clone(channel), partition_map) {
         Ok(member) => member.run(),
         Err(error) => {
-            handover.fail(error);
+            channel.fail(error);
             Ok(())
         }
     }
 }
 
-impl Drop for Kafka {
+impl Drop for KafkaSource {
     fn drop(&mut self) {
-        self.handover.close();
+        self.channel.close();
     }
 }
 
-impl Source for Kafka {
-    type Error = Error;
+impl Source for KafkaSource {
+    type Error = KafkaSourceError;
 
-    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Error>> {
-        self.handover.poll(cx, room, batch)
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, KafkaSourceError>> {
+        self.channel.poll(cx, room, batch)
     }
 
     fn pause(&mut self, lane: Lane, epoch: Epoch) {
-        self.handover.set_paused(lane, epoch, true);
+        self.channel.set_paused(lane, epoch, true);
     }
 
     fn resume(&mut self, lane: Lane, epoch: Epoch) {
-        self.handover.set_paused(lane, epoch, false);
+        self.channel.set_paused(lane, epoch, false);
     }
 
-    fn commit(&mut self, marks: &[Mark]) {
-        self.handover.commit(marks);
+    fn commit(&mut self, commits: &[LaneCommit]) {
+        self.channel.commit(commits);
     }
 
     fn release(&mut self, lane: Lane, epoch: Epoch, through: Option<Position>) {
-        self.handover.release(lane, epoch, through);
+        self.channel.release(lane, epoch, through);
     }
 
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.handover.poll_close(cx)
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), KafkaSourceError>> {
+        self.channel.poll_close(cx)
     }
 
     fn buffered_bytes(&self) -> usize {
-        self.handover.buffered_bytes()
+        self.channel.buffered_bytes()
     }
 
     fn lane_name(&self, lane: Lane) -> String {
-        self.roster.name(lane)
+        self.partition_map.name(lane)
     }
 }

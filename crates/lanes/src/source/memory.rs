@@ -1,4 +1,4 @@
-//! Records from memory: for tests, for benches, and for programs that make their work themselves.
+//! An in-memory source for tests, benchmarks, and programs that generate their own records.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -6,29 +6,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::{Event, Mark, Room, Source};
+use super::interface::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::record::{Epoch, Lane, Position, Record};
 
-/// A source that hands out what its [`MemoryHandle`] is given.
+/// Delivers the records pushed through its [`MemorySourceHandle`].
 #[derive(Debug)]
-pub struct Memory {
-    state: Arc<Mutex<State>>,
+pub struct MemorySource {
+    state: Arc<Mutex<MemoryState>>,
 }
 
-/// Feeds a [`Memory`] source, and shows what it was told.
+/// Feeds a [`MemorySource`] and shows the calls that it received.
 #[derive(Clone, Debug)]
-pub struct MemoryHandle {
-    state: Arc<Mutex<State>>,
+pub struct MemorySourceHandle {
+    state: Arc<Mutex<MemoryState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// What no pause holds up.
-    events: VecDeque<Event>,
-    lanes: BTreeMap<Lane, Assignment>,
-    /// The lane after which the next batch begins to look.
-    turn: Lane,
-    commits: Vec<Mark>,
+struct MemoryState {
+    /// Events that a pause does not hold back.
+    events: VecDeque<SourceEvent>,
+    lanes: BTreeMap<Lane, MemoryLane>,
+    /// The lane of the last batch; the next batch starts after it.
+    last_lane: Lane,
+    commits: Vec<LaneCommit>,
     releases: Vec<(Lane, Epoch, Option<Position>)>,
     pauses: u64,
     ended: bool,
@@ -37,7 +37,7 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Assignment {
+struct MemoryLane {
     epoch: Epoch,
     open: bool,
     paused: bool,
@@ -45,25 +45,25 @@ struct Assignment {
     committed: Option<Position>,
 }
 
-impl Memory {
-    /// A source without lanes, and the handle that feeds it.
+impl MemorySource {
+    /// Returns a source without lanes, and its handle.
     #[must_use]
-    pub fn new() -> (Self, MemoryHandle) {
-        let state = Arc::new(Mutex::new(State::default()));
-        (Self { state: Arc::clone(&state) }, MemoryHandle { state })
+    pub fn new() -> (Self, MemorySourceHandle) {
+        let state = Arc::new(Mutex::new(MemoryState::default()));
+        (Self { state: Arc::clone(&state) }, MemorySourceHandle { state })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         lock(&self.state)
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<MemoryState>) -> MutexGuard<'_, MemoryState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl MemoryHandle {
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+impl MemorySourceHandle {
+    fn change<T>(&self, change: impl FnOnce(&mut MemoryState) -> T) -> T {
         let mut state = lock(&self.state);
         let result = change(&mut state);
         let waker = state.waker.take();
@@ -72,18 +72,18 @@ impl MemoryHandle {
         result
     }
 
-    /// Assigns the lane, and returns its new epoch.
+    /// Assigns the lane and returns its new epoch.
     pub fn assign(&self, lane: Lane) -> Epoch {
         self.change(|state| {
             let assignment = state.lanes.entry(lane).or_default();
             let epoch = Epoch(assignment.epoch.0 + 1);
-            *assignment = Assignment { epoch, open: true, ..Assignment::default() };
-            state.events.push_back(Event::Assigned { lane, epoch });
+            *assignment = MemoryLane { epoch, open: true, ..MemoryLane::default() };
+            state.events.push_back(SourceEvent::Assigned { lane, epoch });
             epoch
         })
     }
 
-    /// Queues a record on its lane; one of an epoch that is over is dropped.
+    /// Queues a record on its lane; a record of an ended epoch is dropped.
     pub fn push(&self, record: Record) {
         self.extend([record]);
     }
@@ -99,32 +99,32 @@ impl MemoryHandle {
         });
     }
 
-    /// Says that nothing is there up to and including `through`.
-    pub fn pass(&self, lane: Lane, through: Position) {
+    /// Delivers a gap up to and including `through`.
+    pub fn skip_to(&self, lane: Lane, through: Position) {
         self.change(|state| {
             let epoch = state.lanes.get(&lane).map_or(Epoch::default(), |assignment| assignment.epoch);
-            state.events.push_back(Event::Passed { lane, epoch, through });
+            state.events.push_back(SourceEvent::Gap { lane, epoch, through });
         });
     }
 
-    /// Takes lanes away, as a group's coordinator does.
+    /// Revokes lanes, like a group coordinator.
     pub fn revoke(&self, lanes: &[Lane], within: Duration) {
         self.change(|state| {
             let lanes = state.close(lanes);
-            state.events.push_back(Event::Revoked { lanes, within });
+            state.events.push_back(SourceEvent::Revoked { lanes, within });
         });
     }
 
-    /// Takes lanes away without asking.
+    /// Takes lanes away without waiting for a release.
     pub fn lose(&self, lanes: &[Lane]) {
         self.change(|state| {
             let lanes = state.close(lanes);
-            state.events.push_back(Event::Lost { lanes });
+            state.events.push_back(SourceEvent::Lost { lanes });
         });
     }
 
-    /// Any other event, for tests.
-    pub fn say(&self, event: Event) {
+    /// Delivers any other event.
+    pub fn inject(&self, event: SourceEvent) {
         self.change(|state| state.events.push_back(event));
     }
 
@@ -133,19 +133,19 @@ impl MemoryHandle {
         self.change(|state| state.ended = true);
     }
 
-    /// How far the lane's present or last assignment was committed, by `commit` or `release`.
+    /// The last position of the lane committed by `commit` or `release`.
     #[must_use]
     pub fn committed(&self, lane: Lane) -> Option<Position> {
         lock(&self.state).lanes.get(&lane)?.committed
     }
 
-    /// Every mark in the order in which it came.
+    /// All commits, in order.
     #[must_use]
-    pub fn commits(&self) -> Vec<Mark> {
+    pub fn commits(&self) -> Vec<LaneCommit> {
         lock(&self.state).commits.clone()
     }
 
-    /// Every lane that was released, in order.
+    /// All released lanes, in order.
     #[must_use]
     pub fn releases(&self) -> Vec<(Lane, Epoch, Option<Position>)> {
         lock(&self.state).releases.clone()
@@ -157,20 +157,20 @@ impl MemoryHandle {
         lock(&self.state).pauses
     }
 
-    /// Records that were not handed out.
+    /// Records not yet delivered.
     #[must_use]
     pub fn queued(&self) -> usize {
         lock(&self.state).lanes.values().map(|lane| lane.queue.len()).sum()
     }
 
-    /// The subscription has closed the source.
+    /// Whether the subscription has closed the source.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         lock(&self.state).closed
     }
 }
 
-impl State {
+impl MemoryState {
     fn close(&mut self, lanes: &[Lane]) -> Vec<(Lane, Epoch)> {
         let mut closed = Vec::new();
         for lane in lanes {
@@ -184,15 +184,16 @@ impl State {
         closed
     }
 
-    /// Fills the batch from the lanes in turn: a batch is of one lane, the next one of the next.
-    fn fill(&mut self, room: Room, batch: &mut Vec<Record>) -> bool {
-        let ready = |(_, lane): &(&Lane, &mut Assignment)| !lane.paused && !lane.queue.is_empty();
-        let turn = self.turn;
-        let after = self.lanes.range_mut((std::ops::Bound::Excluded(turn), std::ops::Bound::Unbounded)).find(ready);
+    /// Fills the batch from one lane; lanes take turns.
+    fn fill(&mut self, room: PollLimit, batch: &mut Vec<Record>) -> bool {
+        let ready = |(_, lane): &(&Lane, &mut MemoryLane)| !lane.paused && !lane.queue.is_empty();
+        let last_lane = self.last_lane;
+        let after =
+            self.lanes.range_mut((std::ops::Bound::Excluded(last_lane), std::ops::Bound::Unbounded)).find(ready);
         let next = after.map(|(lane, _)| *lane);
         let next = next.or_else(|| self.lanes.iter_mut().find(ready).map(|(lane, _)| *lane));
         let Some(lane) = next else { return false };
-        self.turn = lane;
+        self.last_lane = lane;
         let queue = self.lanes.get_mut(&lane).map(|lane| &mut lane.queue);
         queue.into_iter().for_each(|queue| take(queue, room, batch));
         true
@@ -202,12 +203,12 @@ impl State {
         self.ended && self.lanes.values().all(|lane| lane.queue.is_empty())
     }
 
-    fn assignment(&mut self, lane: Lane, epoch: Epoch) -> Option<&mut Assignment> {
+    fn assignment(&mut self, lane: Lane, epoch: Epoch) -> Option<&mut MemoryLane> {
         self.lanes.get_mut(&lane).filter(|assignment| assignment.epoch == epoch)
     }
 }
 
-fn take(queue: &mut VecDeque<Record>, room: Room, batch: &mut Vec<Record>) {
+fn take(queue: &mut VecDeque<Record>, room: PollLimit, batch: &mut Vec<Record>) {
     let mut bytes = 0;
     for taken in 0..room.records {
         let Some(record) = queue.front() else { return };
@@ -219,19 +220,24 @@ fn take(queue: &mut VecDeque<Record>, room: Room, batch: &mut Vec<Record>) {
     }
 }
 
-impl Source for Memory {
+impl Source for MemorySource {
     type Error = Infallible;
 
-    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Infallible>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, Infallible>> {
         let mut state = self.lock();
         if let Some(event) = state.events.pop_front() {
             return Poll::Ready(Ok(event));
         }
         if room.records > 0 && state.fill(room, batch) {
-            return Poll::Ready(Ok(Event::Records));
+            return Poll::Ready(Ok(SourceEvent::Records));
         }
         if state.is_drained() {
-            return Poll::Ready(Ok(Event::Ended));
+            return Poll::Ready(Ok(SourceEvent::Ended));
         }
         state.waker = Some(cx.waker().clone());
         Poll::Pending
@@ -247,12 +253,12 @@ impl Source for Memory {
         self.lock().assignment(lane, epoch).into_iter().for_each(|assignment| assignment.paused = false);
     }
 
-    fn commit(&mut self, marks: &[Mark]) {
+    fn commit(&mut self, commits: &[LaneCommit]) {
         let mut state = self.lock();
-        for mark in marks {
-            state.commits.push(*mark);
-            let assignment = state.assignment(mark.lane, mark.epoch);
-            assignment.into_iter().for_each(|assignment| assignment.committed = Some(mark.through));
+        for commit in commits {
+            state.commits.push(*commit);
+            let assignment = state.assignment(commit.lane, commit.epoch);
+            assignment.into_iter().for_each(|assignment| assignment.committed = Some(commit.through));
         }
     }
 

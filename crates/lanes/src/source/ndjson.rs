@@ -1,11 +1,12 @@
-//! One JSON value per line, from a file or from anything that can be read.
+//! Reads one JSON value per line, from a file or any reader.
 //!
-//! All lines are one lane. The position of a line is where it ends, in bytes from the beginning, so that what follows a
-//! committed position is the next line. A thread of its own reads ahead, as far as a bound of bytes.
+//! All lines belong to one lane. The position of a line is its end, in bytes from the start of the input, so a committed
+//! position is the start of the next line. A thread reads ahead, up to a limit of bytes.
 
 mod checkpoint;
+mod error;
 mod follow;
-mod line;
+mod format;
 mod reader;
 
 use std::fs::File;
@@ -14,92 +15,60 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
 
-use super::{Event, Mark, Room, Source};
+use super::interface::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::record::{Epoch, Lane, Position, Record};
 use checkpoint::Checkpoint;
-use follow::{Follow, Input, Interest};
-use reader::{Lines, Reader};
+use follow::{FileInput, FollowGuard, FollowReader};
+use format::{EPOCH, LANE};
+use reader::{LineReader, LineReceiver};
 
-pub use line::Format;
+pub use error::NdjsonError;
+pub use format::NdjsonFormat;
 
-const LANE: Lane = Lane(0);
-const EPOCH: Epoch = Epoch(1);
-
-/// Why lines cannot be read, or how far they are done cannot be noted.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NdjsonError {
-    /// Reading failed.
-    #[error("cannot read {what}")]
-    Read {
-        /// The file, or `standard input`.
-        what: String,
-        /// What the system says.
-        #[source]
-        error: io::Error,
-    },
-    /// The checkpoint cannot be read or written.
-    #[error("cannot read or write the checkpoint {path}: see that its folder exists and may be written to")]
-    Checkpoint {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        #[source]
-        error: io::Error,
-    },
-    /// Somebody else notes there how far he is done.
-    #[error("{path} is the checkpoint of a stream that runs: give each a checkpoint of its own")]
-    CheckpointInUse {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The checkpoint holds something else than a position in this file.
-    #[error("{path} is not a checkpoint of this file: remove it to begin at the beginning")]
-    ForeignCheckpoint {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
-/// Lines as records.
+/// Delivers lines as records.
 #[derive(Debug)]
-pub struct Ndjson {
+pub struct NdjsonSource {
     name: String,
-    lines: Lines,
-    /// Taken from the reader and not handed out.
+    lines: LineReceiver,
+    /// Received from the reader and not yet delivered.
     next: std::vec::IntoIter<Record>,
     checkpoint: Option<Checkpoint>,
-    /// Nobody else has it: when it is gone, a file is not followed any more.
-    _interest: Option<Interest>,
-    /// A checkpoint that could not be written ends the source.
-    broken: Option<NdjsonError>,
+    /// Dropping it ends the follow mode.
+    _follow_guard: Option<FollowGuard>,
+    /// A failed checkpoint write ends the source.
+    checkpoint_error: Option<NdjsonError>,
     is_assigned: bool,
     is_paused: bool,
 }
 
-impl Ndjson {
-    /// Reads a file from its beginning.
+impl NdjsonSource {
+    /// Reads a file from its start.
     ///
     /// # Errors
-    /// If the file cannot be opened, or no thread can be started.
-    pub fn open(path: impl AsRef<Path>, format: Format) -> Result<Self, NdjsonError> {
+    /// Returns an error if the file cannot be opened or the thread cannot be started.
+    pub fn open(path: impl AsRef<Path>, format: NdjsonFormat) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let input = Input::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
-        Self::of_file(name, input, 0, format)
+        let input = FileInput::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
+        Self::from_file(name, input, 0, format)
     }
 
-    /// Reads a file from where `checkpoint` says that an earlier run has got, and notes there how far this one gets. If that
-    /// run took half a line at the end for a line, and it has grown since, the whole line comes again.
+    /// Reads a file from the position in `checkpoint`, and stores progress there. If an earlier run delivered an
+    /// incomplete last line that has grown since, the whole line is delivered again.
     ///
     /// # Errors
-    /// If a file cannot be opened or is a pipe, or the checkpoint is not of this file, or another one's who runs.
-    pub fn resume(path: impl AsRef<Path>, checkpoint: impl Into<PathBuf>, format: Format) -> Result<Self, NdjsonError> {
+    /// Returns an error if a file cannot be opened, if the input is a pipe, or if the checkpoint belongs to another file
+    /// or is in use.
+    pub fn resume(
+        path: impl AsRef<Path>,
+        checkpoint: impl Into<PathBuf>,
+        format: NdjsonFormat,
+    ) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
         let (checkpoint, from) = Checkpoint::open(checkpoint.into())?;
         let failed = |error| NdjsonError::Read { what: name.clone(), error };
-        let Input::Open(mut file) = Input::open(path).map_err(failed)? else {
+        let FileInput::Open(mut file) = FileInput::open(path).map_err(failed)? else {
             return Err(failed(io::ErrorKind::NotSeekable.into()));
         };
         if file.metadata().map_err(failed)?.len() < from {
@@ -107,37 +76,42 @@ impl Ndjson {
         }
         let from = line_around(&file, from).map_err(failed)?;
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
-        let source = Self::of_file(name, Input::Open(file), from, format)?;
+        let source = Self::from_file(name, FileInput::Open(file), from, format)?;
         Ok(Self { checkpoint: Some(checkpoint), ..source })
     }
 
-    /// Reads standard input. Its thread ends with the input, or with the process.
+    /// Reads standard input. The thread ends at the end of the input or of the process.
     ///
     /// # Errors
-    /// If no thread can be started.
-    pub fn stdin(format: Format) -> Result<Self, NdjsonError> {
-        Self::of("standard input".to_owned(), io::stdin(), 0, format)
+    /// Returns an error if the thread cannot be started.
+    pub fn stdin(format: NdjsonFormat) -> Result<Self, NdjsonError> {
+        Self::from_reader("standard input".to_owned(), io::stdin(), 0, format)
     }
 
-    /// Reads anything; `name` is for people.
+    /// Reads any input; `name` is the display name.
     ///
     /// # Errors
-    /// If no thread can be started.
-    pub fn reader(name: &str, input: impl Read + Send + 'static, format: Format) -> Result<Self, NdjsonError> {
-        Self::of(name.to_owned(), input, 0, format)
+    /// Returns an error if the thread cannot be started.
+    pub fn reader(name: &str, input: impl Read + Send + 'static, format: NdjsonFormat) -> Result<Self, NdjsonError> {
+        Self::from_reader(name.to_owned(), input, 0, format)
     }
 
-    fn of_file(name: String, input: Input, from: u64, format: Format) -> Result<Self, NdjsonError> {
+    fn from_file(name: String, input: FileInput, from: u64, format: NdjsonFormat) -> Result<Self, NdjsonError> {
         if !format.follow {
-            return Self::of(name, input, from, format);
+            return Self::from_reader(name, input, from, format);
         }
-        let (input, interest) = Follow::new(input, from);
-        let source = Self::of(name, input, from, format)?;
-        Ok(Self { _interest: Some(interest), ..source })
+        let (input, guard) = FollowReader::new(input, from);
+        let source = Self::from_reader(name, input, from, format)?;
+        Ok(Self { _follow_guard: Some(guard), ..source })
     }
 
-    fn of(name: String, input: impl Read + Send + 'static, from: u64, format: Format) -> Result<Self, NdjsonError> {
-        let started = Reader::new(input, from, format).start();
+    fn from_reader(
+        name: String,
+        input: impl Read + Send + 'static,
+        from: u64,
+        format: NdjsonFormat,
+    ) -> Result<Self, NdjsonError> {
+        let started = LineReader::new(input, from, format).start();
         let lines = started.map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
         let next = Vec::new().into_iter();
         Ok(Self {
@@ -145,15 +119,15 @@ impl Ndjson {
             lines,
             next,
             checkpoint: None,
-            _interest: None,
-            broken: None,
+            _follow_guard: None,
+            checkpoint_error: None,
             is_assigned: false,
             is_paused: false,
         })
     }
 
-    /// Hands out what is there, at most what there is room for.
-    fn fill(&mut self, room: Room, batch: &mut Vec<Record>) {
+    /// Delivers records within the limit.
+    fn fill(&mut self, room: PollLimit, batch: &mut Vec<Record>) {
         let mut bytes = 0;
         for taken in 0..room.records {
             let Some(record) = self.next.as_slice().first() else { return };
@@ -165,14 +139,14 @@ impl Ndjson {
         }
     }
 
-    fn note(&mut self, through: Position) {
+    fn write_checkpoint(&mut self, through: Position) {
         if let Some(Err(error)) = self.checkpoint.as_ref().map(|checkpoint| checkpoint.write(through)) {
-            self.broken = Some(error);
+            self.checkpoint_error = Some(error);
         }
     }
 }
 
-/// Where the line begins that goes on at a place, or the place itself if a line ends there.
+/// The start of the line that contains `place`; `place` itself if a line ends there.
 fn line_around(file: &File, place: u64) -> io::Result<u64> {
     let mut around = [b'\n'; 2];
     if place > 0 {
@@ -194,16 +168,21 @@ fn line_around(file: &File, place: u64) -> io::Result<u64> {
     Ok(0)
 }
 
-impl Source for Ndjson {
+impl Source for NdjsonSource {
     type Error = NdjsonError;
 
-    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, NdjsonError>> {
-        if let Some(error) = self.broken.take() {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, NdjsonError>> {
+        if let Some(error) = self.checkpoint_error.take() {
             return Poll::Ready(Err(error));
         }
         if !self.is_assigned {
             self.is_assigned = true;
-            return Poll::Ready(Ok(Event::Assigned { lane: LANE, epoch: EPOCH }));
+            return Poll::Ready(Ok(SourceEvent::Assigned { lane: LANE, epoch: EPOCH }));
         }
         if room.records == 0 || self.is_paused {
             return Poll::Pending;
@@ -215,11 +194,11 @@ impl Source for Ndjson {
                 Poll::Ready(Some(Err(error))) => {
                     return Poll::Ready(Err(NdjsonError::Read { what: self.name.clone(), error }));
                 }
-                Poll::Ready(None) => return Poll::Ready(Ok(Event::Ended)),
+                Poll::Ready(None) => return Poll::Ready(Ok(SourceEvent::Ended)),
             }
         }
         self.fill(room, batch);
-        Poll::Ready(Ok(Event::Records))
+        Poll::Ready(Ok(SourceEvent::Records))
     }
 
     fn pause(&mut self, _lane: Lane, _epoch: Epoch) {
@@ -230,17 +209,17 @@ impl Source for Ndjson {
         self.is_paused = false;
     }
 
-    fn commit(&mut self, marks: &[Mark]) {
-        marks.iter().for_each(|mark| self.note(mark.through));
+    fn commit(&mut self, commits: &[LaneCommit]) {
+        commits.iter().for_each(|commit| self.write_checkpoint(commit.through));
     }
 
     fn release(&mut self, _lane: Lane, _epoch: Epoch, through: Option<Position>) {
-        through.into_iter().for_each(|through| self.note(through));
+        through.into_iter().for_each(|through| self.write_checkpoint(through));
     }
 
     fn poll_close(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), NdjsonError>> {
         let synced = self.checkpoint.as_ref().map_or(Ok(()), Checkpoint::sync);
-        Poll::Ready(self.broken.take().map_or(synced, Err))
+        Poll::Ready(self.checkpoint_error.take().map_or(synced, Err))
     }
 
     fn buffered_bytes(&self) -> usize {

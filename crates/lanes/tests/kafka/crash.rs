@@ -1,7 +1,7 @@
-//! Consumers that are killed at random, and a ledger that tells afterwards what happened.
+//! Kills consumers at random times and checks a ledger afterwards.
 //!
-//! The consumer is this test program again, as a process of its own. For every record it appends a line to the ledger,
-//! which the system keeps when it is killed, and only then is the record done.
+//! The consumer is this test binary in a process of its own. For each record it appends a line to the ledger, which
+//! survives a kill, and then finishes the record.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -13,20 +13,21 @@ use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, Producer};
 
-use crate::member::Member;
-use crate::world::{LIMIT, World, key, settings, until};
+use crate::fixtures::{KafkaFixture, LIMIT, key, settings, until};
+use crate::member::GroupMember;
 
-/// What the consumer needs to know: brokers, group, topic, and the path of the ledger.
+/// The settings of the consumer: brokers, group, topic, and the path of the ledger.
 const CONSUMER: &str = "TIDEGATE_LANES_TEST_CONSUMER";
-/// How often it is killed; 3 times unless told.
+/// The number of kills. Default: 3.
 const ROUNDS: &str = "TIDEGATE_LANES_KILL_ROUNDS";
 
 const RECORDS: u64 = 6_000;
 const KEYS: u64 = 60;
 const PARTITIONS: u16 = 3;
 
+/// LA-36: killed consumers lose no record and no order.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_36_whatever_is_killed_every_record_is_done_and_first_deliveries_are_in_order() {
+async fn killed_consumers_lose_no_record_and_no_order() {
     if let Ok(task) = std::env::var(CONSUMER) {
         return consume(&task).await;
     }
@@ -34,32 +35,34 @@ async fn la_36_whatever_is_killed_every_record_is_done_and_first_deliveries_are_
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let world = World::new("killed", PARTITIONS);
-    world.fill(0..RECORDS, KEYS);
+    let fixture = KafkaFixture::new("killed", PARTITIONS);
+    fixture.fill(0..RECORDS, KEYS);
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("ledger");
     File::create(&ledger).unwrap();
     for _ in 0..rounds {
         let lines = lines(&ledger);
         let more = random.u64(1..(RECORDS - lines as u64 / 2).max(200) / 4);
-        let mut consumer = start(&world, &ledger);
-        until("it has got some way", || self::lines(&ledger) >= lines + more as usize || is_complete(&ledger)).await;
+        let mut consumer = start(&fixture, &ledger);
+        until("some progress", || self::lines(&ledger) >= lines + more as usize || is_complete(&ledger)).await;
         consumer.kill().unwrap();
         consumer.wait().unwrap();
     }
-    let committed = world.committed(i32::from(PARTITIONS));
+    let committed = fixture.committed(i32::from(PARTITIONS));
     audit(&ledger, &committed);
-    let mut last = start(&world, &ledger);
-    until("all are done", || is_complete(&ledger)).await;
-    let all = |world: &World| world.committed(i32::from(PARTITIONS)).iter().flatten().sum::<i64>() == RECORDS as i64;
-    until("all is committed", || all(&world)).await;
+    let mut last = start(&fixture, &ledger);
+    until("all finished", || is_complete(&ledger)).await;
+    let all = |fixture: &KafkaFixture| {
+        fixture.committed(i32::from(PARTITIONS)).iter().flatten().sum::<i64>() == RECORDS as i64
+    };
+    until("all committed", || all(&fixture)).await;
     last.kill().unwrap();
     last.wait().unwrap();
-    audit(&ledger, &world.committed(i32::from(PARTITIONS)));
+    audit(&ledger, &fixture.committed(i32::from(PARTITIONS)));
 }
 
-fn start(world: &World, ledger: &Path) -> Child {
-    let task = [&world.broker.bootstrap(), &world.group, &world.topic, ledger.to_str().unwrap()].join("\n");
+fn start(fixture: &KafkaFixture, ledger: &Path) -> Child {
+    let task = [&fixture.broker.bootstrap(), &fixture.group, &fixture.topic, ledger.to_str().unwrap()].join("\n");
     let name = "crash::la_36_whatever_is_killed_every_record_is_done_and_first_deliveries_are_in_order";
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
@@ -70,22 +73,22 @@ fn start(world: &World, ledger: &Path) -> Child {
         .unwrap()
 }
 
-/// The consumer: until it is killed, or whoever started it is gone.
+/// The consumer. Runs until it is killed or its parent has gone.
 async fn consume(task: &str) {
-    let [brokers, group, topic, ledger] = task.split('\n').collect::<Vec<_>>()[..] else { panic!("four lines") };
+    let [brokers, group, topic, ledger] = task.split('\n').collect::<Vec<_>>()[..] else { panic!("four settings") };
     let ledger = Arc::new(Mutex::new(File::options().append(true).open(ledger).unwrap()));
-    // The name of a member lets the next one take over at once, instead of after the session's timeout.
+    // A static member takes over immediately instead of after the session timeout.
     let settings = settings(brokers, group).topic(topic).property("group.instance.id", "the-one");
-    let member = Member::with(
+    let member = GroupMember::with(
         settings.build().unwrap(),
         |builder| builder,
-        move |delivery, roster| {
+        move |delivery, partition_map| {
             let ledger = Arc::clone(&ledger);
             async move {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 let record = &delivery.record;
                 let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
-                let partition = roster.partition(record.lane()).unwrap().number;
+                let partition = partition_map.partition(record.lane()).unwrap().number;
                 let line =
                     format!("{} {} {partition} {}\n", text(record.key()), text(record.payload()), record.position());
                 ledger.lock().unwrap().write_all(line.as_bytes()).unwrap();
@@ -118,7 +121,7 @@ struct Entry {
 fn entries(ledger: &Path) -> Vec<Entry> {
     let entry = |line: String| {
         let words: Vec<&str> = line.split(' ').collect();
-        let &[key, number, partition, offset] = &words[..] else { panic!("a torn line: {line}") };
+        let &[key, number, partition, offset] = &words[..] else { panic!("incomplete line: {line}") };
         let key = key.to_owned();
         Entry {
             key,
@@ -130,7 +133,7 @@ fn entries(ledger: &Path) -> Vec<Entry> {
     BufReader::new(File::open(ledger).unwrap()).lines().map(|line| entry(line.unwrap())).collect()
 }
 
-/// First deliveries of every key in order, and nothing committed that is not in the ledger.
+/// Checks that first deliveries of each key are in order and that committed offsets are in the ledger.
 fn audit(ledger: &Path, committed: &[Option<i64>]) {
     let mut next: HashMap<String, u64> = HashMap::new();
     let mut done: HashSet<(i32, i64)> = HashSet::new();
@@ -147,41 +150,41 @@ fn audit(ledger: &Path, committed: &[Option<i64>]) {
     for (partition, committed) in committed.iter().enumerate() {
         let partition = i32::try_from(partition).unwrap();
         let open = (0..committed.unwrap_or(0)).find(|offset| !done.contains(&(partition, *offset)));
-        assert_eq!(open, None, "{committed:?} of partition {partition} is committed");
+        assert_eq!(open, None, "committed {committed:?} of partition {partition}");
     }
 }
 
-/// What a producer of transactions leaves behind when it is killed is never seen, and what the next one commits is seen
+/// LA-39: records of an open transaction of a killed producer are not delivered; records of its successor are delivered
 /// once.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_39_a_transaction_that_was_cut_off_is_not_seen() {
-    let world = World::new("cut-off", 1);
-    let properties = [("transactional.id", world.topic.as_str()), ("transaction.timeout.ms", "5000")];
+async fn aborted_transaction_is_not_delivered() {
+    let fixture = KafkaFixture::new("cut-off", 1);
+    let properties = [("transactional.id", fixture.topic.as_str()), ("transaction.timeout.ms", "5000")];
     let send = |producer: &rdkafka::producer::BaseProducer, numbers: std::ops::Range<u64>| {
         for number in numbers {
             let payload = number.to_string();
             producer
-                .send(BaseRecord::to(&world.topic).key("key").payload(&payload))
+                .send(BaseRecord::to(&fixture.topic).key("key").payload(&payload))
                 .map_err(|(error, _)| error)
                 .unwrap();
         }
     };
-    // Fenced off by the next one with its name, in the middle of its transaction.
-    let cut_off = world.producer(&properties);
+    // Fenced by the next producer with the same transactional id, in the middle of a transaction.
+    let cut_off = fixture.producer(&properties);
     cut_off.init_transactions(LIMIT).unwrap();
     cut_off.begin_transaction().unwrap();
     send(&cut_off, 0..10);
     cut_off.flush(LIMIT).unwrap();
-    let next = world.producer(&properties);
+    let next = fixture.producer(&properties);
     next.init_transactions(LIMIT).unwrap();
     next.begin_transaction().unwrap();
     send(&next, 0..20);
     next.commit_transaction(LIMIT).unwrap();
     let audit = crate::audit::Audit::new();
-    let member = Member::audited(world.source(), 0, &audit, Duration::ZERO);
-    until("all are done", || audit.count() == 20).await;
-    // 10 that were cut off, 20, and a marker behind each.
-    until("the end is committed", || world.committed(1) == [Some(32)]).await;
+    let member = GroupMember::audited(fixture.source(), 0, &audit, Duration::ZERO);
+    until("all finished", || audit.count() == 20).await;
+    // 10 aborted records, 20 committed ones, and a control record behind each.
+    until("end committed", || fixture.committed(1) == [Some(32)]).await;
     member.stop().await;
     audit.assert_all(0..20);
     assert_eq!(audit.duplicates(), 0);

@@ -1,15 +1,15 @@
-//! The Kafka source on a real broker, and on the client's mock cluster for faults. Numbers are those of the project's
-//! list of points that a keyed consumer must hold; the table is in the README.
+//! The Kafka source with a real broker, and with librdkafka's mock cluster for faults. Doc comments carry the numbers of
+//! the crate's test catalogue.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod audit;
 mod crash;
+mod dead_letters;
 mod faults;
-mod letters;
+mod fixtures;
 mod member;
 mod offsets;
 mod reading;
 mod rebalance;
 mod topics;
-mod world;

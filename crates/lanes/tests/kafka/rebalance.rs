@@ -1,4 +1,4 @@
-//! Members that come and go: what the others notice of it, and what is lost, which is nothing.
+//! Rebalances: members that stay are not disturbed, and no record is lost.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,27 +6,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, Producer};
-use tidegate_lanes::source::kafka::{Kafka, Settings};
-use tidegate_lanes::{Bounds, Builder, Epoch, Tasks};
+use tidegate_lanes::source::kafka::{KafkaSource, KafkaSourceBuilder};
+use tidegate_lanes::{AsyncTasks, Bounds, Epoch, SubscriptionBuilder};
 use tokio::sync::Semaphore;
 
 use crate::audit::Audit;
-use crate::member::Member;
-use crate::world::{LIMIT, World, share, until};
+use crate::fixtures::{KafkaFixture, LIMIT, share, until};
+use crate::member::GroupMember;
 
 const PARTITIONS: u16 = 6;
 
-/// Members join and leave while records flow, each after it has got a share of the work.
-async fn storm(world: &World, settings: impl Fn() -> Settings, audit: &Arc<Audit>) -> u64 {
+/// Members join and leave while records are processed, each after it has received records.
+async fn storm(fixture: &KafkaFixture, settings: impl Fn() -> KafkaSourceBuilder, audit: &Arc<Audit>) -> u64 {
     const RECORDS: u64 = 24_000;
     const ROUNDS: usize = 4;
-    // Lanes are committed when they leave, and at no other time.
-    let rarely = |builder: Builder<Kafka, Tasks>| builder.commit_every(Duration::from_secs(3600));
+    // Lanes are committed only when they are revoked.
+    let rarely =
+        |builder: SubscriptionBuilder<KafkaSource, AsyncTasks>| builder.commit_every(Duration::from_secs(3600));
     let start =
-        |number| Member::audited_as(settings().build().unwrap(), rarely, number, audit, Duration::from_millis(1));
+        |number| GroupMember::audited_as(settings().build().unwrap(), rarely, number, audit, Duration::from_millis(1));
     let staying = start(0);
     let feeding = {
-        let (broker, topic) = (world.broker, world.topic.clone());
+        let (broker, topic) = (fixture.broker, fixture.topic.clone());
         tokio::task::spawn_blocking(move || {
             let slowly = (0..RECORDS).inspect(|n| {
                 if n % 400 == 0 {
@@ -40,61 +41,64 @@ async fn storm(world: &World, settings: impl Fn() -> Settings, audit: &Arc<Audit
     for round in 0..ROUNDS {
         let guests = [start(2 * round + 1), start(2 * round + 2)];
         for guest in &guests {
-            until("a guest has a share", || guest.metrics().tally.done > 20 || audit.count() == RECORDS).await;
+            until("guest has records", || guest.metrics().counters.done > 20 || audit.count() == RECORDS).await;
         }
         for guest in guests {
             abandoned += guest.stop().await.abandoned;
         }
     }
     feeding.await.unwrap();
-    until("all are done", || audit.count() == RECORDS).await;
+    until("all finished", || audit.count() == RECORDS).await;
     abandoned += staying.stop().await.abandoned;
-    assert_eq!(abandoned, 0, "every lane came to rest before it went to somebody else");
+    assert_eq!(abandoned, 0, "a lane was revoked before it had drained");
     RECORDS
 }
 
-async fn storm_without_loss(world: World, settings: impl Fn() -> Settings) {
+async fn storm_without_loss(fixture: KafkaFixture, settings: impl Fn() -> KafkaSourceBuilder) {
     let audit = Audit::new();
-    let records = storm(&world, settings, &audit).await;
+    let records = storm(&fixture, settings, &audit).await;
     audit.assert_all(0..records);
-    // Only what was done beyond a record that had not begun when its lane was taken away.
+    // Only records finished beyond an unfinished one at the time of a revocation.
     let duplicates = audit.duplicates();
-    assert!(duplicates <= records / 10, "{duplicates} of {records} were done again");
-    let committed = world.committed(i32::from(PARTITIONS));
-    audit.assert_committed(&world.topic, &committed);
+    assert!(duplicates <= records / 10, "{duplicates} of {records} were processed again");
+    let committed = fixture.committed(i32::from(PARTITIONS));
+    audit.assert_committed(&fixture.topic, &committed);
     assert_eq!(committed.iter().map(|offset| offset.unwrap_or(0)).sum::<i64>(), records as i64);
 }
 
+/// LA-27: cooperative rebalances lose nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_27_a_storm_of_cooperative_rebalances_loses_nothing() {
-    let world = World::new("storm-cooperative", PARTITIONS);
-    let settings = world.settings();
-    storm_without_loss(world, move || settings.clone()).await;
+async fn cooperative_rebalances_lose_nothing() {
+    let fixture = KafkaFixture::new("storm-cooperative", PARTITIONS);
+    let settings = fixture.settings();
+    storm_without_loss(fixture, move || settings.clone()).await;
 }
 
+/// LA-27: eager rebalances lose nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_27_a_storm_of_eager_rebalances_loses_nothing() {
-    let world = World::new("storm-eager", PARTITIONS);
-    let settings = world.settings().property("partition.assignment.strategy", "range");
-    storm_without_loss(world, move || settings.clone()).await;
+async fn eager_rebalances_lose_nothing() {
+    let fixture = KafkaFixture::new("storm-eager", PARTITIONS);
+    let settings = fixture.settings().property("partition.assignment.strategy", "range");
+    storm_without_loss(fixture, move || settings.clone()).await;
 }
 
+/// LA-35: broker managed rebalances lose nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_35_a_storm_in_a_group_that_the_broker_leads_loses_nothing() {
-    let world = World::new("storm-led", PARTITIONS);
-    let settings = led(&world);
-    storm_without_loss(world, move || settings.clone()).await;
+async fn broker_managed_rebalances_lose_nothing() {
+    let fixture = KafkaFixture::new("storm-led", PARTITIONS);
+    let settings = led(&fixture);
+    storm_without_loss(fixture, move || settings.clone()).await;
 }
 
-/// Settings of a member of a group of KIP-848.
-fn led(world: &World) -> Settings {
-    Kafka::builder(&world.broker.bootstrap(), &world.group)
-        .topic(&world.topic)
+/// The settings of a member of a broker-managed group (KIP-848).
+fn led(fixture: &KafkaFixture) -> KafkaSourceBuilder {
+    KafkaSource::builder(&fixture.broker.bootstrap(), &fixture.group)
+        .topic(&fixture.topic)
         .property("group.protocol", "consumer")
         .property("fetch.wait.max.ms", "10")
 }
 
-/// Sends one quick record to each of the partitions.
+/// Sends one fast record to each partition.
 fn send_quick(producer: &rdkafka::producer::BaseProducer, topic: &str, partitions: i32) {
     for partition in 0..partitions {
         let record: BaseRecord<'_, str, str> = BaseRecord::to(topic).partition(partition).key("quick").payload("");
@@ -103,66 +107,68 @@ fn send_quick(producer: &rdkafka::producer::BaseProducer, topic: &str, partition
     producer.flush(LIMIT).unwrap();
 }
 
+/// LA-28: lanes that stay continue during a drain.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_28_lanes_that_stay_go_on_while_others_come_to_rest() {
-    let world = World::new("staying", 2);
+async fn lanes_that_stay_continue_during_a_drain() {
+    let fixture = KafkaFixture::new("staying", 2);
     let quick: Arc<Mutex<[u64; 2]>> = Arc::default();
     let gate = Arc::new(Semaphore::new(0));
     let (seen, waiting) = (share(&quick), share(&gate));
-    let source = world.settings().drain(Duration::from_secs(50)).build().unwrap();
-    let member = Member::with(
+    let source = fixture.settings().drain(Duration::from_secs(50)).build().unwrap();
+    let member = GroupMember::with(
         source,
         |builder| builder,
-        move |delivery, roster| {
+        move |delivery, partition_map| {
             let (seen, gate) = (share(&seen), share(&waiting));
             async move {
                 if delivery.record.key() == Some(b"slow") {
                     gate.acquire().await.unwrap().forget();
                 } else {
-                    let partition = roster.partition(delivery.record.lane()).unwrap();
+                    let partition = partition_map.partition(delivery.record.lane()).unwrap();
                     seen.lock().unwrap()[partition.number as usize] += 1;
                 }
                 delivery.finish();
             }
         },
     );
-    world.produce(0, Some("slow"), Some(""));
-    world.produce(1, Some("slow"), Some(""));
-    until("both lanes are busy", || member.metrics().in_flight == 2).await;
-    let guest = Member::with(world.source(), |builder| builder, |delivery, _| async { delivery.finish() });
-    // One lane is to leave and starts nothing any more; the other one goes on. Which, the group decides.
-    let producer = world.producer(&[]);
-    until("one lane goes on while the other does not", || {
-        send_quick(&producer, &world.topic, 2);
+    fixture.produce(0, Some("slow"), Some(""));
+    fixture.produce(1, Some("slow"), Some(""));
+    until("both lanes busy", || member.metrics().in_flight == 2).await;
+    let guest = GroupMember::with(fixture.source(), |builder| builder, |delivery, _| async { delivery.finish() });
+    // A lane is revoked and starts nothing more, the other continues. The group decides which.
+    let producer = fixture.producer(&[]);
+    until("one lane continues", || {
+        send_quick(&producer, &fixture.topic, 2);
         let [left, right] = *quick.lock().unwrap();
         left.abs_diff(right) > 50
     })
     .await;
-    assert_eq!(guest.metrics().tally.done, 0, "the lane is not given away before it is at rest");
+    assert_eq!(guest.metrics().counters.done, 0, "lane was reassigned before it had drained");
     assert_eq!(member.metrics().in_flight, 2);
     gate.add_permits(2);
-    until("the guest has its lane", || guest.metrics().tally.done > 0).await;
+    until("guest has its lane", || guest.metrics().counters.done > 0).await;
     let kept = member.metrics().lanes;
-    assert_eq!((kept.len(), kept[0].epoch), (1, Epoch(1)), "the lane that stayed was never taken away");
+    assert_eq!((kept.len(), kept[0].epoch), (1, Epoch(1)), "remaining lane was revoked");
     member.stop().await;
     guest.stop().await;
 }
 
+/// LA-29: handler past the drain time loses its lane.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_29_a_handler_that_does_not_end_in_time_loses_its_lane_and_its_record_comes_again() {
-    let world = World::new("drain", 1);
-    world.produce(0, Some("stuck"), Some("0"));
+async fn handler_past_the_drain_time_loses_its_lane() {
+    let fixture = KafkaFixture::new("drain", 1);
+    fixture.produce(0, Some("stuck"), Some("0"));
     let gate = Arc::new(Semaphore::new(0));
     let waiting = share(&gate);
-    let source = world.settings().drain(Duration::from_millis(300)).build().unwrap();
-    let member = Member::with(
+    let source = fixture.settings().drain(Duration::from_millis(300)).build().unwrap();
+    let member = GroupMember::with(
         source,
         |builder| builder,
         move |delivery, _| {
             let gate = share(&waiting);
             async move {
                 let completion = delivery.completion;
-                // Moved away, so that it outlives its handler.
+                // Moved out of the handler, so that it outlives it.
                 tokio::spawn(async move {
                     gate.acquire().await.unwrap().forget();
                     completion.finish();
@@ -170,34 +176,35 @@ async fn la_29_a_handler_that_does_not_end_in_time_loses_its_lane_and_its_record
             }
         },
     );
-    until("the handler is stuck", || member.metrics().in_flight == 1).await;
+    until("handler stuck", || member.metrics().in_flight == 1).await;
     let stopping = tokio::spawn(member.stop_within(Duration::from_millis(300)));
-    let tally = stopping.await.unwrap().unwrap();
-    assert_eq!((tally.done, tally.abandoned), (0, 1));
-    assert_eq!(world.committed(1), [None], "what is not done is not committed");
+    let counters = stopping.await.unwrap().unwrap();
+    assert_eq!((counters.done, counters.abandoned), (0, 1));
+    assert_eq!(fixture.committed(1), [None], "unfinished record was committed");
     gate.add_permits(1);
     let audit = Audit::new();
-    let next = Member::audited(world.source(), 1, &audit, Duration::ZERO);
-    until("it comes again", || audit.count() == 1).await;
+    let next = GroupMember::audited(fixture.source(), 1, &audit, Duration::ZERO);
+    until("delivered again", || audit.count() == 1).await;
     next.stop().await;
-    assert_eq!(world.committed(1), [Some(1)]);
+    assert_eq!(fixture.committed(1), [Some(1)]);
 }
 
+/// LA-30: late completion of an old epoch is ignored.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_30_a_lane_that_comes_back_has_another_epoch_and_what_is_late_does_nothing() {
-    // Eager: every lane is taken away whenever somebody joins, and most come back at once.
-    let world = World::new("back", 2);
-    world.produce(0, Some("stuck"), Some("0"));
-    world.produce(1, Some("stuck"), Some("1"));
+async fn late_completion_of_an_old_epoch_is_ignored() {
+    // Eager protocol: every join revokes all lanes, and most are assigned again immediately.
+    let fixture = KafkaFixture::new("back", 2);
+    fixture.produce(0, Some("stuck"), Some("0"));
+    fixture.produce(1, Some("stuck"), Some("1"));
     let epochs: Arc<Mutex<BTreeSet<(u32, u32)>>> = Arc::default();
     let late = Arc::new(Semaphore::new(0));
     let is_first = Arc::new(AtomicBool::new(true));
     let (seen, gate, first) = (share(&epochs), share(&late), share(&is_first));
     let eager = || {
-        let settings = world.settings().property("partition.assignment.strategy", "range");
+        let settings = fixture.settings().property("partition.assignment.strategy", "range");
         settings.drain(Duration::from_millis(200)).build().unwrap()
     };
-    let member = Member::with(
+    let member = GroupMember::with(
         eager(),
         |builder| builder,
         move |delivery, _| {
@@ -215,72 +222,74 @@ async fn la_30_a_lane_that_comes_back_has_another_epoch_and_what_is_late_does_no
             }
         },
     );
-    until("both lanes are stuck", || member.metrics().in_flight == 2).await;
+    until("both lanes stuck", || member.metrics().in_flight == 2).await;
     is_first.store(false, Ordering::Relaxed);
-    let guest = Member::with(eager(), |builder| builder, |delivery, _| async { delivery.finish() });
-    until("one lane is back", || member.metrics().tally.done == 1 && guest.metrics().tally.done == 1).await;
-    // A shard may hear of it behind the guest.
-    until("both are given up", || member.metrics().tally.abandoned == 2).await;
+    let guest = GroupMember::with(eager(), |builder| builder, |delivery, _| async { delivery.finish() });
+    until("one lane is back", || member.metrics().counters.done == 1 && guest.metrics().counters.done == 1).await;
+    // A shard may process the revocation after the guest.
+    until("both abandoned", || member.metrics().counters.abandoned == 2).await;
     late.add_permits(2);
-    until("the late ones are ignored", || member.metrics().tally.late == 2).await;
-    assert_eq!(member.metrics().tally.done, 1);
+    until("late completions ignored", || member.metrics().counters.late == 2).await;
+    assert_eq!(member.metrics().counters.done, 1);
     let epochs: Vec<u32> = epochs.lock().unwrap().iter().map(|(_, epoch)| *epoch).collect();
     assert_eq!(epochs.iter().filter(|epoch| **epoch == 2).count(), 1, "{epochs:?}");
     member.stop().await;
     guest.stop().await;
-    assert_eq!(world.committed(2), [Some(1), Some(1)]);
+    assert_eq!(fixture.committed(2), [Some(1), Some(1)]);
 }
 
+/// LA-33: full subscription stays a member.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_33_a_subscription_that_is_full_for_longer_than_max_poll_interval_stays_a_member() {
-    let world = World::new("full", 2);
-    world.fill(0..200, 200);
+async fn full_subscription_stays_a_member() {
+    let fixture = KafkaFixture::new("full", 2);
+    fixture.fill(0..200, 200);
     let audit = Audit::new();
     let gate = Arc::new(Semaphore::new(0));
     let (theirs, waiting) = (share(&audit), share(&gate));
-    let source = world.settings().property("max.poll.interval.ms", "6000").build().unwrap();
+    let source = fixture.settings().property("max.poll.interval.ms", "6000").build().unwrap();
     let bounds = Bounds { records_max: 20, ..Bounds::default() };
-    let member = Member::with(
+    let member = GroupMember::with(
         source,
         |builder| builder.bounds(bounds),
-        move |delivery, roster| {
+        move |delivery, partition_map| {
             let (audit, gate) = (share(&theirs), share(&waiting));
             async move {
                 gate.acquire().await.unwrap().forget();
                 audit.begin(0, &delivery.record);
-                audit.end(0, &delivery.record, &roster, true);
+                audit.end(0, &delivery.record, &partition_map, true);
                 delivery.finish();
             }
         },
     );
-    until("it is full", || member.metrics().is_full).await;
-    // What is tested is that this time passes.
+    until("full", || member.metrics().is_full).await;
+    // The test needs this time to pass.
     tokio::time::sleep(Duration::from_millis(7_500)).await;
     gate.add_permits(200);
-    until("all are done", || audit.count() == 200).await;
-    assert!(member.metrics().lanes.iter().all(|lane| lane.epoch == Epoch(1)), "its lanes were taken away");
+    until("all finished", || audit.count() == 200).await;
+    assert!(member.metrics().lanes.iter().all(|lane| lane.epoch == Epoch(1)), "lanes were revoked");
     member.stop().await;
     audit.assert_all(0..200);
     assert_eq!(audit.duplicates(), 0);
 }
 
+/// LA-35: static member gets its lanes back.
 #[tokio::test(flavor = "multi_thread")]
-async fn la_35_a_static_member_that_comes_back_finds_its_lanes_as_they_were() {
-    let world = World::new("static", 2);
-    world.fill(0..50, 50);
-    let named = |name: &str| world.settings().property("group.instance.id", name).build().unwrap();
+async fn static_member_gets_its_lanes_back() {
+    let fixture = KafkaFixture::new("static", 2);
+    fixture.fill(0..50, 50);
+    let named = |name: &str| fixture.settings().property("group.instance.id", name).build().unwrap();
     let audit = Audit::new();
-    let staying = Member::audited(named("a"), 0, &audit, Duration::ZERO);
-    let leaving = Member::audited(named("b"), 1, &audit, Duration::ZERO);
-    until("each has a lane", || staying.lanes().len() == 1 && leaving.lanes().len() == 1).await;
+    let staying = GroupMember::audited(named("a"), 0, &audit, Duration::ZERO);
+    let leaving = GroupMember::audited(named("b"), 1, &audit, Duration::ZERO);
+    until("one lane each", || staying.lanes().len() == 1 && leaving.lanes().len() == 1).await;
     let (kept, lanes) = (staying.lanes(), leaving.lanes());
     let epoch = staying.metrics().lanes[0].epoch;
     leaving.stop().await;
-    let back = Member::audited(named("b"), 2, &audit, Duration::ZERO);
-    until("it is back", || back.lanes() == lanes).await;
-    world.fill(50..100, 50);
-    until("all are done", || audit.count() == 100).await;
-    assert_eq!((staying.lanes(), staying.metrics().lanes[0].epoch), (kept, epoch), "nobody else noticed");
+    let back = GroupMember::audited(named("b"), 2, &audit, Duration::ZERO);
+    until("member is back", || back.lanes() == lanes).await;
+    fixture.fill(50..100, 50);
+    until("all finished", || audit.count() == 100).await;
+    assert_eq!((staying.lanes(), staying.metrics().lanes[0].epoch), (kept, epoch), "other member was disturbed");
     staying.stop().await;
     back.stop().await;
     audit.assert_all(0..100);

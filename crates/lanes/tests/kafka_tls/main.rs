@@ -1,30 +1,29 @@
-//! The Kafka source where brokers ask for TLS and for logins: with the client that is built with OpenSSL (feature
-//! `kafka-ssl`), against a real broker.
+//! The Kafka source with TLS and SASL, with librdkafka built against OpenSSL (feature `kafka-ssl`) and a real broker.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
-use tidegate_lanes::source::kafka::{Error, Kafka, Settings};
+use tidegate_lanes::source::kafka::{KafkaSource, KafkaSourceBuilder, KafkaSourceError};
 use tidegate_lanes::{RunError, Subscription};
 use tidegate_sandbox::kafka::Broker;
 
-/// Longer than anything here takes on a busy machine; reached only by what hangs.
+/// A timeout that only a hang reaches, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const RECORDS: u32 = 1_000;
 const TOPIC: &str = "orders";
 const USER: (&str, &str) = ("ann", "secret");
 
-/// A broker with a certificate for 127.0.0.1 and a user, and the authority that clients are to trust.
-struct World {
+/// A broker with a certificate for 127.0.0.1 and a user, and the authority that clients trust.
+struct TlsFixture {
     broker: Broker,
     folder: TempDir,
 }
 
-impl World {
+impl TlsFixture {
     fn new() -> Self {
         let authority = authority();
         let key = KeyPair::generate().unwrap();
@@ -43,20 +42,20 @@ impl World {
         Self { broker, folder }
     }
 
-    /// A file with an authority.
+    /// The path of a file with an authority.
     fn path(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn over_tls(&self, authority: &str) -> Settings {
+    fn over_tls(&self, authority: &str) -> KafkaSourceBuilder {
         let bootstrap = self.broker.tls_bootstrap().unwrap();
-        let settings = Kafka::builder(&bootstrap, &format!("group-of-{authority}")).topic(TOPIC);
+        let settings = KafkaSource::builder(&bootstrap, &format!("group-of-{authority}")).topic(TOPIC);
         settings.property("security.protocol", "SSL").property("ssl.ca.location", &self.path(authority))
     }
 
-    fn logged_in(&self, password: &str) -> Settings {
+    fn logged_in(&self, password: &str) -> KafkaSourceBuilder {
         let bootstrap = self.broker.login_bootstrap().unwrap();
-        Kafka::builder(&bootstrap, &format!("group-with-{password}"))
+        KafkaSource::builder(&bootstrap, &format!("group-with-{password}"))
             .topic(TOPIC)
             .property("security.protocol", "SASL_SSL")
             .property("ssl.ca.location", &self.path("ca.pem"))
@@ -68,14 +67,14 @@ impl World {
 
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new([]).unwrap();
-    // Certificates of one name would count as signed by themselves.
+    // Certificates with equal names would count as self-signed.
     params.distinguished_name.push(DnType::CommonName, "an authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Reads until all records were seen once, and returns their payloads in order of their numbers.
-async fn read_all(source: Kafka) -> Result<Vec<u32>, RunError> {
+/// Reads until all records were seen once. Returns their payloads in order.
+async fn read_all(source: KafkaSource) -> Result<Vec<u32>, RunError> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let theirs = Arc::clone(&seen);
     let subscription = Subscription::builder("tls").source(source).process(move |record| {
@@ -101,25 +100,25 @@ async fn read_all(source: Kafka) -> Result<Vec<u32>, RunError> {
     Ok(seen)
 }
 
-/// One test, since a broker takes seconds to start.
+/// All cases are in one test, because a broker takes seconds to start.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_come_over_tls_and_by_a_login_and_whoever_is_not_trusted_is_refused() {
-    let world = World::new();
+async fn tls_and_scram_work_and_untrusted_peers_fail() {
+    let fixture = TlsFixture::new();
     let all: Vec<u32> = (0..RECORDS).collect();
-    assert_eq!(read_all(world.over_tls("ca.pem").build().unwrap()).await.unwrap(), all);
-    assert_eq!(read_all(world.logged_in(USER.1).build().unwrap()).await.unwrap(), all);
-    let wrong_password = refused(world.logged_in("other")).await;
-    assert!(matches!(wrong_password, Error::Refused(_)), "{wrong_password}");
-    assert!(wrong_password.to_string().contains("see to the login"), "{wrong_password}");
-    let wrong_authority = refused(world.over_tls("stranger.pem")).await;
-    assert!(matches!(wrong_authority, Error::Untrusted(_)), "{wrong_authority}");
+    assert_eq!(read_all(fixture.over_tls("ca.pem").build().unwrap()).await.unwrap(), all);
+    assert_eq!(read_all(fixture.logged_in(USER.1).build().unwrap()).await.unwrap(), all);
+    let wrong_password = refused(fixture.logged_in("other")).await;
+    assert!(matches!(wrong_password, KafkaSourceError::Refused(_)), "{wrong_password}");
+    assert!(wrong_password.to_string().contains("check its credentials"), "{wrong_password}");
+    let wrong_authority = refused(fixture.over_tls("stranger.pem")).await;
+    assert!(matches!(wrong_authority, KafkaSourceError::Untrusted(_)), "{wrong_authority}");
     assert!(wrong_authority.to_string().contains("certificate verify failed"), "{wrong_authority}");
 }
 
-/// Why nothing can be read.
-async fn refused(settings: Settings) -> Error {
+/// The error of a source that cannot read.
+async fn refused(settings: KafkaSourceBuilder) -> KafkaSourceError {
     match read_all(settings.build().unwrap()).await {
-        Err(RunError::Source(error)) => *error.downcast::<Error>().unwrap(),
-        other => panic!("it is not refused: {other:?}"),
+        Err(RunError::Source(error)) => *error.downcast::<KafkaSourceError>().unwrap(),
+        other => panic!("not rejected: {other:?}"),
     }
 }

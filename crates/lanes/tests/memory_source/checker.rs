@@ -1,4 +1,4 @@
-//! What must hold in every run, as an object that watches it.
+//! Checks the guarantees of a subscription in every test.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -7,24 +7,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidegate_lanes::source::{Memory, MemoryHandle};
-use tidegate_lanes::{Epoch, Event, Lane, Mark, Position, Record, Room, Source};
+use tidegate_lanes::source::{MemorySource, MemorySourceHandle};
+use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
 
 type Key = (Lane, Option<Vec<u8>>);
 
-/// Watches the source's side and the handlers' side of a subscription. Clones watch the same one.
+/// Observes the source and the handlers of a subscription. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checker(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Records that were taken, and whether they are done.
+    /// Records taken, and whether they are finished.
     taken: BTreeMap<(Lane, u64), bool>,
     running: HashMap<Key, u64>,
-    /// The last position of each key that was done.
+    /// The last finished position of each key.
     last: HashMap<Key, u64>,
     begun: u64,
-    /// Order and overlap of keyless records are nobody's business.
+    /// Violations. Keyless records have no order and may overlap.
     faults: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl Checker {
         self.lock().taken.insert((record.lane(), record.position().0), false);
     }
 
-    /// A handler has begun with the record.
+    /// A handler has started.
     pub(crate) fn begin(&self, record: &Record) {
         let (key, position) = (key(record), record.position().0);
         let mut state = self.lock();
@@ -49,16 +49,16 @@ impl Checker {
             state.faults.push(format!("{record:?} overlaps {other}"));
         }
         if let Some(last) = state.last.get(&key).copied().filter(|last| *last > position) {
-            state.faults.push(format!("{record:?} begins after {last} was done"));
+            state.faults.push(format!("{record:?} starts after {last} was finished"));
         }
     }
 
-    /// The handler has given the record up, for now.
+    /// The attempt has failed.
     pub(crate) fn fail(&self, record: &Record) {
         self.lock().running.remove(&key(record));
     }
 
-    /// The record is done, or is about to be said to be.
+    /// The record is finished, or is about to be.
     pub(crate) fn done(&self, record: &Record) {
         let mut state = self.lock();
         let (key, position) = (key(record), record.position().0);
@@ -72,32 +72,32 @@ impl Checker {
         let upto = (lane, 0)..=(lane, through.0);
         let open = state.taken.range(upto).find(|(_, is_done)| !**is_done).map(|(at, _)| *at);
         if let Some((_, open)) = open {
-            state.faults.push(format!("lane {lane} was committed through {through}, but {open} is open"));
+            state.faults.push(format!("lane {lane} was committed through {through}, but {open} is unfinished"));
         }
     }
 
-    /// Handlers that were begun.
+    /// The number of started attempts.
     pub(crate) fn begun(&self) -> u64 {
         self.lock().begun
     }
 
-    /// Records that are done.
+    /// The number of finished records.
     pub(crate) fn count_done(&self) -> usize {
         self.lock().taken.values().filter(|is_done| **is_done).count()
     }
 
-    /// Nothing was wrong so far.
+    /// Asserts that there is no violation so far.
     pub(crate) fn assert_order(&self) {
         let faults = &self.lock().faults;
-        assert!(faults.is_empty(), "{} faults, first {:?}", faults.len(), &faults[..faults.len().min(5)]);
+        assert!(faults.is_empty(), "{} violations, first {:?}", faults.len(), &faults[..faults.len().min(5)]);
     }
 
-    /// Nothing was wrong, and this many records were taken and done.
+    /// Asserts that there is no violation and that this many records were taken and finished.
     pub(crate) fn assert_all_done(&self, records: usize) {
         self.assert_order();
         let state = self.lock();
         let open: Vec<_> = state.taken.iter().filter(|(_, is_done)| !**is_done).map(|(at, _)| *at).take(5).collect();
-        assert!(open.is_empty(), "not done: {open:?}");
+        assert!(open.is_empty(), "unfinished: {open:?}");
         assert_eq!(state.taken.len(), records);
     }
 }
@@ -106,32 +106,32 @@ fn key(record: &Record) -> Key {
     (record.lane(), record.key().map(<[u8]>::to_vec))
 }
 
-/// The memory source, watched.
+/// A memory source with a checker.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    memory: Memory,
+    memory: MemorySource,
     checker: Checker,
     buffered: Arc<AtomicUsize>,
-    /// How often there was no room any more.
+    /// How often the limit dropped to 0.
     closings: Arc<AtomicUsize>,
     has_room: bool,
 }
 
-/// A watched source without lanes, what feeds it, and what watches it.
-pub(crate) fn watched() -> (Watched, MemoryHandle, Checker) {
-    let (memory, feed) = Memory::new();
+/// A watched source without lanes, its handle, and its checker.
+pub(crate) fn watched() -> (Watched, MemorySourceHandle, Checker) {
+    let (memory, feed) = MemorySource::new();
     let checker = Checker::default();
     let (buffered, closings) = (Arc::default(), Arc::default());
     (Watched { memory, checker: checker.clone(), buffered, closings, has_room: true }, feed, checker)
 }
 
 impl Watched {
-    /// What its client is said to have read ahead, in bytes.
+    /// The prefetched bytes that the source reports.
     pub(crate) fn buffered(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.buffered)
     }
 
-    /// How often no room was left over all lanes, after there had been some.
+    /// How often the limit of records dropped to 0.
     pub(crate) fn closings(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.closings)
     }
@@ -140,7 +140,12 @@ impl Watched {
 impl Source for Watched {
     type Error = Infallible;
 
-    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Infallible>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, Infallible>> {
         let before = batch.len();
         let had_room = std::mem::replace(&mut self.has_room, room.records > 0);
         self.closings.fetch_add(usize::from(had_room && !self.has_room), SeqCst);
@@ -157,7 +162,7 @@ impl Source for Watched {
         self.memory.resume(lane, epoch);
     }
 
-    fn commit(&mut self, marks: &[Mark]) {
+    fn commit(&mut self, marks: &[LaneCommit]) {
         marks.iter().for_each(|mark| self.checker.commit(mark.lane, mark.through));
         self.memory.commit(marks);
     }
@@ -176,7 +181,7 @@ impl Source for Watched {
     }
 }
 
-/// Records of a lane at 0, 1, 2 ... whose keys come from `key`.
+/// Records of a lane at 0, 1, 2 ... with keys from `key`.
 pub(crate) fn records<'a>(
     lane: Lane,
     epoch: Epoch,
@@ -190,12 +195,12 @@ pub(crate) fn record(lane: Lane, epoch: Epoch, at: u64, key: u64) -> Record {
     Record::new(lane, epoch, Position(at), Some(&key.to_be_bytes()), Some(b"payload"))
 }
 
-/// The number that a record has for a key.
+/// The number of the record's key.
 pub(crate) fn key_number(record: &Record) -> u64 {
     u64::from_be_bytes(record.key().unwrap().try_into().unwrap())
 }
 
-/// Waits until it is so: a condition that other tasks bring about, looked at again each millisecond of tokio's clock.
+/// Waits for a condition, checked every millisecond of tokio's clock.
 pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..60_000 {
         if is_so() {
@@ -210,7 +215,7 @@ pub(crate) const LANE: Lane = Lane(0);
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// A seed that is printed, so that a failure can be repeated: `TIDEGATE_SEED=n`.
+/// A printed random seed; `TIDEGATE_SEED=n` sets it.
 pub(crate) fn seed() -> u64 {
     let seed =
         std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));

@@ -1,17 +1,18 @@
-//! Deadlines: points 14 and 15.
+//! Deadlines: LA-14 and LA-15.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use tidegate_lanes::{Completion, Delivery, Lane, Overdue, Position, Record, RunError, Subscription};
+use tidegate_lanes::{Completion, Delivery, Lane, OverdueAction, Position, Record, RunError, Subscription};
 use tokio::time::Instant;
 
 use crate::checker::{Checker, MS, SECOND, records, until, watched};
-use crate::stage::{Letters, but, retry, whole};
+use crate::fixtures::{Letters, but, retry, whole};
 
+/// LA-14: forgotten completions end within one deadline.
 #[tokio::test(start_paused = true)]
-async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadline() {
+async fn forgotten_completions_end_within_one_deadline() {
     let (source, _, checker) = whole(10_000, |at| at);
     let forgotten: Arc<Mutex<Vec<Completion>>> = Arc::default();
     let hidden = Arc::clone(&forgotten);
@@ -24,15 +25,16 @@ async fn la_14_ten_thousand_forgotten_completions_are_cleared_within_one_deadlin
     });
     let began = Instant::now();
     let builder = Subscription::builder("test").source(source).retry(retry(MS, 3));
-    let subscription = builder.deadline(SECOND, Overdue::Retry).handler(handler).unwrap();
-    let tally = subscription.run().await.unwrap();
+    let subscription = builder.deadline(SECOND, OverdueAction::Retry).handler(handler).unwrap();
+    let counters = subscription.run().await.unwrap();
     checker.assert_all_done(10_000);
-    assert_eq!((tally.overdue, tally.done), (10_000, 10_000));
+    assert_eq!((counters.overdue, counters.done), (10_000, 10_000));
     assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
 }
 
+/// LA-14: handler is aborted before the next attempt.
 #[tokio::test(start_paused = true)]
-async fn la_14_a_handler_that_still_runs_at_its_deadline_is_aborted_before_the_next_attempt() {
+async fn handler_is_aborted_before_the_next_attempt() {
     let (source, _, checker) = whole(2, |_| 1);
     let watch = checker.clone();
     let ended = Arc::new(AtomicBool::new(false));
@@ -51,21 +53,22 @@ async fn la_14_a_handler_that_still_runs_at_its_deadline_is_aborted_before_the_n
                 let _ended = Ended(ended, watch, delivery.record.clone());
                 pending::<()>().await;
             } else {
-                assert!(ended.load(SeqCst), "the first attempt has ended before");
+                assert!(ended.load(SeqCst), "first attempt still running");
                 watch.done(&delivery);
                 delivery.finish();
             }
         }
     };
-    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
-    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, OverdueAction::Retry);
+    let counters = builder.handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(2);
-    assert_eq!((tally.overdue, tally.dropped, tally.failed), (1, 0, 1));
+    assert_eq!((counters.overdue, counters.dropped, counters.failed), (1, 0, 1));
 }
 
+/// LA-14: overdue action extends dead letters or halts.
 #[tokio::test(start_paused = true)]
-async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
-    for overdue in [Overdue::Extend, Overdue::DeadLetter, Overdue::HaltLane] {
+async fn overdue_action_extends_dead_letters_or_halts() {
+    for overdue in [OverdueAction::Extend, OverdueAction::DeadLetter, OverdueAction::HaltLane] {
         let (source, feed, checker) = watched();
         for lane in [Lane(0), Lane(1)] {
             let epoch = feed.assign(lane);
@@ -83,11 +86,11 @@ async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
             Some(delivery)
         });
         let builder = Subscription::builder("test").source(source).deadline(SECOND, overdue);
-        let subscription = builder.dead_letter(letters.take()).handler(handler).unwrap();
+        let subscription = builder.dead_letter_queue(letters.take()).handler(handler).unwrap();
         let handle = subscription.handle();
         let running = tokio::spawn(subscription.run());
-        until("its deadline has passed", || handle.metrics().tally.overdue > 0).await;
-        if overdue == Overdue::Extend {
+        until("deadline passed", || handle.metrics().counters.overdue > 0).await;
+        if overdue == OverdueAction::Extend {
             let delivery = kept.lock().unwrap().pop().unwrap();
             checker.done(&delivery);
             delivery.finish();
@@ -95,18 +98,19 @@ async fn la_14_a_deadline_may_extend_dead_letter_or_halt() {
         let result = running.await.unwrap();
         checker.assert_order();
         assert_eq!(feed.committed(Lane(1)), Some(Position(2)));
-        if overdue == Overdue::HaltLane {
-            assert!(matches!(result, Err(RunError::HeldBack { records: 2 })), "{result:?}");
+        if overdue == OverdueAction::HaltLane {
+            assert!(matches!(result, Err(RunError::Unfinished { records: 2 })), "{result:?}");
             assert_eq!(feed.committed(Lane(0)), Some(Position(0)));
         } else {
             assert_eq!(feed.committed(Lane(0)), Some(Position(2)));
-            assert_eq!(letters.kept.lock().unwrap().len(), usize::from(overdue == Overdue::DeadLetter));
+            assert_eq!(letters.kept.lock().unwrap().len(), usize::from(overdue == OverdueAction::DeadLetter));
         }
     }
 }
 
+/// LA-15: late completion has no effect.
 #[tokio::test(start_paused = true)]
-async fn la_15_a_completion_that_comes_too_late_changes_nothing() {
+async fn late_completion_has_no_effect() {
     let (source, _, checker) = whole(3, |_| 1);
     let late: Arc<Mutex<Option<Delivery>>> = Arc::default();
     let hidden = Arc::clone(&late);
@@ -119,8 +123,8 @@ async fn la_15_a_completion_that_comes_too_late_changes_nothing() {
         hidden.into_iter().for_each(Delivery::finish);
         Some(delivery)
     });
-    let builder = Subscription::builder("test").source(source).deadline(SECOND, Overdue::Retry);
-    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    let builder = Subscription::builder("test").source(source).deadline(SECOND, OverdueAction::Retry);
+    let counters = builder.handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(3);
-    assert_eq!((tally.late, tally.done, checker.begun()), (1, 3, 4));
+    assert_eq!((counters.late, counters.done, checker.begun()), (1, 3, 4));
 }

@@ -1,17 +1,19 @@
-//! Quotas, batches, compaction, releases: what some users need besides.
+//! Quotas, batches, compaction, and `release_key`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_lanes::{Batch, BuildError, Delivery, Failure, Quota, Record, Retry, Subscription, Threads};
+use tidegate_lanes::{
+    Batch, BlockingThreads, BuildError, Delivery, Quota, Record, RecordFailure, RetryPolicy, Subscription,
+};
 use tokio::time::Instant;
 
 use crate::checker::{LANE, MS, SECOND, key_number, record, until, watched};
-use crate::stage::{doing, filled, whole, working};
+use crate::fixtures::{doing, filled, whole, working};
 
 #[tokio::test(start_paused = true)]
-async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
-    // Key 0 has 50 records, the others have one each.
+async fn key_above_its_quota_waits_alone() {
+    // Key 0 has 50 records, the other keys have one each.
     let (source, _, checker) = whole(100, |at| if at % 2 == 0 { 0 } else { at });
     let began = Instant::now();
     let times: Arc<Mutex<Vec<(u64, Duration)>>> = Arc::default();
@@ -22,9 +24,9 @@ async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
     });
     let quota = Quota { records: 10, window: SECOND };
     let subscription = Subscription::builder("test").source(source).quota(quota).handler(handler).unwrap();
-    let tally = subscription.run().await.unwrap();
+    let counters = subscription.run().await.unwrap();
     checker.assert_all_done(100);
-    assert_eq!(tally.throttled, 4);
+    assert_eq!(counters.throttled, 4);
     let times = times.lock().unwrap();
     assert!(times.iter().filter(|(key, _)| *key != 0).all(|(_, time)| *time < 100 * MS));
     let hot: Vec<u64> = times.iter().filter(|(key, _)| *key == 0).map(|(_, time)| time.as_secs()).collect();
@@ -32,7 +34,7 @@ async fn a_key_above_its_quota_waits_for_the_next_window_and_others_do_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quota_also_counts_records_that_come_one_by_one() {
+async fn quota_counts_records_that_arrive_one_by_one() {
     let (source, feed, checker) = watched();
     let epoch = feed.assign(LANE);
     let began = Instant::now();
@@ -43,17 +45,17 @@ async fn a_quota_also_counts_records_that_come_one_by_one() {
     let running = tokio::spawn(subscription.run());
     for at in 0..6 {
         feed.push(record(LANE, epoch, at, 1));
-        until("it is done", || checker.count_done() == at as usize + 1).await;
+        until("finished", || checker.count_done() == at as usize + 1).await;
     }
     assert!((2 * SECOND..3 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
-    until("the key is gone", || handle.metrics().tally.keys == 0).await;
+    until("key freed", || handle.metrics().counters.keys == 0).await;
     feed.end();
     running.await.unwrap().unwrap();
     checker.assert_all_done(6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quota_counts_the_records_of_batches() {
+async fn quota_counts_records_of_batches() {
     let (source, _, checker) = whole(50, |_| 7);
     let began = Instant::now();
     let times: Arc<Mutex<Vec<(usize, u64)>>> = Arc::default();
@@ -73,7 +75,7 @@ async fn a_quota_counts_the_records_of_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
+async fn failed_batch_is_retried_record_by_record() {
     let (source, _, checker) = whole(100, |at| at % 2);
     let sizes: Arc<Mutex<Vec<usize>>> = Arc::default();
     let (noted, watch) = (Arc::clone(&sizes), checker.clone());
@@ -83,7 +85,7 @@ async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
             let has_poison = batch.records.iter().any(|record| record.position().0 == 8);
             noted.lock().unwrap().push(batch.records.len());
             if has_poison && batch.attempt < 2 {
-                return batch.fail(Failure::new("one of these"));
+                return batch.fail(RecordFailure::new("one of the records failed"));
             }
             for record in &batch.records {
                 watch.begin(record);
@@ -93,15 +95,15 @@ async fn batches_are_of_one_key_in_order_and_come_one_by_one_after_a_failure() {
         }
     };
     let subscription = Subscription::builder("test").source(source).batches(10, handler).unwrap();
-    let tally = subscription.run().await.unwrap();
+    let counters = subscription.run().await.unwrap();
     checker.assert_all_done(100);
-    assert_eq!((tally.done, tally.failed), (100, 1));
+    assert_eq!((counters.done, counters.failed), (100, 1));
     let sizes = sizes.lock().unwrap();
     assert!(sizes.contains(&10) && sizes.iter().filter(|size| **size == 1).count() >= 5, "{sizes:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_waiting_records_of_a_key_the_newest_takes_the_place_of_the_others() {
+async fn compaction_keeps_the_newest_queued_record() {
     let (source, feed, _) = whole(1000, |at| at % 2);
     let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
     let noted = Arc::clone(&seen);
@@ -113,16 +115,16 @@ async fn of_waiting_records_of_a_key_the_newest_takes_the_place_of_the_others() 
         }
     };
     let subscription = Subscription::builder("test").source(source).compact().process(process).unwrap();
-    let tally = subscription.run().await.unwrap();
+    let counters = subscription.run().await.unwrap();
     let seen = seen.lock().unwrap();
-    assert_eq!(tally.done + tally.compacted, 1000);
+    assert_eq!(counters.done + counters.compacted, 1000);
     assert!(seen.ends_with(&[998, 999]) || seen.ends_with(&[999, 998]), "{seen:?}");
     assert!(seen.len() <= 6, "{seen:?}");
     assert_eq!(feed.committed(LANE).map(|through| through.0), Some(999));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_released_key_goes_on_and_still_holds_back_the_commit() {
+async fn released_key_continues_and_holds_back_commits() {
     let (source, feed, checker) = filled(3, |_| 1);
     let first: Arc<Mutex<Option<Delivery>>> = Arc::default();
     let (hidden, watch) = (Arc::clone(&first), checker.clone());
@@ -137,22 +139,22 @@ async fn a_released_key_goes_on_and_still_holds_back_the_commit() {
         }
         std::future::ready(())
     };
-    let retry = Retry { first_wait: MS, ..Retry::default() };
+    let retry = RetryPolicy { wait_min: MS, ..RetryPolicy::default() };
     let subscription =
         Subscription::builder("test").source(source).retry(retry).commit_every(MS).handler(handler).unwrap();
     let running = tokio::spawn(subscription.run());
-    until("the others are done", || checker.count_done() == 2).await;
+    until("others finished", || checker.count_done() == 2).await;
     tokio::time::sleep(SECOND).await;
     assert_eq!(feed.committed(LANE), None);
     let delivery = first.lock().unwrap().take().unwrap();
-    delivery.fail(Failure::new("again"));
+    delivery.fail(RecordFailure::new("again"));
     feed.end();
     running.await.unwrap().unwrap();
     checker.assert_all_done(3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocking_handlers_keep_the_same_promises() {
+async fn blocking_handlers_keep_the_guarantees() {
     let (source, _, checker) = whole(20_000, |at| at % 300);
     let watch = checker.clone();
     let handler = move |delivery: Delivery| {
@@ -165,20 +167,23 @@ async fn blocking_handlers_keep_the_same_promises() {
         watch.done(&delivery);
         delivery.finish();
     };
-    let retry = Retry { first_wait: MS, ..Retry::default() };
-    let builder = Subscription::builder("test").source(source).retry(retry).runtime(Threads(16));
-    let tally = builder.handler(handler).unwrap().run().await.unwrap();
+    let retry = RetryPolicy { wait_min: MS, ..RetryPolicy::default() };
+    let builder = Subscription::builder("test").source(source).retry(retry).runtime(BlockingThreads(16));
+    let counters = builder.handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(20_000);
-    assert_eq!((tally.panicked, tally.done), (20, 20_000));
+    assert_eq!((counters.panicked, counters.done), (20, 20_000));
 }
 
 #[test]
-fn a_subscription_needs_a_runtime_and_numbers_that_are_not_zero() {
+fn builder_requires_a_runtime_and_nonzero_numbers() {
     let (source, ..) = watched();
     let built = Subscription::builder("test").source(source).handler(|delivery| async { delivery.finish() });
     assert_eq!(built.unwrap_err(), BuildError::NoRuntime);
     let (source, ..) = watched();
-    let built =
-        Subscription::builder("test").source(source).concurrency(0).runtime(Threads(1)).handler(Delivery::finish);
+    let built = Subscription::builder("test")
+        .source(source)
+        .concurrency(0)
+        .runtime(BlockingThreads(1))
+        .handler(Delivery::finish);
     assert_eq!(built.unwrap_err(), BuildError::Zero("concurrency"));
 }

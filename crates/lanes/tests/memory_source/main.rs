@@ -1,15 +1,16 @@
-//! The subscription over the memory source. Tests carry the numbers of the list in the crate's README. Every one of them
-//! runs under a checker: at least once, in order per key, never two of a key at once, nothing committed that is open.
+//! Tests of a subscription with the memory source. Doc comments carry the numbers of the crate's test catalogue. Every
+//! test runs under a checker: at least once, in order per key, no overlap within a key, no commit past an unfinished
+//! record.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-mod apart;
+mod bounds;
 mod checker;
 mod deadline;
+mod draining;
 mod failure;
 mod features;
-mod leaving;
+mod fixtures;
 mod ndjson;
 mod order;
-mod pressure;
-mod stage;
+mod own_threads;

@@ -1,4 +1,4 @@
-//! Lines of JSON, from a file and from a reader.
+//! The NDJSON source.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -6,8 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use tidegate_lanes::source::{Format, Ndjson, NdjsonError};
-use tidegate_lanes::{Exhausted, Failure, Record, Retry, RunError, Source, Subscription, Tally};
+use tidegate_lanes::source::{NdjsonError, NdjsonFormat, NdjsonSource};
+use tidegate_lanes::{
+    ExhaustedAction, Record, RecordFailure, RetryPolicy, RunError, Source, Subscription, SubscriptionCounters,
+};
 
 use crate::checker::SECOND;
 
@@ -17,8 +19,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs all lines, failing at those that contain `bad`; what was done, by key.
-async fn run(source: impl Source, exhausted: Exhausted, bad: &'static str) -> (Result<Tally, RunError>, Seen) {
+/// Processes all lines and fails those that contain `bad`. Returns the finished lines by key.
+async fn run(
+    source: impl Source,
+    exhausted: ExhaustedAction,
+    bad: &'static str,
+) -> (Result<SubscriptionCounters, RunError>, Seen) {
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let noted = Arc::clone(&seen);
     let process = move |record: Record| {
@@ -27,9 +33,10 @@ async fn run(source: impl Source, exhausted: Exhausted, bad: &'static str) -> (R
         if !is_bad {
             noted.lock().unwrap().entry(record.key().map(text)).or_default().push(line);
         }
-        async move { if is_bad { Err(Failure::new("bad")) } else { Ok(()) } }
+        async move { if is_bad { Err(RecordFailure::new("bad")) } else { Ok(()) } }
     };
-    let builder = Subscription::builder("test").source(source).retry(Retry::never()).exhausted(exhausted).drain(SECOND);
+    let builder =
+        Subscription::builder("test").source(source).retry(RetryPolicy::never()).exhausted(exhausted).drain(SECOND);
     let result = builder.process(process).unwrap().run().await;
     let seen = seen.lock().unwrap().clone();
     (result, seen)
@@ -42,94 +49,102 @@ fn file(folder: &Path, lines: &[&str]) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn lines_are_records_in_order_by_their_key() {
+async fn lines_are_ordered_records_with_keys() {
     let folder = tempfile::tempdir().unwrap();
     let lines = [r#"{"u":"a","n":1}"#, "", r#"{"u":"b","n":2}"#, r#"  {"u":"a","n":3}  "#, r#"{"n":4}"#];
     let path = file(folder.path(), &lines);
-    let (result, seen) = run(Ndjson::open(path, Format::keyed_by("/u")).unwrap(), Exhausted::Stop, "").await;
+    let (result, seen) =
+        run(NdjsonSource::open(path, NdjsonFormat::keyed_by("/u")).unwrap(), ExhaustedAction::Stop, "").await;
     assert_eq!(result.unwrap().done, 4);
     assert_eq!(seen[&Some("a".to_owned())], [lines[0], lines[3].trim()]);
     assert_eq!((seen[&Some("b".to_owned())].len(), seen[&None].len()), (1, 1));
 }
 
+/// LA-16: invalid json takes the exhausted action.
 #[tokio::test]
-async fn la_16_a_line_that_is_not_json_goes_where_exhausted_records_go() {
+async fn invalid_json_takes_the_exhausted_action() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &[r#"{"u":1}"#, "not json", r#"{"u":2}"#]);
-    let (result, _) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Skip, "").await;
-    let tally = result.unwrap();
-    assert_eq!((tally.done, tally.skipped, tally.undecodable), (2, 1, 1));
-    let (result, _) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Stop, "").await;
+    let (result, _) =
+        run(NdjsonSource::open(&path, NdjsonFormat::keyed_by("/u")).unwrap(), ExhaustedAction::Skip, "").await;
+    let counters = result.unwrap();
+    assert_eq!((counters.done, counters.skipped, counters.undecodable), (2, 1, 1));
+    let (result, _) =
+        run(NdjsonSource::open(&path, NdjsonFormat::keyed_by("/u")).unwrap(), ExhaustedAction::Stop, "").await;
     let message = result.unwrap_err().to_string();
     assert!(message.contains("in.ndjson") && message.contains("not JSON"), "{message}");
 }
 
-/// As some editors and exports begin a file.
+/// Some editors and exports write a byte order mark at the start of a file.
 #[tokio::test]
-async fn a_byte_order_mark_is_no_part_of_the_first_line() {
+async fn byte_order_mark_is_not_part_of_the_first_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &["\u{feff}{\"u\":1}", "\u{feff}{\"u\":2}"]);
-    let (result, seen) = run(Ndjson::open(&path, Format::keyed_by("/u")).unwrap(), Exhausted::Skip, "").await;
-    assert_eq!(result.unwrap().undecodable, 1, "within a file it is no mark");
+    let (result, seen) =
+        run(NdjsonSource::open(&path, NdjsonFormat::keyed_by("/u")).unwrap(), ExhaustedAction::Skip, "").await;
+    assert_eq!(result.unwrap().undecodable, 1, "byte order mark inside a file was accepted");
     assert_eq!(seen[&Some("1".to_owned())], ["{\"u\":1}"]);
 }
 
 #[tokio::test]
-async fn a_line_that_is_too_long_is_cut_off_and_the_next_one_is_read() {
+async fn long_line_is_truncated_and_skipped() {
     let long = "x".repeat(100_000);
     let input = format!("one\n{long}\nthree\n");
-    let format = Format { line_max: 1000, ..Format::default() };
-    let source = Ndjson::reader("lines", io::Cursor::new(input), format).unwrap();
-    let (result, seen) = run(source, Exhausted::Skip, "").await;
-    let tally = result.unwrap();
-    assert_eq!((tally.done, tally.undecodable), (2, 1));
+    let format = NdjsonFormat { line_bytes_max: 1000, ..NdjsonFormat::default() };
+    let source = NdjsonSource::reader("lines", io::Cursor::new(input), format).unwrap();
+    let (result, seen) = run(source, ExhaustedAction::Skip, "").await;
+    let counters = result.unwrap();
+    assert_eq!((counters.done, counters.undecodable), (2, 1));
     assert_eq!(seen[&None].len(), 2);
 }
 
 #[tokio::test]
-async fn a_second_run_begins_behind_what_the_first_has_done() {
+async fn second_run_resumes_after_the_first() {
     let folder = tempfile::tempdir().unwrap();
     let lines: Vec<String> = (0..1000).map(|number| format!(r#"{{"id":{number}}}"#)).collect();
     let path = file(folder.path(), &lines.iter().map(String::as_str).collect::<Vec<_>>());
     let checkpoint = folder.path().join("done");
-    let format = Format::keyed_by("/none");
-    let first = Ndjson::resume(&path, &checkpoint, format.clone()).unwrap();
-    let (result, _) = run(first, Exhausted::Stop, r#":500}"#).await;
+    let format = NdjsonFormat::keyed_by("/none");
+    let first = NdjsonSource::resume(&path, &checkpoint, format.clone()).unwrap();
+    let (result, _) = run(first, ExhaustedAction::Stop, r#":500}"#).await;
     assert!(matches!(result, Err(RunError::Exhausted { .. })), "{result:?}");
-    let (result, seen) = run(Ndjson::resume(&path, &checkpoint, format.clone()).unwrap(), Exhausted::Stop, "").await;
-    assert_eq!(result.unwrap().done, 500, "exactly from the line that failed");
+    let (result, seen) =
+        run(NdjsonSource::resume(&path, &checkpoint, format.clone()).unwrap(), ExhaustedAction::Stop, "").await;
+    assert_eq!(result.unwrap().done, 500, "resumed at another line");
     assert!(seen[&None].contains(&lines[500]) && !seen[&None].contains(&lines[499]));
-    let (result, _) = run(Ndjson::resume(&path, &checkpoint, format).unwrap(), Exhausted::Stop, "").await;
+    let (result, _) = run(NdjsonSource::resume(&path, &checkpoint, format).unwrap(), ExhaustedAction::Stop, "").await;
     assert_eq!(result.unwrap().done, 0);
 }
 
-/// Whoever writes the file was in the middle of a line when the first run came to its end.
+/// The writer was in the middle of a line when the first run reached the end.
 #[tokio::test]
-async fn a_line_that_was_half_there_comes_whole_in_the_next_run() {
+async fn incomplete_line_is_read_whole_in_the_next_run() {
     let folder = tempfile::tempdir().unwrap();
     let (path, checkpoint) = (folder.path().join("in.ndjson"), folder.path().join("done"));
     let long = "x".repeat(200_000);
     let next = async |text: &str| {
         std::fs::write(&path, text).unwrap();
-        let source = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap();
-        run(source, Exhausted::Stop, "").await.1.remove(&None).unwrap_or_default()
+        let source = NdjsonSource::resume(&path, &checkpoint, NdjsonFormat::default()).unwrap();
+        run(source, ExhaustedAction::Stop, "").await.1.remove(&None).unwrap_or_default()
     };
     assert_eq!(next("one\ntw").await, ["one", "tw"]);
-    assert_eq!(next("one\ntwo\nthree").await, ["two", "three"], "the line that has grown, and what is new");
-    assert!(next("one\ntwo\nthree\n").await.is_empty(), "it was whole, but for its end");
+    assert_eq!(next("one\ntwo\nthree").await, ["two", "three"], "grown line and new line");
+    assert!(next("one\ntwo\nthree\n").await.is_empty(), "line was complete except for its newline");
     assert_eq!(next(&format!("one\ntwo\nthree\n{long}")).await, [long.as_str()]);
     assert_eq!(next(&format!("one\ntwo\nthree\n{long}y\r\nlast")).await, [format!("{long}y"), "last".to_owned()]);
 }
 
-/// Two streams may keep theirs in one folder, beside what they read.
+/// Two streams may keep their checkpoints in one directory, next to their input.
 #[tokio::test]
-async fn a_checkpoint_is_written_beside_others_and_touches_none() {
+async fn checkpoint_write_touches_no_other_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("orders.new");
     std::fs::write(&path, "{}\n{}\n").unwrap();
     let checkpoints = ["orders.http", "orders.pg"].map(|name| folder.path().join(name));
     for checkpoint in &checkpoints {
-        let (result, _) = run(Ndjson::resume(&path, checkpoint, Format::default()).unwrap(), Exhausted::Stop, "").await;
+        let (result, _) =
+            run(NdjsonSource::resume(&path, checkpoint, NdjsonFormat::default()).unwrap(), ExhaustedAction::Stop, "")
+                .await;
         assert_eq!(result.unwrap().done, 2);
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
@@ -137,92 +152,95 @@ async fn a_checkpoint_is_written_beside_others_and_touches_none() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_has_one_owner_at_a_time() {
+async fn checkpoint_has_one_owner() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &["1"]);
     let checkpoint = folder.path().join("done");
-    let first = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap();
-    let error = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap_err();
+    let first = NdjsonSource::resume(&path, &checkpoint, NdjsonFormat::default()).unwrap();
+    let error = NdjsonSource::resume(&path, &checkpoint, NdjsonFormat::default()).unwrap_err();
     assert!(matches!(error, NdjsonError::CheckpointInUse { .. }), "{error}");
     drop(first);
-    let (result, _) = run(Ndjson::resume(&path, &checkpoint, Format::default()).unwrap(), Exhausted::Stop, "").await;
+    let (result, _) =
+        run(NdjsonSource::resume(&path, &checkpoint, NdjsonFormat::default()).unwrap(), ExhaustedAction::Stop, "")
+            .await;
     assert_eq!(result.unwrap().done, 1);
 }
 
-/// A slip that names the data as the checkpoint costs no data.
+/// Naming the data file as the checkpoint by mistake must not destroy data.
 #[tokio::test]
-async fn a_file_that_is_no_checkpoint_is_not_written_to() {
+async fn data_file_is_not_overwritten_as_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &["1"]);
     let other = folder.path().join("numbers");
     for text in ["123456789012345678901234567890\n", "{}\n", "7\n8\n"] {
         std::fs::write(&other, text).unwrap();
-        let error = Ndjson::resume(&path, &other, Format::default()).unwrap_err();
+        let error = NdjsonSource::resume(&path, &other, NdjsonFormat::default()).unwrap_err();
         assert!(matches!(error, NdjsonError::ForeignCheckpoint { .. }), "{error}");
         assert_eq!(std::fs::read_to_string(&other).unwrap(), text);
     }
 }
 
 #[tokio::test]
-async fn a_checkpoint_of_another_file_is_refused() {
+async fn checkpoint_of_another_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &["1"]);
     let checkpoint = folder.path().join("done");
     for foreign in ["none", "9000"] {
         std::fs::write(&checkpoint, foreign).unwrap();
-        let error = Ndjson::resume(&path, &checkpoint, Format::default()).unwrap_err();
+        let error = NdjsonSource::resume(&path, &checkpoint, NdjsonFormat::default()).unwrap_err();
         assert!(matches!(error, NdjsonError::ForeignCheckpoint { .. }), "{error}");
     }
 }
 
-/// What is read of it cannot be read again; and to open it would wait for somebody who writes.
+/// A pipe cannot be read again, and opening it would wait for a writer.
 #[tokio::test]
-async fn a_pipe_has_no_checkpoint() {
+async fn pipe_has_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let (pipe, done) = (folder.path().join("in"), folder.path().join("done"));
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let error = Ndjson::resume(&pipe, done, Format::default()).unwrap_err();
+    let error = NdjsonSource::resume(&pipe, done, NdjsonFormat::default()).unwrap_err();
     assert!(matches!(error, NdjsonError::Read { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_file_that_is_followed_has_no_end_and_may_not_become_shorter() {
+async fn followed_file_must_not_be_truncated() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &["one", "two", "thr"]);
-    let format = Format { follow: true, ..Format::default() };
-    let running = tokio::spawn(run(Ndjson::open(&path, format).unwrap(), Exhausted::Stop, "three"));
+    let format = NdjsonFormat { follow: true, ..NdjsonFormat::default() };
+    let running = tokio::spawn(run(NdjsonSource::open(&path, format).unwrap(), ExhaustedAction::Stop, "three"));
     let mut more = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // The line that is whole now is the one that fails.
+    // The failing line is complete now.
     more.write_all(b"ee\n").unwrap();
     let (result, seen) = running.await.unwrap();
     assert!(matches!(result, Err(RunError::Exhausted { .. })), "{result:?}");
     assert_eq!(seen[&None], ["one", "two"]);
     let checkpoint = folder.path().join("done");
     std::fs::write(&checkpoint, std::fs::metadata(&path).unwrap().len().to_string()).unwrap();
-    let format = Format { follow: true, ..Format::default() };
-    let running = tokio::spawn(run(Ndjson::resume(&path, &checkpoint, format).unwrap(), Exhausted::Stop, ""));
+    let format = NdjsonFormat { follow: true, ..NdjsonFormat::default() };
+    let running =
+        tokio::spawn(run(NdjsonSource::resume(&path, &checkpoint, format).unwrap(), ExhaustedAction::Stop, ""));
     std::fs::File::create(&path).unwrap();
     let error = running.await.unwrap().0.unwrap_err();
-    let said = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
-    assert!(said.contains("became shorter"), "{said}");
+    let message = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
+    assert!(message.contains("was truncated"), "{message}");
 }
 
-/// Gives a line, and then an error.
+/// Returns a line and then an error.
 struct Failing(bool);
 
 impl Read for Failing {
     fn read(&mut self, mut buffer: &mut [u8]) -> io::Result<usize> {
         if std::mem::replace(&mut self.0, true) {
-            return Err(io::Error::other("the disk is gone"));
+            return Err(io::Error::other("disk error"));
         }
         buffer.write(b"one\n")
     }
 }
 
 #[tokio::test]
-async fn an_error_of_the_input_ends_the_run_and_says_so() {
-    let source = Ndjson::reader("lines", Failing(false), Format::default()).unwrap();
-    let (result, _) = run(source, Exhausted::Stop, "").await;
-    let RunError::Source(error) = result.unwrap_err() else { panic!("another error") };
+async fn input_error_ends_the_run() {
+    let source = NdjsonSource::reader("lines", Failing(false), NdjsonFormat::default()).unwrap();
+    let (result, _) = run(source, ExhaustedAction::Stop, "").await;
+    let RunError::Source(error) = result.unwrap_err() else { panic!("unexpected error") };
     assert_eq!(error.to_string(), "cannot read lines");
 }

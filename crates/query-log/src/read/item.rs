@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use tidegate_journal::{Class, Damage, DamageKind, Gap, Time};
+use tidegate_journal::{Class, DamageKind, DamagedRange, Gap, Timestamp};
 
 use crate::entry::{Entry, Kind, Moment};
 
@@ -31,7 +31,7 @@ pub(super) enum What {
         stripe: u16,
         records: u64,
     },
-    Damage(Damage),
+    Damage(DamagedRange),
 }
 
 /// Records that were lost to overload.
@@ -109,17 +109,17 @@ pub(super) fn class_of(kind: Kind) -> &'static str {
     if matches!(kind, Kind::Query | Kind::Transaction) { CLASSES[0] } else { CLASSES[1] }
 }
 
-pub(super) fn moment(time: Time) -> Moment {
+pub(super) fn moment(time: Timestamp) -> Moment {
     Moment::from_micros(time.unix_nanos() / 1000)
 }
 
-pub(super) fn time(moment: Moment) -> Time {
-    Time::from_unix_nanos(moment.micros().saturating_mul(1000))
+pub(super) fn time(moment: Moment) -> Timestamp {
+    Timestamp::from_unix_nanos(moment.micros().saturating_mul(1000))
 }
 
-/// The clock of lines: see [`tidegate_journal::Clock`]. The time is the first key of a record, always of one length, unless
+/// The clock of lines: see [`tidegate_journal::LineTimestamp`]. The time is the first key of a record, always of one length, unless
 /// somebody else has written it.
-pub(super) fn clock(line: &[u8]) -> Option<Time> {
+pub(super) fn clock(line: &[u8]) -> Option<Timestamp> {
     const BEFORE: &[u8] = b"{\"time\":\"";
     const TIME_BYTES: usize = "2026-03-01T12:00:00.000042Z".len();
     let Some(rest) = line.strip_prefix(BEFORE) else {
@@ -130,9 +130,9 @@ pub(super) fn clock(line: &[u8]) -> Option<Time> {
 }
 
 /// What kind of damage it is, in words.
-pub(super) fn words_of(damage: &Damage) -> Cow<'static, str> {
+pub(super) fn words_of(damage: &DamagedRange) -> Cow<'static, str> {
     Cow::Borrowed(match damage.kind {
-        DamageKind::Header => "the file does not begin as a segment does",
+        DamageKind::SegmentHeader => "the file does not begin as a segment does",
         DamageKind::Middle => "they changed after they were written, and records follow",
         DamageKind::Torn => "a write that was cut short, or is under way",
         DamageKind::Misplaced { stripe, number } => {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_clock_reads_records_and_losses_and_nothing_else() {
         assert_eq!(clock(RECORD).map(moment), Moment::parse("2026-03-01T12:00:00.000042Z"));
-        assert_eq!(clock(LOSS).map(Time::unix_nanos), Some(2000));
+        assert_eq!(clock(LOSS).map(Timestamp::unix_nanos), Some(2000));
         for line in ["", "{\"time\":\"", "{\"time\":\"2026\"}", "hello"] {
             assert_eq!(clock(line.as_bytes()), None, "{line}");
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use tidegate_journal::{AtEnd, Entry, Reader, Start, is_open};
+use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadFrom, is_open};
 
 use super::item::{Item, Loss, What, clock, moment, time};
 use tidegate_config as config;
@@ -104,18 +104,18 @@ impl Place {
     }
 
     /// A reader of it. At the end of one that is being written, half a record is no damage.
-    pub(super) fn reader(&self, start: Option<Moment>, at_end: AtEnd) -> Result<Reader> {
+    pub(super) fn reader(&self, start: Option<Moment>, at_end: AtEnd) -> Result<JournalReader> {
         let at_end = if self.is_live() { AtEnd::Follow } else { at_end };
         if self.is_segment {
-            return Ok(Reader::open_segment(&self.path, at_end, Some(clock))?);
+            return Ok(JournalReader::open_segment(&self.path, at_end, Some(clock))?);
         }
-        let start = start.map_or(Start::Beginning, |start| Start::Time(time(start)));
-        Ok(Reader::open_with_clock(&self.folder, &start, at_end, clock)?)
+        let start = start.map_or(ReadFrom::Beginning, |start| ReadFrom::Timestamp(time(start)));
+        Ok(JournalReader::open_with_line_timestamp(&self.folder, &start, at_end, clock)?)
     }
 }
 
 struct Source {
-    reader: Reader,
+    reader: JournalReader,
     /// Taken from the reader, and not given yet.
     next: Option<Item>,
     latest: Moment,
@@ -162,14 +162,14 @@ impl Source {
         }
         let Some(entry) = self.reader.read()? else { return Ok(()) };
         let (time, what) = match entry {
-            Entry::Record(record) => {
+            JournalEntry::Record(record) => {
                 let what = What::of_payload(record.payload);
                 let framed = Some(moment(record.time)).filter(|time| *time > Moment::default());
                 (framed.or_else(|| what.time()), what)
             }
-            Entry::Gap(gap) => (Some(moment(gap.last)), What::Loss(Loss::from_gap(&gap))),
-            Entry::Missing { stripe, records } => (None, What::Missing { stripe, records }),
-            Entry::Damage(damage) => (None, What::Damage(damage)),
+            JournalEntry::Gap(gap) => (Some(moment(gap.last)), What::Loss(Loss::from_gap(&gap))),
+            JournalEntry::Missing { stripe, records } => (None, What::Missing { stripe, records }),
+            JournalEntry::Damage(damage) => (None, What::Damage(damage)),
             _ => return self.fetch(),
         };
         let time = time.unwrap_or(self.latest);

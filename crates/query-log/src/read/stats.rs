@@ -137,7 +137,7 @@ impl Summary {
     /// Segments and their bytes: plain and packed.
     fn disk(&self) -> [(u64, u64); 2] {
         [false, true].map(|packed| {
-            let these = || self.segments.iter().filter(move |segment| segment.packed == packed);
+            let these = || self.segments.iter().filter(move |segment| segment.compressed == packed);
             (these().count() as u64, these().map(|segment| segment.bytes).sum())
         })
     }
@@ -200,7 +200,7 @@ impl Summary {
         });
         let segments = self.segments.iter().map(|segment| {
             let (file, stripe, number) = (segment.path.display().to_string(), segment.stripe, segment.number);
-            json!({ "file": file, "stripe": stripe, "number": number, "packed": segment.packed, "bytes": segment.bytes })
+            json!({ "file": file, "stripe": stripe, "number": number, "packed": segment.compressed, "bytes": segment.bytes })
         });
         let journals =
             places.iter().map(|place| json!({ "path": place.path.display().to_string(), "open": place.is_live() }));

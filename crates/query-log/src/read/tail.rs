@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_journal::{AtEnd, Entry, Reader, Time};
+use tidegate_journal::{AtEnd, JournalEntry, JournalReader, Timestamp};
 
 use super::{
     item::{Item, clock, moment},
@@ -71,7 +71,7 @@ fn follow(
         if some {
             out.flush()?;
         }
-        if sieve.is_over(moment(Time::now())) || wait() {
+        if sieve.is_over(moment(Timestamp::now())) || wait() {
             return Ok(());
         }
     }
@@ -198,9 +198,9 @@ impl Beginnings {
 
 fn first_of(path: &std::path::Path) -> Result<Option<Moment>> {
     // Packed or removed meanwhile: then it says nothing, and more is read than need be.
-    let Ok(mut reader) = Reader::open_segment(path, AtEnd::Follow, Some(clock)) else { return Ok(None) };
+    let Ok(mut reader) = JournalReader::open_segment(path, AtEnd::Follow, Some(clock)) else { return Ok(None) };
     while let Some(entry) = reader.read()? {
-        if let Entry::Record(record) = entry {
+        if let JournalEntry::Record(record) = entry {
             return Ok(Some(moment(record.time)).filter(|time| *time > Moment::default()));
         }
     }

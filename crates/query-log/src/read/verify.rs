@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use serde_json::json;
-use tidegate_journal::{AtEnd, Damage, DamageKind, Entry, Format, ReadError, Verdict};
+use tidegate_journal::{AtEnd, DamageKind, DamagedRange, JournalEntry, ReadError, SegmentFormat, VerifyReport};
 
 use super::{
     item::{Loss, moment, words_of},
@@ -20,7 +20,7 @@ use crate::options;
 
 /// What was found in a place.
 struct Judged {
-    verdict: Verdict,
+    verdict: VerifyReport,
     losses: Vec<Loss>,
     /// Something was there to be checked, or may be soon.
     is_journal: bool,
@@ -28,7 +28,7 @@ struct Judged {
 
 impl Judged {
     fn is_good(&self) -> bool {
-        self.is_journal && self.verdict.is_whole()
+        self.is_journal && self.verdict.is_intact()
     }
 }
 
@@ -55,11 +55,12 @@ pub(super) fn verify(verify: &options::Report) -> Result<bool> {
 
 fn judge(place: &Place, progress: &mut Progress) -> Result<Judged> {
     let mut reader = place.reader(None, AtEnd::Stop)?;
-    let mut verdict = Verdict::read(&mut reader, |reader| progress.step(|| reader.progress().unwrap_or_default()))?;
+    let mut verdict =
+        VerifyReport::read(&mut reader, |reader| progress.step(|| reader.progress().unwrap_or_default()))?;
     let segments = place.segments()?;
     verdict.segments = segments.len();
     let mut losses: Vec<Loss> = verdict.gaps.iter().map(Loss::from_gap).collect();
-    if segments.iter().any(|segment| segment.format != Format::Framed) {
+    if segments.iter().any(|segment| segment.format != SegmentFormat::Framed) {
         // Lines tell of losses in lines, which are records to whoever does not read them.
         let told = losses_in_lines(place, progress)?;
         verdict.records = verdict.records.saturating_sub(told.len() as u64);
@@ -73,7 +74,7 @@ fn losses_in_lines(place: &Place, progress: &mut Progress) -> Result<Vec<Loss>> 
     let mut reader = place.reader(None, AtEnd::Stop)?;
     let mut losses = Vec::new();
     while let Some(entry) = reader.read()? {
-        if let Entry::Record(record) = entry {
+        if let JournalEntry::Record(record) = entry {
             losses.extend(Loss::from_line(record.payload));
         }
         progress.step(|| reader.progress().unwrap_or_default());
@@ -106,19 +107,19 @@ fn print(place: &Place, judged: &Judged, zone: &Zone, out: &mut impl Write) -> R
     if let Some((first, last)) = verdict.times {
         writeln!(out, "{} to {}", zone.show_second(moment(first)), zone.show_second(moment(last)))?;
     }
-    if !verdict.is_whole() && verdict.damage.iter().any(is_repaired) {
+    if !verdict.is_intact() && verdict.damage.iter().any(is_repaired) {
         writeln!(out, "help: `tidegate journal repair` keeps the good records of damaged files")?;
     }
     Ok(())
 }
 
 /// Which bytes `repair` leaves out.
-fn is_repaired(damage: &Damage) -> bool {
-    matches!(damage.kind, DamageKind::Header | DamageKind::Middle)
+fn is_repaired(damage: &DamagedRange) -> bool {
+    matches!(damage.kind, DamageKind::SegmentHeader | DamageKind::Middle)
 }
 
 /// `queries-00-0000000003.tgj: 120 bytes at 4096 are no records: ...`
-fn words_of_place(damage: &Damage) -> String {
+fn words_of_place(damage: &DamagedRange) -> String {
     let (path, size, at) = (damage.path.display(), counted(damage.bytes, "byte"), damage.at);
     format!("{path}: {size} at {at} are no records: {}", words_of(damage))
 }
@@ -172,12 +173,12 @@ pub(super) fn repair(repair: &options::Repair) -> Result<bool> {
 
 fn mend(place: &Place, out: &mut impl Write) -> Result<()> {
     let repaired = match tidegate_journal::repair(&place.path) {
-        Err(ReadError::Owned(path)) => bail!("{}: a gateway has it open; stop it first", path.display()),
+        Err(ReadError::InUse(path)) => bail!("{}: a gateway has it open; stop it first", path.display()),
         result => result?,
     };
     for segment in &repaired {
-        let (records, left_out) = (counted(segment.records, "record"), counted(segment.left_out, "byte"));
-        let (path, kept) = (segment.path.display(), segment.kept.display());
+        let (records, left_out) = (counted(segment.records, "record"), counted(segment.skipped_bytes, "byte"));
+        let (path, kept) = (segment.path.display(), segment.backup.display());
         writeln!(out, "{path}: written again with {records}, without {left_out}; the damaged file is {kept}")?;
     }
     if repaired.is_empty() {
@@ -188,7 +189,7 @@ fn mend(place: &Place, out: &mut impl Write) -> Result<()> {
 
 fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
     let verdict = judge(place, &mut Progress::new())?.verdict;
-    let mut by_file: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
+    let mut by_file: BTreeMap<&PathBuf, Vec<&DamagedRange>> = BTreeMap::new();
     for damage in &verdict.damage {
         by_file.entry(&damage.path).or_default().push(damage);
     }
@@ -196,7 +197,7 @@ fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
     let mut some = false;
     for (path, damage) in by_file {
         damage.iter().try_for_each(|damage| writeln!(out, "{}", words_of_place(damage)))?;
-        let framed = segments.iter().any(|segment| segment.path == *path && segment.format == Format::Framed);
+        let framed = segments.iter().any(|segment| segment.path == *path && segment.format == SegmentFormat::Framed);
         let has = |kind| damage.iter().any(|damage| damage.kind == kind);
         let is_misplaced = damage.iter().all(|damage| matches!(damage.kind, DamageKind::Misplaced { .. }));
         let stays = is_misplaced || (!framed && !has(DamageKind::Middle));
@@ -204,7 +205,7 @@ fn foretell(place: &Place, out: &mut impl Write) -> Result<()> {
             "left as it is: rename it to what it says, or take it away"
         } else if stays {
             "left as it is: half a line is none, and the others have no checks to tell good from bad by"
-        } else if has(DamageKind::Header) {
+        } else if has(DamageKind::SegmentHeader) {
             "would be set aside whole (`.damaged`): its records do not tell what its header did"
         } else {
             "would be written again without them; the damaged file is kept, with `.damaged` added"

@@ -9,8 +9,8 @@ use std::{
 use tidegate_config as config;
 use tidegate_config::{Compress, JournalAck, JournalFormat, Overflow};
 use tidegate_journal::{
-    Ack, Class, ClassConfig, CloseReport, Config, Damage, Disk, Event, Format, Journal, OpenError, Overload, Pack,
-    Producer, Retention, Space, Stats, Storage,
+    Ack, Class, ClassConfig, CloseReport, Compression, DamagedRange, FileStorage, Journal, JournalConfig, JournalEvent,
+    JournalStats, OpenError, OverloadPolicy, Producer, Retention, SegmentFormat, SegmentPolicy, Storage,
 };
 
 /// Queries and transactions.
@@ -43,7 +43,7 @@ impl Archive {
         if settings.folder.as_os_str().is_empty() {
             return Ok(None);
         }
-        Self::open_on(settings, Arc::new(Disk)).map(Some)
+        Self::open_on(settings, Arc::new(FileStorage)).map(Some)
     }
 
     /// [`open`](Self::open), in a folder on another kind of storage.
@@ -54,16 +54,16 @@ impl Archive {
         let folder = settings.folder.clone();
         let (journal, recovery) = Journal::open_with(config(settings), storage, tell).map_err(|source| {
             let help = match &source {
-                OpenError::Owned(_) => "stop the gateway that uses it, or name another folder in journal.folder",
+                OpenError::InUse(_) => "stop the gateway that uses it, or name another folder in journal.folder",
                 OpenError::Config(_) => "change [journal]",
                 _ => "see that the gateway's user may write there, or name another folder in journal.folder",
             };
             ArchiveError { folder: folder.clone(), help, source }
         })?;
-        for Damage { path, at, bytes, kind } in &recovery.cut {
+        for DamagedRange { path, at, bytes, kind } in &recovery.truncated {
             tracing::info!(path = %path.display(), at, bytes, ?kind, "a torn end of the query journal was cut off");
         }
-        for Damage { path, at, bytes, kind } in &recovery.damage {
+        for DamagedRange { path, at, bytes, kind } in &recovery.damage {
             tracing::warn!(path = %path.display(), at, bytes, ?kind, "the query journal is damaged");
         }
         tracing::info!(folder = %folder.display(), segments = recovery.segments, "query journal opened");
@@ -88,7 +88,7 @@ impl Archive {
 
     /// Its figures; `None` once it is closed.
     #[must_use]
-    pub fn stats(&self) -> Option<Stats> {
+    pub fn stats(&self) -> Option<JournalStats> {
         self.journal().as_ref().map(Journal::stats)
     }
 
@@ -105,23 +105,23 @@ impl Archive {
         let report = journal.close(deadline);
         let (written, unwritten, lost) = (report.written, report.unwritten, report.lost);
         if report.is_complete() {
-            tracing::info!(written, lost, took = ?report.took, "query journal closed");
+            tracing::info!(written, lost, took = ?report.elapsed, "query journal closed");
         } else {
-            tracing::error!(written, unwritten, lost, took = ?report.took, "query journal closed before all was written");
+            tracing::error!(written, unwritten, lost, took = ?report.elapsed, "query journal closed before all was written");
         }
         Some(report)
     }
 }
 
 /// What the journal says of its disk, once per change.
-fn tell(event: &Event) {
+fn tell(event: &JournalEvent) {
     match event {
-        Event::Recovered => tracing::info!(%event, "query journal"),
+        JournalEvent::Recovered => tracing::info!(%event, "query journal"),
         _ => tracing::error!(%event, "query journal"),
     }
 }
 
-fn config(settings: &config::Journal) -> Config {
+fn config(settings: &config::Journal) -> JournalConfig {
     let some = |time: Duration| (!time.is_zero()).then_some(time);
     let ack = match settings.ack {
         JournalAck::Accepted => Ack::Accepted,
@@ -129,9 +129,9 @@ fn config(settings: &config::Journal) -> Config {
         JournalAck::Durable => Ack::Durable,
     };
     let overload = |overflow: Overflow| match overflow {
-        Overflow::DropNewest => Overload::DropNewest,
-        Overflow::DropOldest => Overload::DropOldest,
-        Overflow::Sample => Overload::Sample { one_in: settings.sample_one_in },
+        Overflow::DropNewest => OverloadPolicy::DropNewest,
+        Overflow::DropOldest => OverloadPolicy::DropOldest,
+        Overflow::Sample => OverloadPolicy::Sample { one_in: settings.sample_one_in },
     };
     let class = |name: &str, overflow| ClassConfig::new(name).overload(overload(overflow)).ack(ack);
     let retention = Retention {
@@ -139,15 +139,15 @@ fn config(settings: &config::Journal) -> Config {
         age: some(settings.retain_age),
         segments: (settings.retain_segments > 0).then_some(settings.retain_segments as usize),
     };
-    let pack = match settings.compress {
-        Compress::Off => Pack::No,
-        Compress::Zstd => Pack::Zstd(ZSTD_LEVEL),
+    let compression = match settings.compress {
+        Compress::Off => Compression::No,
+        Compress::Zstd => Compression::Zstd(ZSTD_LEVEL),
     };
-    Config {
+    JournalConfig {
         name: "queries".to_owned(),
         format: match settings.format {
-            JournalFormat::Framed => Format::Framed,
-            JournalFormat::Json => Format::Json,
+            JournalFormat::Framed => SegmentFormat::Framed,
+            JournalFormat::Json => SegmentFormat::Json,
         },
         stripes: usize::from(settings.stripes),
         bytes_max: settings.queue_bytes as usize,
@@ -156,9 +156,9 @@ fn config(settings: &config::Journal) -> Config {
         segment_bytes: u64::from(settings.segment_bytes),
         segment_age: some(settings.segment_age),
         linger: settings.linger,
-        space: Space::Segments { retention, pack },
+        segment_policy: SegmentPolicy::Rolling { retention, compression },
         classes: vec![class("queries", settings.queries_overload), class("connections", settings.connections_overload)],
-        ..Config::new(&settings.folder)
+        ..JournalConfig::new(&settings.folder)
     }
 }
 
@@ -173,7 +173,7 @@ const ZSTD_LEVEL: i32 = 3;
 mod tests {
     use std::{io, path::Path, sync::Condvar, time::Instant};
 
-    use tidegate_journal::{AtEnd, Entry, Reader, SegmentFile, Start};
+    use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadFrom, SegmentFile};
 
     use super::*;
     use crate::record::{Ledger, Recorder, Stranger, Witness};
@@ -199,19 +199,19 @@ mod tests {
 
     impl Storage for Stalled {
         fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-            Ok(Box::new(StalledFile(Disk.create(path)?, self.clone())))
+            Ok(Box::new(StalledFile(FileStorage.create(path)?, self.clone())))
         }
 
         fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
-            Disk.recycle(from, to)
+            FileStorage.recycle(from, to)
         }
 
         fn remove(&self, path: &Path) -> io::Result<()> {
-            Disk.remove(path)
+            FileStorage.remove(path)
         }
 
         fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-            Disk.sync_folder(folder)
+            FileStorage.sync_folder(folder)
         }
     }
 
@@ -245,12 +245,12 @@ mod tests {
 
     /// Queries and gaps of a folder: how many records, and how many lost.
     fn books(folder: &Path) -> (u64, u64) {
-        let mut reader = Reader::open(folder, &Start::Beginning, AtEnd::Stop).unwrap();
+        let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, AtEnd::Stop).unwrap();
         let (mut records, mut lost) = (0, 0);
         while let Some(entry) = reader.read().unwrap() {
             match entry {
-                Entry::Record(record) if record.class == QUERIES => records += 1,
-                Entry::Gap(gap) if gap.class == QUERIES => lost += gap.records,
+                JournalEntry::Record(record) if record.class == QUERIES => records += 1,
+                JournalEntry::Gap(gap) if gap.class == QUERIES => lost += gap.records,
                 _ => {}
             }
         }
@@ -281,7 +281,7 @@ mod tests {
             ledger.close((&[], ""), now);
         }
         let stats = archive.stats().unwrap();
-        let lost = stats.classes[0].lost_in_all();
+        let lost = stats.classes[0].lost_total();
         assert!(lost > 0 && stats.reserved_bytes_max <= 4 << 20, "{stats:?}");
         assert_eq!(stats.classes[0].offered(), ASKED);
         disk.let_go();

@@ -647,7 +647,7 @@ impl<'a> Iterator for Frames<'a> {
 mod tests {
     use std::time::Duration;
 
-    use tidegate_journal::{AtEnd, Reader, Start};
+    use tidegate_journal::{AtEnd, JournalReader, ReadFrom};
 
     use super::*;
     use tidegate_config as config;
@@ -670,9 +670,9 @@ mod tests {
         let ledger = Ledger::open(&witness, &Rc::default(), None, now);
         script(ledger.with(Upstream { id: 1, address: &"db", pid: 2 }), now);
         assert!(archive.close(Duration::from_secs(60)).unwrap().is_complete());
-        let mut reader = Reader::open(&folder, &Start::Beginning, AtEnd::Stop).unwrap();
+        let mut reader = JournalReader::open(&folder, &ReadFrom::Beginning, AtEnd::Stop).unwrap();
         let mut entries = Vec::new();
-        while let Some(tidegate_journal::Entry::Record(record)) = reader.read().unwrap() {
+        while let Some(tidegate_journal::JournalEntry::Record(record)) = reader.read().unwrap() {
             entries.push(entry::Entry::from_json(record.payload).unwrap());
         }
         entries

@@ -12,7 +12,7 @@ use tidegate_sql::{
 };
 
 use rustc_hash::FxHashMap;
-use tidegate_journal::{Class, Note, Producer, Time};
+use tidegate_journal::{Class, Producer, ProducerRecord, Timestamp};
 
 use super::{
     Archive, Stranger,
@@ -30,7 +30,7 @@ pub struct Recorder {
     producer: Producer,
     terms: RefCell<Rc<Terms>>,
     /// A moment of the thread's clock, and the same on the wall's.
-    anchor: Cell<(Instant, Time)>,
+    anchor: Cell<(Instant, Timestamp)>,
     desk: RefCell<Desk>,
     /// Boxes, as they move between here and ledgers.
     #[allow(clippy::vec_box, reason = "a ledger holds the box itself")]
@@ -108,7 +108,7 @@ impl Recorder {
         let recorder = Self {
             producer: archive.producer(core)?,
             terms: RefCell::new(Terms::new(settings)),
-            anchor: Cell::new((now, Time::now())),
+            anchor: Cell::new((now, Timestamp::now())),
             desk: RefCell::default(),
             books: RefCell::default(),
             items: RefCell::default(),
@@ -124,12 +124,12 @@ impl Recorder {
 
     /// Sets the clock by the wall's. Called about once a second, as that one may be put right at any time.
     pub fn set_clock(&self, now: Instant) {
-        self.anchor.set((now, Time::now()));
+        self.anchor.set((now, Timestamp::now()));
     }
 
     #[cfg(test)]
     pub(super) fn set_clock_to(&self, now: Instant, unix_seconds: u64) {
-        self.anchor.set((now, Time::from_unix_nanos(unix_seconds * 1_000_000_000)));
+        self.anchor.set((now, Timestamp::from_unix_nanos(unix_seconds * 1_000_000_000)));
     }
 
     /// Somebody was refused.
@@ -241,16 +241,16 @@ impl Recorder {
         pen.out.clear();
         draft.write(&mut pen.calendar, &mut pen.out);
         // A loss is counted by the journal, and told by a record as soon as there is room.
-        let _ = self.producer.offer(Note::new(class, &pen.out).at(time));
+        let _ = self.producer.offer(ProducerRecord::new(class, &pen.out).at(time));
         if pen.out.capacity() > OUT_BYTES_KEPT {
             pen.out = Vec::new();
         }
     }
 
-    fn time(&self, at: Instant) -> Time {
+    fn time(&self, at: Instant) -> Timestamp {
         let (instant, wall) = self.anchor.get();
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Time::from_unix_nanos(match at.checked_duration_since(instant) {
+        Timestamp::from_unix_nanos(match at.checked_duration_since(instant) {
             Some(later) => wall.unix_nanos().saturating_add(nanos(later)),
             None => wall.unix_nanos().saturating_sub(nanos(instant.saturating_duration_since(at))),
         })

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tidegate_lanes::{Failure, Record};
+use tidegate_lanes::{Record, RecordFailure};
 use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
@@ -50,7 +50,7 @@ impl Command {
         Self { line: line.to_owned(), texts, hands: Hands::new(hands) }
     }
 
-    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let mut lines = Vec::new();
         records.iter().try_for_each(|record| self.texts.line(record, &mut lines))?;
         let (_permit, idle) = self.hands.take(|process| process.leader.lives()).await?;
@@ -102,23 +102,23 @@ impl Drop for Leader {
 }
 
 impl Process {
-    fn start(line: &str) -> Result<Self, Failure> {
+    fn start(line: &str) -> Result<Self, RecordFailure> {
         let mut command = tokio::process::Command::new("/bin/sh");
         command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
-        let failed = |error: std::io::Error| Failure::new(format!("the command cannot be started: {error}"));
+        let failed = |error: std::io::Error| RecordFailure::new(format!("the command cannot be started: {error}"));
         let mut child = command.spawn().map_err(failed)?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::new("the command has no pipes"));
+            return Err(RecordFailure::new("the command has no pipes"));
         };
         let leader = Leader { child, group, has_ended: false };
         Ok(Self { leader, input, output: BufReader::new(output), answer: Vec::new() })
     }
 
     /// The outer error is that of the process, which is of no more use; the inner one that of the records.
-    async fn ask(&mut self, lines: &[u8], count: usize) -> Result<Result<(), Failure>, Failure> {
+    async fn ask(&mut self, lines: &[u8], count: usize) -> Result<Result<(), RecordFailure>, RecordFailure> {
         if self.has_said_more() {
-            return Err(Failure::new("the command gave more answers than it had records"));
+            return Err(RecordFailure::new("the command gave more answers than it had records"));
         }
         let (input, output) = (&mut self.input, &mut self.output);
         let answer = &mut self.answer;
@@ -140,7 +140,7 @@ impl Process {
         };
         match tokio::try_join!(write, read) {
             Ok((Ok(()), result)) => Ok(result),
-            Err(NoAnswer) if !self.answer.is_empty() => Err(Failure::new(format!(
+            Err(NoAnswer) if !self.answer.is_empty() => Err(RecordFailure::new(format!(
                 "the command answered `{}`: an answer is a line `ok`, `failed REASON` or `rejected REASON`",
                 String::from_utf8_lossy(&self.answer).trim().chars().take(80).collect::<String>()
             ))),
@@ -155,10 +155,10 @@ impl Process {
     }
 
     /// How it ended. It has closed its output, or does not read its input any more.
-    async fn death(&mut self) -> Failure {
+    async fn death(&mut self) -> RecordFailure {
         match tokio::time::timeout(DEATH_LIMIT, self.leader.wait()).await {
-            Ok(Some(status)) => Failure::new(format!("the command ended ({status}) without an answer")),
-            _ => Failure::new("the command closed its pipes without an answer"),
+            Ok(Some(status)) => RecordFailure::new(format!("the command ended ({status}) without an answer")),
+            _ => RecordFailure::new("the command closed its pipes without an answer"),
         }
     }
 }
@@ -170,14 +170,14 @@ struct NoAnswer;
 const DEATH_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a line says; `None` if it is no answer.
-fn judge(line: &[u8]) -> Option<Result<(), Failure>> {
+fn judge(line: &[u8]) -> Option<Result<(), RecordFailure>> {
     let text = String::from_utf8_lossy(line);
     let (word, reason) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
     let reason = if reason.is_empty() { "the command gave no reason" } else { reason.trim() };
     match word {
         "ok" => Some(Ok(())),
-        "failed" => Some(Err(Failure::new(reason))),
-        "rejected" => Some(Err(Failure::permanent(reason))),
+        "failed" => Some(Err(RecordFailure::new(reason))),
+        "rejected" => Some(Err(RecordFailure::permanent(reason))),
         _ => None,
     }
 }
@@ -189,8 +189,8 @@ mod tests {
     #[test]
     fn answers_are_read() {
         assert_eq!(judge(b"ok\n"), Some(Ok(())));
-        assert_eq!(judge(b"failed no such user\r\n"), Some(Err(Failure::new("no such user"))));
-        assert_eq!(judge(b"rejected\n"), Some(Err(Failure::permanent("the command gave no reason"))));
+        assert_eq!(judge(b"failed no such user\r\n"), Some(Err(RecordFailure::new("no such user"))));
+        assert_eq!(judge(b"rejected\n"), Some(Err(RecordFailure::permanent("the command gave no reason"))));
         assert_eq!((judge(b"done\n"), judge(b"\n")), (None, None));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate_lanes::Failure;
+use tidegate_lanes::RecordFailure;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub(super) struct Hands<T> {
@@ -24,8 +24,8 @@ impl<T> Hands<T> {
     pub(super) async fn take(
         &self,
         mut lives: impl FnMut(&mut T) -> bool,
-    ) -> Result<(SemaphorePermit<'_>, Option<T>), Failure> {
-        let permit = self.permits.acquire().await.map_err(|_| Failure::new("the stream ends"))?;
+    ) -> Result<(SemaphorePermit<'_>, Option<T>), RecordFailure> {
+        let permit = self.permits.acquire().await.map_err(|_| RecordFailure::new("the stream ends"))?;
         let mut idle = self.idle();
         let found = std::iter::from_fn(|| idle.pop()).find_map(|mut hand| lives(&mut hand).then_some(hand));
         Ok((permit, found))

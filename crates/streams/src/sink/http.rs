@@ -15,7 +15,7 @@ use tidegate_config::{
     stream::{Origin, StreamKeys},
     url::decode,
 };
-use tidegate_lanes::{Failure, Record};
+use tidegate_lanes::{Record, RecordFailure};
 use tidegate_tls as tls;
 
 use crate::{
@@ -67,14 +67,14 @@ impl Http {
         Ok(Self { client, uri, headers, texts, is_batched: keys.batch > 1, run })
     }
 
-    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let request = self.request(records)?;
         let answer = self.client.request(request).await;
-        let answer = answer.map_err(|error| Failure::new(format!("no answer: {}", whole(&error))))?;
+        let answer = answer.map_err(|error| RecordFailure::new(format!("no answer: {}", whole(&error))))?;
         judge(answer).await
     }
 
-    fn request(&self, records: &[Record]) -> Result<Request<Full<Bytes>>, Failure> {
+    fn request(&self, records: &[Record]) -> Result<Request<Full<Bytes>>, RecordFailure> {
         let mut body = Vec::new();
         if self.is_batched {
             records.iter().try_for_each(|record| self.texts.line(record, &mut body))?;
@@ -129,7 +129,7 @@ fn headers(keys: &StreamKeys) -> Result<HeaderMap, StreamError> {
     Ok(headers)
 }
 
-async fn judge(answer: Response<Incoming>) -> Result<(), Failure> {
+async fn judge(answer: Response<Incoming>) -> Result<(), RecordFailure> {
     let (head, body) = answer.into_parts();
     // Read to its end, the connection serves the next request. What was decided does not wait for it.
     let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
@@ -138,7 +138,7 @@ async fn judge(answer: Response<Incoming>) -> Result<(), Failure> {
     }
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
     let reason = reason(head.status, &body.unwrap_or_default());
-    let failure = if is_final(head.status) { Failure::permanent(reason) } else { Failure::new(reason) };
+    let failure = if is_final(head.status) { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) };
     Err(match retry_after(&head.headers, SystemTime::now()) {
         Some(wait) => failure.retry_after(wait),
         None => failure,

@@ -10,7 +10,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, ClientContext};
 use tidegate_config::stream::{StreamKeys, Topics};
-use tidegate_lanes::{Failure, Record};
+use tidegate_lanes::{Record, RecordFailure};
 
 use crate::{error::StreamError, source::kafka::client};
 
@@ -75,7 +75,7 @@ impl Topic {
 
     /// The producer. One that has lost track of what the broker has (as where the broker has lost it) takes nothing any more,
     /// and another one takes its place.
-    fn producer(&self) -> Result<FutureProducer<Ear>, Failure> {
+    fn producer(&self) -> Result<FutureProducer<Ear>, RecordFailure> {
         let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         if producer.client().fatal_error().is_some() {
             *producer = self.config.create_with_context(self.ear.clone()).map_err(|error| self.failure(&error))?;
@@ -84,7 +84,7 @@ impl Topic {
     }
 
     /// Sent in their order, and awaited together.
-    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let mut sent = Vec::with_capacity(records.len());
         for record in records {
             sent.push(self.send(record)?);
@@ -92,13 +92,13 @@ impl Topic {
         for delivered in join_all(sent).await {
             // A client that is gone has not said that it sent the record.
             delivered
-                .map_err(|_| Failure::new("the Kafka client is gone"))?
+                .map_err(|_| RecordFailure::new("the Kafka client is gone"))?
                 .map_err(|(error, _)| self.failure(&error))?;
         }
         Ok(())
     }
 
-    fn send(&self, record: &Record) -> Result<rdkafka::producer::DeliveryFuture, Failure> {
+    fn send(&self, record: &Record) -> Result<rdkafka::producer::DeliveryFuture, RecordFailure> {
         let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic);
         message.key = record.key();
         message.payload = record.payload();
@@ -112,20 +112,23 @@ impl Topic {
         self.producer()?.send_result(message).map_err(|(error, _)| self.failure(&error))
     }
 
-    fn failure(&self, error: &KafkaError) -> Failure {
+    fn failure(&self, error: &KafkaError) -> RecordFailure {
         use RDKafkaErrorCode as Code;
         match error.rdkafka_error_code() {
             Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::InvalidRecord) => {
-                Failure::permanent(error)
+                RecordFailure::permanent(error)
             }
-            Some(Code::UnknownTopic | Code::UnknownTopicOrPartition) => {
-                Failure::new(format!("the topic {} does not exist, or may not be written to: {error}", self.topic))
-            }
+            Some(Code::UnknownTopic | Code::UnknownTopicOrPartition) => RecordFailure::new(format!(
+                "the topic {} does not exist, or may not be written to: {error}",
+                self.topic
+            )),
             Some(Code::MessageTimedOut) => match &*self.ear.complaint() {
-                Some((at, reason)) if at.elapsed() <= self.limit + QUIET => Failure::new(format!("{error}: {reason}")),
-                _ => Failure::new(error),
+                Some((at, reason)) if at.elapsed() <= self.limit + QUIET => {
+                    RecordFailure::new(format!("{error}: {reason}"))
+                }
+                _ => RecordFailure::new(error),
             },
-            _ => Failure::new(error),
+            _ => RecordFailure::new(error),
         }
     }
 }

@@ -3,7 +3,7 @@
 mod connect;
 
 use bytes::BytesMut;
-use tidegate_lanes::{Failure, Record};
+use tidegate_lanes::{Record, RecordFailure};
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
@@ -52,7 +52,7 @@ impl Postgres {
         Ok(sink)
     }
 
-    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), Failure> {
+    pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let parameters = |record| field::texts(&self.fields, record, &self.places);
         let rows = records.iter().map(parameters).collect::<Result<Vec<_>, _>>()?;
         let (_permit, idle) = self.hands.take(|session| !session.connected.client.is_closed()).await?;
@@ -71,9 +71,9 @@ impl Postgres {
         result.map_err(|error| failure(&error))
     }
 
-    async fn connect(&self) -> Result<Session, Failure> {
+    async fn connect(&self) -> Result<Session, RecordFailure> {
         let connected = self.login.connect().await;
-        let connected = connected.map_err(|reason| Failure::new(format!("cannot connect: {reason}")))?;
+        let connected = connected.map_err(|reason| RecordFailure::new(format!("cannot connect: {reason}")))?;
         let limit = format!("SET statement_timeout = {}", self.statement_ms.min(i32::MAX as u128));
         connected.client.batch_execute(&limit).await.map_err(|error| failure(&error))?;
         let statement = connected.client.prepare(&self.sql).await.map_err(|error| failure(&error))?;
@@ -136,12 +136,12 @@ fn is_of_the_server(error: &tokio_postgres::Error) -> bool {
 }
 
 /// What the server says of the data itself (class 22: no such number, no such date) it would say again.
-fn failure(error: &tokio_postgres::Error) -> Failure {
+fn failure(error: &tokio_postgres::Error) -> RecordFailure {
     let Some(said) = error.as_db_error() else {
-        return Failure::new(crate::error::whole(error));
+        return RecordFailure::new(crate::error::whole(error));
     };
     let code = said.code().code();
     let detail = said.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
     let reason = format!("{code}: {}{detail}", said.message());
-    if code.starts_with("22") { Failure::permanent(reason) } else { Failure::new(reason) }
+    if code.starts_with("22") { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) }
 }

@@ -8,8 +8,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use serde_json::Value;
 use tidegate_lanes::{
-    Epoch, Event, Lane, LaneStatus, Mark, Position, Record, Room, Source,
-    source::kafka::{Error, Kafka, Partition, Roster, Start as LanesStart},
+    Epoch, Lane, LaneCommit, LaneStatus, PollLimit, Position, Record, Source, SourceEvent,
+    source::kafka::{KafkaSource, KafkaSourceError, Partition, PartitionMap, StartOffset as LanesStart},
 };
 
 use super::Opened;
@@ -20,20 +20,20 @@ use crate::{error::StreamError, place::Places};
 pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamError> {
     // What is read ahead counts in the stream's bound; the other half is for what is under way.
     let prefetch = usize::try_from(keys.bytes_max / 2).unwrap_or(usize::MAX);
-    let settings = Kafka::builder(&topics.brokers, &group(keys))
+    let settings = KafkaSource::builder(&topics.brokers, &group(keys))
         .start(match keys.start {
             Start::Earliest => LanesStart::Earliest,
             Start::Latest => LanesStart::Latest,
             Start::Fail => LanesStart::Fail,
         })
         .drain(keys.drain)
-        .prefetch_bytes_at_most(prefetch)
+        .limit_prefetch_bytes(prefetch)
         .metadata(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
     let settings = topics.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
     let properties = keys.kafka_properties.0.iter();
     let settings = properties.fold(settings, |settings, (name, value)| settings.property(name, value));
     let source = settings.build().map_err(|error| StreamError::Source(Box::new(error)))?;
-    let places = Places::Kafka(source.roster());
+    let places = Places::Kafka(source.partition_map());
     Ok(Opened::Topics(Box::new(Keyed { source, key: keys.key.clone() }), places))
 }
 
@@ -65,13 +65,13 @@ pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)
 /// Topics whose records get the key that orders them here.
 #[derive(Debug)]
 pub(crate) struct Keyed {
-    source: Kafka,
+    source: KafkaSource,
     key: KeyOf,
 }
 
 impl Keyed {
     fn rekeyed(pointer: &str, record: Record) -> Record {
-        if record.damage().is_some() {
+        if record.decode_error().is_some() {
             return record;
         }
         let Some(payload) = record.payload() else { return record };
@@ -83,18 +83,23 @@ impl Keyed {
                     Some(Value::String(key)) => Some(key.clone()),
                     Some(other) => Some(other.to_string()),
                 };
-                record.ordered_by(key.as_deref().map(str::as_bytes))
+                record.with_ordering_key(key.as_deref().map(str::as_bytes))
             }
         }
     }
 }
 
 impl Source for Keyed {
-    type Error = Error;
+    type Error = KafkaSourceError;
 
-    fn poll(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut Vec<Record>) -> Poll<Result<Event, Error>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        limit: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, KafkaSourceError>> {
         let before = batch.len();
-        let polled = self.source.poll(cx, room, batch);
+        let polled = self.source.poll(cx, limit, batch);
         if let KeyOf::Pointer(pointer) = &self.key {
             let fresh: Vec<Record> = batch.drain(before..).collect();
             batch.extend(fresh.into_iter().map(|record| Self::rekeyed(pointer, record)));
@@ -110,15 +115,15 @@ impl Source for Keyed {
         self.source.resume(lane, epoch);
     }
 
-    fn commit(&mut self, marks: &[Mark]) {
-        self.source.commit(marks);
+    fn commit(&mut self, commits: &[LaneCommit]) {
+        self.source.commit(commits);
     }
 
     fn release(&mut self, lane: Lane, epoch: Epoch, through: Option<Position>) {
         self.source.release(lane, epoch, through);
     }
 
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), KafkaSourceError>> {
         self.source.poll_close(cx)
     }
 
@@ -134,7 +139,7 @@ impl Source for Keyed {
 /// Asks the brokers where the partitions end.
 pub(crate) struct Watermarks {
     asking: BaseConsumer,
-    roster: Roster,
+    partition_map: PartitionMap,
 }
 
 /// Beyond this the figure is left out for now.
@@ -142,10 +147,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 impl Watermarks {
     /// `None` if the client refuses the settings; the source will say why.
-    pub(crate) fn new(topics: &Topics, keys: &StreamKeys, roster: Roster) -> Option<Self> {
+    pub(crate) fn new(topics: &Topics, keys: &StreamKeys, partition_map: PartitionMap) -> Option<Self> {
         // The name of the group is for the positions that were committed: it is no member.
         let asking = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
-        Some(Self { asking, roster })
+        Some(Self { asking, partition_map })
     }
 
     /// Without a partition, as before the group has given it one, nobody knows.
@@ -157,7 +162,7 @@ impl Watermarks {
     }
 
     fn of(&self, lane: &LaneStatus) -> Option<u64> {
-        let partition = self.roster.partition(lane.lane)?;
+        let partition = self.partition_map.partition(lane.lane)?;
         let (low, high) = self.asking.fetch_watermarks(&partition.topic, partition.number, ANSWER_LIMIT).ok()?;
         let next = match lane.done_through {
             Some(position) => i64::try_from(position.0).ok()? + 1,

@@ -67,9 +67,9 @@ on_each_postgres! {
             logged.gateway.signal(Signal::KILL);
             logged.gateway.wait();
             // Recovery cuts the partial record at the end, and keeps everything before it.
-            let (journal, recovery) = tidegate_journal::Journal::open(tidegate_journal::Config {
+            let (journal, recovery) = tidegate_journal::Journal::open(tidegate_journal::JournalConfig {
                 name: "queries".to_owned(),
-                ..tidegate_journal::Config::new(logged.path())
+                ..tidegate_journal::JournalConfig::new(logged.path())
             })
             .expect("the log opens again");
             assert!(recovery.damage.is_empty(), "{recovery:?}");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tidegate_journal::{AtEnd, Reader, Record, Start};
+use tidegate_journal::{AtEnd, JournalReader, JournalRecord, ReadFrom};
 use tidegate_query_log::entry::{Entry, Kind};
 use tidegate_testkit::{Fixture, Gateway, Signal};
 
@@ -59,14 +59,14 @@ impl LoggingGateway {
 #[track_caller]
 pub(crate) fn read(folder: &Path, at_end: AtEnd) -> Vec<Entry> {
     let mut entries = Vec::new();
-    let mut reader = Reader::open(folder, &Start::Beginning, at_end).expect("the log can be read");
+    let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, at_end).expect("the log can be read");
     while let Some(entry) = reader.read().expect("the log can be read") {
         match entry {
-            tidegate_journal::Entry::Record(Record { payload, .. }) => {
+            tidegate_journal::JournalEntry::Record(JournalRecord { payload, .. }) => {
                 let entry = Entry::from_json(payload);
                 entries.push(entry.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(payload))));
             }
-            tidegate_journal::Entry::Damage(damage) => panic!("{damage:?}"),
+            tidegate_journal::JournalEntry::Damage(damage) => panic!("{damage:?}"),
             _ => {}
         }
     }

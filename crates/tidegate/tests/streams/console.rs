@@ -165,7 +165,7 @@ fn unpark_resumes_the_records_of_a_key() {
     assert!(row(&gateway, "orders")["last_error"].contains("k1 is down"));
     eventually("the log names the key", || {
         let log = gateway.log();
-        log.contains("its key is parked") && log.contains("key=k1")
+        log.contains("key parked") && log.contains("key=k1")
     });
     is_repaired.store(true, Ordering::SeqCst);
     let mut console = gateway.console();

@@ -294,7 +294,7 @@ fn missing_source_topic_is_an_error() {
     let folder = TempFolder::new();
     let from = format!("kafka://{}/no-such-topic", kafka.broker.bootstrap());
     let ended = Stream::run(with(kafka.from(&from), ["--to", "-", "--dead-letter", &folder.path("dead")])).expect(1);
-    assert!(ended.errors.contains("a topic does not exist"), "{}", ended.errors);
+    assert!(ended.errors.contains("topic does not exist"), "{}", ended.errors);
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn stalled_process_commits_nothing_of_other_members() {
     first.signal(Signal::CONT);
     eventually("the session timeout is logged", || first.errors().contains("Consumer group session timed out"));
     eventually("the consequence is logged", || {
-        first.errors().contains("what was done since the last commit comes again")
+        first.errors().contains("records since the last commit will be processed again")
     });
     let mut filled = 1_200;
     let is_new = |request: &ReceivedRequest| request.header("instance") == "first" && number(&request.body).1 >= 1_200;
@@ -435,7 +435,7 @@ fn halted_partition_does_not_block_others() {
     let url = server.url("/");
     let stream =
         Stream::start(with(kafka.from(&from), ["--to", &url, "--form", "envelope", "--exhausted", "halt_lane"]));
-    eventually("the record is rejected", || stream.errors().contains("its lane is halted"));
+    eventually("the record is rejected", || stream.errors().contains("lane halted"));
     let rejected = server.bodies().iter().map(|body| envelope(body)).find(|(n, ..)| *n == 0).unwrap();
     let records_of_others: i64 = ends.iter().sum::<i64>() - ends[rejected.1];
     let seen_of_others = || server.bodies().iter().filter(|body| envelope(body).1 != rejected.1).count();

@@ -88,7 +88,7 @@ fn skipped_record_is_committed() {
     let checkpoint = folder.path("done");
     let more = format!("attempts = 2\nexhausted = \"skip\"\ncheckpoint = \"{checkpoint}\"");
     let ended = run(&folder, &server.url("/"), &more).expect(3);
-    assert!(ended.errors.contains("skipped=1") && ended.errors.contains("it is skipped"), "{}", ended.errors);
+    assert!(ended.errors.contains("skipped=1") && ended.errors.contains("record skipped"), "{}", ended.errors);
     assert_eq!(server.requests().len(), 9 + 2);
     // The second run has no record left.
     run(&folder, &server.url("/"), &more).expect(0);
@@ -100,8 +100,8 @@ fn skipped_records_are_summarised_in_the_log() {
     let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(422)));
     folder.write("in", &numbers(0..500, 20));
     let errors = run(&folder, &server.url("/"), "exhausted = \"skip\"").expect(3).errors;
-    let logged = errors.matches("it is skipped").count();
-    let more = errors.lines().filter(|line| line.contains("they are skipped")).map(|line| {
+    let logged = errors.matches("record failed").count();
+    let more = errors.lines().filter(|line| line.contains("more records failed")).map(|line| {
         let (_, count) = line.split_once("records=").unwrap();
         count.split_whitespace().next().unwrap().parse::<usize>().unwrap()
     });
@@ -115,8 +115,8 @@ fn halted_lane_commits_the_records_before_it() {
     let checkpoint = folder.path("done");
     let more = format!("exhausted = \"halt_lane\"\ncheckpoint = \"{checkpoint}\"");
     let ended = run(&folder, &server.url("/"), &more).expect(1);
-    assert!(ended.errors.contains("its lane is halted"), "{}", ended.errors);
-    assert!(ended.errors.contains("7 records are parked or in halted lanes"), "{}", ended.errors);
+    assert!(ended.errors.contains("lane halted"), "{}", ended.errors);
+    assert!(ended.errors.contains("7 uncommitted records that are parked or in halted lanes"), "{}", ended.errors);
     // The checkpoint is the end of the third line.
     assert_eq!(folder.read("done").trim(), numbers(0..3, 1).len().to_string());
     let accepting = HttpServer::start(|_| Reply::Status(200));
@@ -147,7 +147,7 @@ fn failed_dead_letter_is_not_committed() {
     // Every write to `/dev/full` fails.
     let full = format!("{more}dead_letter = \"/dev/full\"");
     let stream = Stream::start(["-c", &config(&folder, &server.url("/"), &full)]);
-    eventually("the dead letter fails", || stream.errors().contains("the dead-letter did not take it"));
+    eventually("the dead letter fails", || stream.errors().contains("dead-letter queue refused the record"));
     eventually("the other key continues", || server.bodies().iter().filter(|body| number(body).0 == "k0").count() == 4);
     stream.signal(Signal::TERM);
     stream.wait().expect(0);

@@ -1,8 +1,8 @@
-//! Messages of a partition's queue, many at a time.
+//! Takes messages from a partition's queue in batches.
 //!
-//! The only unsafe code of this crate. The client library gives one message at a time to safe code, and for each asks a
-//! clock, and makes and frees an event; its batches cost a good part less. What a batch gives are pointers to messages
-//! that the client keeps until they are given back, one by one; a [`Message`] lends what one of them holds.
+//! This is the only unsafe code of this crate. The safe API of rdkafka delivers one message at a time, and for each
+//! message reads a clock and allocates an event; batches cost considerably less. A batch is an array of pointers to
+//! messages that librdkafka owns until each is destroyed. A [`Message`] borrows one of them.
 
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
@@ -14,79 +14,79 @@ use rdkafka::bindings as sys;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{IsError, KafkaError};
 
-use super::ear::Ear;
+use super::context::KafkaContext;
 use crate::record::Header;
 
-/// The queue of a partition, and what was taken out of it and not looked at.
+/// The queue of a partition, and the messages taken from it.
 pub(super) struct BatchQueue {
     queue: NonNull<sys::rd_kafka_queue_t>,
-    /// Ours until they are given back, from `next` on.
+    /// Messages from `next` on are not processed; all are destroyed before the next batch.
     taken: Vec<NonNull<sys::rd_kafka_message_t>>,
     next: usize,
-    // After the queue, which is the client's.
-    _client: Arc<BaseConsumer<Ear>>,
+    // Dropped after the queue, which belongs to the client.
+    _client: Arc<BaseConsumer<KafkaContext>>,
 }
 
-/// What a queue holds.
-pub(super) enum Next<'a> {
+/// An item of the queue.
+pub(super) enum QueueItem<'a> {
     Message(Message<'a>),
-    /// The end of the partition: everything below this offset, markers and gaps too, came before. (A client that takes
-    /// batches counts an end as a message, so the position that it tells is beyond it.)
+    /// The end of the partition: all offsets below this one have been delivered or are gaps. (A client that takes batches
+    /// counts the end as a message, so its own position is one too high.)
     End(i64),
     Error(KafkaError),
 }
 
-/// A message, lent until the next one is asked for.
+/// A message, borrowed until the next call.
 pub(super) struct Message<'a> {
     raw: NonNull<sys::rd_kafka_message_t>,
     _queue: PhantomData<&'a mut BatchQueue>,
 }
 
-// SAFETY: the library's queues and messages belong to no thread; a value is used by one thread at a time.
+// SAFETY: librdkafka's queues and messages are not bound to a thread, and `&mut self` prevents concurrent use.
 unsafe impl Send for BatchQueue {}
 
 impl BatchQueue {
     /// `None` if the client does not know the partition.
-    pub(super) fn new(client: &Arc<BaseConsumer<Ear>>, topic: &str, partition: i32) -> Option<Self> {
+    pub(super) fn new(client: &Arc<BaseConsumer<KafkaContext>>, topic: &str, partition: i32) -> Option<Self> {
         let topic = CString::new(topic).ok()?;
-        // SAFETY: the client lives as long as `client`, and the name of the topic until the call returns.
+        // SAFETY: `client` outlives the call, as does the topic name.
         let queue =
             unsafe { sys::rd_kafka_queue_get_partition(client.client().native_ptr(), topic.as_ptr(), partition) };
         let queue = NonNull::new(queue)?;
         Some(Self { queue, taken: Vec::new(), next: 0, _client: Arc::clone(client) })
     }
 
-    /// What comes next. If nothing was left, up to `most` are taken out of the queue; `None` if that is empty.
-    pub(super) fn next(&mut self, most: usize) -> Option<Next<'_>> {
+    /// The next item. If no message is left, takes up to `count_max` from the queue; `None` if it is empty.
+    pub(super) fn next(&mut self, count_max: usize) -> Option<QueueItem<'_>> {
         if self.next == self.taken.len() {
-            self.refill(most);
+            self.refill(count_max);
         }
         let raw = *self.taken.get(self.next)?;
         self.next += 1;
         let message = Message { raw, _queue: PhantomData };
         Some(match message.raw().err {
-            error if !error.is_error() => Next::Message(message),
-            sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__PARTITION_EOF => Next::End(message.offset()),
-            error => Next::Error(KafkaError::MessageConsumption(error.into())),
+            error if !error.is_error() => QueueItem::Message(message),
+            sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__PARTITION_EOF => QueueItem::End(message.offset()),
+            error => QueueItem::Error(KafkaError::MessageConsumption(error.into())),
         })
     }
 
-    fn refill(&mut self, most: usize) {
-        self.give_back();
-        self.taken.reserve(most);
-        // SAFETY: the queue is ours. The list has room for `most` pointers, and a pointer that may not be null is as large
-        // as one that may; the library writes as many as it says, none of them null.
+    fn refill(&mut self, count_max: usize) {
+        self.release();
+        self.taken.reserve(count_max);
+        // SAFETY: the queue is owned. The vector has room for `count_max` pointers, `NonNull<T>` has the layout of a
+        // pointer, and librdkafka writes the number of non-null pointers that it returns.
         unsafe {
             let list = self.taken.as_mut_ptr().cast();
-            let count = sys::rd_kafka_consume_batch_queue(self.queue.as_ptr(), 0, list, most);
+            let count = sys::rd_kafka_consume_batch_queue(self.queue.as_ptr(), 0, list, count_max);
             self.taken.set_len(usize::try_from(count).unwrap_or(0));
         }
     }
 
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         self.next = 0;
         for raw in self.taken.drain(..) {
-            // SAFETY: it was taken out of the queue, is given back once, and nobody was lent it (see `Message`).
+            // SAFETY: the message came from the queue, is destroyed once, and no `Message` borrows it.
             unsafe { sys::rd_kafka_message_destroy(raw.as_ptr()) };
         }
     }
@@ -94,15 +94,15 @@ impl BatchQueue {
 
 impl Drop for BatchQueue {
     fn drop(&mut self) {
-        self.give_back();
-        // SAFETY: it is ours, and not used any more; its client is dropped after it.
+        self.release();
+        // SAFETY: the queue is owned and not used any more; its client is dropped later.
         unsafe { sys::rd_kafka_queue_destroy(self.queue.as_ptr()) };
     }
 }
 
 impl Message<'_> {
     fn raw(&self) -> &sys::rd_kafka_message_t {
-        // SAFETY: it is not given back while it is lent, and the library does not change what it has handed out.
+        // SAFETY: the message is not destroyed while it is borrowed, and librdkafka does not modify it.
         unsafe { self.raw.as_ref() }
     }
 
@@ -112,28 +112,28 @@ impl Message<'_> {
 
     pub(super) fn key(&self) -> Option<&[u8]> {
         let raw = self.raw();
-        // SAFETY: key and payload are the message's.
+        // SAFETY: key and payload belong to the message.
         unsafe { bytes(raw.key, raw.key_len) }
     }
 
     pub(super) fn payload(&self) -> Option<&[u8]> {
         let raw = self.raw();
-        // SAFETY: as above.
+        // SAFETY: as in `key`.
         unsafe { bytes(raw.payload, raw.len) }
     }
 
-    /// Milliseconds since 1970, if the broker knows.
+    /// Milliseconds since 1970, if the message has a timestamp.
     pub(super) fn timestamp_ms(&self) -> Option<i64> {
         let mut kind = sys::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE;
-        // SAFETY: the message is lent.
+        // SAFETY: the message is borrowed.
         let at = unsafe { sys::rd_kafka_message_timestamp(self.raw.as_ptr(), &raw mut kind) };
         (at >= 0 && kind != sys::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE).then_some(at)
     }
 
-    /// Its headers; `None` if a name is not UTF-8.
+    /// The headers; `None` if a name is not UTF-8.
     pub(super) fn headers(&self) -> Option<Vec<Header>> {
         let mut list = ptr::null_mut();
-        // SAFETY: the message is lent, and the list of headers is the message's.
+        // SAFETY: the message is borrowed and owns the list of headers.
         let error = unsafe { sys::rd_kafka_message_headers(self.raw.as_ptr(), &raw mut list) };
         let mut headers = Vec::new();
         if error.is_error() || list.is_null() {
@@ -141,7 +141,8 @@ impl Message<'_> {
         }
         loop {
             let (mut name, mut value, mut len) = (ptr::null(), ptr::null(), 0);
-            // SAFETY: beyond the last one it says so; name and value are the list's, a name ends with a zero.
+            // SAFETY: an index beyond the last header returns an error; name and value belong to the list, and names end
+            // with a NUL.
             let header = unsafe {
                 let at = headers.len();
                 let error = sys::rd_kafka_header_get_all(list, at, &raw mut name, &raw mut value, &raw mut len);
@@ -157,8 +158,8 @@ impl Message<'_> {
 }
 
 /// # Safety
-/// What is not null lives as long as `'a`.
+/// A non-null `start` must be valid for `len` bytes for `'a`.
 unsafe fn bytes<'a>(start: *const std::ffi::c_void, len: usize) -> Option<&'a [u8]> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start.cast(), len) })
 }

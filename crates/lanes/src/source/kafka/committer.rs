@@ -1,66 +1,72 @@
-//! The thread that commits.
+//! The commit thread.
 //!
-//! The client can commit without waiting, but then this version of its Rust wrapper does not say what came of it. So a
-//! thread of its own waits for the broker, and the member's thread goes on.
+//! The client can commit asynchronously, but the Rust wrapper then does not report the result. So a separate thread waits
+//! for the broker while the member thread continues.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::KafkaResult;
 
-use super::Error;
-use super::ear::Ear;
-use super::handover::Handover;
-use crate::source::Mark;
+use super::channel::SourceChannel;
+use super::context::KafkaContext;
+use super::error::KafkaSourceError;
+use crate::source::interface::LaneCommit;
 
-/// What came of a commit. If the broker refused only some of the marks, the client counts them as committed; the next
-/// ones of those lanes, or their next assignment, make that good.
+/// The result of a commit. If the broker rejects only some of the offsets, librdkafka reports success; a later commit of
+/// those lanes, or their next assignment, corrects that.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) marks: Vec<Mark>,
+pub(super) struct CommitResult {
+    pub(super) commits: Vec<LaneCommit>,
     pub(super) result: KafkaResult<()>,
 }
 
 #[derive(Debug)]
 pub(super) struct Committer {
-    // Not more than two jobs at once: one of the lanes that stay, one of those that leave.
-    jobs: Sender<(Vec<Mark>, TopicPartitionList)>,
-    answers: Receiver<Answer>,
+    // The queue has at most two requests: one for assigned lanes, one for revoked lanes.
+    jobs: Sender<(Vec<LaneCommit>, TopicPartitionList)>,
+    answers: Receiver<CommitResult>,
     thread: JoinHandle<()>,
 }
 
 impl Committer {
-    pub(super) fn start(consumer: Arc<BaseConsumer<Ear>>, handover: Arc<Handover>) -> Result<Self, Error> {
-        let (jobs, waiting) = channel::<(Vec<Mark>, TopicPartitionList)>();
-        let (answering, answers) = channel();
+    pub(super) fn start(
+        consumer: Arc<BaseConsumer<KafkaContext>>,
+        channel: Arc<SourceChannel>,
+    ) -> Result<Self, KafkaSourceError> {
+        let (jobs, waiting) = mpsc::channel::<(Vec<LaneCommit>, TopicPartitionList)>();
+        let (answering, answers) = mpsc::channel();
         let body = move || {
-            for (marks, offsets) in waiting {
+            for (commits, offsets) in waiting {
                 let result = consumer.commit(&offsets, CommitMode::Sync);
-                // Nobody listens any more when the time to close is over.
-                let _ = answering.send(Answer { marks, result });
-                handover.wake_thread();
+                // The receiver is gone once the close timeout is over.
+                let _ = answering.send(CommitResult { commits, result });
+                channel.wake_thread();
             }
         };
-        let thread = std::thread::Builder::new().name("lanes-commit".to_owned()).spawn(body).map_err(Error::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("lanes-commit".to_owned())
+            .spawn(body)
+            .map_err(KafkaSourceError::Thread)?;
         Ok(Self { jobs, answers, thread })
     }
 
-    pub(super) fn send(&self, marks: Vec<Mark>, offsets: TopicPartitionList) {
-        // It hangs up only when we do.
-        let _ = self.jobs.send((marks, offsets));
+    pub(super) fn send(&self, commits: Vec<LaneCommit>, offsets: TopicPartitionList) {
+        // The receiver ends only after this sender.
+        let _ = self.jobs.send((commits, offsets));
     }
 
-    pub(super) fn answer(&self) -> Option<Answer> {
+    pub(super) fn try_result(&self) -> Option<CommitResult> {
         self.answers.try_recv().ok()
     }
 
-    /// Waits for the end of the thread, which has nothing to do any more.
+    /// Waits for the idle thread to end.
     pub(super) fn join(self) {
         drop(self.jobs);
-        // It does not panic; and if it did, there would be nothing left to save.
+        // A panic of the thread would leave nothing to clean up.
         let _ = self.thread.join();
     }
 }

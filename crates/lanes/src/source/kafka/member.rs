@@ -1,7 +1,7 @@
-//! The member of the group: the one thread that speaks with the clients.
+//! The group member, and the thread that drives both clients.
 //!
-//! It never waits for anything but news: the clients' queues, the subscription's wishes and the parcels that were taken
-//! all wake it. So it answers the group in time, however full everything is.
+//! The thread waits only for events: the clients' queues, requests of the subscription, and delivered chunks all wake it.
+//! So it answers the group in time, however full the queues are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,35 +12,36 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 
-use super::Error;
-use super::commits::Commits;
-use super::committer::{Answer, Committer};
-use super::ear::{self, Ear, Heard, log};
-use super::handover::Handover;
-use super::reader::{Found, Reader};
-use super::revocation::{Revocation, Step};
-use super::roster::{Partition, Roster};
-use super::settings::Settings;
+use super::builder::KafkaSourceBuilder;
+use super::channel::SourceChannel;
+use super::commit_queue::CommitQueue;
+use super::committer::{CommitResult, Committer};
+use super::context::{self, KafkaContext, RebalanceEvent};
+use super::error::KafkaSourceError;
+use super::fetcher::{FetchEvent, Fetcher};
+use super::log;
+use super::partition_map::{Partition, PartitionMap};
+use super::revocation::{Revocation, RevocationStep};
 use crate::record::{Epoch, Lane};
-use crate::source::{Event, Mark};
+use crate::source::interface::{LaneCommit, SourceEvent};
 
-/// How long nothing may wake it: deadlines are kept as exactly as that.
+/// The longest sleep; the resolution of deadlines.
 const TICK: Duration = Duration::from_millis(50);
-const LOST: &str = "the session with the group was lost";
-/// Events of the group in one turn; there are few, and lanes are read in between.
+const LOST: &str = "group session lost";
+/// Group events per turn. Events are rare, and partitions are read in between.
 const TURN_EVENTS: usize = 4;
 
-pub(super) struct Member {
-    group: Arc<BaseConsumer<Ear>>,
-    reader: Reader,
-    handover: Arc<Handover>,
-    roster: Roster,
-    settings: Settings,
-    /// The last epoch of every lane that ever was ours.
+pub(super) struct GroupMember {
+    group: Arc<BaseConsumer<KafkaContext>>,
+    fetcher: Fetcher,
+    channel: Arc<SourceChannel>,
+    partition_map: PartitionMap,
+    settings: KafkaSourceBuilder,
+    /// The last epoch of every lane that was ever assigned.
     epochs: BTreeMap<Lane, Epoch>,
-    /// Lanes on their way out.
+    /// The revocation in progress.
     revocation: Option<Revocation>,
-    commits: Commits,
+    queue: CommitQueue,
     committer: Committer,
     state: State,
 }
@@ -48,106 +49,111 @@ pub(super) struct Member {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Running,
-    /// Reads no more, and waits to be closed.
+    /// Fetches no more records and waits for close.
     Failed,
-    /// Leaves when everything is committed, at the latest then.
+    /// Leaves once everything is committed, at most at this time.
     Closing(Instant),
 }
 
-impl Member {
+impl GroupMember {
     /// Joins the group. May take a few seconds if no broker answers.
-    pub(super) fn join(settings: Settings, handover: Arc<Handover>, roster: Roster) -> Result<Self, Error> {
-        let reader = Reader::new(&settings, settings.lanes_max(), &handover)?;
-        let ear = Ear::new(Arc::clone(&handover));
-        let mut group: BaseConsumer<Ear> = settings.member().create_with_context(ear).map_err(Error::Settings)?;
-        let waking = Arc::clone(&handover);
+    pub(super) fn join(
+        settings: KafkaSourceBuilder,
+        channel: Arc<SourceChannel>,
+        partition_map: PartitionMap,
+    ) -> Result<Self, KafkaSourceError> {
+        let fetcher = Fetcher::new(&settings, settings.lanes_max(), &channel)?;
+        let context = KafkaContext::new(Arc::clone(&channel));
+        let mut group: BaseConsumer<KafkaContext> =
+            settings.member_config().create_with_context(context).map_err(KafkaSourceError::Settings)?;
+        let waking = Arc::clone(&channel);
         group.set_nonempty_callback(move || waking.wake_thread());
         let topics: Vec<&str> = settings.topics.iter().map(String::as_str).collect();
-        group.subscribe(&topics).map_err(Error::Settings)?;
+        group.subscribe(&topics).map_err(KafkaSourceError::Settings)?;
         let group = Arc::new(group);
-        let committer = Committer::start(Arc::clone(&group), Arc::clone(&handover))?;
+        let committer = Committer::start(Arc::clone(&group), Arc::clone(&channel))?;
         Ok(Self {
             group,
-            reader,
-            handover,
-            roster,
+            fetcher,
+            channel,
+            partition_map,
             settings,
             epochs: BTreeMap::new(),
             revocation: None,
-            commits: Commits::default(),
+            queue: CommitQueue::default(),
             committer,
             state: State::Running,
         })
     }
 
-    /// Goes on until it is told to close.
-    pub(super) fn run(mut self) -> Result<(), Error> {
+    /// Runs until the source is closed.
+    pub(super) fn run(mut self) -> Result<(), KafkaSourceError> {
         loop {
             let now = Instant::now();
-            let has_heard = self.listen(now);
-            self.obey(now);
+            let has_events = self.poll_events(now);
+            self.apply_requests(now);
             let has_read = self.read();
-            self.revoke(now);
+            self.advance_revocation(now);
             self.commit(now);
             if let State::Closing(until) = self.state
-                && (self.commits.is_idle() && self.revocation.is_none() || now >= until)
+                && (self.queue.is_idle() && self.revocation.is_none() || now >= until)
             {
                 return self.leave();
             }
-            if !has_heard && !has_read {
-                self.reader.pass_gaps();
+            if !has_events && !has_read {
+                self.fetcher.pass_gaps();
                 std::thread::park_timeout(TICK);
             }
         }
     }
 
-    /// Hears what the group wants and what came of commits. `true` if there was something.
-    fn listen(&mut self, now: Instant) -> bool {
+    /// Handles group events and commit results. `true` if there were any.
+    fn poll_events(&mut self, now: Instant) -> bool {
         for _ in 0..TURN_EVENTS {
             if let Some(Err(error)) = self.group.poll(Duration::ZERO) {
-                self.heed(&error, None);
+                self.on_error(&error, None);
             }
         }
-        let notes = self.group.context().notes();
-        let mut has_heard = !notes.is_empty();
-        for heard in notes {
-            match heard {
-                Heard::Assigned(partitions) => self.take_over(&partitions),
-                Heard::Revoked(partitions) => self.begin_revocation(&partitions, now),
+        let events = self.group.context().events();
+        let mut has_events = !events.is_empty();
+        for event in events {
+            match event {
+                RebalanceEvent::Assigned(partitions) => self.on_assigned(&partitions),
+                RebalanceEvent::Revoked(partitions) => self.on_revoked(&partitions, now),
             }
         }
-        while let Some(answer) = self.committer.answer() {
-            has_heard = true;
-            self.committed(answer, now);
+        while let Some(result) = self.committer.try_result() {
+            has_events = true;
+            self.on_commit_result(result, now);
         }
-        has_heard
+        has_events
     }
 
-    /// Ends the source if the error does not pass by itself.
-    fn heed(&mut self, error: &KafkaError, lane: Option<Lane>) {
-        let name = || lane.map_or_else(|| self.settings.topics.join(", "), |lane| self.roster.name(lane));
-        if let Some(error) = Error::of(error, name) {
+    /// Fails the source unless the error is transient.
+    fn on_error(&mut self, error: &KafkaError, lane: Option<Lane>) {
+        let name = || lane.map_or_else(|| self.settings.topics.join(", "), |lane| self.partition_map.name(lane));
+        if let Some(error) = KafkaSourceError::of(error, name) {
             self.fail(error);
         }
     }
 
-    fn fail(&mut self, error: Error) {
+    fn fail(&mut self, error: KafkaSourceError) {
         if self.state == State::Running {
             self.state = State::Failed;
-            self.handover.fail(error);
+            self.channel.fail(error);
         }
     }
 
-    fn obey(&mut self, now: Instant) {
-        let wishes = self.handover.wishes();
-        if wishes.close && !matches!(self.state, State::Closing(_)) {
+    fn apply_requests(&mut self, now: Instant) {
+        let requests = self.channel.requests();
+        if requests.close && !matches!(self.state, State::Closing(_)) {
             self.state = State::Closing(now + self.settings.close);
         }
-        for mark in wishes.marks {
-            let staying = self.revocation.as_mut().map_or(Some(mark), |revocation| revocation.want(mark));
-            self.commits.want(staying.filter(|mark| self.reader.reads(mark.lane, mark.epoch)));
+        for commit in requests.commits {
+            let staying = self.revocation.as_mut().map_or(Some(commit), |revocation| revocation.add_commit(commit));
+            self.queue.push(staying.filter(|commit| self.fetcher.is_reading(commit.lane, commit.epoch)));
         }
-        for (lane, epoch, through) in wishes.released {
+        for (lane, epoch, through) in requests.released {
             self.revocation.iter_mut().for_each(|revocation| revocation.release(lane, epoch, through));
         }
     }
@@ -156,214 +162,216 @@ impl Member {
         if self.state != State::Running {
             return false;
         }
-        let mut found = Vec::new();
-        self.reader.listen(&mut found);
-        let has_read = self.reader.read(&mut found);
-        for found in found {
-            match found {
-                Found::Anew(first) => {
+        let mut fetched = Vec::new();
+        self.fetcher.poll_client(&mut fetched);
+        let has_read = self.fetcher.read(&mut fetched);
+        for fetched in fetched {
+            match fetched {
+                FetchEvent::Restarted(first) => {
                     self.epochs.insert(first.lane(), first.epoch());
-                    self.commits.forget(first.lane());
+                    self.queue.remove(first.lane());
                 }
-                Found::Missing(lane) => self.wait_for(lane),
-                Found::Failed(lane, error) => self.heed(&error, lane),
-                Found::Astray => self.fail(Error::Broken),
+                FetchEvent::TopicMissing(lane) => self.wait_for(lane),
+                FetchEvent::Failed(lane, error) => self.on_error(&error, lane),
+                FetchEvent::UnexpectedRecord => self.fail(KafkaSourceError::Internal),
             }
         }
         has_read
     }
 
-    /// The topic of the lane is not there. Whether that ends the source, the member hears when it looks at its topics: it is
-    /// not the one that reads, and a pattern does not need it.
+    /// The topic of the lane is missing. The group member reports a missing topic as an error if it was subscribed by
+    /// name; a pattern tolerates it.
     fn wait_for(&mut self, lane: Lane) {
-        let Some(partition) = self.roster.partition(lane) else { return };
-        log::missing(&self.roster.name(lane));
-        // What was done of it must not be committed to another topic of its name.
-        self.commits.forget(lane);
+        let Some(partition) = self.partition_map.partition(lane) else { return };
+        log::topic_missing(&self.partition_map.name(lane));
+        // Progress must not be committed to a new topic of the same name.
+        self.queue.remove(lane);
         let epoch = self.epochs.entry(lane).or_default();
         epoch.0 += 1;
-        self.reader.wait_for(lane, *epoch, partition).unwrap_or_else(|error| self.fail(error));
+        self.fetcher.wait_for(lane, *epoch, partition).unwrap_or_else(|error| self.fail(error));
     }
 
-    fn take_over(&mut self, partitions: &TopicPartitionList) {
+    fn on_assigned(&mut self, partitions: &TopicPartitionList) {
         let mut lanes = Vec::new();
         for entry in partitions.elements() {
-            let lane = self.roster.enter(entry.topic(), entry.partition());
+            let lane = self.partition_map.get_or_insert(entry.topic(), entry.partition());
             let epoch = self.epochs.entry(lane).or_default();
             epoch.0 += 1;
             lanes.push((lane, *epoch, Partition { topic: entry.topic().into(), number: entry.partition() }));
         }
-        let added = self.reader.add(lanes).and_then(|()| ear::take_over(&self.group).map_err(Error::Assign));
+        let added = self
+            .fetcher
+            .add(lanes)
+            .and_then(|()| context::acknowledge_assign(&self.group).map_err(KafkaSourceError::Assign));
         added.unwrap_or_else(|error| self.fail(error));
     }
 
-    fn begin_revocation(&mut self, partitions: &TopicPartitionList, now: Instant) {
-        let lane = |entry: &TopicPartitionListElem<'_>| self.roster.lane(entry.topic(), entry.partition());
+    fn on_revoked(&mut self, partitions: &TopicPartitionList, now: Instant) {
+        let lane = |entry: &TopicPartitionListElem<'_>| self.partition_map.lane(entry.topic(), entry.partition());
         let lanes: Vec<Lane> = partitions.elements().iter().filter_map(lane).collect();
-        // What was wanted of them until now is not forgotten.
-        self.obey(now);
-        let wanted: Vec<Mark> = lanes.iter().filter_map(|lane| self.commits.forget(*lane)).collect();
-        let gone = self.reader.remove(&lanes).unwrap_or_else(|error| {
+        // Requests made until now still apply to the lanes.
+        self.apply_requests(now);
+        let queued: Vec<LaneCommit> = lanes.iter().filter_map(|lane| self.queue.remove(*lane)).collect();
+        let removed = self.fetcher.remove(&lanes).unwrap_or_else(|error| {
             self.fail(error);
             Vec::new()
         });
-        if gone.is_empty() || self.group.assignment_lost() {
-            self.handover.shut(&gone, Event::Lost { lanes: gone.clone() });
-            self.mourn(&gone, !wanted.is_empty());
-            return self.give_up();
+        if removed.is_empty() || self.group.assignment_lost() {
+            self.channel.close_lanes(&removed, SourceEvent::Lost { lanes: removed.clone() });
+            self.on_partitions_lost(&removed, !queued.is_empty());
+            return self.finish_revocation();
         }
         let within = self.settings.drain;
-        self.handover.shut(&gone, Event::Revoked { lanes: gone.clone(), within });
-        let mut revocation = Revocation::new(gone, within, now);
-        for mark in wanted {
-            // All are of these lanes: none comes back.
-            let _ = revocation.want(mark);
+        self.channel.close_lanes(&removed, SourceEvent::Revoked { lanes: removed.clone(), within });
+        let mut revocation = Revocation::new(removed, within, now);
+        for commit in queued {
+            // All commits belong to these lanes, so none is returned.
+            let _ = revocation.add_commit(commit);
         }
         self.revocation = Some(revocation);
     }
 
-    /// Moves lanes on that are on their way out.
-    fn revoke(&mut self, now: Instant) {
+    /// Advances the revocation in progress.
+    fn advance_revocation(&mut self, now: Instant) {
         let Some(revocation) = &mut self.revocation else { return };
         if self.group.assignment_lost() {
-            // Somebody else has them already.
-            let (lanes, has_marks) = (revocation.restless().to_vec(), !revocation.left_over().is_empty());
-            self.handover.news(Event::Lost { lanes: lanes.clone() });
-            self.mourn(&lanes, has_marks);
-            return self.give_up();
+            // The partitions may already belong to another member.
+            let (lanes, has_commits) = (revocation.undrained().to_vec(), !revocation.take_uncommitted().is_empty());
+            self.channel.push_event(SourceEvent::Lost { lanes: lanes.clone() });
+            self.on_partitions_lost(&lanes, has_commits);
+            return self.finish_revocation();
         }
         if matches!(self.state, State::Closing(_)) {
-            revocation.hurry();
+            revocation.stop_waiting();
         }
         match revocation.step(now) {
-            Step::Wait => {}
-            Step::Commit(marks) => self.send(marks, now),
-            Step::GiveUp => {
-                for mark in revocation.left_over() {
-                    const REASON: &str = "its lane had to be given back";
+            RevocationStep::Wait => {}
+            RevocationStep::Commit(commits) => self.send(commits, now),
+            RevocationStep::GiveUp => {
+                for commit in revocation.take_uncommitted() {
+                    const REASON: &str = "lane revoked";
                     if matches!(self.state, State::Closing(_)) {
-                        self.commits.give_up(REASON);
+                        self.queue.abandon(REASON);
                     }
-                    self.handover.news(not_committed(mark, REASON));
+                    self.channel.push_event(commit_failed(commit, REASON));
                 }
-                self.give_up();
+                self.finish_revocation();
             }
         }
     }
 
-    /// Lanes are gone whose last marks nobody takes any more. Whoever closes the source is told if there were some.
-    fn mourn(&mut self, lanes: &[(Lane, Epoch)], has_marks: bool) {
-        lanes.iter().for_each(|(lane, _)| log::lost(&self.roster.name(*lane)));
-        if has_marks && matches!(self.state, State::Closing(_)) {
-            self.commits.give_up(LOST);
+    /// Handles lost partitions, whose last commits no broker accepts. Closing the source reports them if there were any.
+    fn on_partitions_lost(&mut self, lanes: &[(Lane, Epoch)], has_commits: bool) {
+        lanes.iter().for_each(|(lane, _)| log::session_lost(&self.partition_map.name(*lane)));
+        if has_commits && matches!(self.state, State::Closing(_)) {
+            self.queue.abandon(LOST);
         }
     }
 
-    /// Lets the group have what it wants back.
-    fn give_up(&mut self) {
+    /// Acknowledges the revocation.
+    fn finish_revocation(&mut self) {
         self.revocation = None;
-        ear::give_up(&self.group).unwrap_or_else(|error| self.fail(Error::Assign(error)));
+        context::acknowledge_revoke(&self.group).unwrap_or_else(|error| self.fail(KafkaSourceError::Assign(error)));
     }
 
-    /// Commits what is wanted, unless the broker still has to answer the last commit.
+    /// Sends queued commits, unless one is in flight.
     fn commit(&mut self, now: Instant) {
-        let marks = self.commits.take(now);
-        if !marks.is_empty() {
-            self.send(marks, now);
+        let commits = self.queue.take(now);
+        if !commits.is_empty() {
+            self.send(commits, now);
         }
     }
 
-    fn send(&mut self, marks: Vec<Mark>, now: Instant) {
-        match self.offsets(&marks) {
+    fn send(&mut self, commits: Vec<LaneCommit>, now: Instant) {
+        match self.offsets(&commits) {
             Ok(offsets) => {
-                self.commits.sent();
-                self.committer.send(marks, offsets);
+                self.queue.on_sent();
+                self.committer.send(commits, offsets);
             }
-            Err(error) => marks.iter().for_each(|mark| self.not_committed(*mark, &error, now)),
+            Err(error) => commits.iter().for_each(|commit| self.on_commit_failed(*commit, &error, now)),
         }
     }
 
-    fn offsets(&self, marks: &[Mark]) -> KafkaResult<TopicPartitionList> {
-        let mut offsets = TopicPartitionList::with_capacity(marks.len());
-        for mark in marks {
-            let Some(partition) = self.roster.partition(mark.lane) else { continue };
+    fn offsets(&self, commits: &[LaneCommit]) -> KafkaResult<TopicPartitionList> {
+        let mut offsets = TopicPartitionList::with_capacity(commits.len());
+        for commit in commits {
+            let Some(partition) = self.partition_map.partition(commit.lane) else { continue };
             let mut entry = offsets.add_partition(&partition.topic, partition.number);
-            // Kafka's position is that of the record to be read next.
-            let next = i64::try_from(mark.through.0 + 1).unwrap_or(i64::MAX);
+            // Kafka commits the offset of the next record.
+            let next = i64::try_from(commit.through.0 + 1).unwrap_or(i64::MAX);
             entry.set_offset(Offset::Offset(next))?;
             entry.set_metadata(&self.settings.metadata);
         }
         Ok(offsets)
     }
 
-    /// The broker's answer to a commit.
-    fn committed(&mut self, answer: Answer, now: Instant) {
-        self.commits.answered();
-        for mark in answer.marks {
+    /// Handles the result of a commit.
+    fn on_commit_result(&mut self, result: CommitResult, now: Instant) {
+        self.queue.on_answered();
+        for commit in result.commits {
             let revocation = self.revocation.as_mut();
-            let is_theirs = revocation.is_some_and(|it| it.committed(mark, answer.result.is_ok(), now));
-            if let Err(error) = &answer.result
-                && !is_theirs
+            let is_revocation = revocation.is_some_and(|it| it.committed(commit, result.result.is_ok(), now));
+            if let Err(error) = &result.result
+                && !is_revocation
             {
-                self.not_committed(mark, error, now);
+                self.on_commit_failed(commit, error, now);
             }
         }
     }
 
-    /// The subscription wishes it again. When it has closed us it does not, so we do.
-    fn not_committed(&mut self, mark: Mark, error: &KafkaError, now: Instant) {
+    /// Handles a failed commit. The subscription requests it again; after close, the member retries it.
+    fn on_commit_failed(&mut self, commit: LaneCommit, error: &KafkaError, now: Instant) {
         if matches!(self.state, State::Closing(_)) {
             let leaving = self.revocation.as_mut();
-            if self.reader.reads(mark.lane, mark.epoch) {
-                self.commits.want([mark]);
-            } else if !leaving.is_some_and(|leaving| leaving.want_again(mark, now)) {
-                self.commits.give_up(LOST);
+            if self.fetcher.is_reading(commit.lane, commit.epoch) {
+                self.queue.push([commit]);
+            } else if !leaving.is_some_and(|leaving| leaving.retry_commit(commit, now)) {
+                self.queue.abandon(LOST);
             }
         }
-        self.commits.failed(error, now);
-        self.handover.news(not_committed(mark, &error.to_string()));
+        self.queue.on_failed(error, now);
+        self.channel.push_event(commit_failed(commit, &error.to_string()));
     }
 
-    /// Leaves the group, which may take a moment.
-    fn leave(self) -> Result<(), Error> {
-        let result = self.commits.result();
-        let ear = self.group.context();
-        ear.become_deaf();
-        // A rebalance that waits for its answer gets none from a note that nobody will read. Whatever fails now, the
-        // client ends anyway.
-        for heard in ear.notes() {
-            let _ = match heard {
-                Heard::Assigned(_) => ear::take_over(&self.group),
-                Heard::Revoked(_) => ear::give_up(&self.group),
+    /// Leaves the group.
+    fn leave(self) -> Result<(), KafkaSourceError> {
+        let result = self.queue.result();
+        let context = self.group.context();
+        context.stop_callbacks();
+        // Pending rebalances are acknowledged here, as their events are not read any more. Errors do not matter, as the
+        // client closes.
+        for event in context.events() {
+            let _ = match event {
+                RebalanceEvent::Assigned(_) => context::acknowledge_assign(&self.group),
+                RebalanceEvent::Revoked(_) => context::acknowledge_revoke(&self.group),
             };
         }
         if self.revocation.is_some() {
-            let _ = ear::give_up(&self.group);
+            let _ = context::acknowledge_revoke(&self.group);
         }
-        drop(self.reader);
+        drop(self.fetcher);
         if result.is_ok() {
             self.committer.join();
         }
-        ear::unsubscribe(&self.group);
+        context::unsubscribe(&self.group);
         close(self.group, self.settings.close);
         result
     }
 }
 
-/// Closes the client, for which nobody waits longer than that. A commit that still waits keeps it until it ends, which is when
-/// it is closed then.
-fn close(group: Arc<BaseConsumer<Ear>>, within: Duration) {
+/// Closes the client on a thread, waiting at most `within`. A pending commit keeps the client alive until it ends.
+fn close(group: Arc<BaseConsumer<KafkaContext>>, within: Duration) {
     let (closing, closed) = std::sync::mpsc::channel::<()>();
     let body = move || {
         drop(group);
         drop(closing);
     };
-    // Without a thread it was closed when the closure was dropped.
+    // If no thread can be started, dropping the closure closes the client.
     if std::thread::Builder::new().name("lanes-close".to_owned()).spawn(body).is_ok() {
         let _ = closed.recv_timeout(within);
     }
 }
 
-fn not_committed(mark: Mark, reason: &str) -> Event {
-    Event::CommitFailed { mark, reason: reason.to_owned() }
+fn commit_failed(commit: LaneCommit, reason: &str) -> SourceEvent {
+    SourceEvent::CommitFailed { commit, reason: reason.to_owned() }
 }

@@ -1,135 +1,134 @@
-//! Lanes that the group wants back: they come to rest, are committed, and only then are given up.
+//! Revokes lanes: waits until they drain, commits them, then lets the group take them.
 //!
-//! A core: it is told what happened and what time it is, and says what is to be done.
+//! A pure core; its inputs are events and the time, its output is the next step.
 
 use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::record::{Epoch, Lane, Position};
-use crate::source::Mark;
+use crate::source::interface::LaneCommit;
 
-/// Beyond the time that the subscription was given: it keeps to it, so this is for a subscription that hangs.
+/// Extra time for a subscription that does not release lanes by its deadline.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the last commit of the lanes may take before they are given up without it.
-const COMMIT_LIMIT: Duration = Duration::from_secs(5);
-/// Between two tries of it.
+/// How long the last commit may take before the lanes are given up without it.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The delay between two attempts of the last commit.
 const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is to be done next.
+/// The next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum RevocationStep {
     Wait,
-    Commit(Vec<Mark>),
-    /// Everything that could be done was done.
+    Commit(Vec<LaneCommit>),
+    /// Acknowledge the revocation.
     GiveUp,
 }
 
 #[derive(Debug)]
 pub(super) struct Revocation {
     lanes: Vec<(Lane, Epoch)>,
-    /// Lanes that still run something.
-    restless: Vec<(Lane, Epoch)>,
-    /// When they are not waited for any more; then, when their commit is not.
+    /// Lanes that have not drained.
+    undrained: Vec<(Lane, Epoch)>,
+    /// The deadline of the drain, then of the last commit.
     until: Instant,
     phase: Phase,
-    /// To be committed, or being committed.
-    marks: Vec<Mark>,
+    /// Commits to send, or in flight.
+    commits: Vec<LaneCommit>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    Resting,
-    /// The marks are sent then.
+    Draining,
+    /// The commits are sent at this time.
     Sending(Instant),
     Sent,
 }
 
 impl Revocation {
     pub(super) fn new(lanes: Vec<(Lane, Epoch)>, within: Duration, now: Instant) -> Self {
-        let restless = lanes.clone();
-        Self { lanes, restless, until: now + within + GRACE, phase: Phase::Resting, marks: Vec::new() }
+        let undrained = lanes.clone();
+        Self { lanes, undrained, until: now + within + GRACE, phase: Phase::Draining, commits: Vec::new() }
     }
 
-    /// A mark of a lane that is on its way out is committed with the others, unless a later one comes. One of any other
-    /// lane comes back.
-    pub(super) fn want(&mut self, mark: Mark) -> Option<Mark> {
-        if !self.lanes.contains(&(mark.lane, mark.epoch)) {
-            return Some(mark);
+    /// Adds a commit of a revoked lane, which replaces an earlier one. Returns a commit of any other lane.
+    pub(super) fn add_commit(&mut self, commit: LaneCommit) -> Option<LaneCommit> {
+        if !self.lanes.contains(&(commit.lane, commit.epoch)) {
+            return Some(commit);
         }
-        if self.phase == Phase::Resting {
-            self.marks.retain(|earlier| earlier.lane != mark.lane);
-            self.marks.push(mark);
+        if self.phase == Phase::Draining {
+            self.commits.retain(|earlier| earlier.lane != commit.lane);
+            self.commits.push(commit);
         }
         None
     }
 
-    /// A mark that was sent before its lane was on its way out was not committed. It is sent again, unless a later one is.
-    /// `false` if the lane is none of ours.
-    pub(super) fn want_again(&mut self, mark: Mark, now: Instant) -> bool {
-        let is_ours = self.lanes.contains(&(mark.lane, mark.epoch));
-        if is_ours && self.marks.iter().all(|other| other.lane != mark.lane) {
-            self.marks.push(mark);
-            if self.phase != Phase::Resting {
+    /// Adds a failed commit that was sent before the revocation, unless there is a later one. `false` if the lane is not
+    /// revoked.
+    pub(super) fn retry_commit(&mut self, commit: LaneCommit, now: Instant) -> bool {
+        let is_ours = self.lanes.contains(&(commit.lane, commit.epoch));
+        if is_ours && self.commits.iter().all(|other| other.lane != commit.lane) {
+            self.commits.push(commit);
+            if self.phase != Phase::Draining {
                 self.phase = Phase::Sending(now + COMMIT_PAUSE);
             }
         }
         is_ours
     }
 
-    /// A lane has come to rest.
+    /// The lane has drained.
     pub(super) fn release(&mut self, lane: Lane, epoch: Epoch, through: Option<Position>) {
-        let before = self.restless.len();
-        self.restless.retain(|restless| *restless != (lane, epoch));
+        let before = self.undrained.len();
+        self.undrained.retain(|undrained| *undrained != (lane, epoch));
         if let Some(through) = through
-            && self.restless.len() < before
+            && self.undrained.len() < before
         {
-            self.want(Mark { lane, epoch, through });
+            self.add_commit(LaneCommit { lane, epoch, through });
         }
     }
 
-    /// No lane is waited for any more.
-    pub(super) fn hurry(&mut self) {
-        self.restless.clear();
+    /// Stops waiting for lanes to drain.
+    pub(super) fn stop_waiting(&mut self) {
+        self.undrained.clear();
     }
 
-    /// The answer to a commit of a mark. `false` if it was not one of ours.
-    pub(super) fn committed(&mut self, mark: Mark, is_done: bool, now: Instant) -> bool {
-        if !self.marks.contains(&mark) {
+    /// Handles the result of a commit. `false` if it does not belong to this revocation.
+    pub(super) fn committed(&mut self, commit: LaneCommit, is_done: bool, now: Instant) -> bool {
+        if !self.commits.contains(&commit) {
             return false;
         }
         if is_done {
-            self.marks.retain(|ours| *ours != mark);
+            self.commits.retain(|ours| *ours != commit);
         } else {
             self.phase = Phase::Sending(now + COMMIT_PAUSE);
         }
         true
     }
 
-    pub(super) fn step(&mut self, now: Instant) -> Step {
+    pub(super) fn step(&mut self, now: Instant) -> RevocationStep {
         match self.phase {
-            Phase::Resting if !self.restless.is_empty() && now < self.until => Step::Wait,
-            Phase::Resting => {
-                self.until = now + COMMIT_LIMIT;
+            Phase::Draining if !self.undrained.is_empty() && now < self.until => RevocationStep::Wait,
+            Phase::Draining => {
+                self.until = now + COMMIT_TIMEOUT;
                 self.phase = Phase::Sending(now);
                 self.step(now)
             }
-            _ if self.marks.is_empty() || now >= self.until => Step::GiveUp,
+            _ if self.commits.is_empty() || now >= self.until => RevocationStep::GiveUp,
             Phase::Sending(at) if at <= now => {
                 self.phase = Phase::Sent;
-                Step::Commit(self.marks.clone())
+                RevocationStep::Commit(self.commits.clone())
             }
-            Phase::Sending(_) | Phase::Sent => Step::Wait,
+            Phase::Sending(_) | Phase::Sent => RevocationStep::Wait,
         }
     }
 
-    /// What could not be committed.
-    pub(super) fn left_over(&mut self) -> Vec<Mark> {
-        mem::take(&mut self.marks)
+    /// Commits that did not succeed.
+    pub(super) fn take_uncommitted(&mut self) -> Vec<LaneCommit> {
+        mem::take(&mut self.commits)
     }
 
-    /// Lanes that never came to rest.
-    pub(super) fn restless(&self) -> &[(Lane, Epoch)] {
-        &self.restless
+    /// Lanes that have not drained.
+    pub(super) fn undrained(&self) -> &[(Lane, Epoch)] {
+        &self.undrained
     }
 }
 
@@ -139,8 +138,8 @@ mod tests {
 
     const LANES: [(Lane, Epoch); 2] = [(Lane(0), Epoch(1)), (Lane(1), Epoch(4))];
 
-    fn mark(lane: usize, through: u64) -> Mark {
-        Mark { lane: LANES[lane].0, epoch: LANES[lane].1, through: Position(through) }
+    fn commit(lane: usize, through: u64) -> LaneCommit {
+        LaneCommit { lane: LANES[lane].0, epoch: LANES[lane].1, through: Position(through) }
     }
 
     fn begun(now: Instant) -> Revocation {
@@ -148,75 +147,75 @@ mod tests {
     }
 
     #[test]
-    fn all_lanes_rest_are_committed_and_given_up() {
+    fn lanes_drain_commit_and_are_given_up() {
         let now = Instant::now();
         let mut revocation = begun(now);
         revocation.release(Lane(0), Epoch(1), Some(Position(7)));
         revocation.release(Lane(1), Epoch(3), Some(Position(9)));
-        assert_eq!(revocation.step(now), Step::Wait, "the other one was of an epoch that is over");
+        assert_eq!(revocation.step(now), RevocationStep::Wait, "release of an ended epoch");
         revocation.release(Lane(1), Epoch(4), None);
-        assert_eq!(revocation.step(now), Step::Commit(vec![mark(0, 7)]));
-        assert_eq!(revocation.step(now), Step::Wait);
-        assert!(!revocation.committed(mark(0, 6), true, now), "an earlier commit");
-        assert!(revocation.committed(mark(0, 7), true, now));
-        assert_eq!(revocation.step(now), Step::GiveUp);
+        assert_eq!(revocation.step(now), RevocationStep::Commit(vec![commit(0, 7)]));
+        assert_eq!(revocation.step(now), RevocationStep::Wait);
+        assert!(!revocation.committed(commit(0, 6), true, now), "commit sent before the revocation");
+        assert!(revocation.committed(commit(0, 7), true, now));
+        assert_eq!(revocation.step(now), RevocationStep::GiveUp);
     }
 
     #[test]
-    fn nobody_is_waited_for_without_end() {
+    fn drain_and_commit_have_deadlines() {
         let now = Instant::now();
         let mut revocation = begun(now);
         revocation.release(Lane(0), Epoch(1), Some(Position(7)));
         let late = now + Duration::from_secs(12);
-        assert_eq!(revocation.step(late - Duration::from_millis(1)), Step::Wait);
-        assert_eq!(revocation.step(late), Step::Commit(vec![mark(0, 7)]));
-        assert_eq!(revocation.step(late + COMMIT_LIMIT), Step::GiveUp);
-        assert_eq!((revocation.left_over(), revocation.restless()), (vec![mark(0, 7)], &LANES[1..]));
+        assert_eq!(revocation.step(late - Duration::from_millis(1)), RevocationStep::Wait);
+        assert_eq!(revocation.step(late), RevocationStep::Commit(vec![commit(0, 7)]));
+        assert_eq!(revocation.step(late + COMMIT_TIMEOUT), RevocationStep::GiveUp);
+        assert_eq!((revocation.take_uncommitted(), revocation.undrained()), (vec![commit(0, 7)], &LANES[1..]));
     }
 
     #[test]
-    fn a_commit_that_fails_is_tried_again_after_a_pause() {
+    fn failed_commit_is_retried_after_a_delay() {
         let now = Instant::now();
         let mut revocation = begun(now);
         revocation.release(Lane(0), Epoch(1), Some(Position(7)));
-        revocation.hurry();
-        assert_eq!(revocation.step(now), Step::Commit(vec![mark(0, 7)]));
-        assert!(revocation.committed(mark(0, 7), false, now));
-        assert_eq!(revocation.step(now), Step::Wait);
-        assert_eq!(revocation.step(now + COMMIT_PAUSE), Step::Commit(vec![mark(0, 7)]));
+        revocation.stop_waiting();
+        assert_eq!(revocation.step(now), RevocationStep::Commit(vec![commit(0, 7)]));
+        assert!(revocation.committed(commit(0, 7), false, now));
+        assert_eq!(revocation.step(now), RevocationStep::Wait);
+        assert_eq!(revocation.step(now + COMMIT_PAUSE), RevocationStep::Commit(vec![commit(0, 7)]));
     }
 
     #[test]
-    fn what_was_wanted_before_a_lane_left_is_committed_with_it() {
+    fn earlier_commits_of_the_lanes_are_included() {
         let now = Instant::now();
         let mut revocation = begun(now);
-        let foreign = Mark { lane: Lane(7), epoch: Epoch(1), through: Position(1) };
-        assert_eq!(revocation.want(foreign), Some(foreign));
-        assert_eq!((revocation.want(mark(0, 3)), revocation.want(mark(1, 5))), (None, None));
+        let foreign = LaneCommit { lane: Lane(7), epoch: Epoch(1), through: Position(1) };
+        assert_eq!(revocation.add_commit(foreign), Some(foreign));
+        assert_eq!((revocation.add_commit(commit(0, 3)), revocation.add_commit(commit(1, 5))), (None, None));
         revocation.release(Lane(0), Epoch(1), Some(Position(4)));
         revocation.release(Lane(1), Epoch(4), None);
-        assert_eq!(revocation.step(now), Step::Commit(vec![mark(1, 5), mark(0, 4)]));
+        assert_eq!(revocation.step(now), RevocationStep::Commit(vec![commit(1, 5), commit(0, 4)]));
     }
 
     #[test]
-    fn what_was_on_its_way_as_a_lane_left_and_failed_is_sent_again_unless_more_is() {
+    fn failed_commit_in_flight_is_retried() {
         let now = Instant::now();
         let mut revocation = begun(now);
-        assert_eq!(revocation.want(mark(0, 5)), None);
-        assert!(revocation.want_again(mark(0, 3), now) && revocation.want_again(mark(1, 2), now));
-        assert!(!revocation.want_again(Mark { epoch: Epoch(9), ..mark(0, 3) }, now), "of an assignment that is over");
-        revocation.hurry();
-        assert_eq!(revocation.step(now), Step::Commit(vec![mark(0, 5), mark(1, 2)]));
-        assert!(revocation.committed(mark(1, 2), true, now) && revocation.committed(mark(0, 5), true, now));
-        assert!(revocation.want_again(mark(1, 3), now));
-        assert_eq!(revocation.step(now + COMMIT_PAUSE), Step::Commit(vec![mark(1, 3)]));
+        assert_eq!(revocation.add_commit(commit(0, 5)), None);
+        assert!(revocation.retry_commit(commit(0, 3), now) && revocation.retry_commit(commit(1, 2), now));
+        assert!(!revocation.retry_commit(LaneCommit { epoch: Epoch(9), ..commit(0, 3) }, now), "ended assignment");
+        revocation.stop_waiting();
+        assert_eq!(revocation.step(now), RevocationStep::Commit(vec![commit(0, 5), commit(1, 2)]));
+        assert!(revocation.committed(commit(1, 2), true, now) && revocation.committed(commit(0, 5), true, now));
+        assert!(revocation.retry_commit(commit(1, 3), now));
+        assert_eq!(revocation.step(now + COMMIT_PAUSE), RevocationStep::Commit(vec![commit(1, 3)]));
     }
 
     #[test]
-    fn lanes_that_did_nothing_are_given_up_at_once() {
+    fn lanes_without_progress_are_given_up_immediately() {
         let now = Instant::now();
         let mut revocation = begun(now);
         LANES.iter().for_each(|(lane, epoch)| revocation.release(*lane, *epoch, None));
-        assert_eq!(revocation.step(now), Step::GiveUp);
+        assert_eq!(revocation.step(now), RevocationStep::GiveUp);
     }
 }

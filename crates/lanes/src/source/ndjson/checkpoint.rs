@@ -1,26 +1,26 @@
-//! The file that notes how far the lines are done.
+//! The checkpoint file.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use super::NdjsonError;
+use super::error::NdjsonError;
 use crate::record::Position;
 
-/// One line of a fixed length, written over the one before: a crash leaves one or the other, and no full disk prevents it.
-/// Locked as long as it is open.
+/// A line of fixed length, overwritten in place: a crash leaves the old or the new line, and a full disk does not
+/// matter. The file is locked while it is open.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     path: PathBuf,
     file: File,
 }
 
-/// Digits of the largest position.
+/// Decimal digits of the largest position.
 const DIGITS: usize = 20;
 
 impl Checkpoint {
-    /// And where an earlier run has got: the end of the last line that was done.
+    /// Opens the checkpoint and returns the stored position: the end of the last finished line.
     pub(super) fn open(path: PathBuf) -> Result<(Self, u64), NdjsonError> {
         let failed = |error| NdjsonError::Checkpoint { path: path.clone(), error };
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -33,7 +33,7 @@ impl Checkpoint {
         let text = read(&mut file).map_err(failed)?;
         let checkpoint = Self { path, file };
         let from = match text.as_deref().map(str::trim) {
-            // Nothing was done yet.
+            // No line was finished yet.
             Some("") => 0,
             Some(text) => text.parse().map_err(|_| checkpoint.foreign())?,
             None => return Err(checkpoint.foreign()),
@@ -46,12 +46,12 @@ impl Checkpoint {
         self.file.write_all_at(line.as_bytes(), 0).map_err(|error| self.failed(error))
     }
 
-    /// What is written outlives a loss of power.
+    /// Makes the last write durable.
     pub(super) fn sync(&self) -> Result<(), NdjsonError> {
         self.file.sync_data().map_err(|error| self.failed(error))
     }
 
-    /// It holds something else than a position in the file.
+    /// The error for a file that does not hold a valid position.
     pub(super) fn foreign(&self) -> NdjsonError {
         NdjsonError::ForeignCheckpoint { path: self.path.clone() }
     }
@@ -62,13 +62,13 @@ impl Checkpoint {
 }
 
 impl Drop for Checkpoint {
-    /// A child of this process that has not begun its program yet has the file open too, and the lock with it.
+    /// Unlocks explicitly, because a child process between fork and exec shares the descriptor and the lock.
     fn drop(&mut self) {
         let _ = self.file.unlock();
     }
 }
 
-/// `None` if it holds more than a position does, or no text.
+/// `None` if the file is too long for a position or is not text.
 fn read(file: &mut File) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     file.take(DIGITS as u64 + 2).read_to_end(&mut bytes)?;
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checkpoint_that_was_given_up_is_free_though_a_child_has_it_open() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+    fn dropped_checkpoint_is_free_despite_inherited_fd() {
+        let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("checkpoint");
-        let (checkpoint, _) = Checkpoint::open(path.clone()).expect("nobody has it");
+        let (checkpoint, _) = Checkpoint::open(path.clone()).expect("not in use");
         let inherited = checkpoint.file.try_clone().expect("a descriptor");
         assert!(matches!(Checkpoint::open(path.clone()), Err(NdjsonError::CheckpointInUse { .. })));
         drop(checkpoint);
-        Checkpoint::open(path).expect("nobody uses it");
+        Checkpoint::open(path).expect("not in use");
         drop(inherited);
     }
 }

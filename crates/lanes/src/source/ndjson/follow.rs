@@ -1,4 +1,4 @@
-//! A file whose end is not the end: more may come.
+//! Reads a file that grows, or a named pipe with changing writers.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often the end of the file is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often the end of the file is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// As long as it lives, the file is followed.
+/// The file is followed until this guard is dropped.
 #[derive(Debug)]
-pub(super) struct Interest(#[expect(dead_code, reason = "what counts is that it is there")] Arc<()>);
+pub(super) struct FollowGuard(#[expect(dead_code, reason = "held for its drop")] Arc<()>);
 
-/// A file. A named pipe is opened when it is read first, which waits for somebody who writes.
-pub(super) enum Input {
+/// A file or a named pipe. A pipe is opened on the first read, which blocks until there is a writer.
+pub(super) enum FileInput {
     Open(File),
     Pipe(PathBuf),
 }
 
-impl Input {
+impl FileInput {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         if std::fs::metadata(path)?.file_type().is_fifo() {
             return Ok(Self::Pipe(path.to_owned()));
@@ -34,29 +34,29 @@ impl Input {
         }
         match self {
             Self::Open(file) => Ok(file),
-            Self::Pipe(_) => unreachable!("it was opened just now"),
+            Self::Pipe(_) => unreachable!("opened above"),
         }
     }
 }
 
-impl Read for Input {
+impl Read for FileInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.file()?.read(buffer)
     }
 }
 
-/// Reads a file that grows, or a pipe that others come to write to.
-pub(super) struct Follow {
-    input: Input,
-    /// Bytes before what comes next.
+/// Follows an input.
+pub(super) struct FollowReader {
+    input: FileInput,
+    /// Bytes read so far.
     at: u64,
-    interest: Weak<()>,
+    guard: Weak<()>,
 }
 
-impl Follow {
-    pub(super) fn new(input: Input, at: u64) -> (Self, Interest) {
-        let interest = Arc::new(());
-        (Self { input, at, interest: Arc::downgrade(&interest) }, Interest(interest))
+impl FollowReader {
+    pub(super) fn new(input: FileInput, at: u64) -> (Self, FollowGuard) {
+        let guard = Arc::new(());
+        (Self { input, at, guard: Arc::downgrade(&guard) }, FollowGuard(guard))
     }
 
     fn has_shrunk(&mut self) -> io::Result<bool> {
@@ -65,7 +65,7 @@ impl Follow {
     }
 }
 
-impl Read for Follow {
+impl Read for FollowReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let read = self.input.read(buffer)?;
@@ -73,13 +73,13 @@ impl Read for Follow {
                 self.at += read as u64;
                 return Ok(read);
             }
-            if self.interest.strong_count() == 0 {
+            if self.guard.strong_count() == 0 {
                 return Ok(0);
             }
             if self.has_shrunk()? {
-                return Err(io::Error::other("the file became shorter while it was followed"));
+                return Err(io::Error::other("the file was truncated while it was followed"));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

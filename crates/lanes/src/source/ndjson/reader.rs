@@ -1,17 +1,17 @@
-//! The thread that reads ahead, and the bounded queue between it and the source.
+//! The reader thread, and the bounded queue between it and the source.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::line::Format;
+use super::format::NdjsonFormat;
 use crate::record::{Position, Record};
 
-/// Lines are handed over when so many bytes of them are there, or nothing more can be had without waiting.
+/// A chunk is sent once it has this many bytes, or if reading on would block.
 const CHUNK_BYTES: usize = 64 << 10;
 const BUFFER_BYTES: usize = 256 << 10;
-/// Of UTF-8: some programs begin a file with it, and it is no part of the first line.
+/// The UTF-8 byte order mark, which some programs write at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 type Chunk = (Vec<Record>, usize);
@@ -21,9 +21,9 @@ struct Queue {
     chunks: VecDeque<Chunk>,
     bytes: usize,
     failed: Option<io::Error>,
-    /// Nothing more comes.
-    is_over: bool,
-    /// Nobody wants more.
+    /// The thread sends nothing more.
+    is_finished: bool,
+    /// The source was dropped.
     is_closed: bool,
     waker: Option<Waker>,
 }
@@ -40,12 +40,12 @@ impl Shared {
     }
 }
 
-/// The source's end of the queue.
+/// The receiving end of the queue.
 #[derive(Debug)]
-pub(super) struct Lines(Arc<Shared>);
+pub(super) struct LineReceiver(Arc<Shared>);
 
-impl Lines {
-    /// The next lines, an error after the last of them, or nothing after the end.
+impl LineReceiver {
+    /// The next lines; after the last of them an error or `None`.
     pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Vec<Record>>>> {
         let mut queue = self.0.lock();
         if let Some((records, bytes)) = queue.chunks.pop_front() {
@@ -56,7 +56,7 @@ impl Lines {
         if let Some(error) = queue.failed.take() {
             return Poll::Ready(Some(Err(error)));
         }
-        if queue.is_over {
+        if queue.is_finished {
             return Poll::Ready(None);
         }
         queue.waker = Some(cx.waker().clone());
@@ -68,42 +68,42 @@ impl Lines {
     }
 }
 
-/// The thread ends before it reads on.
-impl Drop for Lines {
+/// Ends the thread before its next read.
+impl Drop for LineReceiver {
     fn drop(&mut self) {
         self.0.lock().is_closed = true;
         self.0.room.notify_one();
     }
 }
 
-/// The thread's end of the queue.
-pub(super) struct Reader<R> {
+/// The sending end of the queue.
+pub(super) struct LineReader<R> {
     input: BufReader<R>,
-    format: Format,
-    /// Where the next line begins.
+    format: NdjsonFormat,
+    /// The start of the next line.
     at: u64,
     chunk: Chunk,
     shared: Arc<Shared>,
 }
 
-impl<R: Read + Send + 'static> Reader<R> {
-    pub(super) fn new(input: R, from: u64, format: Format) -> Self {
+impl<R: Read + Send + 'static> LineReader<R> {
+    pub(super) fn new(input: R, from: u64, format: NdjsonFormat) -> Self {
         let input = BufReader::with_capacity(BUFFER_BYTES, input);
         Self { input, format, at: from, chunk: (Vec::new(), 0), shared: Arc::default() }
     }
 
-    pub(super) fn start(mut self) -> io::Result<Lines> {
-        let lines = Lines(Arc::clone(&self.shared));
+    pub(super) fn start(mut self) -> io::Result<LineReceiver> {
+        let lines = LineReceiver(Arc::clone(&self.shared));
         std::thread::Builder::new().name("ndjson".to_owned()).spawn(move || self.run())?;
         Ok(lines)
     }
 
     fn run(&mut self) {
         let result = self.read_all();
-        self.hand_over();
+        self.send_chunk();
         let mut queue = self.shared.lock();
         queue.failed = result.err();
-        queue.is_over = true;
+        queue.is_finished = true;
         let waker = queue.waker.take();
         drop(queue);
         waker.into_iter().for_each(Waker::wake);
@@ -113,38 +113,38 @@ impl<R: Read + Send + 'static> Reader<R> {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let read = (&mut self.input).take(self.format.line_max as u64 + 1).read_until(b'\n', &mut line)?;
+            let read = (&mut self.input).take(self.format.line_bytes_max as u64 + 1).read_until(b'\n', &mut line)?;
             if read == 0 {
                 return Ok(());
             }
             let begins = self.at == 0;
-            let is_cut_off = line.len() > self.format.line_max && line.last() != Some(&b'\n');
+            let is_truncated = line.len() > self.format.line_bytes_max && line.last() != Some(&b'\n');
             self.at += line.len() as u64;
-            if is_cut_off {
-                line.truncate(self.format.line_max);
+            if is_truncated {
+                line.truncate(self.format.line_bytes_max);
                 self.at += skip_line(&mut self.input)?;
             }
             let text = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| begins).unwrap_or(&line);
-            self.keep(text.trim_ascii(), is_cut_off);
+            self.keep(text.trim_ascii(), is_truncated);
             let has_more = self.input.buffer().contains(&b'\n');
-            if (self.chunk.1 >= CHUNK_BYTES || !has_more) && !self.hand_over() {
+            if (self.chunk.1 >= CHUNK_BYTES || !has_more) && !self.send_chunk() {
                 return Ok(());
             }
         }
     }
 
-    fn keep(&mut self, line: &[u8], is_cut_off: bool) {
+    fn keep(&mut self, line: &[u8], is_truncated: bool) {
         if !line.is_empty() {
-            let record = self.format.record(line, Position(self.at), is_cut_off);
+            let record = self.format.record(line, Position(self.at), is_truncated);
             self.chunk.1 += record.size_bytes();
             self.chunk.0.push(record);
         }
     }
 
-    /// Hands over what was read, once there is room. `false` if nobody wants more.
-    fn hand_over(&mut self) -> bool {
+    /// Waits for room and sends the chunk. `false` if the receiver was dropped.
+    fn send_chunk(&mut self) -> bool {
         let (records, bytes) = std::mem::take(&mut self.chunk);
-        let most = self.format.ahead_max;
+        let most = self.format.read_ahead_bytes_max;
         let queue = self.shared.lock();
         let is_full = |queue: &mut Queue| queue.bytes > 0 && queue.bytes + bytes > most && !queue.is_closed;
         let mut queue = self.shared.room.wait_while(queue, is_full).unwrap_or_else(PoisonError::into_inner);
@@ -152,14 +152,14 @@ impl<R: Read + Send + 'static> Reader<R> {
             queue.bytes += bytes;
             queue.chunks.push_back((records, bytes));
         }
-        let (waker, is_wanted) = (queue.waker.take(), !queue.is_closed);
+        let (waker, continues) = (queue.waker.take(), !queue.is_closed);
         drop(queue);
         waker.into_iter().for_each(Waker::wake);
-        is_wanted
+        continues
     }
 }
 
-/// Reads to the end of the line, keeping nothing; how many bytes that was.
+/// Skips to the end of the line and returns the number of bytes skipped.
 fn skip_line(input: &mut impl BufRead) -> io::Result<u64> {
     let mut skipped = 0;
     loop {

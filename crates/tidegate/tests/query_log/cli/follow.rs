@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-use tidegate_journal::{Config, Format};
+use tidegate_journal::{JournalConfig, SegmentFormat};
 use tidegate_testkit::{Fixture, Signal, eventually};
 
 use super::{
@@ -94,7 +94,8 @@ fn tail_ends_at_until() {
 
 #[test]
 fn tail_waits_for_a_missing_folder() {
-    let formats: [fn(Config) -> Config; 2] = [|config| config, |config| Config { format: Format::Json, ..config }];
+    let formats: [fn(JournalConfig) -> JournalConfig; 2] =
+        [|config| config, |config| JournalConfig { format: SegmentFormat::Json, ..config }];
     for format in formats {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("journal");

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tidegate_journal::{
-    Ack, Class, ClassConfig, Config, Format, Journal, Note, Overload, Pack, Retention, Space, Time,
+    Ack, Class, ClassConfig, Compression, Journal, JournalConfig, OverloadPolicy, ProducerRecord, Retention,
+    SegmentFormat, SegmentPolicy, Timestamp,
 };
 use tidegate_query_log::entry::Moment;
 use tidegate_testkit::poll;
@@ -23,16 +24,16 @@ pub(crate) struct SampleLog {
 }
 
 /// The configuration of the log of a gateway, with small segments.
-pub(crate) fn config(folder: &Path) -> Config {
-    let block = |name| ClassConfig::new(name).overload(Overload::Block { deadline: TIMEOUT }).ack(Ack::Written);
-    Config {
+pub(crate) fn config(folder: &Path) -> JournalConfig {
+    let block = |name| ClassConfig::new(name).overload(OverloadPolicy::Block { deadline: TIMEOUT }).ack(Ack::Written);
+    JournalConfig {
         name: "queries".to_owned(),
         segment_bytes: 32 << 10,
         bytes_max: 256 << 10,
         record_bytes_max: 8 << 10,
         linger: Duration::from_millis(1),
         classes: vec![block("queries"), block("connections")],
-        ..Config::new(folder)
+        ..JournalConfig::new(folder)
     }
 }
 
@@ -41,24 +42,25 @@ impl SampleLog {
         Self::with(|config| config)
     }
 
-    pub(crate) fn with(change: impl FnOnce(Config) -> Config) -> Self {
+    pub(crate) fn with(change: impl FnOnce(JournalConfig) -> JournalConfig) -> Self {
         Self::within(tempfile::tempdir().expect("a temporary folder can be made"), change)
     }
 
     /// A log in the folder `journal` of this one.
-    pub(crate) fn within(folder: TempDir, change: impl FnOnce(Config) -> Config) -> Self {
+    pub(crate) fn within(folder: TempDir, change: impl FnOnce(JournalConfig) -> JournalConfig) -> Self {
         let (journal, _) = Journal::open(change(config(&folder.path().join("journal")))).expect("the log opens");
         Self { journal: Some(journal), folder }
     }
 
     pub(crate) fn json() -> Self {
-        Self::with(|config| Config { format: Format::Json, ..config })
+        Self::with(|config| JournalConfig { format: SegmentFormat::Json, ..config })
     }
 
     /// A log that compresses its closed segments.
     pub(crate) fn packed() -> Self {
-        let space = Space::Segments { retention: Retention::default(), pack: Pack::Zstd(1) };
-        Self::with(|config| Config { space, ..config })
+        let segment_policy =
+            SegmentPolicy::Rolling { retention: Retention::default(), compression: Compression::Zstd(1) };
+        Self::with(|config| JournalConfig { segment_policy, ..config })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -77,7 +79,7 @@ impl SampleLog {
     pub(crate) fn append_to_class(&self, class: Class, micros: u64, keys: &str) {
         let time = Moment::from_micros(NOON + micros);
         let record = format!("{{\"time\":\"{time}\",{keys}}}");
-        let note = Note::new(class, record.as_bytes()).at(Time::from_unix_nanos(time.micros() * 1000));
+        let note = ProducerRecord::new(class, record.as_bytes()).at(Timestamp::from_unix_nanos(time.micros() * 1000));
         let journal = self.journal.as_ref().expect("the log is open");
         journal.producer_for(0).commit_blocking(note).expect("the record is written");
     }
@@ -107,7 +109,7 @@ impl SampleLog {
     pub(crate) fn lose_record(&self) {
         let journal = self.journal.as_ref().expect("the log is open");
         let producer = journal.producer_for(0);
-        assert!(producer.offer(Note::new(Class::new(0), &[b'x'; 9 << 10])).is_err());
+        assert!(producer.offer(ProducerRecord::new(Class::new(0), &[b'x'; 9 << 10])).is_err());
         assert!(journal.flush(Ack::Written, TIMEOUT).expect("the disk works"));
     }
 

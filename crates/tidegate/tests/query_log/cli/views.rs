@@ -1,6 +1,6 @@
 //! Views of a log: cat, tail, top, stats, export and merge.
 
-use tidegate_journal::{Class, Config, Note};
+use tidegate_journal::{Class, JournalConfig, ProducerRecord};
 
 use super::{run, run_err, run_ok, sample_log::SampleLog};
 
@@ -252,10 +252,10 @@ fn stats_counts_records_and_segments() {
 #[test]
 fn log_without_query_records_is_shown_as_text() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (journal, _) = tidegate_journal::Journal::open(Config::new(folder.path())).expect("the log opens");
+    let (journal, _) = tidegate_journal::Journal::open(JournalConfig::new(folder.path())).expect("the log opens");
     journal
         .producer()
-        .append_blocking(Note::new(Class::new(0), b"hello \x1b[2J there"))
+        .append_blocking(ProducerRecord::new(Class::new(0), b"hello \x1b[2J there"))
         .expect("the record is appended");
     assert!(journal.close(super::sample_log::TIMEOUT).is_complete());
     let path = folder.path().to_str().expect("UTF-8");
@@ -289,7 +289,7 @@ fn errors_contain_a_remedy() {
     assert!(run_err(["cat", missing.to_str().expect("UTF-8")]).contains("[journal] names"));
     let other_file = empty.path().join("notes.txt");
     std::fs::write(&other_file, "x").expect("the file can be written");
-    assert!(run_err(["cat", other_file.to_str().expect("UTF-8")]).contains("is no segment"));
+    assert!(run_err(["cat", other_file.to_str().expect("UTF-8")]).contains("is not a segment"));
     assert!(run_err(["cat", path, "--since", "soon"]).contains("yesterday"));
     assert!(run_err(["cat", path, "--grep", "("]).contains("--contains"));
     assert!(run_err(["cat", path, "--min-duration", "5"]).contains("lacks a unit"));

@@ -1,0 +1,191 @@
+//! The client that fetches the assigned partitions.
+//!
+//! It is not the group member. During a rebalance librdkafka pauses all partitions of a member and discards their
+//! prefetched records. This client is not in the group, so partitions that stay assigned continue.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+
+use super::builder::KafkaSourceBuilder;
+use super::channel::{LANE_CHUNKS_MAX, SourceChannel};
+use super::client_log::ClientLogEventKind;
+use super::context::KafkaContext;
+use super::error::KafkaSourceError;
+use super::partition_map::Partition;
+use super::partition_reader::{FillStop, PartitionReader};
+use crate::record::{Epoch, Lane, Record};
+use crate::source::interface::SourceEvent;
+
+/// Events of the client's main queue per turn. Events are rare, and partitions are read in between.
+const TURN_EVENTS: usize = 4;
+/// Larger chunks gain nothing; smaller ones cost more for the lock and the wake-up than for their records.
+const CHUNK_BYTES: RangeInclusive<usize> = 16 << 10..=256 << 10;
+
+pub(super) struct Fetcher {
+    // Dropped before the client, which closes only after its queues.
+    readers: Vec<PartitionReader>,
+    client: Arc<BaseConsumer<KafkaContext>>,
+    channel: Arc<SourceChannel>,
+    chunk: Vec<Record>,
+    /// Lanes whose topic did not exist at the last check.
+    missing: BTreeSet<Lane>,
+    /// The limit of all chunks of all lanes, unless that is below the minimum per lane.
+    chunks_bytes_max: usize,
+}
+
+/// An event found while fetching.
+#[derive(Debug)]
+pub(super) enum FetchEvent {
+    /// The log was truncated or recreated: the first record of the lane's next epoch.
+    Restarted(Record),
+    /// The topic of the lane does not exist.
+    TopicMissing(Lane),
+    /// An error, of a lane if known.
+    Failed(Option<Lane>, KafkaError),
+    /// A record on the main queue, which must not happen.
+    UnexpectedRecord,
+}
+
+impl Fetcher {
+    /// Creates the client for at most `lanes_max` lanes.
+    pub(super) fn new(
+        settings: &KafkaSourceBuilder,
+        lanes_max: usize,
+        channel: &Arc<SourceChannel>,
+    ) -> Result<Self, KafkaSourceError> {
+        let context = KafkaContext::new(Arc::clone(channel));
+        // The client is not in a group, so it has no rebalances.
+        context.stop_callbacks();
+        let mut client: BaseConsumer<KafkaContext> =
+            settings.fetcher_config(lanes_max).create_with_context(context).map_err(KafkaSourceError::Settings)?;
+        let waking = Arc::clone(channel);
+        client.set_nonempty_callback(move || waking.wake_thread());
+        let (client, channel) = (Arc::new(client), Arc::clone(channel));
+        // The client may hold all of the prefetch; chunks may hold half as much in addition.
+        let chunks_bytes_max = settings.prefetch_bytes / 2;
+        let (readers, chunk, missing) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Ok(Self { readers, client, channel, chunk, missing, chunks_bytes_max })
+    }
+
+    /// Starts to read partitions at the committed offsets of the group.
+    pub(super) fn add(&mut self, lanes: Vec<(Lane, Epoch, Partition)>) -> Result<(), KafkaSourceError> {
+        let mut partitions = TopicPartitionList::with_capacity(lanes.len());
+        for (lane, epoch, partition) in lanes {
+            partitions.add_partition(&partition.topic, partition.number);
+            // Before the assignment, so that no record reaches the main queue.
+            let reader = PartitionReader::new(&self.client, &self.channel, (lane, epoch), partition)
+                .ok_or(KafkaSourceError::Internal)?;
+            self.readers.push(reader);
+            self.channel.open(lane, epoch);
+        }
+        self.client.incremental_assign(&partitions).map_err(KafkaSourceError::Assign)
+    }
+
+    /// Stops reading lanes and returns those that were read.
+    pub(super) fn remove(&mut self, lanes: &[Lane]) -> Result<Vec<(Lane, Epoch)>, KafkaSourceError> {
+        let mut partitions = TopicPartitionList::new();
+        let mut removed = Vec::new();
+        for reader in self.readers.extract_if(.., |reader| lanes.contains(&reader.lane)) {
+            partitions.add_partition(&reader.partition.topic, reader.partition.number);
+            removed.push((reader.lane, reader.epoch));
+            self.missing.remove(&reader.lane);
+        }
+        if !removed.is_empty() {
+            self.client.incremental_unassign(&partitions).map_err(KafkaSourceError::Assign)?;
+        }
+        Ok(removed)
+    }
+
+    /// Whether the lane is read, in this epoch.
+    pub(super) fn is_reading(&self, lane: Lane, epoch: Epoch) -> bool {
+        self.readers.iter().any(|reader| (reader.lane, reader.epoch) == (lane, epoch))
+    }
+
+    /// Restarts a lane whose topic is missing, as a new assignment: a recreated topic is another log.
+    pub(super) fn wait_for(&mut self, lane: Lane, epoch: Epoch, partition: Partition) -> Result<(), KafkaSourceError> {
+        let removed = self.remove(&[lane])?;
+        self.channel.close_lanes(&removed, SourceEvent::Lost { lanes: removed.clone() });
+        self.add(vec![(lane, epoch, partition)])?;
+        self.missing.insert(lane);
+        Ok(())
+    }
+
+    /// Serves the client's main queue (errors, statistics) and the log events of partitions.
+    pub(super) fn poll_client(&mut self, events: &mut Vec<FetchEvent>) {
+        for _ in 0..TURN_EVENTS {
+            match self.client.poll(Duration::ZERO) {
+                None => {}
+                Some(Err(error)) => events.push(FetchEvent::Failed(None, error)),
+                Some(Ok(_)) => events.push(FetchEvent::UnexpectedRecord),
+            }
+        }
+        for event in self.client.context().log_events() {
+            let matches = |reader: &&mut PartitionReader| {
+                (&*reader.partition.topic, reader.partition.number) == (&*event.topic, event.number)
+            };
+            let Some(reader) = self.readers.iter_mut().find(matches) else { continue };
+            match event.what {
+                ClientLogEventKind::OffsetReset(at) => reader.reset(at),
+                ClientLogEventKind::TopicMissing if self.missing.contains(&reader.lane) => {}
+                ClientLogEventKind::TopicMissing => events.push(FetchEvent::TopicMissing(reader.lane)),
+            }
+        }
+    }
+
+    /// Fills a chunk for each lane that has room. `true` if anything was read.
+    pub(super) fn read(&mut self, events: &mut Vec<FetchEvent>) -> bool {
+        let mut has_read = false;
+        let bytes_max = self.chunk_bytes_max();
+        for reader in &mut self.readers {
+            if !self.channel.has_room(reader.lane) {
+                continue;
+            }
+            let stop = reader.fill(&mut self.chunk, bytes_max);
+            has_read |= !matches!(stop, FillStop::Empty) || !self.chunk.is_empty();
+            if !self.chunk.is_empty() {
+                self.missing.remove(&reader.lane);
+                let chunk = std::mem::replace(&mut self.chunk, self.channel.spare_buffer());
+                self.channel.push_records(reader.lane, chunk);
+            }
+            match stop {
+                FillStop::Empty | FillStop::Full => {}
+                FillStop::OffsetWentBack(first) => {
+                    restart(&self.channel, reader, &first);
+                    events.push(FetchEvent::Restarted(first));
+                }
+                FillStop::Error(error) => events.push(FetchEvent::Failed(Some(reader.lane), error)),
+            }
+        }
+        has_read
+    }
+
+    /// The size limit of a chunk. All lanes share the total, because a paused lane keeps its chunks.
+    fn chunk_bytes_max(&self) -> usize {
+        let share = self.chunks_bytes_max / (self.readers.len().max(1) * LANE_CHUNKS_MAX);
+        share.clamp(*CHUNK_BYTES.start(), *CHUNK_BYTES.end())
+    }
+
+    /// Delivers gaps behind the last record of lanes that were read to their end.
+    pub(super) fn pass_gaps(&mut self) {
+        for reader in &mut self.readers {
+            if let Some(through) = reader.pass_gap() {
+                self.channel.push_gap(reader.lane, through);
+            }
+        }
+    }
+}
+
+/// Restarts the lane as a new assignment, because positions increase within an epoch.
+fn restart(channel: &SourceChannel, reader: &mut PartitionReader, first: &Record) {
+    let removed = vec![(reader.lane, reader.epoch)];
+    reader.restart(first);
+    channel.close_lanes(&removed, SourceEvent::Lost { lanes: removed.clone() });
+    channel.open(reader.lane, reader.epoch);
+    channel.push_records(reader.lane, vec![first.clone()]);
+}
