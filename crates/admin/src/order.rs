@@ -311,7 +311,7 @@ async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
 /// Whether no client has a server of a paused pool, and all of them are closed.
 fn is_released(shared: &SharedPool) -> bool {
     let counts = shared.pool.counts();
-    let quiet = shared.pool.is_quiet();
+    let quiet = shared.pool.is_quiescent();
     if quiet && counts.idle > 0 {
         // It was being connected when the pool was paused.
         shared.close_for_pause();

@@ -1,4 +1,4 @@
-//! Picks from a set that changes, without any transport: endpoints are whatever you like, here counters.
+//! Picks from a changing set without a transport. The endpoints of this example are counters.
 //!
 //! `cargo run -p tidegate-balance --example pick`
 
@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use tidegate_balance::{Balancer, Endpoint, LeastRequest, Outcome, Pick, PickError, RoundRobin, Settings, Spec, Start};
+use tidegate_balance::{
+    Balancer, BalancerSettings, CallOutcome, Endpoint, EndpointSpec, InitialState, LeastRequest, Pick, PickError,
+    RoundRobin,
+};
 
-/// What a pick gives: a pool, a client, a queue. Here, what was done with it.
+/// The value of an endpoint: in a program, a pool or a client; here, counters.
 #[derive(Default)]
 struct Backend {
     served: AtomicUsize,
@@ -22,40 +25,40 @@ type Backends = Balancer<Backend>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let now = Instant::now();
-    // These connect by themselves; with `Start::Idle` an endpoint serves once `Balancer::ready` was said of it.
-    let settings = Settings { start: Start::Ready, ..Settings::default() };
+    // Ready from the start. With `InitialState::Idle`, an endpoint is picked after `Balancer::mark_ready`.
+    let settings = BalancerSettings { initial_state: InitialState::Ready, ..BalancerSettings::default() };
     let backends = Backends::new(RoundRobin, settings, fastrand::u64(..), now);
-    backends.update(now, ["a:1", "b:1", "c:1"].map(Spec::new), |_, _| Backend::default());
+    backends.update(now, ["a:1", "b:1", "c:1"].map(EndpointSpec::new), |_, _| Backend::default());
 
-    // Any thread picks, without a lock and without waiting.
+    // Any thread picks, without a lock.
     serve(&backends, 3000)?;
     print("three, in turn", &backends);
 
-    // One breaks: calls that met it go on elsewhere, and it is out of the rotation until it was said to be ready.
+    // An endpoint fails: its calls are retried on others, and it is not picked until it is marked as ready.
     let broken = backends.endpoints().remove(1);
     broken.value().broken.store(true, Ordering::Relaxed);
     serve(&backends, 3000)?;
-    backends.lost(broken.id(), Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)));
+    backends.mark_lost(broken.id(), Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)));
     serve(&backends, 3000)?;
     print("b is lost", &backends);
 
-    // Another set: what stays keeps its counts and its place, what is gone may be closed once nobody uses it.
+    // A new set: kept endpoints keep their counts, and removed ones can be closed after their last lease.
     let lease = backends.pick(&Pick::new().filter(&|endpoint| endpoint.key().as_str() == "a:1"))?;
-    backends.update(now, ["c:1", "d:1"].map(Spec::new), |_, _| Backend::default());
-    for gone in backends.departed() {
-        // In async code: `gone.drained().await`, then close what it stands for.
-        println!("{} is gone, and used by {} calls", gone.key().as_str(), gone.load().outstanding());
+    backends.update(now, ["c:1", "d:1"].map(EndpointSpec::new), |_, _| Backend::default());
+    for gone in backends.take_departed() {
+        // Async code awaits `gone.drained()`, and then closes the value.
+        println!("{} was removed, with {} calls in flight", gone.key().as_str(), gone.load().outstanding());
     }
-    lease.finish(Some(Instant::now()), Outcome::Success);
+    lease.finish(Some(Instant::now()), CallOutcome::Success);
 
-    // Another policy, while picks go on.
+    // Another policy, without interrupting picks.
     backends.set_policy(Arc::new(LeastRequest::default()));
     serve(&backends, 3000)?;
     print("c and d, by load", &backends);
     Ok(())
 }
 
-/// So many calls, on two threads.
+/// Calls on two threads.
 fn serve(backends: &Backends, calls: usize) -> Result<(), PickError> {
     thread::scope(|scope| {
         let threads = [(); 2].map(|()| scope.spawn(|| (0..calls / 2).try_for_each(|_| call(backends))));
@@ -63,24 +66,24 @@ fn serve(backends: &Backends, calls: usize) -> Result<(), PickError> {
     })
 }
 
-/// One call, tried once on each backend until one serves it.
+/// A call, tried once on each backend until one serves it.
 fn call(backends: &Backends) -> Result<(), PickError> {
     let mut tried = Vec::new();
     loop {
         let lease = backends.pick(&Pick::new().at(Instant::now()).tried(&tried))?;
         if !lease.broken.load(Ordering::Relaxed) {
             lease.served.fetch_add(1, Ordering::Relaxed);
-            lease.finish(Some(Instant::now()), Outcome::Success);
+            lease.finish(Some(Instant::now()), CallOutcome::Success);
             return Ok(());
         }
         tried.push(lease.endpoint().id());
-        lease.finish(Some(Instant::now()), Outcome::Failure);
+        lease.finish(Some(Instant::now()), CallOutcome::Failure);
     }
 }
 
-fn print(what: &str, backends: &Backends) {
+fn print(title: &str, backends: &Backends) {
     let served = |endpoint: &Arc<Endpoint<Backend>>| {
         format!("{} {}", endpoint.key().as_str(), endpoint.value().served.swap(0, Ordering::Relaxed))
     };
-    println!("{what}: {}", backends.endpoints().iter().map(served).collect::<Vec<_>>().join(", "));
+    println!("{title}: {}", backends.endpoints().iter().map(served).collect::<Vec<_>>().join(", "));
 }

@@ -1,29 +1,28 @@
-//! Where an endpoint is, and what a resolver says of it.
+//! Addresses of endpoints, as resolvers return them.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::endpoint::{Key, Spec};
+use crate::endpoint::{EndpointKey, EndpointSpec};
 
-/// Where an endpoint is.
+/// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Address {
-    /// TCP.
+pub enum EndpointAddress {
+    /// TCP address.
     Socket(SocketAddr),
-    /// A socket in the file system.
+    /// Unix socket.
     Unix(PathBuf),
 }
 
-impl Address {
-    /// Its identity: `ip:port`, or `unix:path`.
-    pub fn key(&self) -> Key {
-        Key::new(&self.to_string())
+impl EndpointAddress {
+    /// Returns the identity: `ip:port`, or `unix:path`.
+    pub fn key(&self) -> EndpointKey {
+        EndpointKey::new(&self.to_string())
     }
 
-    /// The address that a key was made of.
-    pub fn from_key(key: &Key) -> Option<Self> {
+    /// Parses a key that [`key`](Self::key) returned.
+    pub fn from_key(key: &EndpointKey) -> Option<Self> {
         match key.as_str().strip_prefix("unix:") {
             Some(path) => Some(Self::Unix(path.into())),
             None => key.as_str().parse().ok().map(Self::Socket),
@@ -31,7 +30,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for EndpointAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket(address) => address.fmt(f),
@@ -40,34 +39,34 @@ impl fmt::Display for Address {
     }
 }
 
-/// An address, and its place among others.
+/// An address with its weight and tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
-    /// Where.
-    pub address: Address,
-    /// Its share; see [`Spec::weight`].
+pub struct ResolvedAddress {
+    /// The address.
+    pub address: EndpointAddress,
+    /// See [`EndpointSpec::weight`].
     pub weight: u32,
-    /// See [`Spec::tier`].
+    /// See [`EndpointSpec::tier`].
     pub tier: u16,
 }
 
-impl Resolved {
+impl ResolvedAddress {
     /// Weight 1, tier 0.
-    pub fn new(address: Address) -> Self {
+    pub fn new(address: EndpointAddress) -> Self {
         Self { address, weight: 1, tier: 0 }
     }
 
-    /// What a [`Balancer`](crate::Balancer) is told.
-    pub fn spec(&self) -> Spec {
-        Spec { key: self.address.key(), weight: self.weight, tier: self.tier }
+    /// Returns the spec for [`Balancer::update`](crate::Balancer::update).
+    pub fn spec(&self) -> EndpointSpec {
+        EndpointSpec { key: self.address.key(), weight: self.weight, tier: self.tier }
     }
 }
 
-/// Families in turn, each in its order, beginning with the first one's (RFC 8305, section 4): who connects to one after
-/// the other meets both soon.
+/// Alternates the address families, starting with the family of the first address (RFC 8305, section 4). A client that connects
+/// in this order tries both families soon.
 #[cfg(feature = "dns")]
-pub(crate) fn interleave(found: Vec<Resolved>) -> Vec<Resolved> {
-    let is_v6 = |resolved: &Resolved| matches!(resolved.address, Address::Socket(SocketAddr::V6(_)));
+pub(crate) fn interleave(found: Vec<ResolvedAddress>) -> Vec<ResolvedAddress> {
+    let is_v6 = |resolved: &ResolvedAddress| matches!(resolved.address, EndpointAddress::Socket(SocketAddr::V6(_)));
     let first_is_v6 = found.first().is_some_and(is_v6);
     let (one, other): (Vec<_>, Vec<_>) = found.into_iter().partition(|resolved| is_v6(resolved) == first_is_v6);
     let (mut one, mut other) = (one.into_iter(), other.into_iter());
@@ -86,20 +85,23 @@ pub(crate) fn interleave(found: Vec<Resolved>) -> Vec<Resolved> {
 mod tests {
     use super::*;
 
+    /// BA-16.
     #[cfg(feature = "dns")]
     #[test]
-    fn t16_families_take_turns() {
+    fn address_families_alternate() {
         let found = ["[::1]:1", "[::2]:1", "[::3]:1", "10.0.0.1:1", "10.0.0.2:1"];
-        let found = found.map(|text| Resolved::new(Address::Socket(text.parse().unwrap())));
+        let found = found.map(|text| ResolvedAddress::new(EndpointAddress::Socket(text.parse().unwrap())));
         let mixed: Vec<String> = interleave(found.to_vec()).iter().map(|found| found.address.to_string()).collect();
         assert_eq!(mixed, ["[::1]:1", "10.0.0.1:1", "[::2]:1", "10.0.0.2:1", "[::3]:1"]);
     }
 
     #[test]
-    fn a_key_tells_its_address() {
-        for address in [Address::Socket("[fe80::1%3]:80".parse().unwrap()), Address::Unix("/run/a b".into())] {
-            assert_eq!(Address::from_key(&address.key()), Some(address));
+    fn key_parses_to_its_address() {
+        for address in
+            [EndpointAddress::Socket("[fe80::1%3]:80".parse().unwrap()), EndpointAddress::Unix("/run/a b".into())]
+        {
+            assert_eq!(EndpointAddress::from_key(&address.key()), Some(address));
         }
-        assert_eq!(Address::from_key(&Key::new("orders")), None);
+        assert_eq!(EndpointAddress::from_key(&EndpointKey::new("orders")), None);
     }
 }

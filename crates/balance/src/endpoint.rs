@@ -1,25 +1,25 @@
-//! One of those to choose from: its identity, the caller's value for it, and its load.
+//! An endpoint: its identity, the caller's value for it, and its load.
 
 use std::error::Error;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
-use crate::balancer::Shared;
-use crate::load::Load;
-use crate::slot::Drained;
+use crate::in_flight::DrainOutcome;
+use crate::load::EndpointLoad;
 
-/// Why an endpoint cannot be used, shared by everybody who is told.
-pub type Cause = Arc<dyn Error + Send + Sync>;
+/// Why an endpoint or a set is not available, shared by all callers that get it.
+pub type SharedError = Arc<dyn Error + Send + Sync>;
 
-/// What an endpoint is known by: two with the same key are the same. Usually `address:port`; another port is another
-/// endpoint, and so is another scope of a link-local address.
+/// Identity of an endpoint: two endpoints with the same key are one. Usually `address:port`. Another port, or another scope
+/// of a link-local address, is another endpoint.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
+pub struct EndpointKey(Arc<str>);
 
-impl Key {
-    /// A key of any text.
+impl EndpointKey {
+    /// Creates a key from any text.
     pub fn new(text: &str) -> Self {
         Self(text.into())
     }
@@ -30,32 +30,32 @@ impl Key {
     }
 }
 
-impl From<&str> for Key {
+impl From<&str> for EndpointKey {
     fn from(text: &str) -> Self {
         Self::new(text)
     }
 }
 
-impl From<SocketAddr> for Key {
+impl From<SocketAddr> for EndpointKey {
     fn from(address: SocketAddr) -> Self {
         Self(address.to_string().into())
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for EndpointKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for EndpointKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-/// A name for an endpoint within its balancer, never used twice: an endpoint that is removed and added again later has
-/// another.
+/// Number of an endpoint within its balancer. Numbers are not reused: an endpoint that was closed and is added again gets a
+/// new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId(pub(crate) u64);
 
@@ -65,32 +65,32 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// What the caller says of an endpoint when it [updates](crate::Balancer::update) the set.
+/// An endpoint in an [update](crate::Balancer::update).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
-    /// Its identity.
-    pub key: Key,
-    /// Its share, for policies that know weights. Zero: only if all others are zero, too.
+pub struct EndpointSpec {
+    /// Identity.
+    pub key: EndpointKey,
+    /// Share of the picks, for weighted policies. An endpoint of weight 0 is picked only if all weights are 0.
     pub weight: u32,
-    /// The lowest tier that has a usable endpoint serves alone, but for picks that none of it may serve: priorities of
-    /// SRV records, zones.
+    /// Priority, as of SRV records or zones: 0 is the highest. The first tier with a usable endpoint serves all picks that it
+    /// allows.
     pub tier: u16,
 }
 
-impl Spec {
+impl EndpointSpec {
     /// Weight 1, tier 0.
-    pub fn new(key: impl Into<Key>) -> Self {
+    pub fn new(key: impl Into<EndpointKey>) -> Self {
         Self { key: key.into(), weight: 1, tier: 0 }
     }
 
-    /// With another weight.
+    /// Sets the weight.
     #[must_use]
     pub fn weight(mut self, weight: u32) -> Self {
         self.weight = weight;
         self
     }
 
-    /// With another tier.
+    /// Sets the tier.
     #[must_use]
     pub fn tier(mut self, tier: u16) -> Self {
         self.tier = tier;
@@ -98,55 +98,61 @@ impl Spec {
     }
 }
 
-/// One of those to choose from.
+/// Gets the runs of failures of an endpoint. A trait, so that endpoints do not depend on the balancer.
+pub(crate) trait FailureObserver: Send + Sync {
+    /// `streak` calls in a row have failed.
+    fn on_failure_streak(&self, id: EndpointId, streak: u32, now: Option<Instant>);
+}
+
+/// An endpoint of a balancer.
 pub struct Endpoint<T> {
     pub(crate) id: EndpointId,
-    pub(crate) key: Key,
+    pub(crate) key: EndpointKey,
     pub(crate) value: T,
-    pub(crate) load: Load,
-    /// Who ejects it when it fails too often in a row.
-    pub(crate) owner: Weak<Shared<T>>,
+    pub(crate) load: EndpointLoad,
+    /// Ejects the endpoint after too many consecutive failures.
+    pub(crate) observer: Weak<dyn FailureObserver>,
 }
 
 impl<T> Endpoint<T> {
-    /// Its name within the balancer.
+    /// Number within the balancer.
     pub fn id(&self) -> EndpointId {
         self.id
     }
 
-    /// Its identity.
-    pub fn key(&self) -> &Key {
+    /// Identity.
+    pub fn key(&self) -> &EndpointKey {
         &self.key
     }
 
-    /// What the caller made for it.
+    /// The value that the caller created for this endpoint.
     pub fn value(&self) -> &T {
         &self.value
     }
 
-    /// Its counters.
-    pub fn load(&self) -> &Load {
+    /// Counters.
+    pub fn load(&self) -> &EndpointLoad {
         &self.load
     }
 
-    /// Waits until a removed endpoint may be closed.
+    /// Waits until a removed endpoint can be closed.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped and called again. Only one future at a time is woken.
-    pub async fn drained(&self) -> Drained {
+    /// Safe: it can be dropped and called again. Only the last caller is woken.
+    pub async fn drained(&self) -> DrainOutcome {
         std::future::poll_fn(|cx| self.poll_drained(cx)).await
     }
 
     /// Like [`drained`](Self::drained), for callers that poll.
-    pub fn poll_drained(&self, cx: &Context<'_>) -> Poll<Drained> {
-        self.load.slot.poll_drained(cx)
+    pub fn poll_drained(&self, cx: &Context<'_>) -> Poll<DrainOutcome> {
+        self.load.in_flight.poll_drained(cx)
     }
 
-    /// Ends a drain that takes too long: who still holds a lease is on its own, and the endpoint cannot be revived. If it
-    /// was revived already, nothing happens.
-    pub fn abandon(&self) -> Drained {
-        self.load.slot.force()
+    /// Ends a drain before its leases have ended. The endpoint cannot be revived afterwards. Does nothing if it was revived
+    /// already.
+    pub fn abandon_drain(&self) -> DrainOutcome {
+        self.load.in_flight.force_close()
     }
 }
 

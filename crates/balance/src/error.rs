@@ -1,33 +1,33 @@
-//! Why a pick has no result.
+//! Why a pick returned no endpoint.
 
-use crate::endpoint::Cause;
+use crate::endpoint::SharedError;
 
-/// Why a pick has no result.
+/// Why a pick returned no endpoint.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickError {
-    /// Nobody has said yet what there is to choose from, or it was said that there is nothing.
-    #[error("no endpoints are known: wait for an update that has some, or look why there is none")]
+    /// The set is not known yet, or it is empty.
+    #[error("no endpoints are known: wait for an update with endpoints, or check why there is none")]
     Empty,
-    /// There are endpoints, but none can be used now. The source is what happened last to one of them.
+    /// The set has endpoints, but none is usable now. The source is the last error of one of them.
     #[error("none of {known} endpoints is ready{}: wait for one, or fail the call", last(.cause))]
     NotReady {
-        /// How many are known.
+        /// Number of endpoints in the set.
         known: usize,
-        /// What happened last to one of them.
+        /// Last error of one of them.
         #[source]
-        cause: Option<Cause>,
+        cause: Option<SharedError>,
     },
     /// Endpoints are ready, but the pick's filter refuses all of them.
     #[error("{ready} endpoints are ready, but the filter of this pick allows none")]
     NoMatch {
-        /// How many are ready.
+        /// Number of ready endpoints.
         ready: usize,
     },
-    /// As many callers wait as may.
+    /// [`BalancerSettings::waiters_max`](crate::BalancerSettings::waiters_max) callers wait already.
     #[error("{waiting} callers wait for an endpoint already, which is the limit: fail the call")]
-    Crowded {
-        /// How many wait.
+    TooManyWaiters {
+        /// Number of waiting callers.
         waiting: usize,
     },
     /// The balancer was closed.
@@ -35,6 +35,6 @@ pub enum PickError {
     Closed,
 }
 
-fn last(cause: &Option<Cause>) -> String {
+fn last(cause: &Option<SharedError>) -> String {
     cause.as_ref().map_or_else(String::new, |cause| format!(" (last: {cause})"))
 }

@@ -1,4 +1,4 @@
-//! An endpoint while a call uses it: counted in flight, and not closed meanwhile.
+//! An endpoint while a call uses it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,31 +7,30 @@ use std::time::Instant;
 
 use crate::endpoint::Endpoint;
 
-/// How a call ended, as far as its endpoint is concerned.
+/// Result of a call, as far as its endpoint is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It was answered.
+pub enum CallOutcome {
+    /// The endpoint answered.
     Success,
     /// The endpoint failed: counts towards its ejection.
     Failure,
-    /// It says nothing of the endpoint's health: the caller gave up, or the endpoint was full. Saturated is not
-    /// unhealthy.
+    /// No statement about the health of the endpoint: the caller gave up, or the endpoint was saturated.
     Neutral,
 }
 
-/// An endpoint while a call uses it. It counts as in flight, and a drain waits for it. Dropped, it ends the call as
-/// [`Outcome::Neutral`] without a latency.
+/// An endpoint while a call uses it. The call counts as in flight, and a drain waits for it. Dropping the lease ends the call as
+/// [`CallOutcome::Neutral`], without a latency.
 #[must_use = "dropping the lease ends the call"]
-pub struct Lease<T: Send + Sync + 'static> {
+pub struct EndpointLease<T: Send + Sync + 'static> {
     endpoint: Arc<Endpoint<T>>,
     began: Option<Instant>,
 }
 
-impl<T: Send + Sync + 'static> Lease<T> {
-    /// `None` if the endpoint is being drained.
+impl<T: Send + Sync + 'static> EndpointLease<T> {
+    /// `None` if the endpoint drains.
     #[inline]
     pub(crate) fn enter(endpoint: &Arc<Endpoint<T>>, began: Option<Instant>) -> Option<Self> {
-        endpoint.load.slot.enter().then(|| Self { endpoint: Arc::clone(endpoint), began })
+        endpoint.load.in_flight.enter().then(|| Self { endpoint: Arc::clone(endpoint), began })
     }
 
     /// The endpoint.
@@ -39,33 +38,33 @@ impl<T: Send + Sync + 'static> Lease<T> {
         &self.endpoint
     }
 
-    /// Ends the call and tells how. The latency counts if both this and the [pick](crate::Pick::at) were given a time.
-    pub fn finish(self, now: Option<Instant>, outcome: Outcome) {
-        self.report(now, outcome);
+    /// Ends the call with its outcome. Measures a latency if both `now` and [`Pick::at`](crate::Pick::at) are given.
+    pub fn finish(self, now: Option<Instant>, outcome: CallOutcome) {
+        self.record(now, outcome);
     }
 
-    /// Tells how the call went without ending it, once: a stream whose first answer is there.
-    pub fn report(&self, now: Option<Instant>, outcome: Outcome) {
+    /// Records the outcome without ending the call, for a stream whose first answer arrived. Call it once per call.
+    pub fn record(&self, now: Option<Instant>, outcome: CallOutcome) {
         let load = &self.endpoint.load;
         match outcome {
-            Outcome::Success => load.succeeded(),
-            Outcome::Failure => self.failed(now),
-            Outcome::Neutral => return,
+            CallOutcome::Success => load.succeeded(),
+            CallOutcome::Failure => self.failed(now),
+            CallOutcome::Neutral => return,
         }
         if let (Some(began), Some(now)) = (self.began, now) {
-            load.answered(began, now, outcome == Outcome::Success);
+            load.answered(began, now, outcome == CallOutcome::Success);
         }
     }
 
     fn failed(&self, now: Option<Instant>) {
         let streak = self.endpoint.load.failed();
-        if let Some(owner) = self.endpoint.owner.upgrade() {
-            owner.failed_in_a_row(self.endpoint.id, streak, now.or(self.began));
+        if let Some(observer) = self.endpoint.observer.upgrade() {
+            observer.on_failure_streak(self.endpoint.id, streak, now.or(self.began));
         }
     }
 }
 
-impl<T: Send + Sync + 'static> Deref for Lease<T> {
+impl<T: Send + Sync + 'static> Deref for EndpointLease<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -73,14 +72,14 @@ impl<T: Send + Sync + 'static> Deref for Lease<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Drop for Lease<T> {
+impl<T: Send + Sync + 'static> Drop for EndpointLease<T> {
     fn drop(&mut self) {
-        self.endpoint.load.slot.leave();
+        self.endpoint.load.in_flight.leave();
     }
 }
 
-impl<T: Send + Sync + 'static> fmt::Debug for Lease<T> {
+impl<T: Send + Sync + 'static> fmt::Debug for EndpointLease<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lease").field(&self.endpoint).finish()
+        f.debug_tuple("EndpointLease").field(&self.endpoint).finish()
     }
 }

@@ -1,82 +1,82 @@
-//! Choose one of N on every call, from a snapshot of membership, health and load that changes underneath.
+//! Client-side load balancing: a pick on every call from a snapshot of membership, health and load.
 //!
-//! # The problem
+//! # Problem
 //!
-//! Whoever spreads calls over backends must choose again for every call, while the set of backends changes. A choice
-//! that is kept for a while goes on to backends that are gone. A choice that asks a worker task, takes a lock, or counts
-//! in a shared number makes all cores wait for one cache line. A set that is edited in place shows readers halves of
-//! it, and one that is torn down when a name fails to resolve takes working connections with it.
+//! A client that spreads calls over backends must pick a backend for each call while the set of backends changes. A pick that
+//! is kept for a while sends calls to backends that are gone. A pick that asks a worker task, takes a lock, or increments a
+//! shared counter makes all cores wait for one cache line. A set that is edited in place shows readers partial updates. A set
+//! that is cleared when a name fails to resolve closes working connections.
 //!
-//! # The contract
+//! # Contract
 //!
-//! - **A pick on every call.** A pick compares a version with its thread's copy of the snapshot, and asks the
-//!   [policy](Policy)'s table: no lock, no allocation, no write to shared memory ([`pick_with`](Balancer::pick_with)).
-//!   A [`Lease`] owns the endpoint besides: it counts as in flight, and a drain waits for it.
-//! - **Never late.** What is published ([`failed`](Balancer::failed), [`update`](Balancer::update)) holds for the next
-//!   pick of every thread. A snapshot is seen whole or not at all.
-//! - **Identity.** An endpoint is its [`Key`]. Its value, counters and state survive updates; so does every thread's
-//!   place in the round.
-//! - **Make before break.** A removed endpoint leaves the rotation when its replacements are ready, then drains, then is
-//!   closed by its owner; added again before that, it is the same endpoint as before.
-//! - **Health.** Back-off with jitter ([`Backoff`]); ejection of who fails more than others, with a maximum share
-//!   ([`Outlier`]); when too few are left, all are used ([`Settings::panic_threshold`]); slow start. A call that says
-//!   which endpoints it [tried](Pick::tried) gets another. [Saturated](Outcome::Neutral) is not unhealthy.
-//! - **Quiet.** The core reads no clock, spawns nothing, does no I/O: `now` is an argument, and who owns the set calls
-//!   [`tick`](Balancer::tick). It runs under any executor, or none.
+//! - **A pick on every call.** A pick compares a version with its thread's copy of the snapshot, and uses the
+//!   [policy](Policy)'s table: no lock, no allocation, no write to shared memory ([`pick_with`](Balancer::pick_with)). An
+//!   [`EndpointLease`] also owns the endpoint: the call counts as in flight, and a drain waits for it.
+//! - **Current.** A change ([`mark_failed`](Balancer::mark_failed), [`update`](Balancer::update)) applies to the next pick of
+//!   every thread. A pick sees one snapshot, never a mix of two.
+//! - **Identity.** An endpoint is identified by its [`EndpointKey`]. Its value, counters and state survive updates; so does each
+//!   thread's position in a round robin.
+//! - **Make before break.** A removed endpoint stays in use until its replacements are ready, then drains, and is then closed by
+//!   its owner. Added again before that, it is the same endpoint.
+//! - **Health.** Backoff with jitter ([`Backoff`]); outlier detection that ejects at most a share of the endpoints
+//!   ([`OutlierDetection`]); a panic threshold ([`BalancerSettings::panic_threshold`]); slow start. A retry excludes endpoints
+//!   that the call has [tried](Pick::tried). A saturated endpoint is [not unhealthy](CallOutcome::Neutral).
+//! - **No runtime.** The core reads no clock, spawns no task and does no I/O: `now` is an argument, and the owner of the set
+//!   calls [`tick`](Balancer::tick). It works with any executor, or none.
 //!
 //! # Example
 //!
 //! ```
 //! use std::time::Instant;
-//! use tidegate_balance::{Balancer, Outcome, Pick, RoundRobin, Settings, Spec, Start};
+//! use tidegate_balance::{Balancer, BalancerSettings, CallOutcome, EndpointSpec, InitialState, Pick, RoundRobin};
 //!
 //! # fn main() -> Result<(), tidegate_balance::PickError> {
 //! let now = Instant::now();
-//! let settings = Settings { start: Start::Ready, ..Settings::default() };
+//! let settings = BalancerSettings { initial_state: InitialState::Ready, ..BalancerSettings::default() };
 //! let balancer = Balancer::new(RoundRobin, settings, 42, now);
-//! balancer.update(now, [Spec::new("10.0.0.1:5432"), Spec::new("10.0.0.2:5432")], |spec, _id| format!("pool of {}", spec.key));
+//! let set = ["10.0.0.1:5432", "10.0.0.2:5432"].map(EndpointSpec::new);
+//! balancer.update(now, set, |spec, _id| format!("pool of {}", spec.key));
 //!
-//! // From any thread; an event loop keeps a `balancer.picker(seed)` of its own instead.
+//! // On any thread. An event loop uses a `Picker` of its own instead.
 //! let name = balancer.pick_with(&Pick::new(), |endpoint| endpoint.value().clone())?;
 //! assert!(name.starts_with("pool of 10.0.0."));
 //!
-//! // A call that may fail, and is then tried elsewhere.
+//! // A call that fails, and is retried on another endpoint.
 //! let first = balancer.pick(&Pick::new().at(now))?;
 //! let tried = [first.endpoint().id()];
-//! first.finish(Some(Instant::now()), Outcome::Failure);
+//! first.finish(Some(Instant::now()), CallOutcome::Failure);
 //! let second = balancer.pick(&Pick::new().at(now).tried(&tried))?;
 //! assert_ne!(second.endpoint().id(), tried[0]);
 //!
-//! // One endpoint less: it is out of the rotation now, and may be closed once nobody uses it.
-//! balancer.update(now, [Spec::new("10.0.0.2:5432")], |spec, _id| spec.key.to_string());
-//! assert_eq!(balancer.departed().len(), 1);
+//! // One endpoint is removed: it is not picked any more, and can be closed when its last lease ends.
+//! balancer.update(now, [EndpointSpec::new("10.0.0.2:5432")], |spec, _id| spec.key.to_string());
+//! assert_eq!(balancer.take_departed().len(), 1);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # Where to begin
+//! # Where to start
 //!
-//! - To choose among things of your own: [`Balancer`], with a policy such as [`RoundRobin`] or [`LeastRequest`], and
-//!   [`Pick`] for what one call wants. `examples/pick.rs` is a whole program.
-//! - To follow names, with the feature `tokio` or `dns`: `Follow` and `Dns`, whose sets go to [`Balancer::update`].
-//! - For gRPC, with the feature `tonic`: `Channel::builder("dns:///orders:50051")`, which does all of it.
-//!   `examples/grpc_client.rs` is a whole program.
+//! - To pick among values of your own: [`Balancer`], with a policy such as [`RoundRobin`] or [`LeastRequest`], and [`Pick`] for
+//!   the requirements of one call. `examples/pick.rs` is a complete program.
+//! - To resolve names again and again, with the feature `tokio` or `dns`: `NameWatcher` and `DnsClient`; their sets go to
+//!   [`Balancer::update`].
+//! - For gRPC: the crate `tidegate-grpc-channel`.
 
 mod address;
-mod backoff;
 mod balancer;
-#[cfg(feature = "tokio")]
-mod caught;
-#[cfg(feature = "tonic")]
-mod channel;
+mod cached_snapshot;
+mod ejections;
 mod endpoint;
+mod endpoint_record;
 mod error;
-#[cfg(all(test, loom))]
-mod interleavings;
+mod in_flight;
 mod latency;
 mod lease;
 mod load;
-mod moment;
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod membership;
 mod outlier;
 mod pick;
 mod picker;
@@ -84,46 +84,41 @@ mod policy;
 mod published;
 #[cfg(feature = "tokio")]
 mod resolve;
-mod roster;
-#[cfg(feature = "tonic")]
-mod service_config;
+mod selection;
 mod settings;
-mod slot;
+mod shared;
 mod snapshot;
 mod sync;
 mod target;
-mod thread;
-mod wait;
+mod thread_cache;
+mod waiters;
 
 pub use self::{
-    address::{Address, Resolved},
-    backoff::Backoff,
-    balancer::{Balancer, Counters, Patience, WeakBalancer},
-    endpoint::{Cause, Endpoint, EndpointId, Key, Spec},
+    address::{EndpointAddress, ResolvedAddress},
+    balancer::{Balancer, BalancerCounters, WaitMode, WeakBalancer},
+    endpoint::{Endpoint, EndpointId, EndpointKey, EndpointSpec, SharedError},
+    endpoint_record::{ConnectivityState, EndpointStatus},
     error::PickError,
-    lease::{Lease, Outcome},
-    load::Load,
-    outlier::{FailureShare, Outlier, SuccessRate},
-    pick::{Filter, Pick},
+    in_flight::DrainOutcome,
+    lease::{CallOutcome, EndpointLease},
+    load::EndpointLoad,
+    membership::UpdateSummary,
+    outlier::{FailurePercentageEjection, OutlierDetection, SuccessRateEjection},
+    pick::{EndpointFilter, Pick},
     picker::Picker,
     policy::{
-        Dials, Exact, LeastRequest, Local, Member, PeakEwma, PickFirst, Policy, RAMP_FULL, RingHash, RoundRobin, Table,
-        View, WeightedRoundRobin, hash_of,
+        Candidates, ConnectStrategy, ExactRoundRobin, LeastRequest, PeakEwma, PickFirst, PickState, PickTable, Policy,
+        PolicyMember, RAMP_FULL, RingHash, RoundRobin, WeightedRoundRobin, hash_bytes,
     },
-    roster::{State, Status, Update},
-    settings::{Settings, Start},
-    slot::Drained,
+    settings::{BalancerSettings, InitialState},
     target::{Target, TargetError},
 };
+pub use tidegate_backoff::{Backoff, Jitter};
 
 #[cfg(feature = "dns")]
-pub use self::resolve::Dns;
+pub use self::resolve::DnsClient;
 #[cfg(feature = "tokio")]
 pub use self::resolve::{
-    Follow, MakeResolver, Resolution, Resolve, ResolveError, ResolveEvent, ResolveNow, ResolveRules, Resolving,
-};
-#[cfg(feature = "tonic")]
-pub use self::{
-    channel::{BuildError, Channel, ChannelBuilder, ChannelDriver, Node},
-    service_config::{ServiceConfig, ServiceConfigError},
+    NameWatcher, Resolution, Resolve, ResolveError, ResolveEvent, ResolveFuture, ResolveNow, ResolveSettings,
+    ResolverFactory,
 };

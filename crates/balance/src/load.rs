@@ -1,17 +1,17 @@
-//! What is going on at an endpoint: who holds it, how long its answers take, how many failed.
+//! Counters of an endpoint: leases, latency, failures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::latency::Latency;
-use crate::slot::Slot;
+use crate::in_flight::InFlightCount;
+use crate::latency::LatencyAverage;
 
-/// The counters of one endpoint. They belong to the endpoint and not to a snapshot, so updates do not lose them.
+/// Counters of one endpoint. They belong to the endpoint and not to a snapshot, so they survive updates.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Load {
-    pub(crate) slot: Slot,
-    pub(crate) latency: Latency,
+pub struct EndpointLoad {
+    pub(crate) in_flight: InFlightCount,
+    pub(crate) latency: LatencyAverage,
     reported: AtomicU32,
     successes: AtomicU32,
     failures: AtomicU32,
@@ -21,18 +21,18 @@ pub struct Load {
     decay: Duration,
 }
 
-/// Answers since the last look.
+/// Number of answers in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Volume {
+pub(crate) struct CallVolume {
     pub(crate) successes: u32,
     pub(crate) failures: u32,
 }
 
-impl Load {
+impl EndpointLoad {
     pub(crate) fn new(epoch: Instant, decay: Duration) -> Self {
         Self {
-            slot: Slot::new(),
-            latency: Latency::new(),
+            in_flight: InFlightCount::new(),
+            latency: LatencyAverage::new(),
             reported: AtomicU32::new(0),
             successes: AtomicU32::new(0),
             failures: AtomicU32::new(0),
@@ -42,30 +42,30 @@ impl Load {
         }
     }
 
-    /// Leases that are held now.
+    /// Number of leases.
     pub fn in_flight(&self) -> u32 {
-        self.slot.holders()
+        self.in_flight.count()
     }
 
-    /// Sets what the owner knows of load beyond the leases of this balancer, for instance the busy connections of a
-    /// pool. Least request and peak EWMA add it to [`in_flight`](Self::in_flight).
-    pub fn report(&self, load: u32) {
+    /// Sets load beyond the leases of this balancer, for example the busy connections of a pool.
+    /// [`LeastRequest`](crate::LeastRequest) and [`PeakEwma`](crate::PeakEwma) add it to [`in_flight`](Self::in_flight).
+    pub fn set_reported(&self, load: u32) {
         self.reported.store(load, Ordering::Relaxed);
     }
 
-    /// Leases that are held, and what was [reported](Self::report).
+    /// Number of leases plus the [reported](Self::set_reported) load.
     pub fn outstanding(&self) -> u32 {
         self.in_flight().saturating_add(self.reported.load(Ordering::Relaxed))
     }
 
-    /// The moving peak of the answers' time, in microseconds, as of `now` (or as of the last answer); zero before the
-    /// first answer. Each failure doubles it.
+    /// Peak EWMA of the latency in microseconds, as of `now`, or as of the last answer. Zero before the first answer; each
+    /// failure doubles it.
     pub fn latency_us(&self, now: Option<Instant>) -> f32 {
         self.latency.cost_us(now.map(|now| self.millis(now)), self.decay)
     }
 
     fn millis(&self, now: Instant) -> u32 {
-        // Wraps on purpose: `Latency` compares differences.
+        // Truncated: `LatencyAverage` compares differences.
         now.saturating_duration_since(self.epoch).as_millis() as u32
     }
 
@@ -76,30 +76,30 @@ impl Load {
         }
     }
 
-    /// The length of the run of failures, this one included.
+    /// Counts a failure. Returns the number of consecutive failures, this one included.
     pub(crate) fn failed(&self) -> u32 {
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.streak.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    pub(crate) fn answered(&self, began: Instant, now: Instant, well: bool) {
+    pub(crate) fn answered(&self, began: Instant, now: Instant, success: bool) {
         let took = now.saturating_duration_since(began);
-        if well {
-            self.latency.observe(self.millis(now), took, self.decay);
+        if success {
+            self.latency.record(self.millis(now), took, self.decay);
         } else {
-            self.latency.penalise(self.millis(now), took, self.decay);
+            self.latency.record_failure(self.millis(now), took, self.decay);
         }
     }
 
-    /// Takes the counts of an interval, and starts the next.
-    pub(crate) fn take_volume(&self) -> Volume {
-        Volume {
+    /// Returns the counts of the interval, and starts the next interval.
+    pub(crate) fn take_volume(&self) -> CallVolume {
+        CallVolume {
             successes: self.successes.swap(0, Ordering::Relaxed),
             failures: self.failures.swap(0, Ordering::Relaxed),
         }
     }
 
-    pub(crate) fn forgive(&self) {
+    pub(crate) fn reset_streak(&self) {
         self.streak.store(0, Ordering::Relaxed);
     }
 }

@@ -1,120 +1,121 @@
-//! Who fails more than the others is left alone for a while.
+//! Outlier detection: ejects endpoints that fail more than the others.
 //!
-//! The rules are those of gRPC (proposal A50) and Envoy: so many failures in a row; a share of failures that is too
-//! high; a rate of successes far below the mean of all. An ejection lasts longer each time, and only a part of all can
-//! be ejected at once.
+//! The rules are those of gRPC (proposal A50) and Envoy: consecutive failures, a failure percentage, and a success rate far
+//! below the mean. Each ejection of an endpoint is longer than the one before, and only a part of all endpoints is ejected
+//! at the same time.
 
 use std::time::{Duration, Instant};
 
-use crate::load::Volume;
-use crate::moment::after;
+use tidegate_backoff::instant_after;
 
-/// When to eject an endpoint, and for how long.
+use crate::load::CallVolume;
+
+/// When an endpoint is ejected, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outlier {
-    /// After so many failures in a row, at once; 0: never for this reason.
-    pub consecutive: u32,
+pub struct OutlierDetection {
+    /// Number of consecutive failures that ejects an endpoint without waiting for the interval. 0 disables the rule.
+    pub consecutive_failures: u32,
     /// How often the two rules below are applied, and ejections end.
     pub interval: Duration,
-    /// The first ejection; each further one is longer by as much.
-    pub base: Duration,
-    /// The longest ejection.
-    pub most: Duration,
-    /// No more than so many per cent of all are ejected at once (but one may always be).
-    pub percent_max: u32,
-    /// Ejects who succeeds much less than all do.
-    pub success_rate: Option<SuccessRate>,
-    /// Ejects who fails too large a share.
-    pub failure_share: Option<FailureShare>,
+    /// Duration of the first ejection of an endpoint; each further ejection is longer by as much.
+    pub ejection_time: Duration,
+    /// Longest ejection.
+    pub ejection_time_max: Duration,
+    /// Maximum percentage of endpoints ejected at the same time. One endpoint can always be ejected.
+    pub ejected_percent_max: u32,
+    /// Ejects endpoints with a success rate far below the mean.
+    pub success_rate: Option<SuccessRateEjection>,
+    /// Ejects endpoints with a high failure percentage.
+    pub failure_percentage: Option<FailurePercentageEjection>,
 }
 
-/// Ejects whose rate of successes is below (mean - `stdev_factor` x standard deviation / 1000).
+/// Ejects endpoints whose success rate is below (mean - `stdev_factor` x standard deviation / 1000).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SuccessRate {
-    /// In thousandths of a standard deviation.
+pub struct SuccessRateEjection {
+    /// Thousandths of a standard deviation.
     pub stdev_factor: u32,
-    /// Per cent of the cases in which it is done.
-    pub enforced: u32,
-    /// So many endpoints must have had enough calls.
-    pub hosts_min: usize,
-    /// Enough calls, in an interval.
-    pub volume_min: u32,
+    /// Percentage of matching endpoints that are ejected.
+    pub enforcement_percent: u32,
+    /// Minimum number of endpoints with `requests_min` calls.
+    pub endpoints_min: usize,
+    /// Minimum number of calls in an interval for an endpoint to be considered.
+    pub requests_min: u32,
 }
 
-/// Ejects who fails more than `percent` of its calls.
+/// Ejects endpoints that fail more than `threshold_percent` of their calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FailureShare {
-    /// Of the calls of an interval.
-    pub percent: u32,
-    /// Per cent of the cases in which it is done. 0 by default, as in gRPC: nobody is ejected until it is set.
-    pub enforced: u32,
-    /// So many endpoints must have had enough calls.
-    pub hosts_min: usize,
-    /// Enough calls, in an interval.
-    pub volume_min: u32,
+pub struct FailurePercentageEjection {
+    /// Percentage of the calls of an interval.
+    pub threshold_percent: u32,
+    /// Percentage of matching endpoints that are ejected. Default: 0, as in gRPC, which ejects none.
+    pub enforcement_percent: u32,
+    /// Minimum number of endpoints with `requests_min` calls.
+    pub endpoints_min: usize,
+    /// Minimum number of calls in an interval for an endpoint to be considered.
+    pub requests_min: u32,
 }
 
-impl Default for SuccessRate {
+impl Default for SuccessRateEjection {
     fn default() -> Self {
-        Self { stdev_factor: 1900, enforced: 100, hosts_min: 5, volume_min: 100 }
+        Self { stdev_factor: 1900, enforcement_percent: 100, endpoints_min: 5, requests_min: 100 }
     }
 }
 
-impl Default for FailureShare {
+impl Default for FailurePercentageEjection {
     fn default() -> Self {
-        Self { percent: 85, enforced: 0, hosts_min: 5, volume_min: 50 }
+        Self { threshold_percent: 85, enforcement_percent: 0, endpoints_min: 5, requests_min: 50 }
     }
 }
 
-impl Default for Outlier {
-    /// gRPC's times and shares; no rule.
+impl Default for OutlierDetection {
+    /// gRPC's times and percentages; no rule.
     fn default() -> Self {
         Self {
-            consecutive: 0,
+            consecutive_failures: 0,
             interval: Duration::from_secs(10),
-            base: Duration::from_secs(30),
-            most: Duration::from_secs(300),
-            percent_max: 10,
+            ejection_time: Duration::from_secs(30),
+            ejection_time_max: Duration::from_secs(300),
+            ejected_percent_max: 10,
             success_rate: None,
-            failure_share: None,
+            failure_percentage: None,
         }
     }
 }
 
-impl Outlier {
-    /// After so many failures in a row, up to half of all.
+impl OutlierDetection {
+    /// Ejects after `failures` consecutive failures, at most half of the endpoints.
     pub fn consecutive(failures: u32) -> Self {
-        Self { consecutive: failures, percent_max: 50, ..Self::default() }
+        Self { consecutive_failures: failures, ejected_percent_max: 50, ..Self::default() }
     }
 
-    /// May one more of `all` be ejected, when `ejected` are?
+    /// Returns whether one more of `all` endpoints may be ejected while `ejected` are.
     pub(crate) fn may_eject(&self, ejected: usize, all: usize) -> bool {
-        // The first may always be: of three, ten per cent would be none.
-        ejected == 0 || (ejected + 1) * 100 <= self.percent_max as usize * all
+        // The first one always: ten per cent of three endpoints would be none.
+        ejected == 0 || (ejected + 1) * 100 <= self.ejected_percent_max as usize * all
     }
 
-    /// How long an interval is: never none, or whoever applies the rules would do nothing else.
-    pub(crate) fn every(&self) -> Duration {
+    /// The interval, at least 1 ms: with zero the owner would call `tick` in a loop.
+    pub(crate) fn interval_bounded(&self) -> Duration {
         self.interval.max(Duration::from_millis(1))
     }
 
-    /// How long an ejection lasts, when it is the `times`-th.
-    pub(crate) fn lasts(&self, times: u32) -> Duration {
-        self.base.saturating_mul(times).min(self.most.max(self.base))
+    /// Duration of the `times`-th ejection.
+    pub(crate) fn ejection_duration(&self, times: u32) -> Duration {
+        self.ejection_time.saturating_mul(times).min(self.ejection_time_max.max(self.ejection_time))
     }
 
-    /// Whom the rules over an interval would eject, by index, given what all answered.
-    pub(crate) fn suspects(&self, volumes: &[Volume], random: &mut fastrand::Rng) -> Vec<usize> {
-        let mut suspects = self.success_rate.map(|rule| rule.suspects(volumes, random)).unwrap_or_default();
-        let more = self.failure_share.map(|rule| rule.suspects(volumes, random)).unwrap_or_default();
-        suspects.extend(more);
-        suspects.sort_unstable();
-        suspects.dedup();
-        suspects
+    /// Indexes of the endpoints that the interval rules match.
+    pub(crate) fn outliers(&self, volumes: &[CallVolume], random: &mut fastrand::Rng) -> Vec<usize> {
+        let mut outliers = self.success_rate.map(|rule| rule.outliers(volumes, random)).unwrap_or_default();
+        let more = self.failure_percentage.map(|rule| rule.outliers(volumes, random)).unwrap_or_default();
+        outliers.extend(more);
+        outliers.sort_unstable();
+        outliers.dedup();
+        outliers
     }
 }
 
-impl Volume {
+impl CallVolume {
     fn total(self) -> u32 {
         self.successes.saturating_add(self.failures)
     }
@@ -124,60 +125,62 @@ impl Volume {
     }
 }
 
-/// Indexes of those with enough calls, if they are enough.
-fn busy(volumes: &[Volume], volume_min: u32, hosts_min: usize) -> Vec<usize> {
-    let busy: Vec<usize> = (0..volumes.len()).filter(|&index| volumes[index].total() >= volume_min.max(1)).collect();
-    if busy.len() < hosts_min { Vec::new() } else { busy }
+/// Indexes of the endpoints with enough calls; none if there are too few such endpoints.
+fn considered(volumes: &[CallVolume], requests_min: u32, endpoints_min: usize) -> Vec<usize> {
+    let indexes = 0..volumes.len();
+    let considered: Vec<usize> = indexes.filter(|&index| volumes[index].total() >= requests_min.max(1)).collect();
+    if considered.len() < endpoints_min { Vec::new() } else { considered }
 }
 
-impl SuccessRate {
-    fn suspects(&self, volumes: &[Volume], random: &mut fastrand::Rng) -> Vec<usize> {
-        let busy = busy(volumes, self.volume_min, self.hosts_min);
-        let count = busy.len().max(1) as f64;
-        let mean = busy.iter().map(|&index| volumes[index].success_rate()).sum::<f64>() / count;
-        let variance = busy.iter().map(|&index| (volumes[index].success_rate() - mean).powi(2)).sum::<f64>() / count;
-        let least = mean - variance.sqrt() * f64::from(self.stdev_factor) / 1000.0;
-        let below = busy.into_iter().filter(|&index| volumes[index].success_rate() < least);
-        below.filter(|_| random.u32(..100) < self.enforced).collect()
+impl SuccessRateEjection {
+    fn outliers(&self, volumes: &[CallVolume], random: &mut fastrand::Rng) -> Vec<usize> {
+        let considered = considered(volumes, self.requests_min, self.endpoints_min);
+        let rate = |index: usize| volumes[index].success_rate();
+        let count = considered.len().max(1) as f64;
+        let mean = considered.iter().map(|&index| rate(index)).sum::<f64>() / count;
+        let variance = considered.iter().map(|&index| (rate(index) - mean).powi(2)).sum::<f64>() / count;
+        let threshold = mean - variance.sqrt() * f64::from(self.stdev_factor) / 1000.0;
+        let below = considered.into_iter().filter(|&index| rate(index) < threshold);
+        below.filter(|_| random.u32(..100) < self.enforcement_percent).collect()
     }
 }
 
-impl FailureShare {
-    fn suspects(&self, volumes: &[Volume], random: &mut fastrand::Rng) -> Vec<usize> {
-        let busy = busy(volumes, self.volume_min, self.hosts_min);
-        let share = |index: usize| (1.0 - volumes[index].success_rate()) * 100.0;
-        let above = busy.into_iter().filter(|&index| share(index) > f64::from(self.percent));
-        above.filter(|_| random.u32(..100) < self.enforced).collect()
+impl FailurePercentageEjection {
+    fn outliers(&self, volumes: &[CallVolume], random: &mut fastrand::Rng) -> Vec<usize> {
+        let considered = considered(volumes, self.requests_min, self.endpoints_min);
+        let percent = |index: usize| (1.0 - volumes[index].success_rate()) * 100.0;
+        let above = considered.into_iter().filter(|&index| percent(index) > f64::from(self.threshold_percent));
+        above.filter(|_| random.u32(..100) < self.enforcement_percent).collect()
     }
 }
 
-/// The ejections of one endpoint.
+/// Ejections of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ejection {
+pub(crate) struct EjectionState {
     pub(crate) until: Option<Instant>,
-    /// Makes the next ejection longer; goes down by one in each interval without one.
+    /// Multiplier of the next ejection; decreases by one in each interval without an ejection.
     pub(crate) times: u32,
-    /// Ever.
+    /// Number of ejections since the endpoint was added.
     pub(crate) total: u64,
 }
 
-impl Ejection {
-    pub(crate) fn is_out(&self) -> bool {
+impl EjectionState {
+    pub(crate) fn is_ejected(&self) -> bool {
         self.until.is_some()
     }
 
-    pub(crate) fn begin(&mut self, now: Instant, rules: &Outlier) {
+    pub(crate) fn eject(&mut self, now: Instant, rules: &OutlierDetection) {
         self.times = self.times.saturating_add(1);
         self.total += 1;
-        self.until = Some(after(now, rules.lasts(self.times)));
+        self.until = Some(instant_after(now, rules.ejection_duration(self.times)));
     }
 
-    /// True: it ended just now.
-    pub(crate) fn end(&mut self, now: Instant) -> bool {
-        let ended = self.until.is_some_and(|until| until <= now);
-        if ended {
+    /// Ends an ejection that is over. Returns whether it did.
+    pub(crate) fn end_if_over(&mut self, now: Instant) -> bool {
+        let over = self.until.is_some_and(|until| until <= now);
+        if over {
             self.until = None;
         }
-        ended
+        over
     }
 }

@@ -1,23 +1,23 @@
-//! What one call wants of a pick.
+//! Requirements of one call.
 
 use std::fmt;
 use std::time::Instant;
 
 use crate::endpoint::{Endpoint, EndpointId};
 
-/// May an endpoint serve this call?
-pub type Filter<'a, T> = &'a (dyn Fn(&Endpoint<T>) -> bool + Sync);
+/// Returns whether an endpoint may serve this call.
+pub type EndpointFilter<'a, T> = &'a (dyn Fn(&Endpoint<T>) -> bool + Sync);
 
-/// What one call wants of a pick. Made anew for each; holds nothing but references.
+/// Requirements of one call. Created for each call; holds only references.
 pub struct Pick<'a, T> {
-    pub(crate) wants: Wants,
+    pub(crate) hints: PickHints,
     pub(crate) tried: &'a [EndpointId],
-    pub(crate) filter: Option<Filter<'a, T>>,
+    pub(crate) filter: Option<EndpointFilter<'a, T>>,
 }
 
-/// What a policy may look at.
+/// The part of a pick that policies can see.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wants {
+pub(crate) struct PickHints {
     pub(crate) now: Option<Instant>,
     pub(crate) hash: Option<u64>,
 }
@@ -25,37 +25,38 @@ pub(crate) struct Wants {
 impl<'a, T> Pick<'a, T> {
     /// Any endpoint.
     pub fn new() -> Self {
-        Self { wants: Wants::default(), tried: &[], filter: None }
+        Self { hints: PickHints::default(), tried: &[], filter: None }
     }
 
-    /// The time. Without it a lease measures no latency, and the decay of latencies stands still. A time that was read
-    /// once for a batch of calls will do.
+    /// Sets the time. Without it a lease measures no latency, and latencies do not decay. One clock read may serve a batch of
+    /// calls.
     #[must_use]
     pub fn at(mut self, now: Instant) -> Self {
-        self.wants.now = Some(now);
+        self.hints.now = Some(now);
         self
     }
 
-    /// What [`RingHash`](crate::RingHash) chooses by; without it, at random. See [`hash_of`](crate::hash_of).
+    /// Sets the hash for [`RingHash`](crate::RingHash), which picks at random without it. See
+    /// [`hash_bytes`](crate::hash_bytes).
     #[must_use]
     pub fn hash(mut self, hash: u64) -> Self {
-        self.wants.hash = Some(hash);
+        self.hints.hash = Some(hash);
         self
     }
 
-    /// Endpoints that this call has tried already. They are chosen only if there is no other, of whatever
-    /// [tier](crate::Spec::tier).
+    /// Excludes endpoints that this call has tried already, unless no other endpoint of any
+    /// [tier](crate::EndpointSpec::tier) is left.
     #[must_use]
     pub fn tried(mut self, tried: &'a [EndpointId]) -> Self {
         self.tried = tried;
         self
     }
 
-    /// Endpoints that may serve this call; a role, a bound on lag. Unlike `tried`, it is never overruled. If it allows
-    /// nobody of the [tier](crate::Spec::tier) that serves, the next tiers are asked. Picks with different filters are
-    /// spread most evenly from [`Picker`](crate::Picker)s of their own.
+    /// Restricts the pick to the endpoints that `filter` allows, such as those of a role. Unlike `tried`, it always holds. If it
+    /// allows no endpoint of the serving [tier](crate::EndpointSpec::tier), the next tiers are used. Calls with different
+    /// filters are spread most evenly if each filter has its own [`Picker`](crate::Picker).
     #[must_use]
-    pub fn filter(mut self, filter: Filter<'a, T>) -> Self {
+    pub fn filter(mut self, filter: EndpointFilter<'a, T>) -> Self {
         self.filter = Some(filter);
         self
     }
@@ -69,8 +70,8 @@ impl<'a, T> Pick<'a, T> {
         !self.tried.contains(&endpoint.id) && self.filter.is_none_or(|filter| filter(endpoint))
     }
 
-    /// The same, but who was tried may be tried again.
-    pub(crate) fn retry(&self) -> Self {
+    /// The same pick, with tried endpoints allowed.
+    pub(crate) fn without_tried(&self) -> Self {
         Pick { tried: &[], ..*self }
     }
 }
@@ -91,6 +92,6 @@ impl<T> Copy for Pick<'_, T> {}
 
 impl<T> fmt::Debug for Pick<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pick").field("hash", &self.wants.hash).field("tried", &self.tried).finish_non_exhaustive()
+        f.debug_struct("Pick").field("hash", &self.hints.hash).field("tried", &self.tried).finish_non_exhaustive()
     }
 }

@@ -1,25 +1,26 @@
-//! The current snapshot, and a number that tells in one load whether it is still the one a reader has.
+//! The current snapshot with a version: a reader checks with one load that its copy is current.
 //!
-//! Readers keep a copy of their own and compare versions: no shared write, no reclamation scheme. A reader that is
-//! behind takes the lock once for each update, to clone one `Arc`.
+//! Each reader keeps a copy and compares versions, without a write to shared memory and without a reclamation scheme. After
+//! an update, each reader takes the lock once, to clone an `Arc`.
 //!
-//! Invariant: the version a reader gets by [`Published::read`] never decreases, and belongs to the value it gets.
+//! Invariant: the versions that a reader gets from [`Published::read`] never decrease, and each belongs to the value returned
+//! with it.
 
 use std::mem;
 use std::sync::Arc;
 
-use crate::sync::{Apart, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, CacheAligned, Mutex, Ordering, lock};
 
 #[derive(Debug)]
 pub(crate) struct Published<S> {
-    /// Read by every pick, written by publishing only: alone on its line.
-    version: Apart<AtomicU64>,
+    /// Read by every pick, and written only by a publication: alone on its cache line.
+    version: CacheAligned<AtomicU64>,
     current: Mutex<(u64, Arc<S>)>,
 }
 
 impl<S> Published<S> {
     pub(crate) fn new(version: u64, first: Arc<S>) -> Self {
-        Self { version: Apart(AtomicU64::new(version)), current: Mutex::new((version, first)) }
+        Self { version: CacheAligned(AtomicU64::new(version)), current: Mutex::new((version, first)) }
     }
 
     #[inline]
@@ -31,12 +32,12 @@ impl<S> Published<S> {
         lock(&self.current).clone()
     }
 
-    /// Replaces the value. The old one is returned, so that its end does not happen under the lock.
+    /// Replaces the value. Returns the previous one, so that it is not dropped under the lock.
     pub(crate) fn publish(&self, version: u64, next: Arc<S>) -> Arc<S> {
         let mut current = lock(&self.current);
         current.0 = version;
-        let old = mem::replace(&mut current.1, next);
+        let previous = mem::replace(&mut current.1, next);
         self.version.0.store(version, Ordering::Release);
-        old
+        previous
     }
 }

@@ -1,51 +1,52 @@
-//! What a balancer may be told beyond its policy.
+//! Settings of a balancer.
 
 use std::time::Duration;
 
-use crate::backoff::Backoff;
-use crate::outlier::Outlier;
+use tidegate_backoff::Backoff;
 
-/// In which state an added endpoint begins.
+use crate::outlier::OutlierDetection;
+
+/// State of a new endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
-    /// It can be chosen at once: its value connects by itself, or needs no connection.
+pub enum InitialState {
+    /// Picked from the start: its value connects by itself, or needs no connection.
     Ready,
-    /// It is chosen once [`ready`](crate::Balancer::ready) was said of it.
+    /// Picked after [`Balancer::mark_ready`](crate::Balancer::mark_ready).
     #[default]
     Idle,
 }
 
-/// What a balancer may be told beyond its policy. A value that is not sensible is brought into range.
+/// Settings of a balancer, besides its policy. Values out of range are limited to the range.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// In which state an added endpoint begins.
-    pub start: Start,
-    /// When a failed endpoint is to be tried again.
+pub struct BalancerSettings {
+    /// State of a new endpoint.
+    pub initial_state: InitialState,
+    /// Delay before a failed endpoint is tried again.
     pub backoff: Backoff,
-    /// When endpoints that answer wrongly are ejected for a while; not at all by default.
-    pub outlier: Option<Outlier>,
-    /// If a smaller share of the ready endpoints than this is left after ejections, ejections are ignored: it is
-    /// probably not the endpoints. When all are ejected, all are used, whatever this says.
+    /// Ejection of endpoints that fail calls; none by default.
+    pub outlier_detection: Option<OutlierDetection>,
+    /// Share of the ready endpoints, from 0 to 1, below which ejections are ignored: when most endpoints fail, they are probably
+    /// not the cause. If all are ejected, all are used regardless.
     pub panic_threshold: f64,
-    /// For so long, an endpoint that became ready gets a share that grows from a tenth to all of it; zero: at once.
+    /// Time over which the share of an endpoint that became ready grows from a tenth to the whole. Zero: no slow start.
     pub slow_start: Duration,
-    /// A removed endpoint stays in use for so long at most while none of its replacements is ready.
-    pub replace_within: Duration,
-    /// How fast [`PeakEwma`](crate::PeakEwma) forgets.
+    /// How long a removed endpoint stays in use while none of its replacements is ready.
+    pub replace_timeout: Duration,
+    /// Decay time of the latencies of [`PeakEwma`](crate::PeakEwma).
     pub latency_decay: Duration,
-    /// So many callers may wait for an endpoint at once.
+    /// Maximum number of callers that wait for an endpoint.
     pub waiters_max: usize,
 }
 
-impl Default for Settings {
+impl Default for BalancerSettings {
     fn default() -> Self {
         Self {
-            start: Start::Idle,
-            backoff: Backoff::default(),
-            outlier: None,
+            initial_state: InitialState::Idle,
+            backoff: Backoff::grpc(),
+            outlier_detection: None,
             panic_threshold: 0.0,
             slow_start: Duration::ZERO,
-            replace_within: Duration::from_secs(30),
+            replace_timeout: Duration::from_secs(30),
             latency_decay: Duration::from_secs(10),
             waiters_max: 65_536,
         }

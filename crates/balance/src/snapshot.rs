@@ -1,67 +1,67 @@
-//! Who can be chosen, and how: what a pick looks at. Immutable, replaced whole.
+//! An immutable snapshot: the usable endpoints, and the tables that pick among them. Updates replace it as a whole.
 
 use std::sync::Arc;
 
-use crate::endpoint::{Cause, Endpoint};
+use crate::endpoint::{Endpoint, SharedError};
 use crate::error::PickError;
-use crate::load::Load;
+use crate::load::EndpointLoad;
 use crate::pick::Pick;
-use crate::policy::{Local, Source, Table, View};
+use crate::policy::{CandidateSource, Candidates, PickState, PickTable};
 
-pub(crate) type Endpoints<T> = Arc<[Arc<Endpoint<T>>]>;
+pub(crate) type EndpointList<T> = Arc<[Arc<Endpoint<T>>]>;
 
 pub(crate) struct Snapshot<T> {
-    /// Of the tier that serves, in the order of their ids. Kept endpoints keep their order, new ones follow.
-    pub(crate) ready: Endpoints<T>,
-    pub(crate) table: Box<dyn Table>,
-    /// For picks that nobody of that tier may serve.
-    pub(crate) further: Box<[Tier<T>]>,
-    /// Those who take turns by the cursor alone: all who are ready, or nobody if the table has to be asked.
-    pub(crate) turning: Endpoints<T>,
-    /// How many are known, ready or not.
+    /// The ready endpoints of the serving tier, in the order of their ids: kept endpoints keep their order, new ones follow.
+    pub(crate) ready: EndpointList<T>,
+    pub(crate) table: Box<dyn PickTable>,
+    /// Used by picks that no endpoint of the serving tier may serve.
+    pub(crate) lower_tiers: Box<[SnapshotTier<T>]>,
+    /// Equal to `ready` if the table [is round robin](PickTable::is_round_robin), else empty.
+    pub(crate) round_robin: EndpointList<T>,
+    /// Number of endpoints in the set, ready or not.
     pub(crate) known: usize,
-    /// What happened last to one that is not ready.
-    pub(crate) cause: Option<Cause>,
+    /// Last error of an endpoint that is not ready.
+    pub(crate) cause: Option<SharedError>,
     pub(crate) closed: bool,
 }
 
-/// Those that serve when nobody of the tiers before may.
-pub(crate) struct Tier<T> {
-    pub(crate) ready: Endpoints<T>,
-    pub(crate) table: Box<dyn Table>,
+/// A tier, with its table.
+pub(crate) struct SnapshotTier<T> {
+    pub(crate) ready: EndpointList<T>,
+    pub(crate) table: Box<dyn PickTable>,
 }
 
 impl<T> Snapshot<T> {
-    /// Chooses. Whom the call tried already is chosen only if there is no other, of any tier.
+    /// Picks an endpoint. An endpoint that the call has tried is picked only if no other endpoint of any tier is left.
     #[inline]
-    pub(crate) fn choose(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
-        match self.ask(pick, local) {
+    pub(crate) fn pick(&self, pick: &Pick<'_, T>, state: &mut PickState) -> Result<&Arc<Endpoint<T>>, PickError> {
+        match self.pick_serving_tier(pick, state) {
             Some(endpoint) => Ok(endpoint),
-            None => self.choose_again(pick, local),
+            None => self.pick_again(pick, state),
         }
     }
 
     #[inline]
-    fn ask(&self, pick: &Pick<'_, T>, local: &mut Local) -> Option<&Arc<Endpoint<T>>> {
-        ask(&self.ready, &*self.table, pick, local)
+    fn pick_serving_tier(&self, pick: &Pick<'_, T>, state: &mut PickState) -> Option<&Arc<Endpoint<T>>> {
+        pick_from(&self.ready, &*self.table, pick, state)
     }
 
-    fn ask_further(&self, pick: &Pick<'_, T>, local: &mut Local) -> Option<&Arc<Endpoint<T>>> {
-        self.further.iter().find_map(|tier| ask(&tier.ready, &*tier.table, pick, local))
+    fn pick_lower_tiers(&self, pick: &Pick<'_, T>, state: &mut PickState) -> Option<&Arc<Endpoint<T>>> {
+        self.lower_tiers.iter().find_map(|tier| pick_from(&tier.ready, &*tier.table, pick, state))
     }
 
     #[cold]
     #[inline(never)]
-    fn choose_again(&self, pick: &Pick<'_, T>, local: &mut Local) -> Result<&Arc<Endpoint<T>>, PickError> {
-        let other = self.ask_further(pick, local);
+    fn pick_again(&self, pick: &Pick<'_, T>, state: &mut PickState) -> Result<&Arc<Endpoint<T>>, PickError> {
+        let other = self.pick_lower_tiers(pick, state);
         if other.is_some() || pick.tried.is_empty() {
-            return other.ok_or_else(|| self.refusal());
+            return other.ok_or_else(|| self.error());
         }
-        let again = pick.retry();
-        self.ask(&again, local).or_else(|| self.ask_further(&again, local)).ok_or_else(|| self.refusal())
+        let any = pick.without_tried();
+        self.pick_serving_tier(&any, state).or_else(|| self.pick_lower_tiers(&any, state)).ok_or_else(|| self.error())
     }
 
-    fn refusal(&self) -> PickError {
+    fn error(&self) -> PickError {
         match (self.known, self.all().count(), &self.cause) {
             _ if self.closed => PickError::Closed,
             (0, 0, None) => PickError::Empty,
@@ -70,40 +70,41 @@ impl<T> Snapshot<T> {
         }
     }
 
-    /// All who are ready, of whatever tier.
+    /// The ready endpoints of all tiers.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Endpoint<T>>> {
-        self.ready.iter().chain(self.further.iter().flat_map(|tier| tier.ready.iter()))
+        self.ready.iter().chain(self.lower_tiers.iter().flat_map(|tier| tier.ready.iter()))
     }
 
-    /// Where to go on in this snapshot, for a thread that would have taken `cursor` of `before` next: the same endpoint,
-    /// or the next after it that is still there.
-    pub(crate) fn carry(&self, before: &Self, cursor: usize) -> Option<usize> {
-        let count = before.ready.len();
+    /// The cursor in this snapshot for a thread whose cursor in `previous` was `cursor`: the same endpoint, or the next remaining
+    /// one.
+    pub(crate) fn carry_cursor(&self, previous: &Self, cursor: usize) -> Option<usize> {
+        let count = previous.ready.len();
         let start = if cursor < count { cursor } else { 0 };
-        let mut round = before.ready[start..].iter().chain(&before.ready[..start]);
+        let mut round = previous.ready[start..].iter().chain(&previous.ready[..start]);
         round.find_map(|old| self.ready.binary_search_by_key(&old.id, |endpoint| endpoint.id).ok())
     }
 }
 
 #[inline]
-fn ask<'a, T>(
-    ready: &'a Endpoints<T>,
-    table: &dyn Table,
+fn pick_from<'a, T>(
+    ready: &'a EndpointList<T>,
+    table: &dyn PickTable,
     pick: &Pick<'_, T>,
-    local: &mut Local,
+    state: &mut PickState,
 ) -> Option<&'a Arc<Endpoint<T>>> {
-    let source = Asked { ready, pick };
-    let view = View { len: ready.len(), restricted: pick.is_restricted(), wants: &pick.wants, source: &source };
-    ready.get(table.pick(&view, local)?)
+    let source = ReadySource { ready, pick };
+    let candidates =
+        Candidates { len: ready.len(), restricted: pick.is_restricted(), hints: &pick.hints, source: &source };
+    ready.get(table.pick(&candidates, state)?)
 }
 
-struct Asked<'a, T> {
-    ready: &'a Endpoints<T>,
+struct ReadySource<'a, T> {
+    ready: &'a EndpointList<T>,
     pick: &'a Pick<'a, T>,
 }
 
-impl<T> Source for Asked<'_, T> {
-    fn load(&self, index: usize) -> &Load {
+impl<T> CandidateSource for ReadySource<'_, T> {
+    fn load(&self, index: usize) -> &EndpointLoad {
         &self.ready[index].load
     }
 

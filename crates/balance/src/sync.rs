@@ -1,4 +1,4 @@
-//! The few primitives whose interleavings loom explores; the standard library's otherwise.
+//! Synchronisation primitives: `std`'s, or loom's, which explores their interleavings.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -13,15 +13,15 @@ pub(crate) use std::sync::{
 
 use std::sync::PoisonError;
 
-/// Locks, whatever happened to an earlier holder.
+/// Locks, and ignores poison.
 ///
-/// What foreign code (a policy, a destructor) could leave half changed is never behind a lock while that code runs, or
-/// is caught, so poison carries no news.
+/// Foreign code (a policy, a destructor) never runs while a lock is held, or its panic is caught, so a poisoned lock
+/// guards consistent data.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A value on cache lines of its own. Two lines, because processors fetch them in pairs.
+/// A value on cache lines of its own: two lines, because processors prefetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Apart<T>(pub(crate) T);
+pub(crate) struct CacheAligned<T>(pub(crate) T);

@@ -1,46 +1,45 @@
-//! What a client is told to connect to, as text: `dns:///orders:50051`, `srv:///_grpc._tcp.orders`, `10.0.0.1:80`.
+//! Targets of clients, as text: `dns:///orders:50051`, `srv:///_grpc._tcp.orders`, `10.0.0.1:80`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use crate::address::Address;
+use crate::address::EndpointAddress;
 
-/// What a client is told to connect to.
+/// Target of a client.
 ///
-/// | Text | Means |
+/// | Text | Meaning |
 /// | --- | --- |
 /// | `dns:///orders:50051`, `orders:50051` | the A and AAAA records of a name |
-/// | `dns://10.0.0.53:53/orders:50051` | the same, asked of that name server |
-/// | `http://orders`, `https://orders` | the same with port 80, or 443; a channel takes `https` only with TLS |
+/// | `dns://10.0.0.53:53/orders:50051` | the same, from that name server |
+/// | `http://orders`, `https://orders` | the same with port 80, or 443; `https` is for users with TLS |
 /// | `srv:///_grpc._tcp.orders` | the SRV records of a name, with priorities and weights |
-/// | `ipv4:10.0.0.1:80,10.0.0.2:80`, `ipv6:[::1]:80`, `10.0.0.1:80` | these addresses; nothing is looked up |
-/// | `unix:/run/orders.sock`, `unix:///run/orders.sock` | that socket |
+/// | `ipv4:10.0.0.1:80,10.0.0.2:80`, `ipv6:[::1]:80`, `10.0.0.1:80` | these addresses, without a lookup |
+/// | `unix:/run/orders.sock`, `unix:///run/orders.sock` | that Unix socket |
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Target {
-    /// Addresses that are known.
-    Static(Vec<Address>),
-    /// A name with A and AAAA records.
+    /// Known addresses.
+    Static(Vec<EndpointAddress>),
+    /// Name with A and AAAA records.
     Name {
-        /// The name server to ask, if not the system's.
+        /// Name server, if not the system's.
         server: Option<SocketAddr>,
         /// The name.
         host: String,
         /// The port of each address.
         port: u16,
     },
-    /// A name with SRV records.
+    /// Name with SRV records.
     Srv {
-        /// The name server to ask, if not the system's.
+        /// Name server, if not the system's.
         server: Option<SocketAddr>,
         /// The name, such as `_grpc._tcp.orders`.
         name: String,
     },
 }
 
-/// Why a text is no target.
+/// Why a text is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no target: {reason}")]
+#[error("`{text}` is not a target: {reason}")]
 pub struct TargetError {
     text: String,
     reason: &'static str,
@@ -58,26 +57,20 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// The host a server is expected to call itself: for TLS, and for `:authority`.
+    /// Returns the expected host name of a server, for TLS and for `:authority`.
     pub fn authority(&self) -> String {
         match self {
             Self::Static(addresses) => match addresses.first() {
-                Some(Address::Socket(address)) => address.to_string(),
-                Some(Address::Unix(_)) | None => "localhost".to_owned(),
+                Some(EndpointAddress::Socket(address)) => address.to_string(),
+                Some(EndpointAddress::Unix(_)) | None => "localhost".to_owned(),
             },
             Self::Name { host, port, .. } => format!("{host}:{port}"),
             Self::Srv { name, .. } => {
-                // The service and the protocol are no part of the host.
+                // The service and the protocol are not part of the host.
                 name.split('.').skip_while(|label| label.starts_with('_')).collect::<Vec<_>>().join(".")
             }
         }
     }
-}
-
-/// Does a target's text ask for TLS? What is parsed of it says no more than where to connect.
-#[cfg(feature = "tonic")]
-pub(crate) fn is_https(text: &str) -> bool {
-    text.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("https"))
 }
 
 fn parse(text: &str) -> Result<Target, &'static str> {
@@ -96,7 +89,7 @@ fn parse(text: &str) -> Result<Target, &'static str> {
         "https" => host_and_port(in_url(rest)?, None, Some(PORT_HTTPS)),
         "ipv4" | "ipv6" => addresses(rest),
         "unix" if rest.is_empty() => Err("a path is missing after `unix:`"),
-        "unix" => Ok(Target::Static(vec![Address::Unix(rest.strip_prefix("//").unwrap_or(rest).into())])),
+        "unix" => Ok(Target::Static(vec![EndpointAddress::Unix(rest.strip_prefix("//").unwrap_or(rest).into())])),
         _ if rest.starts_with("//") => Err("the scheme is none of dns, srv, http, https, ipv4, ipv6, unix"),
         _ => host_and_port(text, None, None),
     }
@@ -105,7 +98,7 @@ fn parse(text: &str) -> Result<Target, &'static str> {
 /// Splits `//server/name`, `///name` or `name`.
 fn authority_and_path(rest: &str) -> Result<(Option<SocketAddr>, &str), &'static str> {
     let Some(rest) = rest.strip_prefix("//") else { return Ok((None, rest)) };
-    let (server, path) = rest.split_once('/').ok_or("it needs three slashes, as in `dns:///orders:50051`")?;
+    let (server, path) = rest.split_once('/').ok_or("three slashes are required, as in `dns:///orders:50051`")?;
     if server.is_empty() {
         return Ok((None, path));
     }
@@ -115,7 +108,7 @@ fn authority_and_path(rest: &str) -> Result<(Option<SocketAddr>, &str), &'static
     Ok((Some(server), path))
 }
 
-/// Host and port of a URL, whose path and query a balancer has no use for.
+/// Returns the host and port of a URL; its path and query are ignored.
 fn in_url(rest: &str) -> Result<&str, &'static str> {
     let rest = rest.strip_prefix("//").ok_or("a URL has two slashes after its scheme")?;
     Ok(rest.split(['/', '?', '#']).next().unwrap_or(rest))
@@ -124,25 +117,26 @@ fn in_url(rest: &str) -> Result<&str, &'static str> {
 fn host_and_port(text: &str, server: Option<SocketAddr>, default: Option<u16>) -> Result<Target, &'static str> {
     let text = text.trim();
     if let Ok(address) = text.parse() {
-        return Ok(Target::Static(vec![Address::Socket(address)]));
+        return Ok(Target::Static(vec![EndpointAddress::Socket(address)]));
     }
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let (Ok(address), Some(port)) = (bare.parse::<IpAddr>(), default) {
-        return Ok(Target::Static(vec![Address::Socket(SocketAddr::new(address, port))]));
+        return Ok(Target::Static(vec![EndpointAddress::Socket(SocketAddr::new(address, port))]));
     }
     let (host, port) = match (text.rsplit_once(':'), default) {
-        (Some((host, port)), _) => (host, port.parse().map_err(|_| "the port is no number from 0 to 65535")?),
+        (Some((host, port)), _) => (host, port.parse().map_err(|_| "the port is not a number from 0 to 65535")?),
         (None, Some(port)) => (text, port),
         (None, None) => return Err("a port is missing, as in `orders:50051`"),
     };
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '/' | '[' | ']')) {
-        return Err("the host is no name");
+        return Err("the host is not a name");
     }
     Ok(Target::Name { server, host: host.to_owned(), port })
 }
 
 fn addresses(list: &str) -> Result<Target, &'static str> {
-    let parse = |text: &str| text.trim().parse().map(Address::Socket).map_err(|_| "an address must be `ip:port`");
+    let parse =
+        |text: &str| text.trim().parse().map(EndpointAddress::Socket).map_err(|_| "an address must be `ip:port`");
     list.split(',').map(parse).collect::<Result<_, _>>().map(Target::Static)
 }
 
@@ -155,11 +149,11 @@ mod tests {
     }
 
     fn fixed(addresses: &[&str]) -> Target {
-        Target::Static(addresses.iter().map(|text| Address::Socket(text.parse().unwrap())).collect())
+        Target::Static(addresses.iter().map(|text| EndpointAddress::Socket(text.parse().unwrap())).collect())
     }
 
     #[test]
-    fn every_form_is_understood() {
+    fn every_form_is_parsed() {
         let server = Some("10.0.0.53:53".parse().unwrap());
         let cases = [
             ("dns:///orders:50051", name("orders", 50051)),
@@ -175,8 +169,8 @@ mod tests {
             ("10.0.0.1:80", fixed(&["10.0.0.1:80"])),
             ("[::1]:80", fixed(&["[::1]:80"])),
             ("dns:///10.0.0.1:80", fixed(&["10.0.0.1:80"])),
-            ("unix:/run/x", Target::Static(vec![Address::Unix("/run/x".into())])),
-            ("unix:///run/x", Target::Static(vec![Address::Unix("/run/x".into())])),
+            ("unix:/run/x", Target::Static(vec![EndpointAddress::Unix("/run/x".into())])),
+            ("unix:///run/x", Target::Static(vec![EndpointAddress::Unix("/run/x".into())])),
         ];
         for (text, expected) in cases {
             assert_eq!(text.parse(), Ok(expected), "{text}");
@@ -184,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_is_refused_with_a_reason() {
+    fn invalid_target_is_refused_with_a_reason() {
         for text in
             ["", "orders", "xds:///orders", "dns://x/y:1", "orders:99999", "ipv4:orders:80", "::1", "a b:1", "unix:"]
         {
-            let refused = text.parse::<Target>().expect_err(text).to_string();
-            assert!(refused.contains("is no target: "), "{refused}");
+            let error = text.parse::<Target>().expect_err(text).to_string();
+            assert!(error.contains("is not a target: "), "{error}");
         }
     }
 }

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_balance::{Address, Backoff, Dns, Resolution, Resolve, ResolveError, ResolveRules, Resolved, Resolving};
+use tidegate_balance::{
+    Backoff, DnsClient, EndpointAddress, Resolution, Resolve, ResolveError, ResolveFuture, ResolveSettings,
+    ResolvedAddress,
+};
 use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tokio::runtime::Handle;
 
@@ -30,8 +33,8 @@ pub struct Resolver {
     jobs: Supervisor<Tokio, Job>,
     jobs_begun: Arc<AtomicU64>,
     /// Who is asked for addresses; the system itself, if nobody is named.
-    dns: Option<Dns>,
-    rules: ResolveRules,
+    dns: Option<DnsClient>,
+    rules: ResolveSettings,
     names: Arc<Mutex<Names>>,
 }
 
@@ -60,9 +63,9 @@ impl Resolver {
     pub fn with(self, settings: &config::Dns) -> Self {
         let (servers, file) = (&settings.servers.0, &settings.resolv_conf);
         let dns = if !servers.is_empty() {
-            Some(Dns::from_servers_and_hosts(servers.iter().copied(), HOSTS_FILE))
+            Some(DnsClient::from_servers_and_hosts(servers.iter().copied(), HOSTS_FILE))
         } else if !file.as_os_str().is_empty() {
-            Some(Dns::from_files(file, HOSTS_FILE))
+            Some(DnsClient::from_files(file, HOSTS_FILE))
         } else {
             None
         };
@@ -106,7 +109,7 @@ impl Resolver {
 
     /// When names that are followed are looked up again.
     #[must_use]
-    pub fn rules(&self) -> ResolveRules {
+    pub fn rules(&self) -> ResolveSettings {
         self.rules.clone()
     }
 
@@ -114,7 +117,7 @@ impl Resolver {
     #[must_use]
     pub fn follow(&self, name: &str, port: u16) -> Box<dyn Resolve> {
         match &self.dns {
-            Some(dns) => dns.name(name, port),
+            Some(dns) => dns.host(name, port),
             None => Box::new(SystemName { name: name.to_owned(), port, resolver: self.clone() }),
         }
     }
@@ -123,7 +126,7 @@ impl Resolver {
     #[must_use]
     pub fn services(&self, name: &str) -> Box<dyn Resolve> {
         // The system's own resolver does not know of them; its name servers do.
-        self.dns.clone().unwrap_or_else(Dns::system).srv(name)
+        self.dns.clone().unwrap_or_else(DnsClient::system).srv(name)
     }
 
     /// The addresses of a name, as they were found a while ago if that holds still.
@@ -146,7 +149,7 @@ impl Resolver {
 
     async fn look_up(&self, name: &str) -> Found {
         let found = match &self.dns {
-            Some(dns) => self.ask(name, dns.name(name, 0)).await,
+            Some(dns) => self.ask(name, dns.host(name, 0)).await,
             None => self.ask_system(name).await,
         };
         self.names().learn(name, &found, Instant::now());
@@ -201,9 +204,9 @@ impl Resolver {
             let _ = send.send(looked.unwrap_or(Err(ResolveError::TimedOut(LOOK_UP_LIMIT))));
         });
         asking.map_err(|_| STOPPING.to_owned())?;
-        let found = receive.await.map_err(|_| STOPPING.to_owned())?.map_err(|error| error.to_string())?.found;
-        let socket = |resolved: Resolved| match resolved.address {
-            Address::Socket(address) => Some(address),
+        let found = receive.await.map_err(|_| STOPPING.to_owned())?.map_err(|error| error.to_string())?.addresses;
+        let socket = |resolved: ResolvedAddress| match resolved.address {
+            EndpointAddress::Socket(address) => Some(address),
             _ => None,
         };
         Ok(found.into_iter().filter_map(socket).collect())
@@ -237,13 +240,13 @@ impl Resolver {
 
 const STOPPING: &str = "the gateway is stopping";
 
-fn rules(settings: &config::Dns) -> ResolveRules {
-    let usual = ResolveRules::default();
-    ResolveRules {
+fn rules(settings: &config::Dns) -> ResolveSettings {
+    let usual = ResolveSettings::default();
+    ResolveSettings {
         interval_min: settings.ttl_min,
         interval_max: settings.ttl_max,
         interval: usual.interval.min(settings.ttl_max).max(settings.ttl_min),
-        backoff: Backoff { first: settings.ttl_min, most: settings.ttl_max, ..usual.backoff },
+        backoff: Backoff { first: settings.ttl_min, max: settings.ttl_max, ..usual.backoff },
         ..usual
     }
 }
@@ -256,7 +259,7 @@ struct SystemName {
 }
 
 impl Resolve for SystemName {
-    fn resolve(&mut self) -> Resolving<'_> {
+    fn resolve(&mut self) -> ResolveFuture<'_> {
         Box::pin(async {
             // Anew: whoever follows a name has rules of its own for when to ask.
             let found = self.resolver.look_up(&self.name).await;
@@ -264,10 +267,10 @@ impl Resolve for SystemName {
             // The port alone is changed: an address of IPv6 may have a zone.
             let socket = |mut address: SocketAddr| {
                 address.set_port(self.port);
-                Resolved::new(Address::Socket(address))
+                ResolvedAddress::new(EndpointAddress::Socket(address))
             };
-            let found = found.into_iter().map(socket).collect();
-            Ok(Resolution { found, ttl: None })
+            let addresses = found.into_iter().map(socket).collect();
+            Ok(Resolution { addresses, ttl: None })
         })
     }
 }
@@ -280,8 +283,9 @@ mod tests {
     async fn an_address_of_a_link_keeps_its_zone() {
         let resolver = Resolver::new(Handle::current());
         let known = resolver.resolve("fe80::1%lo", 5432).await.expect("an address");
-        let followed = resolver.follow("fe80::1%lo", 5432).resolve().await.expect("an address").found;
-        assert_eq!(followed.iter().map(|found| &found.address).collect::<Vec<_>>(), [&Address::Socket(known[0])]);
+        let followed = resolver.follow("fe80::1%lo", 5432).resolve().await.expect("an address").addresses;
+        let followed = followed.iter().map(|found| &found.address).collect::<Vec<_>>();
+        assert_eq!(followed, [&EndpointAddress::Socket(known[0])]);
         assert!(matches!(known[0], SocketAddr::V6(address) if address.scope_id() > 0 && address.port() == 5432));
     }
 }

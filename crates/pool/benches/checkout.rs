@@ -1,9 +1,9 @@
-//! What it costs to take a connection and to give it back, beside other ways to do so.
+//! Cost of a checkout and a release, compared with other pools.
 //!
-//! `cargo bench -p tidegate-pool --bench checkout -- [--quick] [--json FILE] [--check]`. The figures are nanoseconds
-//! that one thread spends per checkout and release, medians over interleaved rounds. The median column takes the median
-//! over slices short enough that most are not interrupted on a busy machine; the mean column includes interruptions and
-//! waits for other threads. `--check` exits 1 if a bar is missed.
+//! `cargo bench -p tidegate-pool --bench checkout -- [--quick] [--json FILE] [--check]`. Figures are
+//! nanoseconds of one thread per checkout and release, medians over interleaved rounds. The median column is the median of
+//! slices that are short enough to run uninterrupted on a busy machine. The mean column includes interruptions and waits
+//! for other threads. `--check` exits 1 if a bar is missed.
 
 use std::{
     collections::VecDeque,
@@ -20,45 +20,47 @@ use std::{
 };
 
 use serde_json::json;
-use tidegate_pool::{Checkout, Connection, Fate, Host, Lease, Limits, Local, Pool, Slot};
+use tidegate_pool::{
+    Checkout, Connection, Lease, Limits, LocalPool, ManageConnection, PendingConnect, Pool, ReleaseAction,
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// Connections per thread.
 const SIZE: usize = 8;
-/// Operations between two looks at the clock.
+/// Operations between two clock reads.
 const SLICE: u32 = 256;
-/// Nanoseconds, for ours on one thread.
+/// Target for this pool on one thread, in nanoseconds.
 const BAR_NS: f64 = 50.0;
 
 #[derive(Debug, Default)]
 struct Conn(u64);
 
 impl Connection for Conn {
-    type Parked = Self;
+    type Detached = Self;
     type Error = Infallible;
 
     fn is_usable(&mut self) -> bool {
         black_box(self.0) == 0
     }
 
-    fn park(self) -> Self {
+    fn detach(self) -> Self {
         self
     }
 
-    fn unpark(parked: Self) -> Self {
-        parked
+    fn attach(detached: Self) -> Self {
+        detached
     }
 }
 
-struct AtOnce;
+struct ConnectAtOnce;
 
-impl Host<Conn> for AtOnce {
-    fn connect(&self, slot: Slot<Conn>) {
-        slot.fulfil(Conn(0), Instant::now());
+impl ManageConnection<Conn> for ConnectAtOnce {
+    fn connect(&self, pending: PendingConnect<Conn>) {
+        pending.succeed(Conn(0), Instant::now());
     }
 }
 
-/// One way to take and give back; measures on so many threads for so long.
+/// A measured pool: `measure(threads, time)`.
 struct Subject {
     name: &'static str,
     ours: bool,
@@ -75,7 +77,7 @@ const SUBJECTS: [Subject; 7] = [
     Subject { name: "r2d2 0.8", ours: false, measure: r2d2 },
 ];
 
-/// Run `work` on so many threads at once; the mean over the threads of what they measured.
+/// Runs `work` on `threads` threads in parallel; returns the mean of their figures.
 fn on_threads(threads: usize, work: impl Fn(usize) -> Figures + Sync) -> Figures {
     let (start, work) = (Barrier::new(threads), &work);
     let measured: Vec<Figures> = thread::scope(|scope| {
@@ -120,7 +122,7 @@ fn timed(time: Duration, mut call: impl FnMut()) -> Figures {
     figures(slices)
 }
 
-/// Nanoseconds per call, on a runtime of the thread's own.
+/// Nanoseconds per call, on a current-thread runtime.
 fn timed_async(time: Duration, mut call: impl AsyncFnMut()) -> Figures {
     runtime().block_on(async {
         let (begun, mut slices) = (Instant::now(), Vec::new());
@@ -144,15 +146,15 @@ fn tidegate(threads: usize) -> Arc<Pool<Conn>> {
     Pool::new(threads, limits, 1, Instant::now(), |_| ())
 }
 
-/// Measure `call` on each core, which has a connection of its own.
-fn on_cores(threads: usize, time: Duration, call: fn(&Local<Conn>, Instant)) -> Figures {
+/// Measures `call` on each core, with one connection per core.
+fn on_cores(threads: usize, time: Duration, call: fn(&LocalPool<Conn>, Instant)) -> Figures {
     let (pool, opened) = (tidegate(threads), Barrier::new(threads));
     on_threads(threads, |core| {
         let now = Instant::now();
-        let local = pool.local(core, now, AtOnce);
+        let local = LocalPool::new(&pool, core, now, ConnectAtOnce);
         let lease = poll(local.checkout(now));
         opened.wait();
-        lease.release(Fate::Reuse, now);
+        lease.release(ReleaseAction::Reuse, now);
         opened.wait();
         timed(time, || call(&local, now))
     })
@@ -161,20 +163,20 @@ fn on_cores(threads: usize, time: Duration, call: fn(&Local<Conn>, Instant)) -> 
 fn poll(mut checkout: Checkout<Conn>) -> Lease<Conn> {
     match Pin::new(&mut checkout).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(lease)) => lease,
-        _ => panic!("connects succeed at once"),
+        _ => panic!("connects succeed in the call"),
     }
 }
 
 fn try_checkout(threads: usize, time: Duration) -> Figures {
     on_cores(threads, time, |local, now| {
         let lease = local.try_checkout(now).expect("an idle connection");
-        black_box(lease).release(Fate::Reuse, now);
+        black_box(lease).release(ReleaseAction::Reuse, now);
     })
 }
 
 fn checkout(threads: usize, time: Duration) -> Figures {
     on_cores(threads, time, |local, now| {
-        black_box(poll(local.checkout(now))).release(Fate::Reuse, now);
+        black_box(poll(local.checkout(now))).release(ReleaseAction::Reuse, now);
     })
 }
 
@@ -189,20 +191,20 @@ fn mutex(threads: usize, time: Duration) -> Figures {
     })
 }
 
-enum Call {
+enum OwnerCall {
     Take(oneshot::Sender<Box<Conn>>),
     Give(Box<Conn>),
 }
 
-/// One thread owns the connections and answers calls.
+/// A thread owns the connections and answers calls over a channel.
 fn channel(threads: usize, time: Duration) -> Figures {
     let (calls, mut inbox) = mpsc::unbounded_channel();
     let mut idle: Vec<Box<Conn>> = (0..SIZE * threads).map(|_| Box::default()).collect();
     let owner = thread::spawn(move || {
         while let Some(call) = inbox.blocking_recv() {
             match call {
-                Call::Take(reply) => drop(reply.send(idle.pop().expect("enough connections"))),
-                Call::Give(conn) => idle.push(conn),
+                OwnerCall::Take(reply) => drop(reply.send(idle.pop().expect("enough connections"))),
+                OwnerCall::Give(conn) => idle.push(conn),
             }
         }
     });
@@ -210,9 +212,9 @@ fn channel(threads: usize, time: Duration) -> Figures {
         let calls = calls.clone();
         timed_async(time, async || {
             let (reply, answer) = oneshot::channel();
-            calls.send(Call::Take(reply)).expect("the owner lives");
+            calls.send(OwnerCall::Take(reply)).expect("the owner lives");
             let conn = answer.await.expect("an answer");
-            calls.send(Call::Give(black_box(conn))).expect("the owner lives");
+            calls.send(OwnerCall::Give(black_box(conn))).expect("the owner lives");
         })
     });
     drop(calls);
@@ -220,9 +222,9 @@ fn channel(threads: usize, time: Duration) -> Figures {
     result
 }
 
-struct Maker;
+struct Manager;
 
-impl ::deadpool::managed::Manager for Maker {
+impl ::deadpool::managed::Manager for Manager {
     type Type = Conn;
     type Error = Infallible;
 
@@ -241,8 +243,8 @@ impl ::deadpool::managed::Manager for Maker {
 }
 
 fn deadpool(threads: usize, time: Duration) -> Figures {
-    let pool: ::deadpool::managed::Pool<Maker> =
-        ::deadpool::managed::Pool::builder(Maker).max_size(SIZE * threads).build().expect("a pool");
+    let pool: ::deadpool::managed::Pool<Manager> =
+        ::deadpool::managed::Pool::builder(Manager).max_size(SIZE * threads).build().expect("a pool");
     on_threads(threads, |_| {
         timed_async(time, async || {
             drop(black_box(pool.get().await.expect("a connection")));
@@ -250,7 +252,7 @@ fn deadpool(threads: usize, time: Duration) -> Figures {
     })
 }
 
-impl ::bb8::ManageConnection for Maker {
+impl ::bb8::ManageConnection for Manager {
     type Connection = Conn;
     type Error = Infallible;
 
@@ -270,7 +272,7 @@ impl ::bb8::ManageConnection for Maker {
 
 fn bb8(threads: usize, time: Duration) -> Figures {
     let size = u32::try_from(SIZE * threads).expect("a small number");
-    let build = ::bb8::Pool::builder().max_size(size).min_idle(size).build(Maker);
+    let build = ::bb8::Pool::builder().max_size(size).min_idle(size).build(Manager);
     let keeper = runtime();
     let pool = keeper.block_on(build).expect("a pool");
     on_threads(threads, |_| {
@@ -280,7 +282,7 @@ fn bb8(threads: usize, time: Duration) -> Figures {
     })
 }
 
-impl ::r2d2::ManageConnection for Maker {
+impl ::r2d2::ManageConnection for Manager {
     type Connection = Conn;
     type Error = Infallible;
 
@@ -300,7 +302,7 @@ impl ::r2d2::ManageConnection for Maker {
 
 fn r2d2(threads: usize, time: Duration) -> Figures {
     let size = u32::try_from(SIZE * threads).expect("a small number");
-    let pool = ::r2d2::Pool::builder().max_size(size).build(Maker).expect("a pool");
+    let pool = ::r2d2::Pool::builder().max_size(size).build(Manager).expect("a pool");
     on_threads(threads, |_| {
         timed(time, || {
             drop(black_box(pool.get().expect("a connection")));
@@ -322,7 +324,7 @@ fn options() -> Options {
             "--quick" => options.quick = true,
             "--check" => options.check = true,
             "--json" => options.json = arguments.next(),
-            // What `cargo bench` itself passes.
+            // `cargo bench` passes it.
             "--bench" => {}
             other => eprintln!("unknown option {other}"),
         }
@@ -330,7 +332,7 @@ fn options() -> Options {
     options
 }
 
-/// Figures of each subject, measured in turns: the median over the rounds.
+/// Figures of each subject, measured in interleaved rounds: the median over the rounds.
 fn measure(threads: usize, quick: bool) -> Vec<Figures> {
     let (rounds, time) = if quick { (3, 20) } else { (9, 70) };
     let mut measured = vec![Vec::new(); SUBJECTS.len()];

@@ -1,4 +1,4 @@
-//! A client on its way to a connection.
+//! A client's request for a connection.
 
 use std::{
     fmt,
@@ -11,58 +11,54 @@ use std::{
 
 use crate::{
     CheckoutError, Connection, Lease,
-    held::Held,
-    local::Inner,
-    queue::{Key, Left},
+    core_pool::CorePool,
+    wait_queue::{WaiterId, WaiterLeft},
 };
 
-/// What a waiting client is answered.
-pub(crate) type Answer<C> = Result<Box<Held<C>>, CheckoutError<<C as Connection>::Error>>;
-
-/// Future of a [`Lease`]. It has its place in the queue from the moment it is made, not from its first poll.
+/// Future of a [`Lease`]. The client joins the queue when the checkout is created, not at its first poll.
 ///
 /// # Cancel safety
 ///
-/// Dropping it leaves the queue at once; a connection already handed to it goes to the next client. There is no timer
-/// inside: whoever has a deadline drops it then.
+/// Dropping it leaves the queue; a connection that it was granted goes to the next client. It has no timeout: a client
+/// with a deadline drops it at the deadline.
 #[must_use = "futures do nothing unless polled"]
 pub struct Checkout<C: Connection> {
-    state: State<C>,
-    since: Instant,
+    state: CheckoutState<C>,
+    requested_at: Instant,
 }
 
-enum State<C: Connection> {
+enum CheckoutState<C: Connection> {
     Decided(Option<Result<Lease<C>, CheckoutError<C::Error>>>),
-    Waiting(Rc<Inner<C>>, Key),
+    Waiting(Rc<CorePool<C>>, WaiterId),
 }
 
 impl<C: Connection> Checkout<C> {
-    pub(crate) fn decided(result: Result<Lease<C>, CheckoutError<C::Error>>, since: Instant) -> Self {
-        Self { state: State::Decided(Some(result)), since }
+    pub(crate) fn decided(result: Result<Lease<C>, CheckoutError<C::Error>>, requested_at: Instant) -> Self {
+        Self { state: CheckoutState::Decided(Some(result)), requested_at }
     }
 
-    pub(crate) fn waiting(local: Rc<Inner<C>>, key: Key, since: Instant) -> Self {
-        Self { state: State::Waiting(local, key), since }
+    pub(crate) fn waiting(core: Rc<CorePool<C>>, waiter: WaiterId, requested_at: Instant) -> Self {
+        Self { state: CheckoutState::Waiting(core, waiter), requested_at }
     }
 
-    /// When the client asked.
+    /// When the checkout was created.
     #[must_use]
-    pub fn since(&self) -> Instant {
-        self.since
+    pub fn requested_at(&self) -> Instant {
+        self.requested_at
     }
 
-    /// Does the client stand in the queue of its core, or has its answer not been collected from there?
+    /// Returns whether the client waits in the queue of its core, or has not collected its answer.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Waiting(..))
+        matches!(self.state, CheckoutState::Waiting(..))
     }
 
-    /// At most this many clients of the same core are before this one.
+    /// Upper bound of the number of clients of the same core before this one.
     #[must_use]
-    pub fn ahead(&self) -> usize {
+    pub fn clients_ahead(&self) -> usize {
         match &self.state {
-            State::Decided(_) => 0,
-            State::Waiting(local, key) => local.ahead(*key),
+            CheckoutState::Decided(_) => 0,
+            CheckoutState::Waiting(core, waiter) => core.clients_ahead(*waiter),
         }
     }
 }
@@ -75,17 +71,17 @@ impl<C: Connection> Future for Checkout<C> {
     /// If polled again after it was ready.
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (local, key) = match &mut self.state {
-            State::Decided(result) => {
+        let (core, waiter) = match &mut self.state {
+            CheckoutState::Decided(result) => {
                 return Poll::Ready(result.take().expect("a checkout is not polled after it was ready"));
             }
-            State::Waiting(local, key) => (Rc::clone(local), *key),
+            CheckoutState::Waiting(core, waiter) => (Rc::clone(core), *waiter),
         };
-        let Some(answer) = local.poll_answer(key, cx.waker()) else {
+        let Some(answer) = core.poll_answer(waiter, cx.waker()) else {
             return Poll::Pending;
         };
-        self.state = State::Decided(None);
-        Poll::Ready(answer.map(|held| Lease::new(held, local)))
+        self.state = CheckoutState::Decided(None);
+        Poll::Ready(answer.map(|connection| Lease::new(connection, core)))
     }
 }
 
@@ -93,17 +89,12 @@ impl<C: Connection> Checkout<C> {
     /// The client leaves without its answer.
     #[cold]
     fn abandon(&mut self) {
-        match std::mem::replace(&mut self.state, State::Decided(None)) {
-            State::Decided(Some(Ok(lease))) => {
-                let local = Rc::clone(lease.local());
-                if let Some(held) = lease.dismantle() {
-                    local.pass_on(held);
-                }
-            }
-            State::Decided(_) => {}
-            State::Waiting(local, key) => match local.leave(key) {
-                Left::Answered(Ok(held)) => local.pass_on(held),
-                Left::Answered(Err(_)) | Left::Waiting => {}
+        match std::mem::replace(&mut self.state, CheckoutState::Decided(None)) {
+            CheckoutState::Decided(Some(Ok(lease))) => lease.pass_on(),
+            CheckoutState::Decided(_) => {}
+            CheckoutState::Waiting(core, waiter) => match core.leave(waiter) {
+                WaiterLeft::Answered(Ok(connection)) => core.pass_on(connection),
+                WaiterLeft::Answered(Err(_)) | WaiterLeft::Waiting => {}
             },
         }
     }
@@ -112,7 +103,7 @@ impl<C: Connection> Checkout<C> {
 impl<C: Connection> Drop for Checkout<C> {
     #[inline]
     fn drop(&mut self) {
-        if !matches!(self.state, State::Decided(None)) {
+        if !matches!(self.state, CheckoutState::Decided(None)) {
             self.abandon();
         }
     }
@@ -122,6 +113,9 @@ impl<C: Connection> Unpin for Checkout<C> {}
 
 impl<C: Connection> fmt::Debug for Checkout<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkout").field("since", &self.since).field("waiting", &self.is_waiting()).finish()
+        f.debug_struct("Checkout")
+            .field("requested_at", &self.requested_at)
+            .field("waiting", &self.is_waiting())
+            .finish()
     }
 }

@@ -1,19 +1,18 @@
-//! Why a client did not get a connection.
+//! Why a checkout failed.
 
 use std::sync::Arc;
 
-/// Why a [`Checkout`](crate::Checkout) ended without a lease. `E` is
-/// [`Connection::Error`](crate::Connection::Error).
+/// Why a [`Checkout`](crate::Checkout) ended without a lease. `E` is [`Connection::Error`](crate::Connection::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckoutError<E> {
-    /// A connect failed, no connection is open and none is being opened. All waiting clients get this error, and so
-    /// do clients that arrive before the next attempt is due.
+    /// A connect failed, no connection is open and no connect is in progress. All waiting clients get this error, and so do
+    /// clients that arrive before the next attempt is due.
     #[error("no connection could be opened")]
     Connect(#[source] Arc<E>),
     /// [`Limits::waiting_max`](crate::Limits::waiting_max) clients wait already.
     #[error("too many clients are waiting for a connection")]
-    Full,
+    QueueFull,
     /// The pool was closed with this error.
     #[error("the pool is closed")]
     Closed(#[source] Arc<E>),
@@ -23,7 +22,7 @@ impl<E> Clone for CheckoutError<E> {
     fn clone(&self) -> Self {
         match self {
             Self::Connect(error) => Self::Connect(Arc::clone(error)),
-            Self::Full => Self::Full,
+            Self::QueueFull => Self::QueueFull,
             Self::Closed(error) => Self::Closed(Arc::clone(error)),
         }
     }

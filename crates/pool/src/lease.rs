@@ -1,4 +1,4 @@
-//! A connection while a client has it.
+//! A connection while a client uses it.
 
 use std::{
     fmt,
@@ -7,75 +7,63 @@ use std::{
     time::Instant,
 };
 
-use crate::{Connection, held::Held, local::Inner};
+use crate::{Connection, ReleaseAction, core_pool::CorePool, pooled::PooledConnection};
 
-/// What becomes of a connection that its client has done with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It is as good as new: the next client may have it.
-    Reuse,
-    /// It is given to [`Host::clean`](crate::Host::clean) first.
-    Clean,
-    /// It is closed and makes room for a new one.
-    Close,
-}
-
-/// A connection on loan; two words. It carries the connection itself and derefs to it. Give it back with
-/// [`release`](Self::release); dropped, its connection is closed.
+/// A connection while a client uses it. Two words; derefs to the connection. [`release`](Self::release) returns the
+/// connection to the pool. Dropping the lease closes it.
 #[must_use = "a dropped lease closes its connection"]
 pub struct Lease<C: Connection> {
-    // None only once it was given back.
-    held: Option<Box<Held<C>>>,
-    local: Rc<Inner<C>>,
+    // `None` only after the release.
+    connection: Option<Box<PooledConnection<C>>>,
+    core: Rc<CorePool<C>>,
 }
 
 impl<C: Connection> Lease<C> {
-    pub(crate) fn new(held: Box<Held<C>>, local: Rc<Inner<C>>) -> Self {
-        Self { held: Some(held), local }
+    pub(crate) fn new(connection: Box<PooledConnection<C>>, core: Rc<CorePool<C>>) -> Self {
+        Self { connection: Some(connection), core }
     }
 
-    /// Give the connection back.
+    /// Returns the connection to the pool.
     #[inline]
-    pub fn release(mut self, fate: Fate, now: Instant) {
-        if let Some(held) = self.held.take() {
-            self.local.release(held, fate, now);
+    pub fn release(mut self, action: ReleaseAction, now: Instant) {
+        if let Some(connection) = self.connection.take() {
+            self.core.release(connection, action, now);
         }
     }
 
     /// When the connection was opened.
     #[must_use]
-    pub fn born(&self) -> Instant {
-        self.held().record.born
+    pub fn opened_at(&self) -> Instant {
+        self.connection().record.opened_at
     }
 
-    /// The [`generation`](crate::Pool::generation) of the pool when its opening began.
+    /// The [`generation`](crate::Pool::generation) of the pool when the connect started.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.held().record.generation
+        self.connection().record.generation
     }
 
-    /// When it was given back last; `None` if this is its first loan.
+    /// When the connection was last released; `None` during its first lease.
     #[must_use]
-    pub fn released(&self) -> Option<Instant> {
-        self.held().record.released
+    pub fn released_at(&self) -> Option<Instant> {
+        self.connection().record.released_at
     }
 
-    /// The core it belongs to.
+    /// The core that the connection belongs to.
     #[must_use]
     pub fn core(&self) -> usize {
-        self.local.core
+        self.core.core
     }
 
-    pub(crate) fn local(&self) -> &Rc<Inner<C>> {
-        &self.local
+    /// Returns the connection to its core without a client having used it.
+    pub(crate) fn pass_on(mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.core.pass_on(connection);
+        }
     }
 
-    pub(crate) fn dismantle(mut self) -> Option<Box<Held<C>>> {
-        self.held.take()
-    }
-
-    fn held(&self) -> &Held<C> {
-        self.held.as_deref().expect("a lease holds its connection until it is given back")
+    fn connection(&self) -> &PooledConnection<C> {
+        self.connection.as_deref().expect("a lease holds its connection until it is released")
     }
 }
 
@@ -83,20 +71,20 @@ impl<C: Connection> Deref for Lease<C> {
     type Target = C;
 
     fn deref(&self) -> &C {
-        &self.held().conn
+        &self.connection().conn
     }
 }
 
 impl<C: Connection> DerefMut for Lease<C> {
     fn deref_mut(&mut self) -> &mut C {
-        &mut self.held.as_deref_mut().expect("a lease holds its connection until it is given back").conn
+        &mut self.connection.as_deref_mut().expect("a lease holds its connection until it is released").conn
     }
 }
 
 impl<C: Connection> Drop for Lease<C> {
     fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.local.release(held, Fate::Close, self.local.now());
+        if let Some(connection) = self.connection.take() {
+            self.core.release(connection, ReleaseAction::Close, self.core.now());
         }
     }
 }

@@ -1,49 +1,56 @@
-//! What a pool may open, keep and let wait.
+//! Bounds of a pool.
 
 use std::time::Duration;
 
-/// The bounds of one pool. All of them can be changed while the pool works, with
-/// [`Pool::set_limits`](crate::Pool::set_limits).
+use tidegate_backoff::Backoff;
+
+/// Bounds of a pool. [`Pool::set_limits`](crate::Pool::set_limits) changes them while the pool is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections open at once, over all cores, those being opened included. Default: 20.
+    /// Maximum number of open connections over all cores, connects in progress included. Default: 20.
     pub size: usize,
-    /// Connections that [`Local::sweep`](crate::Local::sweep) keeps open without demand. Default: 0.
+    /// Number of connections that [`LocalPool::maintain`](crate::LocalPool::maintain) keeps open without demand. Default: 0.
     pub min: usize,
-    /// Connections beyond `size` for clients that waited longer than `reserve_after`. Default: 0.
+    /// Connections beyond `size` for clients that have waited longer than `reserve_after`. Default: 0.
     pub reserve: usize,
-    /// How long a client waits before `reserve` is opened for it. Default: 5 s.
+    /// Wait after which a client may use the `reserve`. Default: 5 s.
     pub reserve_after: Duration,
-    /// Connections being opened at once, over all cores. Default: 4.
+    /// Maximum number of connects in progress over all cores. Default: 4.
     pub connecting_max: usize,
-    /// Clients waiting at once, over all cores; the next one is refused with
-    /// [`CheckoutError::Full`](crate::CheckoutError::Full). Clients that arrive on several cores in the same moment may
-    /// pass it by one per other core. Default: 65,536.
+    /// Maximum number of waiting clients over all cores; the next client gets
+    /// [`CheckoutError::QueueFull`](crate::CheckoutError::QueueFull). Clients that arrive on several cores in the same
+    /// moment can exceed it by one for each other core. Default: 65,536.
     pub waiting_max: usize,
-    /// How much younger than the oldest waiter of all cores a client of the releasing core may be and still be served
-    /// before it. Zero is strict order at the price of more hand-overs between cores. Default: 2 ms.
+    /// How much later than the longest-waiting client of all cores a client of the releasing core may have arrived and still
+    /// be served first. Zero is strict order, at the price of more transfers between cores. Default: 2 ms.
     pub overtake_max: Duration,
-    /// A connection older than this is closed when it is released or idle. `None`: never. Default: 1 h.
+    /// Age at which a connection is closed when it is released or idle. `None`: never. Default: 1 h.
     pub lifetime: Option<Duration>,
-    /// Each connection's lifetime is shortened by a random part of this, but by no more than half, so that
-    /// connections opened together do not end together. Default: 6 min.
+    /// Each lifetime is shortened by a random part of this, at most by half, so that connections opened together are not
+    /// closed together. Default: 6 min.
     pub lifetime_jitter: Duration,
-    /// A connection idle for longer is closed by a sweep, down to `min`. `None`: never. Default: 10 min.
+    /// Idle time after which [`LocalPool::maintain`](crate::LocalPool::maintain) closes a connection, down to `min`. `None`:
+    /// never. Default: 10 min.
     pub idle_timeout: Option<Duration>,
-    /// Whether the connection that was idle for longest is taken first, so that all are used in turn. It costs a move of
-    /// the others. Default: the one that was put down last is taken first.
+    /// Whether the connection that has been idle for longest is used first, so that all are used in turn (PgBouncer's
+    /// `server_round_robin`). It moves the other idle connections in their list. Default: the most recently used is first.
     pub oldest_first: bool,
-    /// Pause after a failed connect; doubles with each failure in a row. Default: 100 ms.
+    /// Pause after a failed connect; doubles with each consecutive failure. Default: 100 ms.
     pub retry_start: Duration,
     /// Longest pause after a failed connect. Default: 15 s.
     pub retry_max: Duration,
 }
 
 impl Limits {
-    /// How long a connection lives whose share of the jitter is `early`, 0 to 1.
-    pub(crate) fn life(&self, early: f64) -> Option<Duration> {
-        let shortened = |life: Duration| life - self.lifetime_jitter.min(life / 2).mul_f64(early);
+    /// Lifetime of a connection with this share (from 0 to 1) of the jitter.
+    pub(crate) fn jittered_lifetime(&self, jitter_share: f64) -> Option<Duration> {
+        let shortened = |lifetime: Duration| lifetime - self.lifetime_jitter.min(lifetime / 2).mul_f64(jitter_share);
         self.lifetime.map(shortened)
+    }
+
+    /// Pauses after failed connects.
+    pub(crate) fn connect_backoff(&self) -> Backoff {
+        Backoff::new(self.retry_start, self.retry_max)
     }
 }
 

@@ -1,45 +1,43 @@
-//! What all cores share, and the face of the pool to operators and metrics.
+//! The state that all cores share, and the handle for operators and metrics.
 
 use std::{
     fmt,
-    rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use crate::{
-    Connection, Host, Limits, Local,
-    atomic::{
+    Connection, Limits,
+    connect_backoff::{ConnectBackoff, ConnectDemand},
+    core_table::{CoreTable, PoolTime},
+    mailbox::{CoreMailbox, CoreMessage, NotifiesCores, Posted},
+    permit::{CountsOpen, OpenCount},
+    sync::{
         AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
-    backoff::{Backoff, Seeker},
-    board::{Board, Stamp},
-    local::Inner,
-    mail::{Mail, Mailbox},
-    permits::Permits,
 };
 
-/// Connections to one place, for clients on several cores. What is one place (a database and a user, a host) is the
-/// caller's to decide, as is the map from such a key to its pool.
+/// Connections to one destination, for clients on several cores. The caller decides what a destination is (a database and a
+/// user, a host), and keeps the map from destinations to pools.
 ///
-/// This handle is for any thread: operators change limits, pause and close; metrics read [`counts`](Self::counts).
-/// Clients take connections from the [`Local`] of their core.
+/// This handle is for any thread: operators change limits, pause and close; metrics read [`counts`](Self::counts). Clients
+/// take connections from the [`LocalPool`](crate::LocalPool) of their core.
 pub struct Pool<C: Connection> {
-    pub(crate) board: Board,
-    pub(crate) permits: Permits,
+    pub(crate) core_table: CoreTable,
+    open_count: OpenCount,
     epoch: AtomicU64,
-    mailboxes: Box<[Mailbox<C>]>,
-    // Read when the epoch has changed, written by operators.
-    control: Mutex<Control<C::Error>>,
-    // Touched once per connect, and by clients that must wait.
-    backoff: Mutex<Backoff<C::Error>>,
+    mailboxes: Box<[CoreMailbox<C>]>,
+    // Read by a core when the epoch has changed, written by operators.
+    control: Mutex<PoolControl<C::Error>>,
+    // Locked once per connect, and by clients that must wait.
+    backoff: Mutex<ConnectBackoff<C::Error>>,
     wake: Box<dyn Fn(usize) + Send + Sync>,
-    base: Instant,
+    created_at: Instant,
 }
 
-/// What operators decide. Every change begins a new epoch, and each core takes it over before it grants anything more.
-pub(crate) struct Control<E> {
+/// Settings of operators. Every change starts a new epoch, which each core applies before it grants another connection.
+pub(crate) struct PoolControl<E> {
     pub(crate) limits: Limits,
     pub(crate) paused: bool,
     pub(crate) generation: u64,
@@ -47,38 +45,40 @@ pub(crate) struct Control<E> {
     pub(crate) epoch: u64,
 }
 
-impl<E> Clone for Control<E> {
+impl<E> Clone for PoolControl<E> {
     fn clone(&self) -> Self {
         Self { closed: self.closed.clone(), ..*self }
     }
 }
 
-/// A pool in figures, summed over its cores without stopping them; figures of different cores may be some
-/// microseconds apart.
+/// Figures of a pool, summed over its cores without stopping them. Figures of different cores can be some microseconds
+/// apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Connections that clients have.
+pub struct PoolCounts {
+    /// Connections leased by clients.
     pub active: usize,
     /// Connections ready for a client.
     pub idle: usize,
-    /// Connections being opened.
+    /// Connects in progress.
     pub connecting: usize,
-    /// Connections being cleaned by [`Host::clean`].
+    /// Connections in [`ManageConnection::clean`](crate::ManageConnection::clean).
     pub cleaning: usize,
     /// Connections on the way from one core to another.
     pub moving: usize,
-    /// Clients without a connection.
+    /// Clients waiting for a connection.
     pub waiting: usize,
-    /// Since when the oldest of these waits.
+    /// When the longest-waiting client arrived.
     pub oldest_wait: Option<Instant>,
-    /// Permits in use: connections open or being opened, in whatever state.
+    /// Connections open or being opened, in any state.
     pub open: usize,
 }
 
 impl<C: Connection> Pool<C> {
-    /// A pool for `cores` cores, numbered from 0. `wake(core)` makes that core call [`Local::process_mail`] soon; it is
-    /// called from any thread, often in the middle of a pool operation, and must not call the pool itself. `seed`
-    /// feeds the jitter of back-off and lifetimes. No later `now` may be before this one.
+    /// Creates a pool for `cores` cores, numbered from 0.
+    ///
+    /// `wake(core)` makes that core call [`LocalPool::process_messages`](crate::LocalPool::process_messages) soon. It is called
+    /// from any thread, also in the middle of a pool operation, and must not call the pool. `seed` is for the jitter of
+    /// retries and lifetimes. No later `now` may be before this one.
     #[must_use]
     pub fn new(
         cores: usize,
@@ -87,93 +87,88 @@ impl<C: Connection> Pool<C> {
         now: Instant,
         wake: impl Fn(usize) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let control = Control { limits, paused: false, generation: 0, closed: None, epoch: 0 };
+        let control = PoolControl { limits, paused: false, generation: 0, closed: None, epoch: 0 };
         Arc::new(Self {
-            board: Board::new(cores),
-            permits: Permits::default(),
+            core_table: CoreTable::new(cores),
+            open_count: OpenCount::default(),
             epoch: AtomicU64::new(0),
-            mailboxes: (0..cores).map(|_| Mailbox::new()).collect(),
+            mailboxes: (0..cores).map(|_| CoreMailbox::new()).collect(),
             control: Mutex::new(control),
-            backoff: Mutex::new(Backoff::new(seed)),
+            backoff: Mutex::new(ConnectBackoff::new(seed)),
             wake: Box::new(wake),
-            base: now,
+            created_at: now,
         })
     }
 
-    /// The pool as seen from one core. The handle stays on the calling thread; clone it as needed.
-    ///
-    /// # Panics
-    ///
-    /// If the pool has no such core, or if the core has a `Local` already.
+    /// Number of cores.
     #[must_use]
-    pub fn local(self: &Arc<Self>, core: usize, now: Instant, host: impl Host<C> + 'static) -> Local<C> {
-        assert!(core < self.mailboxes.len(), "core {core} of a pool for {} cores", self.mailboxes.len());
-        assert!(self.mailboxes[core].open(), "core {core} has a Local already");
-        Local::new(Rc::new(Inner::new(Arc::clone(self), core, Box::new(host), now)))
+    pub fn cores(&self) -> usize {
+        self.mailboxes.len()
     }
 
-    /// Replace the limits. Connections above a lowered `size` are closed as they are released or become idle.
+    /// Replaces the limits. Connections above a lowered `size` are closed when they are released or idle.
     pub fn set_limits(&self, limits: Limits) {
         self.change(|control| control.limits = limits);
     }
 
-    /// The limits in force.
+    /// The current limits.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.control().limits
     }
 
-    /// Grant no more connections, open no more; clients wait. All is quiet when [`is_quiet`](Self::is_quiet).
+    /// Stops granting and opening connections; clients wait. [`is_quiescent`](Self::is_quiescent) is true once all clients
+    /// have released theirs.
     pub fn pause(&self) {
         self.change(|control| control.paused = true);
     }
 
-    /// Undo [`pause`](Self::pause). What failed before is tried at once.
+    /// Ends a [`pause`](Self::pause). A connect that failed before is retried without a delay.
     pub fn resume(&self) {
-        self.backoff().clear();
+        self.backoff().reset();
         self.change(|control| control.paused = false);
     }
 
-    /// Is the pool paused?
+    /// Returns whether the pool is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.control().paused
     }
 
-    /// Has every core learned of the last change, and does no client have a connection? After [`pause`](Self::pause)
-    /// this stays true once it is, until the pool is resumed.
+    /// Returns whether every core has applied the last change and no client has a connection. After [`pause`](Self::pause),
+    /// it stays true until the pool is resumed.
     #[must_use]
-    pub fn is_quiet(&self) -> bool {
-        let all_follow = self.board.all_follow(self.epoch.load(Acquire));
+    pub fn is_quiescent(&self) -> bool {
+        let all_applied = self.core_table.all_applied(self.epoch.load(Acquire));
         let counts = self.counts();
-        all_follow && counts.active + counts.cleaning == 0
+        all_applied && counts.active + counts.cleaning == 0
     }
 
-    /// Close every connection opened before now: the idle ones soon, the others when they are released. Of a connect that
-    /// began before now nobody hears if it fails: it is tried again at once.
+    /// Closes every connection opened before now: idle ones soon, leased ones when they are released. A connect that started
+    /// before now and fails is retried without an error to clients.
     pub fn reconnect(&self) {
-        self.backoff().clear();
+        self.backoff().reset();
         self.change(|control| control.generation += 1);
     }
 
-    /// How often [`reconnect`](Self::reconnect) was called. A lease of an earlier [`generation`](crate::Lease::generation)
-    /// is closed when it is released.
+    /// Number of [`reconnect`](Self::reconnect) calls. A lease of an earlier [`generation`](crate::Lease::generation) is closed
+    /// when it is released.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.control().generation
     }
 
-    /// Close one connection that lies idle, the one put down first on the core that has the most of them, to make room
-    /// elsewhere. Nothing happens if none is idle any more when that core looks.
+    /// Closes one idle connection, to make room in another pool: the least recently used one of the core with the most idle
+    /// connections. Does nothing if that core has no idle connection when it reads the message.
     pub fn evict_idle(&self) {
-        let fullest = self.board.lines().enumerate().max_by_key(|(_, line)| line.idle());
-        if let Some((core, _)) = fullest.filter(|(_, line)| line.idle() > 0) {
-            self.post(core, Mail::Evict);
+        let fullest = self.core_table.cores().enumerate().max_by_key(|(_, status)| status.idle());
+        if let Some((core, _)) = fullest.filter(|(_, status)| status.idle() > 0) {
+            self.post(core, CoreMessage::Evict);
         }
     }
 
-    /// Close all connections, the leased ones when they are released, and answer waiting and future clients with
-    /// `error`. For good.
+    /// Closes the pool for good: idle connections now, leased ones when they are released. Waiting and later clients get
+    /// `error`.
     pub fn close(&self, error: C::Error) {
         let error = Arc::new(error);
         self.change(|control| {
@@ -181,102 +176,127 @@ impl<C: Connection> Pool<C> {
         });
     }
 
-    /// Was it closed?
+    /// Returns whether the pool is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.control().closed.is_some()
     }
 
-    /// The pool in figures.
+    /// Current figures.
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts { open: self.permits.open(), ..Counts::default() };
-        let mut oldest: Option<Stamp> = None;
-        for line in self.board.lines() {
-            counts.active += line.active.load(Acquire);
-            counts.idle += line.idle();
-            counts.connecting += line.connecting.load(Relaxed);
-            counts.cleaning += line.cleaning.load(Relaxed);
-            counts.moving += line.coming();
-            counts.waiting += line.waiting();
-            oldest = oldest.into_iter().chain(line.oldest()).min();
+    pub fn counts(&self) -> PoolCounts {
+        let mut counts = PoolCounts { open: self.open_count.open(), ..PoolCounts::default() };
+        let mut oldest: Option<PoolTime> = None;
+        for status in self.core_table.cores() {
+            counts.active += status.active.load(Acquire);
+            counts.idle += status.idle();
+            counts.connecting += status.connecting.load(Relaxed);
+            counts.cleaning += status.cleaning.load(Relaxed);
+            counts.moving += status.incoming();
+            counts.waiting += status.waiting();
+            oldest = oldest.into_iter().chain(status.oldest()).min();
         }
-        counts.oldest_wait = oldest.map(|stamp| self.base + Duration::from_nanos(stamp));
+        counts.oldest_wait = oldest.map(|since| self.created_at + Duration::from_nanos(since));
         counts
     }
 
-    pub(crate) fn stamp(&self, at: Instant) -> Stamp {
-        at.saturating_duration_since(self.base).as_nanos() as Stamp
+    /// Number of connections open or being opened.
+    pub(crate) fn open(&self) -> usize {
+        self.open_count.open()
+    }
+
+    pub(crate) fn pool_time(&self, at: Instant) -> PoolTime {
+        at.saturating_duration_since(self.created_at).as_nanos() as PoolTime
     }
 
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Acquire)
     }
 
-    pub(crate) fn control(&self) -> MutexGuard<'_, Control<C::Error>> {
+    pub(crate) fn control(&self) -> MutexGuard<'_, PoolControl<C::Error>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn backoff(&self) -> MutexGuard<'_, Backoff<C::Error>> {
+    pub(crate) fn backoff(&self) -> MutexGuard<'_, ConnectBackoff<C::Error>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn mailbox(&self, core: usize) -> &Mailbox<C> {
+    pub(crate) fn mailbox(&self, core: usize) -> &CoreMailbox<C> {
         &self.mailboxes[core]
     }
 
-    /// Send a message. If nobody works on that core, it is dropped, and a connection in it closed.
-    /// Returns whether it will be read.
-    pub(crate) fn post(&self, core: usize, mail: Mail<C>) -> bool {
-        let posted = self.mailboxes[core].post(mail);
-        if let Ok(true) = posted {
+    /// Sends a message and returns whether the core will read it. Without a `LocalPool` on that core the message is dropped,
+    /// and a connection in it closed.
+    pub(crate) fn post(&self, core: usize, message: CoreMessage<C>) -> bool {
+        let posted = self.mailboxes[core].post(message);
+        if posted == Posted::First {
             (self.wake)(core);
         }
-        posted.is_ok()
+        posted != Posted::Dropped
     }
 
-    /// Something became free that waiting clients may use: let their cores look.
-    pub(crate) fn nudge_waiting(&self) {
-        if !self.board.somebody_waits() {
+    /// Makes every core with waiting clients check whether it can serve them.
+    pub(crate) fn notify_waiting_cores(&self) {
+        if !self.core_table.has_waiters() {
             return;
         }
-        for (core, line) in self.board.lines().enumerate() {
-            if line.waiting() > 0 {
-                self.post(core, Mail::Look);
+        for (core, status) in self.core_table.cores().enumerate() {
+            if status.waiting() > 0 {
+                self.post(core, CoreMessage::Check);
             }
         }
     }
 
-    /// Returns the new connection's share of the jitter, 0 to 1.
+    /// Ends the pause after failed connects. Returns the lifetime jitter of the new connection, from 0 to 1.
     pub(crate) fn connect_succeeded(&self) -> f64 {
         let mut backoff = self.backoff();
-        backoff.clear();
-        backoff.share()
+        backoff.reset();
+        backoff.random()
     }
 
     pub(crate) fn connect_failed(&self, error: Option<C::Error>, is_refusal: bool, now: Instant, limits: &Limits) {
         let (error, mut backoff) = (error.map(Arc::new), self.backoff());
         if is_refusal {
-            backoff.refused(now, error, limits.retry_start, limits.retry_max);
+            backoff.refused(now, error, limits.connect_backoff());
         } else {
-            backoff.failed(now, error, limits.retry_start, limits.retry_max);
+            backoff.failed(now, error, limits.connect_backoff());
         }
     }
 
-    /// A client that waits.
-    pub(crate) fn client(&self) -> Seeker {
-        if self.permits.has_established() { Seeker::ClientBehindOthers } else { Seeker::Client }
+    /// The demand of a waiting client.
+    pub(crate) fn client_demand(&self) -> ConnectDemand {
+        if self.open_count.has_established() { ConnectDemand::BesideOpen } else { ConnectDemand::OnlyChance }
     }
 
-    fn change(&self, apply: impl FnOnce(&mut Control<C::Error>)) {
+    fn change(&self, apply: impl FnOnce(&mut PoolControl<C::Error>)) {
         let mut control = self.control();
         apply(&mut control);
         control.epoch += 1;
         self.epoch.store(control.epoch, Release);
         drop(control);
         for core in 0..self.mailboxes.len() {
-            self.post(core, Mail::Look);
+            self.post(core, CoreMessage::Check);
         }
+    }
+}
+
+impl<C: Connection> CountsOpen for Pool<C> {
+    fn open_count(&self) -> &OpenCount {
+        &self.open_count
+    }
+
+    fn permit_released(&self) {
+        self.notify_waiting_cores();
+    }
+}
+
+impl<C: Connection> NotifiesCores for Pool<C> {
+    fn core_table(&self) -> &CoreTable {
+        &self.core_table
+    }
+
+    fn notify_core(&self, core: usize) {
+        self.post(core, CoreMessage::Check);
     }
 }
 

@@ -310,28 +310,28 @@ pub struct ParkedServer {
 }
 
 impl tidegate_pool::Connection for Server {
-    type Parked = ParkedServer;
+    type Detached = ParkedServer;
     type Error = ConnectError;
 
     fn is_usable(&mut self) -> bool {
         !self.is_closing() && self.read_idle()
     }
 
-    fn rest(&mut self) {
+    fn on_idle(&mut self) {
         // A receive is put under way, so that the end of an idle connection is known before its next client comes.
         if !self.read_idle() {
             self.degrade(Health::Closing);
         }
     }
 
-    fn poll_park(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_detach(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.place {
             Place::Here(link) => link.poll_quiesce(cx),
             _ => Poll::Ready(()),
         }
     }
 
-    fn park(mut self) -> ParkedServer {
+    fn detach(mut self) -> ParkedServer {
         self.forget_rolled_back();
         let link = match self.place {
             // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
@@ -352,7 +352,7 @@ impl tidegate_pool::Connection for Server {
         }
     }
 
-    fn unpark(parked: ParkedServer) -> Self {
+    fn attach(parked: ParkedServer) -> Self {
         let place = parked.link.map_or(Place::Nowhere, Place::Away);
         let mut server = Self::at(place, parked.settings, parked.statements, parked.identity);
         server.quota = parked.quota;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate_supervise::{self as supervise, Backoff, Budget, Class, Exit, Policy, Report, Scope, Timer, Tokio};
+use tidegate_supervise::{self as supervise, Backoff, Budget, Class, Exit, Report, RestartPolicy, Scope, Timer, Tokio};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -159,12 +159,13 @@ impl std::fmt::Debug for Fleet {
     }
 }
 
-fn policy(restart: Restart) -> Policy {
+fn policy(restart: Restart) -> RestartPolicy {
     match restart {
-        Restart::Always => Policy::new(supervise::Restart::Transient)
+        Restart::Always => RestartPolicy::new(supervise::Restart::Transient)
             .budget(Budget::unlimited())
-            .backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT).recovered_after(RECOVERED_AFTER)),
-        Restart::Never => Policy::new(supervise::Restart::Temporary),
+            .backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT))
+            .reset_after(RECOVERED_AFTER),
+        Restart::Never => RestartPolicy::new(supervise::Restart::Temporary),
     }
 }
 

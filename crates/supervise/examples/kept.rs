@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Policy, Restart, Scope, Tokio};
+use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Restart, RestartPolicy, Scope, Tokio};
 
 struct Prints;
 
@@ -24,7 +24,7 @@ impl Observe for Prints {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let workers = Scope::builder("workers").observer(Arc::new(Prints)).build::<&str>().on(Tokio::current());
-    let policy = Policy::new(Restart::Transient)
+    let policy = RestartPolicy::new(Restart::Transient)
         .budget(Budget::new(3, Duration::from_secs(60)))
         .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(1)));
     let class = Class::new(policy, |name: &&'static str, ctx: Ctx| work(name, ctx));

@@ -13,7 +13,8 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::budget::{Backoff, Bucket, Budget};
+use tidegate_backoff::{Backoff, Budget, RetryPolicy, RetryState};
+
 use crate::child::{Child, Ctx, Ended, Supervised};
 use crate::restart::Restart;
 use crate::runtime::{Spawn, Timer};
@@ -56,8 +57,7 @@ pub enum GroupEnd {
 #[must_use = "a group does nothing until it runs"]
 pub struct Group<B> {
     strategy: Strategy,
-    budget: Budget,
-    backoff: Backoff,
+    retry: RetryPolicy,
     grace: Duration,
     members: Vec<Member<B>>,
 }
@@ -84,19 +84,18 @@ struct Running {
 impl<B> Group<B> {
     /// An empty group with the default budget and back-off, and 5 s of grace for a member that goes down with another.
     pub fn new(strategy: Strategy) -> Self {
-        let (budget, backoff) = (Budget::default(), Backoff::default());
-        Self { strategy, budget, backoff, grace: Duration::from_secs(5), members: Vec::new() }
+        Self { strategy, retry: RetryPolicy::default(), grace: Duration::from_secs(5), members: Vec::new() }
     }
 
     /// How often the group may recover, whoever fell.
     pub fn budget(mut self, budget: Budget) -> Self {
-        self.budget = budget;
+        self.retry.budget = budget;
         self
     }
 
     /// The wait before members come up again.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = backoff;
+        self.retry.backoff = backoff;
         self
     }
 
@@ -133,9 +132,9 @@ impl<B> Group<B> {
         R: Timer + Spawn<Supervised<B>>,
     {
         let running = self.members.iter().map(|_| None).collect();
-        let bucket = self.budget.bucket();
+        let retries = self.retry.start();
         let unborn = VecDeque::new();
-        let mut keeper = Keeper { bucket, attempt: 0, running, unborn, group: &self, scope, runtime, ctx };
+        let mut keeper = Keeper { retries, running, unborn, group: &self, scope, runtime, ctx };
         keeper.start(|_| true, |_| {});
         keeper.keep().await
     }
@@ -157,8 +156,7 @@ struct Keeper<'a, B, R> {
     running: Vec<Option<Running>>,
     /// Members whose factory has panicked.
     unborn: VecDeque<usize>,
-    bucket: Bucket,
-    attempt: u32,
+    retries: RetryState,
 }
 
 impl<B, R> Keeper<'_, B, R>
@@ -170,22 +168,19 @@ where
         let mut began = self.runtime.now();
         while let Some((fallen, exit)) = self.next_end().await {
             let member = &self.group.members[fallen];
-            if self.scope.is_stopping() || !member.restart.wants(exit) {
+            if self.scope.is_stopping() || !member.restart.applies_to(exit) {
                 continue;
             }
             let now = self.runtime.now();
-            if self.group.backoff.is_recovered(now.saturating_duration_since(began)) {
-                self.attempt = 0;
-            }
-            let turn = self.bucket.try_take(now).ok().and_then(|()| self.scope.hub().restart_turn(now));
+            let ran = now.saturating_duration_since(began);
+            let delay = self.retries.next_delay(&self.group.retry, now, ran, fastrand::f64());
+            let turn = delay.and_then(|delay| Some(delay.max(self.scope.hub().restart_turn(now)?)));
             let falls = |other| if turn.is_some() { self.group.falls_with(fallen, other) } else { true };
             self.take_down(falls).await?;
-            let Some(turn) = turn else {
+            let Some(wait) = turn else {
                 self.scope.hub().observe(|observer, scope| observer.gave_up(scope, &member.name, exit));
                 return Err(GroupEnd::GaveUp { member: member.name, exit });
             };
-            let wait = self.group.backoff.delay(self.attempt, fastrand::f64()).max(turn);
-            self.attempt = self.attempt.saturating_add(1);
             self.scope.hub().observe(|observer, scope| observer.restarting(scope, &member.name, exit, None, wait));
             self.pause(wait).await;
             let group = self.group;

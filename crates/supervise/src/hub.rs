@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use crate::budget::{Bucket, Budget, Exhausted};
 use crate::limit::Limit;
 use crate::node::Node;
+use crate::restart::{OverBudget, ScopeBudget};
 use crate::stop;
 use crate::sync::{Mutex, lock};
 use crate::{Exit, Observe};
@@ -16,30 +16,10 @@ pub(crate) struct Hub {
     pub(crate) path: Arc<str>,
     pub(crate) observer: Option<Arc<dyn Observe>>,
     pub(crate) limit: Option<Limit>,
-    pub(crate) restarts: Option<Restarts>,
+    pub(crate) restarts: Option<ScopeBudget>,
     /// The scope itself, for a child whose restarts are too many for it.
     pub(crate) node: OnceLock<Weak<Node>>,
     waiting: Mutex<Vec<Waker>>,
-}
-
-/// How often children of the whole scope may be started again. One bucket, however many shards there are.
-pub(crate) struct Restarts {
-    bucket: Mutex<Bucket>,
-    exhausted: Exhausted,
-}
-
-impl Restarts {
-    pub(crate) fn new(budget: Budget, exhausted: Exhausted) -> Self {
-        Self { bucket: Mutex::new(budget.bucket()), exhausted }
-    }
-
-    fn turn(&self, now: Instant) -> Option<Duration> {
-        let mut bucket = lock(&self.bucket);
-        match self.exhausted {
-            Exhausted::Wait => bucket.reserve(now),
-            Exhausted::GiveUp | Exhausted::StopScope => bucket.try_take(now).ok().map(|()| Duration::ZERO),
-        }
-    }
 }
 
 impl Hub {
@@ -51,9 +31,9 @@ impl Hub {
     /// How long a restart has to wait for its scope; `None` if the scope's budget allows no more.
     pub(crate) fn restart_turn(&self, now: Instant) -> Option<Duration> {
         let Some(restarts) = &self.restarts else { return Some(Duration::ZERO) };
-        let turn = restarts.turn(now);
+        let turn = restarts.admit(now);
         if turn.is_none()
-            && restarts.exhausted == Exhausted::StopScope
+            && restarts.over_budget == OverBudget::StopScope
             && let Some(node) = self.node.get().and_then(Weak::upgrade)
         {
             stop::tell(&node);

@@ -72,7 +72,6 @@
 
 #[cfg(feature = "tokio")]
 mod bell;
-mod budget;
 #[cfg(feature = "tokio")]
 mod bundle;
 mod child;
@@ -87,6 +86,7 @@ mod limit;
 mod node;
 mod observe;
 mod restart;
+mod restarting;
 mod runtime;
 mod scope;
 mod shard;
@@ -98,7 +98,6 @@ mod sync;
 #[cfg(feature = "tokio")]
 mod tokio;
 
-pub use budget::{Backoff, Budget, Exhausted};
 #[cfg(feature = "tokio")]
 pub use bundle::Bundled;
 pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised, UntilCancelled};
@@ -108,11 +107,13 @@ pub use error::Refused;
 pub use exit::{Completion, Exit, Exits};
 pub use group::{Group, GroupEnd, Strategy};
 pub use observe::Observe;
-pub use restart::{Class, Kept, Policy, Restart};
+pub use restart::{OverBudget, Restart, RestartPolicy};
+pub use restarting::{Class, Kept};
 pub use runtime::{Spawn, Timer};
 pub use scope::{Key, Permit, Presence, SHARDS_VARIABLE, Scope, ScopeBuilder, Unkeyed};
 pub use shard::{ChildInfo, Counts};
 pub use stop::{Report, Stuck, Sweep};
 pub use supervisor::Supervisor;
+pub use tidegate_backoff::{Backoff, Budget, Jitter, RetryPolicy};
 #[cfg(feature = "tokio")]
 pub use tokio::{Tokio, TokioSleep};

@@ -10,12 +10,14 @@ use std::task::{Context, Poll};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use crate::budget::{Budget, Exhausted};
+use tidegate_backoff::Budget;
+
 use crate::child::{Child, Ctx, Held, Seat, Supervised};
-use crate::hub::{Hub, Restarts};
+use crate::hub::Hub;
 use crate::limit::{Limit, Ticket};
 use crate::node::{Node, ShardSet};
-use crate::restart::{Class, Kept};
+use crate::restart::{OverBudget, ScopeBudget};
+use crate::restarting::{Class, Kept};
 use crate::runtime::Timer;
 use crate::shard::{Birth, ChildInfo, Counts, Denied, Mode};
 use crate::span::ChildSpan;
@@ -90,7 +92,7 @@ pub struct ScopeBuilder {
     path: String,
     shards: Option<usize>,
     max_children: Option<usize>,
-    restarts: Option<(Budget, Exhausted)>,
+    restarts: Option<(Budget, OverBudget)>,
     phase: u8,
     observer: Option<Arc<dyn Observe>>,
 }
@@ -125,8 +127,8 @@ impl ScopeBuilder {
 
     /// How often the scope's children may be started again, all together, and what happens beyond that. Default: only
     /// the children's own budgets.
-    pub fn restart_budget(mut self, budget: Budget, exhausted: Exhausted) -> Self {
-        self.restarts = Some((budget, exhausted));
+    pub fn restart_budget(mut self, budget: Budget, over_budget: OverBudget) -> Self {
+        self.restarts = Some((budget, over_budget));
         self
     }
 
@@ -141,7 +143,7 @@ impl ScopeBuilder {
         let observer = self.observer.or_else(|| self.parent.as_ref().and_then(|node| node.hub.observer.clone()));
         let mut hub = Hub::new(self.path.into(), observer);
         hub.limit = self.max_children.map(Limit::new);
-        hub.restarts = self.restarts.map(|(budget, exhausted)| Restarts::new(budget, exhausted));
+        hub.restarts = self.restarts.map(|(budget, over_budget)| ScopeBudget::new(budget, over_budget));
         let hub = Arc::new(hub);
         let variable = std::env::var(SHARDS_VARIABLE).ok();
         let cores = available_parallelism().map_or(2, usize::from);

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::child::{Child, Ctx, Supervised};
-use crate::restart::{Class, Kept};
+use crate::restarting::{Class, Kept};
 use crate::runtime::{Spawn, Timer};
 use crate::scope::{Key, Presence, Scope, Unkeyed};
 use crate::stop::Report;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, Class, Ctx, Exhausted, Exit, Group, GroupEnd, Observe, Policy, Restart, Scope, Strategy,
+    Backoff, Budget, Class, Ctx, Exit, Group, GroupEnd, Observe, OverBudget, Restart, RestartPolicy, Scope, Strategy,
     Supervisor, Tokio,
 };
 use tokio::sync::Notify;
@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 const LONG: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
-fn at_once(restart: Restart, budget: Budget) -> Policy {
-    Policy::new(restart).budget(budget).backoff(Backoff::none())
+fn at_once(restart: Restart, budget: Budget) -> RestartPolicy {
+    RestartPolicy::new(restart).budget(budget).backoff(Backoff::none())
 }
 
 /// One life that ends in the given way.
@@ -63,7 +63,7 @@ async fn sv_24_each_kind_restarts_after_its_own_ends() {
     }
 }
 
-fn spawn_failing(scope: &Supervisor<Tokio, u32>, id: u32, policy: Policy) {
+fn spawn_failing(scope: &Supervisor<Tokio, u32>, id: u32, policy: RestartPolicy) {
     let class = Class::new(policy, |_: &u32, _| ready(Err::<(), _>(())));
     scope.spawn_kept(id, &class).unwrap();
 }
@@ -99,7 +99,7 @@ async fn sv_25_the_budget_refills_evenly() {
 async fn sv_26_budgets_do_not_depend_on_the_number_of_shards() {
     for shards in [1, 64] {
         let scope: Scope<u32> =
-            Scope::builder("root").shards(shards).restart_budget(Budget::new(10, LONG), Exhausted::GiveUp).build();
+            Scope::builder("root").shards(shards).restart_budget(Budget::new(10, LONG), OverBudget::GiveUp).build();
         let scope = scope.on(Tokio::current());
         for id in 0..100 {
             spawn_failing(&scope, id, at_once(Restart::Transient, Budget::new(1000, LONG)));
@@ -114,7 +114,7 @@ async fn sv_26_budgets_do_not_depend_on_the_number_of_shards() {
 #[tokio::test(start_paused = true)]
 async fn sv_27_a_stop_ends_a_back_off() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
-    let policy = Policy::new(Restart::Permanent).backoff(Backoff::new(LONG, LONG));
+    let policy = RestartPolicy::new(Restart::Permanent).backoff(Backoff::new(LONG, LONG));
     spawn_failing(&scope, 1, policy);
     while scope.counts().started == 0 {
         tokio::task::yield_now().await;
@@ -213,7 +213,7 @@ async fn sv_28_restarts_of_a_group_are_counted_told_and_held_against_its_scope()
     let (trio, hears) = (Trio::new(), Arc::new(Hears::default()));
     let root = Scope::root::<&str>("root").on(Tokio::current());
     let members = root.child_builder("members").observer(hears.clone());
-    let members = members.restart_budget(Budget::new(2, LONG), Exhausted::GiveUp).build();
+    let members = members.restart_budget(Budget::new(2, LONG), OverBudget::GiveUp).build();
     let group = trio.group(Strategy::RestForOne, 100);
     let keeper = root.spawn(|ctx| group.run(ctx, members.clone(), Tokio::current())).unwrap();
     for restarts in [2, 4] {
@@ -311,7 +311,7 @@ async fn sv_29_a_crash_loop_does_not_starve_a_stop() {
 #[tokio::test(start_paused = true)]
 async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
     const CROWD: u32 = 100_000;
-    let scope: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(100, SECOND), Exhausted::Wait).build();
+    let scope: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(100, SECOND), OverBudget::Wait).build();
     let scope = scope.on(Tokio::current());
     let (fail, _) = tokio::sync::watch::channel(false);
     let failing = fail.clone();
@@ -352,7 +352,7 @@ async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
 
 #[tokio::test(start_paused = true)]
 async fn sv_30_a_scope_may_stop_when_restarts_are_too_many() {
-    let root: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(2, LONG), Exhausted::StopScope).build();
+    let root: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(2, LONG), OverBudget::StopScope).build();
     let root = root.on(Tokio::current());
     let below = root.child::<u32>("below");
     drop(below.spawn(|ctx| async move { ctx.cancelled().await }).unwrap());
@@ -377,8 +377,9 @@ async fn a_budget_may_be_without_limit_and_a_life_long_enough_begins_again_at_th
     }
     let waits = Arc::new(Waits::default());
     let scope = Scope::builder("root").observer(waits.clone()).build::<u32>().on(Tokio::current());
-    let backoff = Backoff::new(SECOND, 8 * SECOND).recovered_after(3 * SECOND);
-    let policy = Policy::new(Restart::Transient).budget(Budget::unlimited()).backoff(backoff);
+    let backoff = Backoff::new(SECOND, 8 * SECOND);
+    let policy =
+        RestartPolicy::new(Restart::Transient).budget(Budget::unlimited()).backoff(backoff).reset_after(3 * SECOND);
     let lives = AtomicUsize::new(0);
     // The first six lives fail at once, the seventh lasts.
     let class = Class::new(policy, move |_: &u32, _| {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 
-use tidegate_supervise::{Backoff, Class, Exit, Policy, Restart, Scope, Tokio};
+use tidegate_supervise::{Backoff, Class, Exit, Restart, RestartPolicy, Scope, Tokio};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -74,7 +74,7 @@ fn sv_46_spans_close_once_with_the_exit() {
             assert_eq!(ended.unwrap(), Err(Exit::Panicked));
             // All its lives are one child.
             let lives = std::sync::atomic::AtomicU32::new(0);
-            let policy = Policy::new(Restart::Transient).backoff(Backoff::none());
+            let policy = RestartPolicy::new(Restart::Transient).backoff(Backoff::none());
             let class = Class::new(policy, move |_: &u32, _| {
                 ready(if lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 { Err(()) } else { Ok(()) })
             });

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, Class, Ctx, Exit, Observe, Policy, Refused, Restart, Scope, Supervisor, Tokio,
+    Backoff, Budget, Class, Ctx, Exit, Observe, Refused, Restart, RestartPolicy, Scope, Supervisor, Tokio,
 };
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -69,7 +69,8 @@ async fn act(scope: Supervisor<Tokio, u64>, mut chance: fastrand::Rng) {
             2 => scope.wrap_as(key, |ctx| life(ctx, own)).err(),
             3 => scope.spawn_if_absent(key, |ctx| life(ctx, own)).err(),
             4 => {
-                let policy = Policy::new(Restart::Transient).budget(Budget::new(3, LONG)).backoff(Backoff::none());
+                let policy =
+                    RestartPolicy::new(Restart::Transient).budget(Budget::new(3, LONG)).backoff(Backoff::none());
                 let class = Class::new(policy, move |_: &u64, ctx| life(ctx, own.clone()));
                 scope.spawn_kept(key, &class).err()
             }

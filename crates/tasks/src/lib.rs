@@ -18,7 +18,7 @@
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
-use tidegate_supervise::{Backoff, Budget, Exit, Observe, Policy, Restart, Scope, ScopeBuilder};
+use tidegate_supervise::{Backoff, Budget, Exit, Observe, Restart, RestartPolicy, Scope, ScopeBuilder};
 
 /// What the control plane does again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,8 +73,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// For tasks without which the gateway is not whole: started again for as long as it runs, ever more slowly if they go on
 /// failing.
 #[must_use]
-pub fn kept(restart: Restart) -> Policy {
-    Policy::new(restart).budget(Budget::unlimited()).backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT))
+pub fn kept(restart: Restart) -> RestartPolicy {
+    RestartPolicy::new(restart).budget(Budget::unlimited()).backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT))
 }
 
 /// A scope of the control plane: what fails there is logged. Those of clients and servers have no observer, since a start

@@ -10,8 +10,8 @@ use std::{
 };
 
 use tidegate_balance::{
-    Address, Balancer, LeastRequest, Outlier, PeakEwma, PickFirst, Policy, Resolved, RoundRobin, Settings, Spec, Start,
-    WeightedRoundRobin,
+    Balancer, BalancerSettings, EndpointAddress, EndpointSpec, InitialState, LeastRequest, OutlierDetection, PeakEwma,
+    PickFirst, Policy, ResolvedAddress, RoundRobin, WeightedRoundRobin,
 };
 use tokio::sync::{Notify, watch};
 
@@ -191,13 +191,13 @@ pub struct Sight {
 /// What an entry of the list means: an answer, and those that it left out, where answers take turns.
 #[derive(Clone, Debug, Default)]
 struct Found {
-    addresses: Vec<Resolved>,
+    addresses: Vec<ResolvedAddress>,
     rotation: Rotation<SocketAddr>,
 }
 
-fn socket(resolved: &Resolved) -> Option<SocketAddr> {
+fn socket(resolved: &ResolvedAddress) -> Option<SocketAddr> {
     match resolved.address {
-        Address::Socket(address) => Some(address),
+        EndpointAddress::Socket(address) => Some(address),
         _ => None,
     }
 }
@@ -271,19 +271,26 @@ impl Cluster {
         }
     }
 
-    pub(super) fn found(&self, index: usize) -> Vec<Resolved> {
+    pub(super) fn found(&self, index: usize) -> Vec<ResolvedAddress> {
         lock(&self.found).get(index).map(|found| found.addresses.clone()).unwrap_or_default()
     }
 
     /// Takes an answer in: what the entry stands for now. Where answers take turns, those that this one leaves out are among
     /// it for the grace, as they were.
-    pub(super) fn learn(&self, index: usize, answer: Vec<Resolved>, grace: Duration, now: Instant) -> Vec<Resolved> {
+    pub(super) fn learn(
+        &self,
+        index: usize,
+        answer: Vec<ResolvedAddress>,
+        grace: Duration,
+        now: Instant,
+    ) -> Vec<ResolvedAddress> {
         let mut found = lock(&self.found);
         let Some(Found { addresses, rotation }) = found.get_mut(index) else { return answer };
         let named: Vec<SocketAddr> = answer.iter().filter_map(socket).collect();
         rotation.learn(&named, grace, now);
-        let is_kept =
-            |old: &Resolved| socket(old).is_some_and(|address| rotation.has(&address) && !named.contains(&address));
+        let is_kept = |old: &ResolvedAddress| {
+            socket(old).is_some_and(|address| rotation.has(&address) && !named.contains(&address))
+        };
         let kept = std::mem::replace(addresses, answer).into_iter().filter(is_kept);
         addresses.extend(kept);
         addresses.clone()
@@ -368,18 +375,22 @@ fn policy(spec: &ClusterSpec) -> Arc<dyn Policy> {
     }
 }
 
-fn settings(rules: &RouteSettings) -> Settings {
-    let outlier = Outlier { base: rules.eject_time, percent_max: 100, ..Outlier::consecutive(rules.eject_after) };
-    Settings {
+fn settings(rules: &RouteSettings) -> BalancerSettings {
+    let detection = OutlierDetection {
+        ejection_time: rules.eject_time,
+        ejected_percent_max: 100,
+        ..OutlierDetection::consecutive(rules.eject_after)
+    };
+    BalancerSettings {
         // Who is in a group was asked and has answered.
-        start: Start::Ready,
-        outlier: (rules.eject_after > 0 && !rules.eject_time.is_zero()).then_some(outlier),
+        initial_state: InitialState::Ready,
+        outlier_detection: (rules.eject_after > 0 && !rules.eject_time.is_zero()).then_some(detection),
         slow_start: rules.slow_start,
-        ..Settings::default()
+        ..BalancerSettings::default()
     }
 }
 
 /// What a group is told of a server.
-pub(super) fn spec_of(node: &Node) -> Spec {
-    Spec::new(&*node.key).weight(node.weight.load(Ordering::Relaxed)).tier(node.tier())
+pub(super) fn spec_of(node: &Node) -> EndpointSpec {
+    EndpointSpec::new(&*node.key).weight(node.weight.load(Ordering::Relaxed)).tier(node.tier())
 }

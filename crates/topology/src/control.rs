@@ -6,7 +6,9 @@ use std::{
     time::Instant,
 };
 
-use tidegate_balance::{Address, Balancer, Follow, ResolveError, ResolveEvent, ResolveNow, Resolved};
+use tidegate_balance::{
+    Balancer, EndpointAddress, NameWatcher, ResolveError, ResolveEvent, ResolveNow, ResolvedAddress,
+};
 use tidegate_supervise::{Child, Class, Ctx, Restart, Scope};
 use tokio::sync::mpsc;
 
@@ -27,7 +29,7 @@ pub enum Event {
     /// A server was asked.
     Report(Arc<str>, Report),
     /// An entry of the list was looked up.
-    Resolved(usize, Vec<Resolved>),
+    Resolved(usize, Vec<ResolvedAddress>),
     /// It could not be.
     Unresolved(usize, ResolveError),
 }
@@ -158,7 +160,7 @@ impl<G: Ground> Control<G> {
         let key = Followed { entry: index, host: spec.host.to_string() };
         let class = Class::new(tree::kept(Restart::Transient), move |_: &Followed, ctx: Ctx| {
             let make = follower(&spec, &names);
-            let follow = make.map(|make| Follow::new(make, names.rules(), now.clone(), fastrand::u64(..)));
+            let follow = make.map(|make| NameWatcher::new(make, names.rules(), now.clone(), fastrand::u64(..)));
             let (sink, cluster) = (sink.clone(), cluster.clone());
             // A full queue loses the set until the next look, which tells it again.
             let tell = move |event| drop(sink.try_send(of_resolver(index, event)));
@@ -180,7 +182,7 @@ impl<G: Ground> Control<G> {
             Event::Report(name, report) => {
                 if matches!(report, Report::Down(_)) {
                     // Its name may have come to mean another address.
-                    self.look_again.iter().for_each(ResolveNow::ask);
+                    self.look_again.iter().for_each(ResolveNow::request);
                 }
                 self.topology.note(&name, report, Instant::now());
                 self.publish();
@@ -198,12 +200,12 @@ impl<G: Ground> Control<G> {
     }
 
     /// An entry of the list stands for these addresses now; who was among them before stays the same server.
-    fn resolve(&mut self, index: usize, found: &[Resolved]) {
+    fn resolve(&mut self, index: usize, found: &[ResolvedAddress]) {
         let spec = &self.cluster.spec.hosts[index];
         let before = std::mem::take(&mut self.places[index]);
         let first = self.found;
-        let node = |(number, resolved): (u64, &Resolved)| {
-            let Address::Socket(address) = resolved.address else { return None };
+        let node = |(number, resolved): (u64, &ResolvedAddress)| {
+            let EndpointAddress::Socket(address) = resolved.address else { return None };
             let name: Arc<str> = format!("{}/{address}", spec.host).into();
             let known = before.iter().find(|node| node.name == name).cloned();
             let weight = if spec.srv { resolved.weight } else { spec.weight };
@@ -318,13 +320,13 @@ async fn closed(cluster: &Cluster) {
 
 /// Puts exactly these into a set to choose from.
 fn fill(group: &Balancer<Arc<Node>>, members: &[&Arc<Node>]) {
-    let make = |spec: &tidegate_balance::Spec, _| {
+    let make = |spec: &tidegate_balance::EndpointSpec, _| {
         let member = members.iter().find(|node| node.key() == spec.key.as_str());
         Arc::clone(member.expect("every spec was made of a member"))
     };
     group.update(Instant::now(), members.iter().map(|node| spec_of(node)), make);
     // Connections belong to pools, which are retired on their own: nothing waits for the end of a drain.
-    drop(group.departed());
+    drop(group.take_departed());
 }
 
 /// Logs who takes writes. That nobody does is said aloud: servers that are up may all be replicas.
@@ -373,13 +375,13 @@ fn of_resolver(index: usize, event: ResolveEvent) -> Event {
     match event {
         ResolveEvent::Set(found) => Event::Resolved(index, found),
         ResolveEvent::Failed(error) => Event::Unresolved(index, error),
-        // Answers are kept for ever.
-        _ => Event::Resolved(index, Vec::new()),
+        // Answers are kept forever.
+        ResolveEvent::Stale => Event::Resolved(index, Vec::new()),
     }
 }
 
 /// How an entry of the list is followed; `None` if it is an address.
-fn follower(spec: &HostSpec, resolver: &Resolver) -> Option<tidegate_balance::MakeResolver> {
+fn follower(spec: &HostSpec, resolver: &Resolver) -> Option<tidegate_balance::ResolverFactory> {
     let Host::Tcp { name, port } = &spec.host else { return None };
     if !spec.srv && name.parse::<std::net::IpAddr>().is_ok() {
         return None;

@@ -30,10 +30,8 @@ const fn target(package: &'static str, bench: &'static str, features: &'static [
 pub(super) const POOL: &[BenchTarget] = &[target("tidegate-pool", "checkout", &[])];
 pub(super) const SUPERVISE: &[BenchTarget] = &[target("tidegate-supervise", "stop", &["--features", "tokio"])];
 pub(super) const JOURNAL: &[BenchTarget] = &[target("tidegate-journal", "drain", &["--features", "tracing"])];
-pub(super) const BALANCE: &[BenchTarget] = &[
-    target("tidegate-balance", "pick", &["--features", "tokio"]),
-    target("tidegate-balance", "calls", &["--features", "tls"]),
-];
+pub(super) const BALANCE: &[BenchTarget] =
+    &[target("tidegate-balance", "pick", &["--features", "tokio"]), target("tidegate-grpc-channel", "calls", &[])];
 pub(super) const LANES: &[BenchTarget] =
     &[target("tidegate-lanes", "throughput", &[]), target("tidegate-lanes", "kafka", &["--features", "kafka"])];
 

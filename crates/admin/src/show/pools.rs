@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use tidegate_pool::Counts;
+use tidegate_pool::PoolCounts;
 
 use super::super::table::{Column, Value, int4, row, text};
 use super::{Figures, wait};
@@ -68,8 +68,8 @@ fn home(key: &PoolKey) -> PoolKey {
 }
 
 /// What several pools have together.
-fn sum(group: &[Arc<SharedPool>]) -> Counts {
-    group.iter().map(|shared| shared.pool.counts()).fold(Counts::default(), |sum, one| Counts {
+fn sum(group: &[Arc<SharedPool>]) -> PoolCounts {
+    group.iter().map(|shared| shared.pool.counts()).fold(PoolCounts::default(), |sum, one| PoolCounts {
         active: sum.active + one.active,
         idle: sum.idle + one.idle,
         connecting: sum.connecting + one.connecting,

@@ -1,4 +1,4 @@
-%% What a pick costs on the BEAM when the set is in ets, the cursor in atomics and their handles in persistent_term, as
+%% Cost of a pick on the BEAM with the set in ets, the cursor in atomics and their handles in persistent_term, as
 %% in a published gRPC client. Prints "backends processes nanoseconds_per_pick", for each number of backends given: the
 %% median over short slices, most of which are not interrupted, of the fastest process.
 -module(pick).
@@ -19,7 +19,7 @@ bench(N, P) ->
     io:format("~p ~p ~.1f~n", [N, P, lists:min([run(P, 400 div P + 20, S) || _ <- [1, 2, 3]])]),
     ets:delete(T).
 
-%% The fields that a channel of that client has: a look-up copies all of them.
+%% The fields of a channel of that client: a lookup copies all of them.
 channel(I) ->
     #{host => <<"10.0.0.", (integer_to_binary(I))/binary>>, port => 50051, scheme => <<"http">>, cred => nil,
       adapter => gun, adapter_payload => #{conn_pid => self()}, codec => proto, interceptors => [], compressor => nil,
@@ -34,7 +34,7 @@ pick() ->
 loop(0, X) -> X;
 loop(K, X) -> {ok, C} = pick(), loop(K - 1, X bxor maps:get(ref, C)).
 
-%% So many processes measure so many slices of S picks.
+%% Each of N processes measures Slices slices of S picks.
 run(P, Slices, S) ->
     Me = self(),
     [spawn_link(fun() -> Me ! {ns, median([slice(S) || _ <- lists:seq(1, Slices)])} end) || _ <- lists:seq(1, P)],

@@ -1,9 +1,8 @@
-//! What a pick costs, beside other ways to choose.
+//! Cost of a pick, compared with other ways to choose.
 //!
-//! `cargo bench -p tidegate-balance --bench pick -- [--quick] [--json FILE] [--check]`. Figures are nanoseconds that a
-//! thread spends on a pick: medians over batches of 2,048 picks, and over rounds that interleave the subjects. With two
-//! threads only those batches count in which both ran; if there are too few, the figure is named as missing, and its bar
-//! is not held.
+//! `cargo bench -p tidegate-balance --bench pick -- [--quick] [--json FILE] [--check]`. Figures are nanoseconds of one
+//! thread per pick: medians over batches of 2,048 picks, and over rounds that interleave the subjects. With two threads, only
+//! batches count in which both threads ran. With too few of them the figure is reported as missing, and its bar as missed.
 
 mod beam;
 mod subjects;
@@ -18,11 +17,11 @@ use tidegate_figures::{Figure, Options, Target, median};
 const BACKENDS: [usize; 5] = [1, 3, 10, 100, 1000];
 const OURS: &str = "tidegate-balance";
 
-/// By subject, backends and threads, round by round.
+/// Measurements of all rounds, by subject, backends, threads and updates.
 type Runs = BTreeMap<(&'static str, usize, usize, bool), Vec<Measured>>;
 
 fn main() -> ExitCode {
-    let options = match Options::read("What a pick costs, beside other ways to choose a backend.", false) {
+    let options = match Options::read("Cost of a pick, compared with other ways to choose a backend.", false) {
         Ok(options) => options,
         Err(code) => return code,
     };
@@ -31,7 +30,7 @@ fn main() -> ExitCode {
     let mut runs = Runs::new();
     for _ in 0..rounds {
         for backends in BACKENDS {
-            // One subject after the other, each with one thread and with two.
+            // Each subject with one thread and with two.
             let cell = |threads| Cell { backends, threads, time, updated: false };
             measure(&mut runs, &[cell(1), cell(2)]);
         }
@@ -62,26 +61,28 @@ fn ns(runs: &[Measured]) -> Vec<f64> {
 }
 
 fn plain(runs: &Runs) -> Vec<Figure> {
-    let of = |(&(name, backends, threads, updated), runs): (&(&'static str, usize, usize, bool), &Vec<Measured>)| {
-        let suffix = if updated { ", replaced every 1 ms" } else { "" };
-        let case = format!("{backends} backends, {threads} thr{suffix}");
-        let target = (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated).then_some(Target::AtMost(8.0));
-        figure(name, case, "pick", median(ns(runs)), "ns", target)
-    };
-    let mut figures: Vec<_> = runs.iter().map(of).collect();
+    let figure_of =
+        |(&(name, backends, threads, updated), runs): (&(&'static str, usize, usize, bool), &Vec<Measured>)| {
+            let suffix = if updated { ", replaced every 1 ms" } else { "" };
+            let case = format!("{backends} backends, {threads} thr{suffix}");
+            let target =
+                (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated).then_some(Target::AtMost(8.0));
+            figure(name, case, "pick", median(ns(runs)), "ns", target)
+        };
+    let mut figures: Vec<_> = runs.iter().map(figure_of).collect();
     figures.sort_by_key(|figure| figure.case.len());
     figures.sort_by(|one, other| one.case.cmp(&other.case));
     figures
 }
 
-/// The median of the ratios by round: what is measured within a second of each other meets the same machine. A round in
-/// which the threads did not meet has no figure for one of the two.
+/// The median of the ratios by round: measurements within one second see the same state of the machine. A round in which the
+/// threads did not run together has no figure.
 fn ratio(runs: &Runs, top: (&'static str, usize, usize), bottom: (&'static str, usize, usize)) -> f64 {
     let of = |(name, backends, threads)| &runs[&(name, backends, threads, false)];
     median(of(top).iter().zip(of(bottom)).map(|(top, bottom)| top.ns / bottom.ns).collect())
 }
 
-/// What two threads do together, in what one of them does alone.
+/// Throughput of two threads together, relative to one of them alone.
 fn scale(runs: &Runs, subject: &'static str, backends: usize) -> f64 {
     let runs = &runs[&(subject, backends, 2, false)];
     median(runs.iter().map(|run| 2.0 * run.alone_ns / run.ns).collect())
@@ -116,7 +117,7 @@ fn tasks(time: Duration) -> Vec<Figure> {
 
 fn beam_figures(runs: &Runs) -> Vec<Figure> {
     let Some(measured) = beam::run(&[3, 10, 100]) else {
-        println!("missing: erlang is not installed, so the BEAM's pick was not measured");
+        println!("missing: Erlang is not installed, so the pick on the BEAM was not measured");
         return Vec::new();
     };
     let mut figures = Vec::new();
@@ -125,8 +126,8 @@ fn beam_figures(runs: &Runs) -> Vec<Figure> {
         figures.push(figure("BEAM ets + atomics", case, "pick", run.ns, "ns", None));
     }
     for (backends, least) in [(3, 30.0), (10, 30.0), (100, 300.0)] {
-        // Both are medians of a process, or thread, that is not interrupted. The BEAM's are taken as if two processes did
-        // not slow each other down, which is to its favour.
+        // Both are medians of an uninterrupted process or thread. For the BEAM, two processes are assumed not to slow each
+        // other down, which favours it.
         let theirs =
             measured.iter().filter(|run| run.backends == backends).map(|run| run.ns).fold(f64::INFINITY, f64::min);
         let ours = median(ns(&runs[&(PICK_WITH, backends, 2, false)]));

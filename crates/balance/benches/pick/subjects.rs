@@ -1,4 +1,4 @@
-//! Ways to choose one of N. Each measures on so many threads for so long; nanoseconds per pick of one thread.
+//! Ways to choose one of N, measured in nanoseconds of one thread per pick.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tidegate_balance::{
-    Balancer, Exact, LeastRequest, PeakEwma, Pick, Policy, RingHash, RoundRobin, Settings, Spec, Start,
-    WeightedRoundRobin,
+    Balancer, BalancerSettings, EndpointSpec, ExactRoundRobin, InitialState, LeastRequest, PeakEwma, Pick, Picker,
+    Policy, RingHash, RoundRobin, WeightedRoundRobin,
 };
+use tidegate_figures::median;
 use tower::Service;
 use tower::balance::p2c::Balance;
 use tower::buffer::Buffer;
@@ -21,9 +22,7 @@ use tower::discover::ServiceList;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use tidegate_figures::median;
-
-/// Picks of a slice.
+/// Picks in a slice.
 const SLICE: u32 = 256;
 
 #[derive(Clone, Copy)]
@@ -40,12 +39,12 @@ pub(crate) struct Subject {
     pub(crate) measure: fn(Cell) -> Measured,
 }
 
-/// Nanoseconds per pick of one thread, the mean of what the threads measured.
+/// Nanoseconds per pick of one thread: the mean over the threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Measured {
-    /// No number if the threads did not run at the same time.
+    /// NaN if the threads did not run at the same time.
     pub(crate) ns: f64,
-    /// The same pickers, while the other threads rested.
+    /// The same pickers, one thread at a time.
     pub(crate) alone_ns: f64,
 }
 
@@ -53,7 +52,7 @@ pub(crate) const PICK_WITH: &str = "pick_with, own picker";
 pub(crate) const BY_THREAD: &str = "pick_with, the thread's";
 pub(crate) const ARC_SWAP: &str = "ArcSwap + shared cursor";
 
-/// A turn of a thread's own through a list that nobody changes: what the machine allows.
+/// A round robin over a constant list with a cursor per thread: the limit of the machine.
 pub(crate) const FLOOR: &str = "a list and a cursor of one's own";
 
 pub(crate) const SUBJECTS: [Subject; 13] = [
@@ -61,7 +60,7 @@ pub(crate) const SUBJECTS: [Subject; 13] = [
     Subject { name: PICK_WITH, measure: |cell| picker(cell, Arc::new(RoundRobin)) },
     Subject { name: BY_THREAD, measure: by_thread },
     Subject { name: "pick (lease)", measure: lease },
-    Subject { name: "pick_with, exact", measure: |cell| picker(cell, Arc::new(Exact)) },
+    Subject { name: "pick_with, exact", measure: |cell| picker(cell, Arc::new(ExactRoundRobin)) },
     Subject { name: "pick_with, weighted", measure: |cell| picker(cell, Arc::new(WeightedRoundRobin)) },
     Subject { name: "pick_with, least request", measure: |cell| picker(cell, Arc::new(LeastRequest::default())) },
     Subject { name: "pick_with, peak EWMA", measure: |cell| picker(cell, Arc::new(PeakEwma)) },
@@ -72,14 +71,14 @@ pub(crate) const SUBJECTS: [Subject; 13] = [
     Subject { name: "tower p2c, one per thread", measure: tower_per_thread },
 ];
 
-/// What is chosen, as large as an endpoint with a handle.
+/// A backend as large as an endpoint with a handle.
 #[derive(Debug)]
 struct Backend(usize);
 
-/// Runs `work` on so many threads, first in turn and then at once, beside an updater if the cell wants one.
+/// Runs the work on the threads of the cell, first one at a time and then together, with an updater if the cell has one.
 ///
-/// The same processors in both: of two that a virtual machine has, one may do twice as much as the other, for as long as another
-/// guest uses the other half of its core.
+/// Both use the same processors: on a virtual machine, one processor can be twice as fast as another while a different guest
+/// uses the other half of its core.
 fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: impl Fn(u64) -> W + Sync) -> Measured {
     let (start, stop) = (Barrier::new(cell.threads), AtomicBool::new(false));
     let progress: Vec<Progress> = (0..cell.threads).map(|_| Progress::default()).collect();
@@ -113,7 +112,7 @@ fn on_threads<W: FnMut() -> usize>(cell: Cell, update: impl Fn() + Sync, make: i
     })
 }
 
-/// One thread after the other.
+/// Measures one thread at a time.
 fn in_turn(cell: Cell, thread: usize, start: &Barrier, pick: &mut impl FnMut() -> usize) -> f64 {
     let mut ns = f64::NAN;
     for turn in 0..cell.threads {
@@ -125,43 +124,42 @@ fn in_turn(cell: Cell, thread: usize, start: &Barrier, pick: &mut impl FnMut() -
     ns
 }
 
-/// Each on a processor of its own, and the first always on the same: two threads on one take turns, and the system leaves them
-/// there for as long as anything at all runs on the other; and figures of two processors say nothing of each other.
+/// Pins each thread to its own processor. Two threads on one processor would run in turn, and the scheduler can leave them there
+/// while other work runs on the second one. Figures of two processors are not comparable.
 fn stay_on(thread: usize) {
     #[cfg(target_os = "linux")]
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
         let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
         let mut own = rustix::thread::CpuSet::new();
         processors.nth(thread).into_iter().for_each(|processor| own.set(processor));
-        // Where it is refused, or there are too few, the threads seldom meet, which is seen.
+        // If pinning fails, the threads seldom run together, and the figure is missing.
         let _ = rustix::thread::sched_setaffinity(None, &own);
     }
 }
 
-/// How many slices a thread has done, and how many batches that count; on lines of its own.
+/// Number of slices of a thread, and of its batches that count; on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Progress(AtomicUsize, AtomicUsize);
 
-/// Slices that are measured together.
+/// Slices in a batch.
 const BATCH: usize = 8;
-/// Fewer than so many batches are no measurement.
+/// Minimum number of batches of a measurement.
 const BATCHES_MIN: usize = 20;
-/// A measurement takes so many times its time at most.
-const PATIENCE: u32 = 10;
+/// Maximum duration of a measurement, as a multiple of its time.
+const TIME_FACTOR_MAX: u32 = 10;
 
-/// The median over batches that are short enough that most are not interrupted.
+/// The median over batches that are short enough to run mostly uninterrupted.
 ///
-/// With several threads only those batches count during which every other thread went on as well. On a machine that is
-/// busy with other work two threads mostly take turns on one core; then nothing is contended, any design seems to scale,
-/// and twice the speed of one thread is an invention.
+/// With several threads, only batches count during which all threads ran. On a busy machine two threads mostly run in turn on
+/// one core. Nothing is contended then, and every design seems to scale.
 fn timed(time: Duration, own: usize, progress: &[Progress], pick: &mut impl FnMut() -> usize) -> f64 {
     let done = |thread: usize| progress[thread].0.load(Ordering::Relaxed);
     let others: Vec<usize> = (0..progress.len()).filter(|&thread| thread != own).collect();
     let (begun, mut batches) = (Instant::now(), Vec::new());
-    // Longer, if the threads seldom meet; all go on until each has enough.
+    // Longer, if the threads seldom run together: all run until each has enough batches.
     let enough = || progress.iter().all(|thread| thread.1.load(Ordering::Relaxed) >= BATCHES_MIN);
-    while begun.elapsed() < time || (begun.elapsed() < time * PATIENCE && !enough()) {
+    while begun.elapsed() < time || (begun.elapsed() < time * TIME_FACTOR_MAX && !enough()) {
         let before: Vec<usize> = others.iter().map(|&thread| done(thread)).collect();
         let (start, mut sum) = (Instant::now(), 0);
         for _ in 0..BATCH {
@@ -172,8 +170,8 @@ fn timed(time: Duration, own: usize, progress: &[Progress], pick: &mut impl FnMu
         }
         let took = start.elapsed();
         black_box(sum);
-        // Half of the batch at least: one slice may have ended just after the other thread was stopped. And not far more:
-        // then it was this one that stood still.
+        // Accepted: at least half of the batch, because one slice may have ended just after the other thread was stopped; at most
+        // four times the batch: more means that this thread was stopped.
         let like_this = BATCH / 2..=BATCH * 4;
         let together = others.iter().zip(&before).all(|(&thread, before)| like_this.contains(&(done(thread) - before)));
         if together {
@@ -186,25 +184,25 @@ fn timed(time: Duration, own: usize, progress: &[Progress], pick: &mut impl FnMu
 
 pub(crate) fn balancer(backends: usize, policy: Arc<dyn Policy>) -> Balancer<Handle> {
     let now = Instant::now();
-    let settings = Settings { start: Start::Ready, ..Settings::default() };
+    let settings = BalancerSettings { initial_state: InitialState::Ready, ..BalancerSettings::default() };
     let balancer = Balancer::with_policy(policy, settings, 1, now);
     balancer.update(now, specs(backends, 0), |_, _| Handle(1));
     balancer
 }
 
-/// The value of our endpoints.
+/// The value of an endpoint.
 pub(crate) struct Handle(usize);
 
-fn specs(backends: usize, first: usize) -> impl Iterator<Item = Spec> {
+fn specs(backends: usize, first: usize) -> impl Iterator<Item = EndpointSpec> {
     (first..first + backends)
-        .map(|number| Spec::new(format!("10.0.0.{number}:1").as_str()).weight(1 + number as u32 % 3))
+        .map(|number| EndpointSpec::new(format!("10.0.0.{number}:1").as_str()).weight(1 + number as u32 % 3))
 }
 
-/// Half of the set is new every second time.
+/// Replaces half of the set in every second call.
 fn replace(balancer: &Balancer<Handle>, backends: usize, turn: &AtomicUsize) {
     let first = turn.fetch_add(1, Ordering::Relaxed) % 2 * (backends / 2 + 1);
     balancer.update(Instant::now(), specs(backends, first), |_, _| Handle(1));
-    balancer.departed();
+    balancer.take_departed();
 }
 
 fn picker(cell: Cell, policy: Arc<dyn Policy>) -> Measured {
@@ -213,7 +211,7 @@ fn picker(cell: Cell, policy: Arc<dyn Policy>) -> Measured {
         cell,
         || replace(&balancer, cell.backends, &turn),
         |seed| {
-            let mut picker = balancer.picker(seed);
+            let mut picker = Picker::new(&balancer, seed);
             let pick = Pick::new();
             move || picker.pick_with(&pick, |endpoint| endpoint.value().0).unwrap_or(0)
         },
@@ -238,7 +236,7 @@ fn lease(cell: Cell) -> Measured {
         cell,
         || replace(&balancer, cell.backends, &turn),
         |seed| {
-            let mut picker = balancer.picker(seed);
+            let mut picker = Picker::new(&balancer, seed);
             let pick = Pick::new();
             move || picker.pick(&pick).map_or(0, |lease| lease.0)
         },
@@ -305,7 +303,7 @@ fn rw_lock(cell: Cell) -> Measured {
     })
 }
 
-/// A service that is always ready and answers its number.
+/// A service that is always ready and returns its number.
 #[derive(Debug)]
 struct Number(usize);
 
@@ -351,7 +349,7 @@ fn tower_per_thread(cell: Cell) -> Measured {
     )
 }
 
-/// Picks a second of 32 tasks on a runtime of `threads` workers: through tower's buffer, and ours.
+/// Picks per second of 32 tasks on a runtime of `threads` workers, through tower's buffer or a balancer.
 pub(crate) fn on_tasks(cell: Cell, tower: bool) -> f64 {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(cell.threads).build().expect("a runtime is built");
@@ -359,10 +357,10 @@ pub(crate) fn on_tasks(cell: Cell, tower: bool) -> f64 {
     let done = Arc::new(AtomicUsize::new(0));
     let start = Instant::now();
     runtime.block_on(async {
-        // The discovery of a list is no `Unpin` future unless boxed.
+        // The discovery of a list is `Unpin` only if it is boxed.
         let boxed = BoxService::new(Balance::new(services(cell.backends)));
-        let (buffer, worker) = Buffer::pair(boxed, 1024);
-        let working = tokio::spawn(worker);
+        let (buffer, buffer_worker) = Buffer::pair(boxed, 1024);
+        let worker = tokio::spawn(buffer_worker);
         let task = |_| {
             let (mut buffer, balancer, done) = (buffer.clone(), balancer.clone(), Arc::clone(&done));
             tokio::spawn(async move {
@@ -371,7 +369,7 @@ pub(crate) fn on_tasks(cell: Cell, tower: bool) -> f64 {
                     for _ in 0..32 {
                         if tower {
                             std::future::poll_fn(|cx| Service::<()>::poll_ready(&mut buffer, cx)).await.expect("ready");
-                            black_box(buffer.call(()).await.expect("it answers"));
+                            black_box(buffer.call(()).await.expect("a response"));
                         } else {
                             black_box(balancer.pick(&pick).map_or(0, |lease| lease.0));
                         }
@@ -385,7 +383,7 @@ pub(crate) fn on_tasks(cell: Cell, tower: bool) -> f64 {
         for task in tasks {
             task.await.expect("a task does not panic");
         }
-        working.abort();
+        worker.abort();
     });
     done.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64()
 }

@@ -1,20 +1,20 @@
-//! To the one with the least to do, of a few drawn at random.
+//! Least request: the endpoint with the fewest outstanding requests, of a few random ones.
 
 use std::error::Error;
 
-use super::{Local, Member, Policy, Table, View, best_of};
+use super::pick_table::{Candidates, PickState, PickTable, Policy, PolicyMember, best_of, ramped_weights};
 
-/// To the endpoint with the fewest outstanding requests for its weight, of `choices` drawn at random.
+/// Picks the endpoint with the fewest outstanding requests for its weight, of `choices` random ones.
 ///
-/// Two choices are nearly as good as a look at all (Mitzenmacher, "The Power of Two Choices", 2001), and threads that
-/// decide at the same time do not all run to the same one.
+/// Two choices are nearly as good as comparing all (Mitzenmacher, "The Power of Two Choices", 2001), and threads that pick
+/// at the same time do not all pick the same endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct LeastRequest {
     choices: usize,
 }
 
 impl LeastRequest {
-    /// So many are compared, 2 at least.
+    /// Compares `choices` endpoints, at least 2.
     pub fn new(choices: usize) -> Self {
         Self { choices: choices.max(2) }
     }
@@ -31,30 +31,27 @@ impl Policy for LeastRequest {
         "least_request"
     }
 
-    fn table(&self, members: &[Member], _: Option<&dyn Table>) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
-        Ok(Box::new(Least { choices: self.choices, weights: weights(members) }))
+    fn table(
+        &self,
+        members: &[PolicyMember],
+        _: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(LeastRequestTable { choices: self.choices, weights: ramped_weights(members) }))
     }
 }
 
-struct Least {
+struct LeastRequestTable {
     choices: usize,
     weights: Box<[u64]>,
 }
 
-impl Table for Least {
-    fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        let cost = |index: usize| u128::from(view.load(index).outstanding()) + 1;
+impl PickTable for LeastRequestTable {
+    fn pick(&self, candidates: &Candidates<'_>, state: &mut PickState) -> Option<usize> {
+        let cost = |index: usize| u128::from(candidates.load(index).outstanding()) + 1;
         let weight = |index: usize| u128::from(self.weights.get(index).copied().unwrap_or(1));
-        // Fractions are compared crosswise; a weight of zero is an endless cost.
-        best_of(view, local, self.choices, &self.weights, |one, other| {
+        // Fractions are compared by cross-multiplication; a weight of zero is an infinite cost.
+        best_of(candidates, state, self.choices, &self.weights, |one, other| {
             cost(one) * weight(other) < cost(other) * weight(one)
         })
     }
-}
-
-/// Weights, lessened during slow starts. All zero counts as all equal.
-pub(super) fn weights(members: &[Member]) -> Box<[u64]> {
-    let all_zero = members.iter().all(|member| member.weight == 0);
-    let weight = |member: &Member| if all_zero { 1 } else { u64::from(member.weight) };
-    members.iter().map(|member| weight(member) * u64::from(member.ramp)).collect()
 }

@@ -1,15 +1,14 @@
-//! To the one whose answers come soonest, of a few drawn at random.
+//! Peak EWMA: the endpoint with the lowest expected latency, of two random ones.
 
 use std::error::Error;
 
-use super::least_request::weights;
-use super::{Local, Member, Policy, Table, View, best_of};
+use super::pick_table::{Candidates, PickState, PickTable, Policy, PolicyMember, best_of, ramped_weights};
 
-/// To the endpoint with the least of (latency x (outstanding + 1) / weight), of two drawn at random.
+/// Picks the endpoint with the lowest (latency x (outstanding + 1) / weight), of two random ones.
 ///
-/// The latency is a moving average that follows a rise at once and a fall slowly (peak EWMA, from Finagle). Who has
-/// answered nothing yet counts as fast, one request after the other. A failure counts as a slow answer, the next one as one
-/// twice as slow.
+/// The latency is a moving average that follows a rise immediately and a fall slowly (peak EWMA, from Finagle). An endpoint
+/// without answers counts as fast while it has no outstanding request. A failure counts as a slow answer, and each further
+/// one as twice as slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeakEwma;
 
@@ -18,29 +17,35 @@ impl Policy for PeakEwma {
         "peak_ewma"
     }
 
-    fn table(&self, members: &[Member], _: Option<&dyn Table>) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
-        Ok(Box::new(Soonest { weights: weights(members) }))
+    fn table(
+        &self,
+        members: &[PolicyMember],
+        _: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(PeakEwmaTable { weights: ramped_weights(members) }))
     }
 }
 
-struct Soonest {
+struct PeakEwmaTable {
     weights: Box<[u64]>,
 }
 
-/// In place of the latency of an endpoint that has answered nothing yet and is busy: it is not flooded meanwhile.
+/// Latency of a busy endpoint without answers: it gets no second request before its first answer.
 const UNKNOWN_US: f32 = 1e9;
 
-impl Table for Soonest {
-    fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        best_of(view, local, 2, &self.weights, |one, other| self.cost(view, one) < self.cost(view, other))
+impl PickTable for PeakEwmaTable {
+    fn pick(&self, candidates: &Candidates<'_>, state: &mut PickState) -> Option<usize> {
+        best_of(candidates, state, 2, &self.weights, |one, other| {
+            self.cost(candidates, one) < self.cost(candidates, other)
+        })
     }
 }
 
-impl Soonest {
-    fn cost(&self, view: &View<'_>, index: usize) -> f32 {
-        let load = view.load(index);
+impl PeakEwmaTable {
+    fn cost(&self, candidates: &Candidates<'_>, index: usize) -> f32 {
+        let load = candidates.load(index);
         let outstanding = load.outstanding() as f32;
-        let known_us = load.latency_us(view.wants.now);
+        let known_us = load.latency_us(candidates.now());
         let latency_us = if known_us > 0.0 || outstanding == 0.0 { known_us } else { UNKNOWN_US };
         match self.weights.get(index) {
             Some(0) => f32::INFINITY,

@@ -1,15 +1,15 @@
-//! All to one, until it fails.
+//! Pick first: one endpoint, until it fails.
 
 use std::error::Error;
 
-use super::{Dials, Local, Member, Policy, Table, View};
+use super::pick_table::{Candidates, ConnectStrategy, PickState, PickTable, Policy, PolicyMember};
 use crate::endpoint::EndpointId;
 
-/// All to the first endpoint that is ready. It stays the one while it is ready, even if one before it comes back or the
-/// order changes.
+/// Picks the first ready endpoint. It keeps that endpoint while it is ready, even if an earlier one becomes ready or the order
+/// changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PickFirst {
-    /// Each balancer orders the endpoints at random, so that many clients do not all use the same one.
+    /// Each balancer shuffles the endpoints, so that many clients do not all use the same one.
     pub shuffle: bool,
 }
 
@@ -20,21 +20,21 @@ impl Policy for PickFirst {
 
     fn table(
         &self,
-        members: &[Member],
-        before: Option<&dyn Table>,
-    ) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
+        members: &[PolicyMember],
+        previous: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
         let mut order: Vec<usize> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank);
-        let current = before.and_then(Table::next);
-        if let Some(place) = order.iter().position(|&index| Some(members[index].id) == current) {
-            order[..=place].rotate_right(1);
+        let current = previous.and_then(PickTable::next_endpoint);
+        if let Some(position) = order.iter().position(|&index| Some(members[index].id) == current) {
+            order[..=position].rotate_right(1);
         }
         let first = order.first().map(|&index| members[index].id);
-        Ok(Box::new(InOrder { order: order.into(), first }))
+        Ok(Box::new(PickFirstTable { order: order.into(), first }))
     }
 
-    fn dials(&self) -> Dials {
-        Dials::First
+    fn connect_strategy(&self) -> ConnectStrategy {
+        ConnectStrategy::First
     }
 
     fn shuffles(&self) -> bool {
@@ -42,17 +42,17 @@ impl Policy for PickFirst {
     }
 }
 
-struct InOrder {
+struct PickFirstTable {
     order: Box<[usize]>,
     first: Option<EndpointId>,
 }
 
-impl Table for InOrder {
-    fn pick(&self, view: &View<'_>, _: &mut Local) -> Option<usize> {
-        self.order.iter().copied().find(|&index| view.allows(index))
+impl PickTable for PickFirstTable {
+    fn pick(&self, candidates: &Candidates<'_>, _: &mut PickState) -> Option<usize> {
+        self.order.iter().copied().find(|&index| candidates.allows(index))
     }
 
-    fn next(&self) -> Option<EndpointId> {
+    fn next_endpoint(&self) -> Option<EndpointId> {
         self.first
     }
 }

@@ -1,26 +1,26 @@
-//! Calls of the same hash to the same endpoint, as long as it is there.
+//! Ring hash: calls with the same hash use the same endpoint.
 
 use std::error::Error;
 
-use super::{Local, Member, Policy, Table, View};
+use super::pick_table::{Candidates, PickState, PickTable, Policy, PolicyMember};
 
-/// Calls of the same [hash](crate::Pick::hash) to the same endpoint, as long as it is there.
+/// Picks the same endpoint for calls with the same [hash](crate::Pick::hash), while that endpoint is usable.
 ///
-/// Each endpoint owns points on a ring; a call goes to the owner of the next point (Karger et al., "Consistent Hashing
-/// and Random Trees", 1997). When one of n endpoints comes or goes, about 1/n of the hashes move; at most twice as many
-/// when the ring is full. The points depend on keys and weights alone, so processes agree. A slow start does not apply: it
-/// would move hashes twice.
+/// Each endpoint owns points on a ring, and a call goes to the owner of the next point (Karger et al., "Consistent Hashing and
+/// Random Trees", 1997). When one of n endpoints is added or removed, about 1/n of the hashes move; at most twice as many
+/// when the ring is full. The points depend only on keys and weights, so all processes agree. The slow start does not
+/// apply: it would move each hash twice.
 #[derive(Clone, Copy, Debug)]
 pub struct RingHash {
     points_max: usize,
 }
 
-/// Points of an endpoint of weight 1, while the ring is not full: shares then differ by about 9 % (1/sqrt(128)).
+/// Points of an endpoint of weight 1 while the ring is not full. The shares then differ by about 9 % (1/sqrt(128)).
 const POINTS: u64 = 128;
 
 impl RingHash {
-    /// A ring of about so many points at most, but of one for each endpoint at least. When all together would have more,
-    /// every endpoint gets as much less.
+    /// A ring of about `points_max` points, with at least one point for each endpoint. When the endpoints together would have
+    /// more, the points of all are reduced proportionally.
     pub fn new(points_max: usize) -> Self {
         Self { points_max }
     }
@@ -38,47 +38,51 @@ impl Policy for RingHash {
         "ring_hash"
     }
 
-    fn table(&self, members: &[Member], _: Option<&dyn Table>) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
+    fn table(
+        &self,
+        members: &[PolicyMember],
+        _: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
         let all_zero = members.iter().all(|member| member.weight == 0);
-        let full = |member: &Member| if all_zero { POINTS } else { u64::from(member.weight) * POINTS };
+        let full = |member: &PolicyMember| if all_zero { POINTS } else { u64::from(member.weight) * POINTS };
         let total: u64 = members.iter().map(full).sum();
-        let most = (self.points_max as u64).min(total);
+        let max = (self.points_max as u64).min(total);
         let mut ring = Vec::new();
         for (owner, member) in members.iter().enumerate() {
-            let base = hash_of(member.key.as_str().as_bytes());
-            let points = share(full(member), most, total, base).max(u64::from(member.weight > 0));
+            let base = hash_bytes(member.key.as_str().as_bytes());
+            let points = scaled_points(full(member), max, total, base).max(u64::from(member.weight > 0));
             ring.extend((0..points).map(|point| (mix(base ^ mix(point + 1)), owner as u32)));
         }
         ring.sort_unstable();
-        Ok(Box::new(Ring(ring.into())))
+        Ok(Box::new(RingTable(ring.into())))
     }
 }
 
-/// The part of `most` that `full` of `total` is worth. What is left of a whole point is one for some and none for others,
-/// by their hashes: so not all lose a point at the same moment when the total grows.
-fn share(full: u64, most: u64, total: u64, base: u64) -> u64 {
-    let whole = u128::from(total.max(1));
-    let luck = (u128::from(base) * whole) >> 64;
-    ((u128::from(full) * u128::from(most) + luck) / whole) as u64
+/// `full * max / total`, rounded up or down by the endpoint's hash. With one rounding rule for all, all endpoints would lose a
+/// point at the same moment when the total grows.
+fn scaled_points(full: u64, max: u64, total: u64, base: u64) -> u64 {
+    let total = u128::from(total.max(1));
+    let rounding = (u128::from(base) * total) >> 64;
+    ((u128::from(full) * u128::from(max) + rounding) / total) as u64
 }
 
-struct Ring(Box<[(u64, u32)]>);
+struct RingTable(Box<[(u64, u32)]>);
 
-impl Table for Ring {
-    fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        // Mixed, since it may be a plain number: those of few digits lie side by side, before one and the same point.
-        let hash = view.wants.hash.map_or_else(|| local.random.u64(..), mix);
+impl PickTable for RingTable {
+    fn pick(&self, candidates: &Candidates<'_>, state: &mut PickState) -> Option<usize> {
+        // Mixed, because the hash can be a plain number: small numbers are adjacent, and would all use the same point.
+        let hash = candidates.hash().map_or_else(|| state.random.u64(..), mix);
         let start = self.0.partition_point(|&(point, _)| point < hash);
         let mut round = self.0[start..].iter().chain(&self.0[..start]).map(|&(_, owner)| owner as usize);
-        let found = round.find(|&owner| view.allows(owner));
-        // Those of no weight are not on the ring.
-        found.or_else(|| view.allowed().next())
+        let found = round.find(|&owner| candidates.allows(owner));
+        // Endpoints of weight zero have no points.
+        found.or_else(|| candidates.allowed().next())
     }
 }
 
-/// A hash of bytes that is the same in every process: FNV-1a, then the finaliser of SplitMix64 to spread it. Not for
-/// keys that an adversary chooses to hit one endpoint.
-pub fn hash_of(bytes: &[u8]) -> u64 {
+/// Returns a hash that is the same in every process: FNV-1a, then the finaliser of SplitMix64. Not for keys chosen by an
+/// adversary, who could direct all calls to one endpoint.
+pub fn hash_bytes(bytes: &[u8]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     mix(bytes.iter().fold(0xCBF2_9CE4_8422_2325, step))
 }

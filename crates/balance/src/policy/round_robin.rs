@@ -1,92 +1,96 @@
-//! One after the other.
+//! Round robin.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::weighted::Cycle;
-use super::{Local, Member, Policy, RAMP_FULL, Table, View};
+use super::pick_table::{Candidates, PickState, PickTable, Policy, PolicyMember, RAMP_FULL};
+use super::weighted::WeightedCycle;
 use crate::endpoint::EndpointId;
-use crate::sync::Apart;
+use crate::sync::CacheAligned;
 
-/// One after the other, ignoring weights.
+/// Picks the endpoints in turn and ignores weights.
 ///
-/// By default each thread goes round on its own, beginning at random: nothing is shared, and of any number of picks two
-/// endpoints' shares differ by the number of threads at most. [`Exact`] shares one cursor.
+/// Each thread has its own cursor with a random start. Nothing is shared, and the picks of two endpoints differ by at most
+/// the number of threads. [`ExactRoundRobin`] shares one cursor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin;
 
-/// One after the other over all threads together: shares differ by one at most. Each pick writes to a line that all
-/// threads share, which bounds them all together to some ten million picks a second.
+/// Picks the endpoints in turn over all threads: the picks of two endpoints differ by at most one. Each pick writes to a cache
+/// line that all threads share, which limits all threads together to about ten million picks a second.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Exact;
+pub struct ExactRoundRobin;
 
 impl Policy for RoundRobin {
     fn name(&self) -> &'static str {
         "round_robin"
     }
 
-    fn table(&self, members: &[Member], _: Option<&dyn Table>) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
+    fn table(
+        &self,
+        members: &[PolicyMember],
+        _: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
         if members.iter().all(|member| member.ramp == RAMP_FULL) {
-            return Ok(Box::new(Turns));
+            return Ok(Box::new(RoundRobinTable));
         }
-        Ok(Box::new(Cycle::new(members.iter().map(|member| u64::from(member.ramp)))))
+        Ok(Box::new(WeightedCycle::new(members.iter().map(|member| u64::from(member.ramp)))))
     }
 }
 
-struct Turns;
+struct RoundRobinTable;
 
-impl Table for Turns {
+impl PickTable for RoundRobinTable {
     #[inline]
-    fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        if view.restricted || view.len == 0 {
-            return view.detour(local);
+    fn pick(&self, candidates: &Candidates<'_>, state: &mut PickState) -> Option<usize> {
+        if candidates.restricted || candidates.len == 0 {
+            return candidates.next_allowed(state);
         }
-        // Wrapped by comparison: no division, and no bias when a number overflows.
-        let turn = if local.cursor < view.len { local.cursor } else { 0 };
-        local.cursor = turn + 1;
+        // Wraps by comparison: no division, and no bias at an overflow.
+        let turn = if state.cursor < candidates.len { state.cursor } else { 0 };
+        state.cursor = turn + 1;
         Some(turn)
     }
 
-    fn takes_turns(&self) -> bool {
+    fn is_round_robin(&self) -> bool {
         true
     }
 }
 
-impl Policy for Exact {
+impl Policy for ExactRoundRobin {
     fn name(&self) -> &'static str {
         "round_robin_exact"
     }
 
     fn table(
         &self,
-        members: &[Member],
-        before: Option<&dyn Table>,
-    ) -> Result<Box<dyn Table>, Box<dyn Error + Send + Sync>> {
+        members: &[PolicyMember],
+        previous: Option<&dyn PickTable>,
+    ) -> Result<Box<dyn PickTable>, Box<dyn Error + Send + Sync>> {
         let ids: Box<[EndpointId]> = members.iter().map(|member| member.id).collect();
-        // Who was next is next again; if it is gone, then the one after it.
-        let next = before.and_then(Table::next);
+        // Continues with the endpoint that was next, or with the one after it if that one is gone.
+        let next = previous.and_then(PickTable::next_endpoint);
         let start = next.map_or(0, |next| ids.partition_point(|&id| id < next));
-        Ok(Box::new(SharedTurns { ids, turns: Arc::new(Apart(AtomicU64::new(start as u64))) }))
+        Ok(Box::new(ExactTable { ids, turns: Arc::new(CacheAligned(AtomicU64::new(start as u64))) }))
     }
 }
 
-struct SharedTurns {
+struct ExactTable {
     ids: Box<[EndpointId]>,
     /// Apart from the list, which every pick reads.
-    turns: Arc<Apart<AtomicU64>>,
+    turns: Arc<CacheAligned<AtomicU64>>,
 }
 
-impl Table for SharedTurns {
-    fn pick(&self, view: &View<'_>, local: &mut Local) -> Option<usize> {
-        if view.restricted || view.len == 0 {
-            return view.detour(local);
+impl PickTable for ExactTable {
+    fn pick(&self, candidates: &Candidates<'_>, state: &mut PickState) -> Option<usize> {
+        if candidates.restricted || candidates.len == 0 {
+            return candidates.next_allowed(state);
         }
-        // Ten million a second would take 58,000 years to overflow 64 bits.
-        Some((self.turns.0.fetch_add(1, Ordering::Relaxed) % view.len as u64) as usize)
+        // Ten million picks a second overflow 64 bits after 58,000 years.
+        Some((self.turns.0.fetch_add(1, Ordering::Relaxed) % candidates.len as u64) as usize)
     }
 
-    fn next(&self) -> Option<EndpointId> {
+    fn next_endpoint(&self) -> Option<EndpointId> {
         let turn = self.turns.0.load(Ordering::Relaxed).checked_rem(self.ids.len() as u64)?;
         self.ids.get(turn as usize).copied()
     }

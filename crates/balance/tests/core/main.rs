@@ -1,11 +1,11 @@
-//! The balancer without a runtime, a clock or a network. Each test is named after its number in the README's table.
+//! The balancer without a runtime, a clock or a network. Doc comments name the cases of the README (`BA-43`).
 
 mod change;
 mod drain;
+mod fixture;
 mod health;
-mod house;
 mod outliers;
+mod policies;
 mod races;
-mod shares;
-mod turns;
+mod slow_start;
 mod waiting;

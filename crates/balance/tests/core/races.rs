@@ -1,13 +1,13 @@
-//! Picks race changes: whatever happens, a pick has a result that was true at one moment.
+//! Picks race changes of the set.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use tidegate_balance::{Balancer, Pick, PickError, RoundRobin, Settings, Spec};
+use tidegate_balance::{Balancer, BalancerSettings, EndpointSpec, Pick, PickError, Picker, RoundRobin};
 
-use crate::house::{Keys, at_once, key, policies, ready, set, specs};
+use crate::fixture::{KeyBalancer, key, policies, ready, ready_at_start, set, specs};
 
 fn seed() -> u64 {
     let given = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -16,11 +16,12 @@ fn seed() -> u64 {
     seed
 }
 
+/// BA-1.
 #[test]
-fn t01_picks_that_race_the_end_succeed_or_say_closed() {
+fn picks_racing_close_succeed_or_return_closed() {
     for policy in policies() {
         let balancer = ready(Arc::clone(&policy), 3);
-        let picks = |balancer: Keys| {
+        let picks = |balancer: KeyBalancer| {
             move || {
                 for _ in 0..100 {
                     match balancer.pick(&Pick::new()) {
@@ -33,12 +34,13 @@ fn t01_picks_that_race_the_end_succeed_or_say_closed() {
         let picking: Vec<_> = (0..50).map(|_| thread::spawn(picks(balancer.clone()))).collect();
         balancer.close();
         picking.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(balancer.departed().iter().all(|gone| gone.load().in_flight() == 0), "{policy:?}");
+        assert!(balancer.take_departed().iter().all(|gone| gone.load().in_flight() == 0), "{policy:?}");
     }
 }
 
+/// BA-2.
 #[test]
-fn t02_a_shrinking_set_never_fails_a_pick_and_settles_on_the_survivors() {
+fn picks_from_a_shrinking_set_never_fail() {
     for policy in policies() {
         let balancer = ready(Arc::clone(&policy), 8);
         let picking: Vec<_> = (0..30)
@@ -58,25 +60,26 @@ fn t02_a_shrinking_set_never_fails_a_pick_and_settles_on_the_survivors() {
     }
 }
 
+/// BA-5.
 #[test]
-fn t05_a_pick_sees_one_snapshot_and_versions_only_grow() {
-    let balancer: Balancer<u64> = Balancer::new(RoundRobin, at_once(), 1, Instant::now());
-    // Generation g has g % 5 + 1 endpoints of value g, all other than those before.
+fn pick_sees_one_snapshot_and_versions_grow() {
+    let balancer: Balancer<u64> = Balancer::new(RoundRobin, ready_at_start(), 1, Instant::now());
+    // Generation g has g % 5 + 1 endpoints with the value g, none of them in generation g - 1.
     let replace = |generation: u64| {
-        let names = (0..generation % 5 + 1).map(|number| Spec::new(format!("{generation}-{number}").as_str()));
+        let names = (0..generation % 5 + 1).map(|number| EndpointSpec::new(format!("{generation}-{number}").as_str()));
         balancer.update(Instant::now(), names, |_, _| generation);
-        balancer.departed().iter().for_each(|endpoint| _ = endpoint.abandon());
+        balancer.take_departed().iter().for_each(|endpoint| _ = endpoint.abandon_drain());
     };
     replace(0);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for seed in 0..3 {
-            let (mut picker, stop) = (balancer.picker(seed), &stop);
+            let (mut picker, stop) = (Picker::new(&balancer, seed), &stop);
             scope.spawn(move || {
                 let (mut newest, mut version) = (0, 0);
                 while !stop.load(Ordering::Relaxed) {
                     let generation = picker.pick_with(&Pick::new(), |endpoint| *endpoint.value()).unwrap();
-                    assert!(generation >= newest, "back from {newest} to {generation}");
+                    assert!(generation >= newest, "generation {generation} after {newest}");
                     let now = picker.balancer().version();
                     assert!(now >= version);
                     (newest, version) = (generation, now);
@@ -89,8 +92,9 @@ fn t05_a_pick_sees_one_snapshot_and_versions_only_grow() {
     assert_eq!(balancer.status().iter().filter(|status| !status.leaving).count(), 5);
 }
 
+/// BA-6 and BA-45.
 #[test]
-fn t06_t45_picks_race_random_changes_of_everything() {
+fn picks_race_random_changes() {
     let mut random = fastrand::Rng::with_seed(seed());
     for policy in policies() {
         let balancer = ready(Arc::clone(&policy), 4);
@@ -119,22 +123,23 @@ fn t06_t45_picks_race_random_changes_of_everything() {
     }
 }
 
-/// One change of those that can happen.
-fn change(balancer: &Keys, random: &mut fastrand::Rng) {
+/// A random change.
+fn change(balancer: &KeyBalancer, random: &mut fastrand::Rng) {
     let now = Instant::now();
     let endpoints = balancer.endpoints();
     match (random.u8(..6), random.choice(&endpoints)) {
         (0, _) => drop(set(balancer, now, specs(0..random.usize(..6)))),
-        (1, Some(endpoint)) => drop(balancer.failed(endpoint.id(), now, Arc::new(std::io::Error::other("gone")))),
-        (2, Some(endpoint)) => balancer.ready(endpoint.id(), now),
+        (1, Some(endpoint)) => drop(balancer.mark_failed(endpoint.id(), now, Arc::new(std::io::Error::other("gone")))),
+        (2, Some(endpoint)) => balancer.mark_ready(endpoint.id(), now),
         (3, _) => balancer.set_policy(random.choice(policies()).expect("there are policies")),
         (4, Some(endpoint)) => balancer.set_weight(endpoint.key(), random.u32(..4)),
-        _ => balancer.departed().iter().for_each(|endpoint| _ = endpoint.abandon()),
+        _ => balancer.take_departed().iter().for_each(|endpoint| _ = endpoint.abandon_drain()),
     }
 }
 
+/// BA-3.
 #[test]
-fn t03_five_hundred_balancers_leave_no_value_behind_on_threads_that_stay() {
+fn balancers_leave_no_value_on_idle_threads() {
     let value = Arc::new(());
     let (send, receive) = std::sync::mpsc::channel::<Option<Balancer<Arc<()>>>>();
     let (done, wait) = std::sync::mpsc::channel();
@@ -147,7 +152,7 @@ fn t03_five_hundred_balancers_leave_no_value_behind_on_threads_that_stay() {
     });
     for _ in 0..500 {
         let now = Instant::now();
-        let balancer = Balancer::new(RoundRobin, at_once(), 1, now);
+        let balancer = Balancer::new(RoundRobin, ready_at_start(), 1, now);
         balancer.update(now, specs(0..3), |_, _| Arc::clone(&value));
         balancer.pick(&Pick::new()).map(drop).unwrap();
         send.send(Some(balancer.clone())).unwrap();
@@ -155,7 +160,7 @@ fn t03_five_hundred_balancers_leave_no_value_behind_on_threads_that_stay() {
         balancer.close();
         drop(balancer);
     }
-    // The idle thread keeps at most as many snapshots as balancers lived at once in this process.
+    // An idle thread keeps at most as many snapshots as balancers that were alive at the same time.
     assert!(Arc::strong_count(&value) <= 1 + 3 * 64, "{} values are left", Arc::strong_count(&value));
     send.send(None).unwrap();
     idle.join().unwrap();
@@ -163,25 +168,25 @@ fn t03_five_hundred_balancers_leave_no_value_behind_on_threads_that_stay() {
 }
 
 #[test]
-fn a_pick_within_a_pick_works() {
+fn pick_inside_a_pick_works() {
     let balancer = ready(Arc::new(RoundRobin), 3);
     let inner = balancer.pick_with(&Pick::new(), |_| balancer.pick_with(&Pick::new(), |endpoint| endpoint.id()));
     inner.unwrap().unwrap();
 }
 
 #[test]
-fn a_pick_in_the_last_moments_of_a_thread_works() {
-    struct Last(Keys);
-    impl Drop for Last {
+fn pick_in_a_thread_local_destructor_works() {
+    struct PicksInDrop(KeyBalancer);
+    impl Drop for PicksInDrop {
         fn drop(&mut self) {
             self.0.pick(&Pick::new()).map(drop).unwrap();
         }
     }
-    thread_local!(static LAST: std::cell::RefCell<Option<Last>> = const { std::cell::RefCell::new(None) });
+    thread_local!(static LAST: std::cell::RefCell<Option<PicksInDrop>> = const { std::cell::RefCell::new(None) });
     let balancer = ready(Arc::new(RoundRobin), 3);
     thread::spawn(move || {
-        // Touched first, it is destroyed last: after this thread's copies of snapshots.
-        LAST.with(|last| *last.borrow_mut() = Some(Last(balancer.clone())));
+        // Initialised first, it is destroyed last: after the snapshot copies of this thread.
+        LAST.with(|last| *last.borrow_mut() = Some(PicksInDrop(balancer.clone())));
         balancer.pick(&Pick::new()).map(drop).unwrap();
     })
     .join()
@@ -189,7 +194,7 @@ fn a_pick_in_the_last_moments_of_a_thread_works() {
 }
 
 #[test]
-fn settings_have_defaults_that_work() {
-    let balancer: Keys = Balancer::new(RoundRobin, Settings::default(), 1, Instant::now());
+fn default_settings_work() {
+    let balancer: KeyBalancer = Balancer::new(RoundRobin, BalancerSettings::default(), 1, Instant::now());
     assert_eq!(balancer.tick(Instant::now()), None);
 }

@@ -1,4 +1,4 @@
-//! Callers that wait for an endpoint, and callers that do not.
+//! Callers that wait for an endpoint, or fail fast.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,37 +7,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
-use tidegate_balance::{Balancer, Patience, Pick, PickError, RoundRobin, Settings};
+use tidegate_balance::{Balancer, BalancerSettings, Pick, PickError, RoundRobin, WaitMode};
 
-use crate::house::{key, policies, set, specs};
+use crate::fixture::{key, policies, set, specs};
 
 #[derive(Default)]
-struct Bell(AtomicUsize);
+struct WakeCounter(AtomicUsize);
 
-impl Wake for Bell {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
+/// BA-50.
 #[test]
-fn t50_who_waits_is_woken_when_an_endpoint_is_ready() {
+fn waiters_are_woken_by_a_ready_endpoint() {
     for policy in policies() {
         let now = Instant::now();
-        let balancer = Balancer::with_policy(Arc::clone(&policy), Settings::default(), 1, now);
-        let bell = Arc::new(Bell::default());
-        let waker = Waker::from(Arc::clone(&bell));
+        let balancer = Balancer::with_policy(Arc::clone(&policy), BalancerSettings::default(), 1, now);
+        let wakes = Arc::new(WakeCounter::default());
+        let waker = Waker::from(Arc::clone(&wakes));
         let mut cx = Context::from_waker(&waker);
         let pick = Pick::new();
         let mut waiting: Vec<_> =
-            (0..100).map(|_| Box::pin(balancer.pick_ready(&pick, Patience::WaitForReady))).collect();
+            (0..100).map(|_| Box::pin(balancer.pick_ready(&pick, WaitMode::WaitForReady))).collect();
         assert!(waiting.iter_mut().all(|wait| wait.as_mut().poll(&mut cx).is_pending()));
         let added = set(&balancer, now, specs(0..1)).added;
-        assert!(waiting.iter_mut().all(|wait| wait.as_mut().poll(&mut cx).is_pending()), "known is not ready");
+        assert!(waiting.iter_mut().all(|wait| wait.as_mut().poll(&mut cx).is_pending()), "no endpoint is ready");
         assert_eq!(balancer.counters().waiting, 100);
-        bell.0.store(0, Ordering::SeqCst);
-        balancer.ready(added[0].id(), now);
-        assert_eq!(bell.0.load(Ordering::SeqCst), 100, "{policy:?}: all are woken");
+        wakes.0.store(0, Ordering::SeqCst);
+        balancer.mark_ready(added[0].id(), now);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 100, "{policy:?}: all waiters are woken");
         for wait in &mut waiting {
             assert!(matches!(wait.as_mut().poll(&mut cx), Poll::Ready(Ok(lease)) if *lease == key(0)), "{policy:?}");
         }
@@ -46,44 +47,46 @@ fn t50_who_waits_is_woken_when_an_endpoint_is_ready() {
     }
 }
 
+/// BA-50.
 #[test]
-fn t50_who_gives_up_is_off_the_list_and_the_list_has_an_end() {
+fn dropped_waiter_leaves_the_bounded_list() {
     let now = Instant::now();
     let balancer: Balancer<String> =
-        Balancer::new(RoundRobin, Settings { waiters_max: 10, ..Settings::default() }, 1, now);
+        Balancer::new(RoundRobin, BalancerSettings { waiters_max: 10, ..BalancerSettings::default() }, 1, now);
     let mut cx = Context::from_waker(Waker::noop());
     let pick = Pick::new();
-    let mut waiting: Vec<_> = (0..10).map(|_| Box::pin(balancer.pick_ready(&pick, Patience::WaitForReady))).collect();
+    let mut waiting: Vec<_> = (0..10).map(|_| Box::pin(balancer.pick_ready(&pick, WaitMode::WaitForReady))).collect();
     assert!(waiting.iter_mut().all(|wait| wait.as_mut().poll(&mut cx).is_pending()));
-    let refused = pin!(balancer.pick_ready(&pick, Patience::WaitForReady)).poll(&mut cx);
-    assert!(matches!(refused, Poll::Ready(Err(PickError::Crowded { waiting: 10 }))));
+    let error = pin!(balancer.pick_ready(&pick, WaitMode::WaitForReady)).poll(&mut cx);
+    assert!(matches!(error, Poll::Ready(Err(PickError::TooManyWaiters { waiting: 10 }))));
     waiting.truncate(4);
     assert_eq!(balancer.counters().waiting, 4);
-    assert!(pin!(balancer.pick_ready(&pick, Patience::WaitForReady)).poll(&mut cx).is_pending());
+    assert!(pin!(balancer.pick_ready(&pick, WaitMode::WaitForReady)).poll(&mut cx).is_pending());
     balancer.close();
     for wait in &mut waiting {
         assert!(matches!(wait.as_mut().poll(&mut cx), Poll::Ready(Err(PickError::Closed))));
     }
 }
 
+/// BA-50.
 #[test]
-fn t50_who_does_not_wait_is_told_the_last_cause() {
+fn pick_error_has_the_last_cause() {
     for policy in policies() {
         let now = Instant::now();
-        let balancer = Balancer::with_policy(policy, Settings::default(), 1, now);
+        let balancer = Balancer::with_policy(policy, BalancerSettings::default(), 1, now);
         let added = set(&balancer, now, specs(0..2)).added;
         for (endpoint, cause) in added.iter().chain(&added).zip(["one", "two", "three", "four"]) {
-            balancer.failed(endpoint.id(), now, Arc::new(std::io::Error::other(cause)));
+            balancer.mark_failed(endpoint.id(), now, Arc::new(std::io::Error::other(cause)));
         }
-        let told = balancer.pick(&Pick::new()).map(drop).unwrap_err().to_string();
-        assert!(told.contains("none of 2 endpoints is ready") && told.contains("four"), "{told}");
+        let error = balancer.pick(&Pick::new()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("none of 2 endpoints is ready") && error.contains("four"), "{error}");
     }
 }
 
 #[test]
-fn who_watches_the_version_is_woken() {
+fn version_watcher_is_woken() {
     let now = Instant::now();
-    let balancer: Balancer<String> = Balancer::new(RoundRobin, Settings::default(), 1, now);
+    let balancer: Balancer<String> = Balancer::new(RoundRobin, BalancerSettings::default(), 1, now);
     let mut cx = Context::from_waker(Waker::noop());
     let mut changed = pin!(balancer.changed(balancer.version()));
     assert!(changed.as_mut().poll(&mut cx).is_pending());
@@ -91,66 +94,67 @@ fn who_watches_the_version_is_woken() {
     assert!(matches!(changed.as_mut().poll(&mut cx), Poll::Ready(version) if version == balancer.version()));
 }
 
+/// BA-50.
 #[test]
-fn t50_who_fails_fast_waits_for_the_first_attempts_and_for_no_more() {
+fn fail_fast_waits_for_the_first_connects_only() {
     let now = Instant::now();
-    let balancer: Balancer<String> = Balancer::new(RoundRobin, Settings::default(), 1, now);
+    let balancer: Balancer<String> = Balancer::new(RoundRobin, BalancerSettings::default(), 1, now);
     let mut cx = Context::from_waker(Waker::noop());
     let pick = Pick::new();
-    let mut wait = pin!(balancer.pick_ready(&pick, Patience::FailFast));
-    assert!(wait.as_mut().poll(&mut cx).is_pending(), "nothing is known");
+    let mut wait = pin!(balancer.pick_ready(&pick, WaitMode::FailFast));
+    assert!(wait.as_mut().poll(&mut cx).is_pending(), "the set is unknown");
     let added = set(&balancer, now, specs(0..2)).added;
-    assert!(wait.as_mut().poll(&mut cx).is_pending(), "nothing was tried");
-    balancer.failed(added[0].id(), now, Arc::new(std::io::Error::other("refused")));
-    assert!(wait.as_mut().poll(&mut cx).is_pending(), "the other was not tried");
-    balancer.failed(added[1].id(), now, Arc::new(std::io::Error::other("refused")));
+    assert!(wait.as_mut().poll(&mut cx).is_pending(), "no connect has ended");
+    balancer.mark_failed(added[0].id(), now, Arc::new(std::io::Error::other("refused")));
+    assert!(wait.as_mut().poll(&mut cx).is_pending(), "one connect has not ended");
+    balancer.mark_failed(added[1].id(), now, Arc::new(std::io::Error::other("refused")));
     assert!(matches!(wait.as_mut().poll(&mut cx), Poll::Ready(Err(PickError::NotReady { .. }))));
 
-    // While it is connected again after it failed once, nothing is better than before.
-    balancer.connecting(added[0].id());
-    assert!(pin!(balancer.pick_ready(&pick, Patience::FailFast)).poll(&mut cx).is_ready());
-    // But who was connected and is lost is worth waiting for.
-    balancer.ready(added[0].id(), now);
-    balancer.lost(added[0].id(), Arc::new(std::io::Error::other("reset")));
-    assert!(pin!(balancer.pick_ready(&pick, Patience::FailFast)).poll(&mut cx).is_pending());
+    // A new connect after a failure is not waited for.
+    balancer.mark_connecting(added[0].id());
+    assert!(pin!(balancer.pick_ready(&pick, WaitMode::FailFast)).poll(&mut cx).is_ready());
+    // The new connect of a lost connection is waited for.
+    balancer.mark_ready(added[0].id(), now);
+    balancer.mark_lost(added[0].id(), Arc::new(std::io::Error::other("reset")));
+    assert!(pin!(balancer.pick_ready(&pick, WaitMode::FailFast)).poll(&mut cx).is_pending());
 
-    let balancer: Balancer<String> = Balancer::new(RoundRobin, Settings::default(), 1, now);
-    let mut wait = pin!(balancer.pick_ready(&pick, Patience::FailFast));
+    let balancer: Balancer<String> = Balancer::new(RoundRobin, BalancerSettings::default(), 1, now);
+    let mut wait = pin!(balancer.pick_ready(&pick, WaitMode::FailFast));
     assert!(wait.as_mut().poll(&mut cx).is_pending());
-    balancer.unknown(Arc::new(std::io::Error::other("no such name")));
-    let Poll::Ready(Err(told)) = wait.as_mut().poll(&mut cx) else { panic!("it is known that nothing is known") };
-    assert!(told.to_string().contains("no such name"), "{told}");
+    balancer.resolve_failed(Arc::new(std::io::Error::other("no such name")));
+    let Poll::Ready(Err(error)) = wait.as_mut().poll(&mut cx) else { panic!("the resolve error is returned") };
+    assert!(error.to_string().contains("no such name"), "{error}");
 }
 
-/// A service that was scaled to nothing: to wait for it would be to wait for the next deployment.
+/// BA-50: waiting for a service that was scaled to zero would mean waiting for the next deployment.
 #[test]
-fn t50_who_fails_fast_is_told_that_the_set_is_empty() {
+fn fail_fast_returns_empty_for_an_empty_set() {
     let now = Instant::now();
     let mut cx = Context::from_waker(Waker::noop());
     let pick = Pick::new();
-    let wait = |balancer: &Balancer<String>, patience| {
-        pin!(balancer.pick_ready(&pick, patience))
+    let wait = |balancer: &Balancer<String>, mode| {
+        pin!(balancer.pick_ready(&pick, mode))
             .poll(&mut Context::from_waker(Waker::noop()))
             .map_err(|error| error.to_string())
     };
     for policy in policies() {
-        let balancer = Balancer::with_policy(policy, Settings::default(), 1, now);
-        let mut waiting = pin!(balancer.pick_ready(&pick, Patience::FailFast));
-        assert!(waiting.as_mut().poll(&mut cx).is_pending(), "nothing is known");
-        balancer.unknown(Arc::new(std::io::Error::other("no such name")));
+        let balancer = Balancer::with_policy(policy, BalancerSettings::default(), 1, now);
+        let mut waiting = pin!(balancer.pick_ready(&pick, WaitMode::FailFast));
+        assert!(waiting.as_mut().poll(&mut cx).is_pending(), "the set is unknown");
+        balancer.resolve_failed(Arc::new(std::io::Error::other("no such name")));
         set(&balancer, now, specs(0..2));
         set(&balancer, now, Vec::new());
-        let Poll::Ready(Err(told)) = waiting.as_mut().poll(&mut cx) else { panic!("it is known that there is none") };
-        assert!(matches!(told, PickError::Empty), "what failed before does not hold any more: {told}");
-        assert!(wait(&balancer, Patience::FailFast).is_ready());
-        assert!(wait(&balancer, Patience::WaitForReady).is_pending());
+        let Poll::Ready(Err(error)) = waiting.as_mut().poll(&mut cx) else { panic!("the set is known to be empty") };
+        assert!(matches!(error, PickError::Empty), "the previous error does not apply: {error}");
+        assert!(wait(&balancer, WaitMode::FailFast).is_ready());
+        assert!(wait(&balancer, WaitMode::WaitForReady).is_pending());
         set(&balancer, now, specs(0..1));
-        assert!(wait(&balancer, Patience::FailFast).is_pending(), "the first attempt is under way");
+        assert!(wait(&balancer, WaitMode::FailFast).is_pending(), "the first connect is in progress");
     }
-    // Empty from the beginning: those who wait for the first set are woken.
-    let balancer: Balancer<String> = Balancer::new(RoundRobin, Settings::default(), 1, now);
+    // Empty from the start: callers that wait for the first set are woken.
+    let balancer: Balancer<String> = Balancer::new(RoundRobin, BalancerSettings::default(), 1, now);
     let version = balancer.version();
     set(&balancer, now, Vec::new());
     assert_ne!(balancer.version(), version);
-    assert!(wait(&balancer, Patience::FailFast).is_ready());
+    assert!(wait(&balancer, WaitMode::FailFast).is_ready());
 }

@@ -1,6 +1,5 @@
-//! Names: a follower with a resolver of the tests' own on a clock that stands still, and DNS with a real name server on
-//! loopback.
+//! Name resolution: a watcher with a scripted resolver under a paused clock, and DNS with a real name server on loopback.
 
 mod dns;
-mod follower;
-mod server;
+mod name_server;
+mod watcher;

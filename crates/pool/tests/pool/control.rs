@@ -1,225 +1,225 @@
-//! What operators do: pause, resume, reconnect, change limits, close.
+//! Operations of operators: pause, resume, reconnect, limits, close.
 
-use tidegate_pool::{CheckoutError, Fate, Limits};
+use tidegate_pool::{CheckoutError, Limits, ReleaseAction};
 
-use crate::fake::{Bench, Failure, limits};
+use crate::fake::{Failure, Fixture, limits};
 
 #[test]
-fn a_paused_pool_grants_nothing_and_becomes_quiet() {
-    let bench = Bench::eager(2, limits(2));
-    let lease = bench.lease(0);
-    bench.lease(1).release(Fate::Reuse, bench.now());
-    bench.pool.pause();
-    let mut waiter = bench.waiter(1);
-    assert!(!bench.pool.is_quiet(), "core 0 has not heard of it and has a lease");
-    bench.settle();
-    assert!(!bench.pool.is_quiet(), "there is a lease");
-    lease.release(Fate::Reuse, bench.now());
-    assert!(bench.pool.is_quiet());
+fn paused_pool_grants_nothing_and_becomes_quiescent() {
+    let fixture = Fixture::eager(2, limits(2));
+    let lease = fixture.lease(0);
+    fixture.lease(1).release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.pause();
+    let mut waiter = fixture.waiter(1);
+    assert!(!fixture.pool.is_quiescent(), "core 0 has not applied the pause and has a lease");
+    fixture.deliver_all();
+    assert!(!fixture.pool.is_quiescent(), "a lease is held");
+    lease.release(ReleaseAction::Reuse, fixture.now());
+    assert!(fixture.pool.is_quiescent());
     assert!(waiter.poll().is_none());
-    bench.pool.resume();
-    bench.settle();
-    assert!(!bench.pool.is_paused());
-    waiter.lease().release(Fate::Reuse, bench.now());
-    assert_eq!(bench.pool.counts().idle, 2);
+    fixture.pool.resume();
+    fixture.deliver_all();
+    assert!(!fixture.pool.is_paused());
+    waiter.lease().release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!(fixture.pool.counts().idle, 2);
 }
 
 #[test]
-fn cleaning_is_not_quiet() {
-    let bench = Bench::eager(1, limits(1));
-    bench.lease(0).release(Fate::Clean, bench.now());
-    bench.pool.pause();
-    bench.settle();
-    assert!(!bench.pool.is_quiet());
-    let dirty = bench.asked[0].to_clean.borrow_mut().pop_front().unwrap();
-    dirty.release(Fate::Reuse, bench.now());
-    assert!(bench.pool.is_quiet());
+fn cleaning_is_not_quiescent() {
+    let fixture = Fixture::eager(1, limits(1));
+    fixture.lease(0).release(ReleaseAction::Clean, fixture.now());
+    fixture.pool.pause();
+    fixture.deliver_all();
+    assert!(!fixture.pool.is_quiescent());
+    let dirty = fixture.calls[0].to_clean.borrow_mut().pop_front().unwrap();
+    dirty.release(ReleaseAction::Reuse, fixture.now());
+    assert!(fixture.pool.is_quiescent());
 }
 
 #[test]
-fn nothing_is_opened_while_paused() {
-    let bench = Bench::new(1, limits(1));
-    bench.pool.pause();
-    let mut waiter = bench.waiter(0);
-    assert_eq!(bench.slots(0), 0);
-    bench.pool.resume();
-    bench.settle();
-    bench.connected(0);
+fn paused_pool_opens_nothing() {
+    let fixture = Fixture::new(1, limits(1));
+    fixture.pool.pause();
+    let mut waiter = fixture.waiter(0);
+    assert_eq!(fixture.pending(0), 0);
+    fixture.pool.resume();
+    fixture.deliver_all();
+    fixture.connected(0);
     assert_eq!(waiter.lease().id, 0);
 }
 
 #[test]
-fn a_slot_that_is_of_no_use_any_more_says_so_and_its_client_waits_for_another() {
-    let bench = Bench::new(1, limits(1));
-    let mut waiter = bench.waiter(0);
-    let slot = bench.slot(0);
-    assert!(!slot.is_revoked());
-    bench.pool.pause();
-    assert!(slot.is_revoked());
-    bench.pool.resume();
-    assert!(!slot.is_revoked(), "it may go on");
-    bench.pool.reconnect();
-    assert!(slot.is_revoked());
-    slot.withdraw(bench.now());
-    let slot = bench.slot(0);
-    assert!(!slot.is_revoked() && waiter.poll().is_none());
-    bench.pool.close(Failure(1));
-    assert!(slot.is_revoked());
+fn useless_pending_connect_is_revoked() {
+    let fixture = Fixture::new(1, limits(1));
+    let mut waiter = fixture.waiter(0);
+    let pending = fixture.next_pending(0);
+    assert!(!pending.is_revoked());
+    fixture.pool.pause();
+    assert!(pending.is_revoked());
+    fixture.pool.resume();
+    assert!(!pending.is_revoked(), "resumed");
+    fixture.pool.reconnect();
+    assert!(pending.is_revoked());
+    pending.cancel(fixture.now());
+    let pending = fixture.next_pending(0);
+    assert!(!pending.is_revoked() && waiter.poll().is_none());
+    fixture.pool.close(Failure(1));
+    assert!(pending.is_revoked());
 }
 
 #[test]
-fn reconnect_closes_idle_connections_by_sweep_and_leased_ones_at_release() {
-    let bench = Bench::eager(1, limits(2));
-    let (kept, idle) = (bench.lease(0), bench.lease(0));
-    idle.release(Fate::Reuse, bench.now());
-    bench.pool.reconnect();
-    bench.sweep(0);
-    assert_eq!(bench.census.open(), 1);
-    kept.release(Fate::Reuse, bench.now());
-    assert_eq!(bench.census.open(), 0);
-    assert_eq!(bench.lease(0).id, 2);
+fn reconnect_closes_idle_and_released_connections() {
+    let fixture = Fixture::eager(1, limits(2));
+    let (kept, idle) = (fixture.lease(0), fixture.lease(0));
+    idle.release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.reconnect();
+    fixture.maintain(0);
+    assert_eq!(fixture.counter.open(), 1);
+    kept.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!(fixture.counter.open(), 0);
+    assert_eq!(fixture.lease(0).id, 2);
 }
 
 #[test]
-fn an_idle_connection_makes_room_and_a_leased_one_does_not() {
-    let bench = Bench::eager(2, limits(3));
-    let (kept, first, second) = (bench.lease(0), bench.lease(0), bench.lease(0));
+fn eviction_closes_idle_but_not_leased_connections() {
+    let fixture = Fixture::eager(2, limits(3));
+    let (kept, first, second) = (fixture.lease(0), fixture.lease(0), fixture.lease(0));
     let warm = second.id;
-    first.release(Fate::Reuse, bench.now());
-    second.release(Fate::Reuse, bench.now());
-    bench.pool.evict_idle();
-    bench.settle();
-    assert_eq!(bench.census.open(), 2);
-    let again = bench.lease(0);
-    assert_eq!(again.id, warm, "the one put down first has gone");
-    bench.pool.evict_idle();
-    bench.settle();
-    assert_eq!((bench.census.open(), bench.pool.counts().open), (2, 2));
+    first.release(ReleaseAction::Reuse, fixture.now());
+    second.release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.evict_idle();
+    fixture.deliver_all();
+    assert_eq!(fixture.counter.open(), 2);
+    let again = fixture.lease(0);
+    assert_eq!(again.id, warm, "the least recently used one was closed");
+    fixture.pool.evict_idle();
+    fixture.deliver_all();
+    assert_eq!((fixture.counter.open(), fixture.pool.counts().open), (2, 2));
     drop((kept, again));
 }
 
 #[test]
-fn a_pool_is_exhausted_when_nothing_is_idle_and_nothing_may_be_opened() {
-    let bench = Bench::new(2, limits(2));
-    let exhausted = || [0, 1].map(|core| bench.locals[core].is_exhausted());
+fn pool_is_exhausted_without_idle_or_free_permits() {
+    let fixture = Fixture::new(2, limits(2));
+    let exhausted = || [0, 1].map(|core| fixture.locals[core].is_exhausted());
     assert_eq!(exhausted(), [false; 2]);
-    let (mut first, mut second) = (bench.waiter(0), bench.waiter(1));
-    assert_eq!(exhausted(), [true; 2], "what is being opened is for those who wait");
-    bench.connected(0);
-    bench.connected(1);
+    let (mut first, mut second) = (fixture.waiter(0), fixture.waiter(1));
+    assert_eq!(exhausted(), [true; 2], "connects in progress are for waiting clients");
+    fixture.connected(0);
+    fixture.connected(1);
     let (first, second) = (first.lease(), second.lease());
     assert_eq!(exhausted(), [true; 2]);
-    first.release(Fate::Reuse, bench.now());
-    assert_eq!(exhausted(), [false; 2], "an idle one serves clients of any core");
-    assert_eq!([0, 1].map(|core| bench.locals[core].has_idle()), [true, false], "and lies on one");
-    let again = bench.lease(0);
+    first.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!(exhausted(), [false; 2], "an idle connection serves clients of any core");
+    assert_eq!([0, 1].map(|core| fixture.locals[core].has_idle()), [true, false], "and belongs to one core");
+    let again = fixture.lease(0);
     assert_eq!(exhausted(), [true; 2]);
-    assert!(!bench.locals[0].has_idle());
-    second.release(Fate::Close, bench.now());
-    assert_eq!(exhausted(), [false; 2], "one may be opened");
-    bench.pool.set_limits(limits(1));
-    bench.settle();
+    assert!(!fixture.locals[0].has_idle());
+    second.release(ReleaseAction::Close, fixture.now());
+    assert_eq!(exhausted(), [false; 2], "a permit is free");
+    fixture.pool.set_limits(limits(1));
+    fixture.deliver_all();
     assert_eq!(exhausted(), [true; 2]);
     drop(again);
 }
 
 #[test]
-fn a_pool_that_must_not_connect_yet_is_exhausted() {
-    let bench = Bench::new(1, limits(3));
-    let mut first = bench.waiter(0);
-    bench.connected(0);
+fn pool_in_connect_backoff_is_exhausted() {
+    let fixture = Fixture::new(1, limits(3));
+    let mut first = fixture.waiter(0);
+    fixture.connected(0);
     let _held = first.lease();
-    let _waiting = bench.waiter(0);
-    bench.failed(0, 1);
-    assert!(bench.locals[0].is_exhausted());
-    bench.advance(limits(3).retry_max);
-    bench.sweep(0);
-    assert!(!bench.locals[0].is_exhausted());
+    let _waiting = fixture.waiter(0);
+    fixture.failed(0, 1);
+    assert!(fixture.locals[0].is_exhausted());
+    fixture.advance(limits(3).retry_max);
+    fixture.maintain(0);
+    assert!(!fixture.locals[0].is_exhausted());
 }
 
 #[test]
-fn an_idle_connection_of_an_older_generation_is_never_granted() {
-    let bench = Bench::eager(1, limits(1));
-    bench.lease(0).release(Fate::Reuse, bench.now());
-    bench.pool.reconnect();
-    assert_eq!(bench.lease(0).id, 1);
+fn idle_connection_of_old_generation_is_not_granted() {
+    let fixture = Fixture::eager(1, limits(1));
+    fixture.lease(0).release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.reconnect();
+    assert_eq!(fixture.lease(0).id, 1);
 }
 
 #[test]
-fn a_connect_begun_before_reconnect_is_of_the_older_generation() {
-    let bench = Bench::new(1, limits(1));
-    let mut waiter = bench.waiter(0);
-    let slot = bench.slot(0);
-    bench.pool.reconnect();
-    slot.fulfil(crate::fake::Conn::open(&bench.census), bench.now());
+fn connect_begun_before_reconnect_is_discarded() {
+    let fixture = Fixture::new(1, limits(1));
+    let mut waiter = fixture.waiter(0);
+    let pending = fixture.next_pending(0);
+    fixture.pool.reconnect();
+    pending.succeed(crate::fake::Conn::open(&fixture.counter), fixture.now());
     assert!(waiter.poll().is_none());
-    bench.connected(0);
+    fixture.connected(0);
     assert_eq!(waiter.lease().id, 1);
 }
 
 #[test]
-fn a_lowered_size_closes_leased_connections_at_release_and_idle_ones_by_sweep() {
-    let bench = Bench::eager(2, limits(4));
-    let leases = [bench.lease(0), bench.lease(0), bench.lease(1), bench.lease(1)];
+fn lowered_size_closes_released_and_idle_connections() {
+    let fixture = Fixture::eager(2, limits(4));
+    let leases = [fixture.lease(0), fixture.lease(0), fixture.lease(1), fixture.lease(1)];
     let [a, b, c, d] = leases;
-    a.release(Fate::Reuse, bench.now());
-    bench.pool.set_limits(limits(1));
+    a.release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.set_limits(limits(1));
     for lease in [b, c] {
-        lease.release(Fate::Reuse, bench.now());
+        lease.release(ReleaseAction::Reuse, fixture.now());
     }
-    assert_eq!(bench.pool.counts().open, 2);
-    bench.sweep(0);
-    assert_eq!(bench.pool.counts().open, 1);
-    d.release(Fate::Reuse, bench.now());
-    assert_eq!((bench.pool.counts().open, bench.census.open()), (1, 1));
-    assert_eq!(bench.pool.limits().size, 1);
+    assert_eq!(fixture.pool.counts().open, 2);
+    fixture.maintain(0);
+    assert_eq!(fixture.pool.counts().open, 1);
+    d.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.pool.counts().open, fixture.counter.open()), (1, 1));
+    assert_eq!(fixture.pool.limits().size, 1);
 }
 
 #[test]
-fn a_raised_size_serves_waiters() {
-    let bench = Bench::eager(1, limits(1));
-    let _lease = bench.lease(0);
-    let mut waiter = bench.waiter(0);
-    bench.census.most.store(2, std::sync::atomic::Ordering::SeqCst);
-    bench.pool.set_limits(limits(2));
-    bench.settle();
+fn raised_size_serves_waiters() {
+    let fixture = Fixture::eager(1, limits(1));
+    let _lease = fixture.lease(0);
+    let mut waiter = fixture.waiter(0);
+    fixture.counter.open_max.store(2, std::sync::atomic::Ordering::SeqCst);
+    fixture.pool.set_limits(limits(2));
+    fixture.deliver_all();
     assert_eq!(waiter.lease().id, 1);
 }
 
 #[test]
-fn a_changed_lifetime_holds_for_connections_that_are_open() {
-    let bench = Bench::eager(1, limits(1));
-    bench.lease(0).release(Fate::Reuse, bench.now());
-    bench.advance_ms(5_000);
+fn changed_lifetime_applies_to_open_connections() {
+    let fixture = Fixture::eager(1, limits(1));
+    fixture.lease(0).release(ReleaseAction::Reuse, fixture.now());
+    fixture.advance_ms(5_000);
     let lifetime = Some(std::time::Duration::from_secs(4));
-    bench.pool.set_limits(Limits { lifetime, ..limits(1) });
-    assert_eq!(bench.lease(0).id, 1);
+    fixture.pool.set_limits(Limits { lifetime, ..limits(1) });
+    assert_eq!(fixture.lease(0).id, 1);
 }
 
 #[test]
-fn a_closed_pool_answers_everybody_with_its_error_and_closes_everything() {
-    let bench = Bench::new(2, limits(2));
-    let mut first = bench.waiter(0);
-    bench.connected(0);
+fn closed_pool_fails_clients_and_closes_connections() {
+    let fixture = Fixture::new(2, limits(2));
+    let mut first = fixture.waiter(0);
+    fixture.connected(0);
     let lease = first.lease();
-    let mut connecting = bench.waiter(1);
-    let slot = bench.slot(1);
-    bench.pool.close(Failure(9));
-    bench.settle();
+    let mut connecting = fixture.waiter(1);
+    let pending = fixture.next_pending(1);
+    fixture.pool.close(Failure(9));
+    fixture.deliver_all();
     let closed = |outcome| matches!(outcome, Some(Err(CheckoutError::Closed(e))) if *e == Failure(9));
     assert!(closed(connecting.poll()));
-    assert!(closed(bench.client(0).1));
-    slot.fulfil(crate::fake::Conn::open(&bench.census), bench.now());
-    lease.release(Fate::Reuse, bench.now());
-    assert_eq!((bench.census.open(), bench.pool.counts().open), (0, 0));
+    assert!(closed(fixture.client(0).1));
+    pending.succeed(crate::fake::Conn::open(&fixture.counter), fixture.now());
+    lease.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.counter.open(), fixture.pool.counts().open), (0, 0));
 }
 
 #[test]
-fn the_oldest_wait_is_shown() {
-    let bench = Bench::new(2, limits(1));
-    let start = bench.now();
-    let _first = bench.waiter(1);
-    bench.advance_ms(5);
-    let _second = bench.waiter(0);
-    assert_eq!(bench.pool.counts().oldest_wait, Some(start));
+fn oldest_wait_is_reported() {
+    let fixture = Fixture::new(2, limits(1));
+    let start = fixture.now();
+    let _first = fixture.waiter(1);
+    fixture.advance_ms(5);
+    let _second = fixture.waiter(0);
+    assert_eq!(fixture.pool.counts().oldest_wait, Some(start));
 }

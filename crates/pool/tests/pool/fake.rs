@@ -1,4 +1,4 @@
-//! A connection that is a number, a host that notes what it is asked, and cores stepped by hand.
+//! A fake connection with a number, a manager that records its calls, and cores that the test runs step by step.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,36 +13,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_pool::{Checkout, CheckoutError, Connection, Courier, Host, Lease, Limits, Local, Pool, Slot};
+use tidegate_pool::{
+    Checkout, CheckoutError, Connection, Lease, Limits, LocalPool, ManageConnection, PendingConnect, Pool, Transfer,
+};
 
 /// Why a fake connect fails.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("fake failure {0}")]
 pub(crate) struct Failure(pub(crate) u32);
 
-/// How a test bends one connection.
+/// Behaviour of one connection, set by the test.
 #[derive(Debug, Default)]
 pub(crate) struct Handle {
     pub(crate) dead: AtomicBool,
-    /// It is not ready to park at once.
+    /// `poll_detach` is pending.
     pub(crate) busy: AtomicBool,
-    /// A client has it.
+    /// Leased by a client.
     pub(crate) leased: AtomicBool,
 }
 
-/// Counts the open connections and refuses to count more than allowed.
+/// Counts open connections and asserts their maximum.
 #[derive(Debug)]
-pub(crate) struct Census {
+pub(crate) struct OpenCounter {
     pub(crate) open: AtomicUsize,
     pub(crate) opened: AtomicUsize,
-    pub(crate) most: AtomicUsize,
-    /// Busy connections are ready to park after all.
-    pub(crate) parkable: AtomicBool,
+    pub(crate) open_max: AtomicUsize,
+    /// Busy connections can be detached.
+    pub(crate) detachable: AtomicBool,
 }
 
-impl Census {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { open: 0.into(), opened: 0.into(), most: most.into(), parkable: false.into() })
+impl OpenCounter {
+    pub(crate) fn new(open_max: usize) -> Arc<Self> {
+        Arc::new(Self { open: 0.into(), opened: 0.into(), open_max: open_max.into(), detachable: false.into() })
     }
 
     pub(crate) fn open(&self) -> usize {
@@ -50,115 +52,115 @@ impl Census {
     }
 }
 
-/// A connection. Its parts are not `Send`, as with one bound to its core's I/O.
+/// A fake connection, not `Send`, like a connection bound to the I/O of its core.
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) id: usize,
     pub(crate) handle: Arc<Handle>,
-    parcel: Option<Parked>,
+    detached: Option<Detached>,
     _bound: Rc<()>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Parked {
+pub(crate) struct Detached {
     id: usize,
     handle: Arc<Handle>,
-    census: Arc<Census>,
+    counter: Arc<OpenCounter>,
 }
 
-impl Drop for Parked {
+impl Drop for Detached {
     fn drop(&mut self) {
-        self.census.open.fetch_sub(1, SeqCst);
+        self.counter.open.fetch_sub(1, SeqCst);
     }
 }
 
 impl Conn {
-    pub(crate) fn open(census: &Arc<Census>) -> Self {
-        let open = census.open.fetch_add(1, SeqCst) + 1;
-        assert!(open <= census.most.load(SeqCst), "{open} connections open");
-        let id = census.opened.fetch_add(1, SeqCst);
-        Self::unpark(Parked { id, handle: Arc::default(), census: Arc::clone(census) })
+    pub(crate) fn open(counter: &Arc<OpenCounter>) -> Self {
+        let open = counter.open.fetch_add(1, SeqCst) + 1;
+        assert!(open <= counter.open_max.load(SeqCst), "{open} connections open");
+        let id = counter.opened.fetch_add(1, SeqCst);
+        Self::attach(Detached { id, handle: Arc::default(), counter: Arc::clone(counter) })
     }
 }
 
 impl Connection for Conn {
-    type Parked = Parked;
+    type Detached = Detached;
     type Error = Failure;
 
     fn is_usable(&mut self) -> bool {
         !self.handle.dead.load(SeqCst)
     }
 
-    fn poll_park(&mut self, _: &mut Context<'_>) -> Poll<()> {
-        let parkable = self.parcel.as_ref().is_some_and(|p| p.census.parkable.load(SeqCst));
-        if self.handle.busy.load(SeqCst) && !parkable { Poll::Pending } else { Poll::Ready(()) }
+    fn poll_detach(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        let detachable = self.detached.as_ref().is_some_and(|p| p.counter.detachable.load(SeqCst));
+        if self.handle.busy.load(SeqCst) && !detachable { Poll::Pending } else { Poll::Ready(()) }
     }
 
-    fn park(mut self) -> Parked {
-        self.parcel.take().expect("parked once")
+    fn detach(mut self) -> Detached {
+        self.detached.take().expect("detached once")
     }
 
-    fn unpark(parked: Parked) -> Self {
-        let handle = Arc::clone(&parked.handle);
-        Self { id: parked.id, handle, parcel: Some(parked), _bound: Rc::new(()) }
+    fn attach(detached: Detached) -> Self {
+        let handle = Arc::clone(&detached.handle);
+        Self { id: detached.id, handle, detached: Some(detached), _bound: Rc::new(()) }
     }
 }
 
-/// What a host was asked, to be answered by the test.
+/// Calls to the manager, answered by the test.
 #[derive(Default)]
-pub(crate) struct Asked {
-    pub(crate) slots: RefCell<VecDeque<Slot<Conn>>>,
+pub(crate) struct ManagerCalls {
+    pub(crate) pending: RefCell<VecDeque<PendingConnect<Conn>>>,
     pub(crate) to_clean: RefCell<VecDeque<Lease<Conn>>>,
-    pub(crate) couriers: RefCell<VecDeque<Courier<Conn>>>,
-    /// Answer connects at once.
+    pub(crate) transfers: RefCell<VecDeque<Transfer<Conn>>>,
+    /// Connects succeed in the call.
     pub(crate) eager: Cell<bool>,
 }
 
-pub(crate) struct Notes {
-    asked: Rc<Asked>,
-    census: Arc<Census>,
+pub(crate) struct RecordingManager {
+    calls: Rc<ManagerCalls>,
+    counter: Arc<OpenCounter>,
     now: Rc<Cell<Instant>>,
 }
 
-impl Host<Conn> for Notes {
-    fn connect(&self, slot: Slot<Conn>) {
-        if self.asked.eager.get() {
-            slot.fulfil(Conn::open(&self.census), self.now.get());
+impl ManageConnection<Conn> for RecordingManager {
+    fn connect(&self, pending: PendingConnect<Conn>) {
+        if self.calls.eager.get() {
+            pending.succeed(Conn::open(&self.counter), self.now.get());
         } else {
-            self.asked.slots.borrow_mut().push_back(slot);
+            self.calls.pending.borrow_mut().push_back(pending);
         }
     }
 
     fn clean(&self, lease: Lease<Conn>) {
-        self.asked.to_clean.borrow_mut().push_back(lease);
+        self.calls.to_clean.borrow_mut().push_back(lease);
     }
 
-    fn send(&self, courier: Courier<Conn>) {
-        self.asked.couriers.borrow_mut().push_back(courier);
+    fn run_transfer(&self, transfer: Transfer<Conn>) {
+        self.calls.transfers.borrow_mut().push_back(transfer);
     }
 }
 
-/// Counts its wakes.
+/// Counts wake-ups.
 #[derive(Debug, Default)]
-pub(crate) struct Bell(pub(crate) AtomicUsize);
+pub(crate) struct WakeCounter(pub(crate) AtomicUsize);
 
-impl Wake for Bell {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, SeqCst);
     }
 }
 
-/// A waiting client.
+/// A client with its checkout.
 pub(crate) struct Client {
     pub(crate) checkout: Checkout<Conn>,
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) wakes: Arc<WakeCounter>,
 }
 
 pub(crate) type Outcome = Result<Lease<Conn>, CheckoutError<Failure>>;
 
 impl Client {
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
-        let waker = Waker::from(Arc::clone(&self.bell));
+        let waker = Waker::from(Arc::clone(&self.wakes));
         match Pin::new(&mut self.checkout).poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,
@@ -166,46 +168,46 @@ impl Client {
     }
 
     pub(crate) fn lease(&mut self) -> Lease<Conn> {
-        self.poll().expect("served").expect("with a lease")
+        self.poll().expect("granted").expect("a lease")
     }
 
-    pub(crate) fn rings(&self) -> usize {
-        self.bell.0.load(SeqCst)
+    pub(crate) fn wakes(&self) -> usize {
+        self.wakes.0.load(SeqCst)
     }
 }
 
-/// Several cores on one thread, stepped by hand.
-pub(crate) struct Bench {
+/// Several cores on one thread, run step by step.
+pub(crate) struct Fixture {
     pub(crate) pool: Arc<Pool<Conn>>,
-    pub(crate) locals: Vec<Local<Conn>>,
-    pub(crate) asked: Vec<Rc<Asked>>,
-    pub(crate) census: Arc<Census>,
+    pub(crate) locals: Vec<LocalPool<Conn>>,
+    pub(crate) calls: Vec<Rc<ManagerCalls>>,
+    pub(crate) counter: Arc<OpenCounter>,
     woken: Arc<Mutex<VecDeque<usize>>>,
     now: Rc<Cell<Instant>>,
 }
 
-impl Bench {
+impl Fixture {
     pub(crate) fn new(cores: usize, limits: Limits) -> Self {
         let now = Rc::new(Cell::new(Instant::now()));
         let woken = Arc::new(Mutex::new(VecDeque::new()));
-        let bell = Arc::clone(&woken);
-        let wake = move |core| bell.lock().expect("not poisoned").push_back(core);
+        let wakes = Arc::clone(&woken);
+        let wake = move |core| wakes.lock().expect("not poisoned").push_back(core);
         let pool = Pool::new(cores, limits, 1, now.get(), wake);
-        let census = Census::new(limits.size + limits.reserve);
-        let asked: Vec<Rc<Asked>> = (0..cores).map(|_| Rc::default()).collect();
-        let locals = asked.iter().enumerate().map(|(core, asked)| {
-            let (asked, census, now) = (Rc::clone(asked), Arc::clone(&census), Rc::clone(&now));
-            pool.local(core, now.get(), Notes { asked, census, now })
+        let counter = OpenCounter::new(limits.size + limits.reserve);
+        let calls: Vec<Rc<ManagerCalls>> = (0..cores).map(|_| Rc::default()).collect();
+        let locals = calls.iter().enumerate().map(|(core, calls)| {
+            let (calls, counter, now) = (Rc::clone(calls), Arc::clone(&counter), Rc::clone(&now));
+            LocalPool::new(&pool, core, now.get(), RecordingManager { calls, counter, now })
         });
         let locals = locals.collect();
-        Self { locals, pool, asked, census, woken, now }
+        Self { locals, pool, calls, counter, woken, now }
     }
 
-    /// One core whose connects succeed at once.
+    /// A fixture whose connects succeed in the call.
     pub(crate) fn eager(cores: usize, limits: Limits) -> Self {
-        let bench = Self::new(cores, limits);
-        bench.asked.iter().for_each(|asked| asked.eager.set(true));
-        bench
+        let fixture = Self::new(cores, limits);
+        fixture.calls.iter().for_each(|calls| calls.eager.set(true));
+        fixture
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -220,50 +222,50 @@ impl Bench {
         self.advance(Duration::from_millis(by));
     }
 
-    /// A client that has polled once.
+    /// A client that has polled once, and the result.
     pub(crate) fn client(&self, core: usize) -> (Client, Option<Outcome>) {
-        let mut client = self.ask(core);
+        let mut client = self.request(core);
         let outcome = client.poll();
         (client, outcome)
     }
 
-    pub(crate) fn ask(&self, core: usize) -> Client {
-        Client { checkout: self.locals[core].checkout(self.now()), bell: Arc::default() }
+    pub(crate) fn request(&self, core: usize) -> Client {
+        Client { checkout: self.locals[core].checkout(self.now()), wakes: Arc::default() }
     }
 
     /// A client that has to wait.
     pub(crate) fn waiter(&self, core: usize) -> Client {
         let (client, outcome) = self.client(core);
-        assert!(outcome.is_none(), "has to wait, but got {outcome:?}");
+        assert!(outcome.is_none(), "must wait, but got {outcome:?}");
         client
     }
 
-    /// A client that is served at once.
+    /// The lease of a client that does not wait.
     pub(crate) fn lease(&self, core: usize) -> Lease<Conn> {
-        self.ask(core).lease()
+        self.request(core).lease()
     }
 
-    pub(crate) fn slot(&self, core: usize) -> Slot<Conn> {
-        self.asked[core].slots.borrow_mut().pop_front().expect("asked to connect")
+    pub(crate) fn next_pending(&self, core: usize) -> PendingConnect<Conn> {
+        self.calls[core].pending.borrow_mut().pop_front().expect("connect was called")
     }
 
-    pub(crate) fn slots(&self, core: usize) -> usize {
-        self.asked[core].slots.borrow().len()
+    pub(crate) fn pending(&self, core: usize) -> usize {
+        self.calls[core].pending.borrow().len()
     }
 
     pub(crate) fn connected(&self, core: usize) {
-        self.slot(core).fulfil(Conn::open(&self.census), self.now());
+        self.next_pending(core).succeed(Conn::open(&self.counter), self.now());
     }
 
     pub(crate) fn failed(&self, core: usize, number: u32) {
-        self.slot(core).fail(Failure(number), self.now());
+        self.next_pending(core).fail(Failure(number), self.now());
     }
 
-    pub(crate) fn sweep(&self, core: usize) {
-        self.locals[core].sweep(self.now());
+    pub(crate) fn maintain(&self, core: usize) {
+        self.locals[core].maintain(self.now());
     }
 
-    /// Let one woken core read its mail. False: all is read.
+    /// Lets one woken core read its messages. Returns false if no core is woken.
     pub(crate) fn deliver(&self, which: usize) -> bool {
         let core = {
             let mut woken = self.woken.lock().expect("not poisoned");
@@ -273,18 +275,18 @@ impl Bench {
             let at = which % woken.len();
             woken.remove(at).expect("an index within")
         };
-        self.locals[core].process_mail(self.now());
+        self.locals[core].process_messages(self.now());
         true
     }
 
-    /// Let all woken cores read their mail until nothing more happens.
-    pub(crate) fn settle(&self) {
+    /// Lets all woken cores read their messages until no core is woken.
+    pub(crate) fn deliver_all(&self) {
         let calm = (0..100_000).any(|_| !self.deliver(0));
-        assert!(calm, "cores keep waking each other for nothing");
+        assert!(calm, "cores wake each other without end");
     }
 }
 
-/// The numbers of the connections.
+/// Numbers of the connections.
 pub(crate) fn ids(leases: &[Lease<Conn>]) -> Vec<usize> {
     leases.iter().map(|lease| lease.id).collect()
 }

@@ -1,10 +1,10 @@
-//! The behaviour of a pool, with connections that are numbers and cores that are stepped by hand or run as threads.
+//! Behaviour of a pool with fake connections; cores run step by step or as threads.
 
 mod fake;
 
 mod control;
 mod cores;
+mod maintenance;
 mod model;
 mod one_core;
 mod stress;
-mod upkeep;

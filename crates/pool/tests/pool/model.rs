@@ -1,4 +1,4 @@
-//! Any sequence of operations, on several cores stepped by hand, keeps the promises.
+//! Property test: any sequence of operations on several cores keeps the contract.
 
 use std::{
     sync::atomic::Ordering::SeqCst,
@@ -7,25 +7,25 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tidegate_pool::{CheckoutError, Fate, Lease, Limits};
+use tidegate_pool::{CheckoutError, Lease, Limits, ReleaseAction};
 
-use crate::fake::{Bench, Client, Conn, Failure, limits};
+use crate::fake::{Client, Conn, Failure, Fixture, limits};
 
 const CORES: usize = 3;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum Operation {
     Checkout(usize),
     Leave(usize),
     Release(usize, u8),
     Drop(usize),
     Kill(usize),
     Busy(usize),
-    Mail(usize),
+    Deliver(usize),
     Connected(usize),
     Failed(usize),
     Cleaned(usize),
-    Courier(usize, bool),
+    Transfer(usize, bool),
     Sweep(usize),
     Advance(u64),
     Pause(bool),
@@ -33,29 +33,29 @@ enum Step {
     Resize(usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn operation() -> impl Strategy<Value = Operation> {
     let at = 0..1000usize;
     prop_oneof![
-        8 => (0..CORES).prop_map(Step::Checkout),
-        2 => at.clone().prop_map(Step::Leave),
-        8 => (at.clone(), 0..8u8).prop_map(|(at, fate)| Step::Release(at, fate)),
-        1 => at.clone().prop_map(Step::Drop),
-        1 => at.clone().prop_map(Step::Kill),
-        1 => at.clone().prop_map(Step::Busy),
-        6 => at.clone().prop_map(Step::Mail),
-        6 => (0..CORES).prop_map(Step::Connected),
-        1 => (0..CORES).prop_map(Step::Failed),
-        2 => (0..CORES).prop_map(Step::Cleaned),
-        2 => (0..CORES, any::<bool>()).prop_map(|(core, arrives)| Step::Courier(core, arrives)),
-        1 => (0..CORES).prop_map(Step::Sweep),
-        3 => (0..40u64).prop_map(|x| Step::Advance(x * x)),
-        1 => any::<bool>().prop_map(Step::Pause),
-        1 => Just(Step::Reconnect),
-        1 => (1..5usize).prop_map(Step::Resize),
+        8 => (0..CORES).prop_map(Operation::Checkout),
+        2 => at.clone().prop_map(Operation::Leave),
+        8 => (at.clone(), 0..8u8).prop_map(|(at, action)| Operation::Release(at, action)),
+        1 => at.clone().prop_map(Operation::Drop),
+        1 => at.clone().prop_map(Operation::Kill),
+        1 => at.clone().prop_map(Operation::Busy),
+        6 => at.clone().prop_map(Operation::Deliver),
+        6 => (0..CORES).prop_map(Operation::Connected),
+        1 => (0..CORES).prop_map(Operation::Failed),
+        2 => (0..CORES).prop_map(Operation::Cleaned),
+        2 => (0..CORES, any::<bool>()).prop_map(|(core, arrives)| Operation::Transfer(core, arrives)),
+        1 => (0..CORES).prop_map(Operation::Sweep),
+        3 => (0..40u64).prop_map(|x| Operation::Advance(x * x)),
+        1 => any::<bool>().prop_map(Operation::Pause),
+        1 => Just(Operation::Reconnect),
+        1 => (1..5usize).prop_map(Operation::Resize),
     ]
 }
 
-/// A waiting client, with what the pool does not tell of it.
+/// A waiting client with its core and its arrival.
 struct Waiting {
     client: Client,
     core: usize,
@@ -63,18 +63,18 @@ struct Waiting {
 }
 
 struct Model {
-    bench: Bench,
+    fixture: Fixture,
     waiting: Vec<Waiting>,
     leases: Vec<Lease<Conn>>,
     size: usize,
-    /// More than the size while it has just been lowered.
+    /// Above `size` after `size` was lowered, until connections are closed.
     allowed: usize,
 }
 
 impl Model {
     fn new() -> Self {
-        let bench = Bench::new(CORES, Self::limits(4));
-        Self { bench, waiting: Vec::new(), leases: Vec::new(), size: 4, allowed: 4 }
+        let fixture = Fixture::new(CORES, Self::limits(4));
+        Self { fixture, waiting: Vec::new(), leases: Vec::new(), size: 4, allowed: 4 }
     }
 
     fn limits(size: usize) -> Limits {
@@ -83,30 +83,32 @@ impl Model {
         Limits { connecting_max: 2, idle_timeout, lifetime, ..limits(size) }
     }
 
-    fn apply(&mut self, step: &Step) {
-        let now = self.bench.now();
+    fn apply(&mut self, step: &Operation) {
+        let now = self.fixture.now();
         match *step {
-            Step::Checkout(core) => {
-                let client = self.bench.ask(core);
+            Operation::Checkout(core) => {
+                let client = self.fixture.request(core);
                 self.waiting.push(Waiting { client, core, since: now });
             }
-            Step::Leave(at) => drop(pick(&mut self.waiting, at)),
-            Step::Release(at, fate) => self.release(at, [Fate::Clean, Fate::Close].get(fate as usize)),
-            Step::Drop(at) => drop(pick(&mut self.leases, at)),
-            Step::Kill(at) => self.with_lease(at, |lease| lease.handle.dead.store(true, SeqCst)),
-            Step::Busy(at) => self.with_lease(at, |lease| lease.handle.busy.store(true, SeqCst)),
-            Step::Mail(which) => drop(self.bench.deliver(which)),
-            Step::Connected(core) => drop(self.connect(core)),
-            Step::Failed(core) if self.bench.slots(core) > 0 => self.bench.failed(core, 1),
-            Step::Cleaned(core) => drop(self.clean(core)),
-            Step::Courier(core, arrives) => drop(self.courier(core, arrives)),
-            Step::Sweep(core) => self.bench.sweep(core),
-            Step::Advance(ms) => self.bench.advance_ms(ms),
-            Step::Pause(true) => self.bench.pool.pause(),
-            Step::Pause(false) => self.bench.pool.resume(),
-            Step::Reconnect => self.bench.pool.reconnect(),
-            Step::Resize(size) => self.resize(size),
-            Step::Failed(_) => {}
+            Operation::Leave(at) => drop(pick(&mut self.waiting, at)),
+            Operation::Release(at, action) => {
+                self.release(at, [ReleaseAction::Clean, ReleaseAction::Close].get(action as usize));
+            }
+            Operation::Drop(at) => drop(pick(&mut self.leases, at)),
+            Operation::Kill(at) => self.with_lease(at, |lease| lease.handle.dead.store(true, SeqCst)),
+            Operation::Busy(at) => self.with_lease(at, |lease| lease.handle.busy.store(true, SeqCst)),
+            Operation::Deliver(which) => drop(self.fixture.deliver(which)),
+            Operation::Connected(core) => drop(self.connect(core)),
+            Operation::Failed(core) if self.fixture.pending(core) > 0 => self.fixture.failed(core, 1),
+            Operation::Cleaned(core) => drop(self.clean(core)),
+            Operation::Transfer(core, arrives) => drop(self.transfer(core, arrives)),
+            Operation::Sweep(core) => self.fixture.maintain(core),
+            Operation::Advance(ms) => self.fixture.advance_ms(ms),
+            Operation::Pause(true) => self.fixture.pool.pause(),
+            Operation::Pause(false) => self.fixture.pool.resume(),
+            Operation::Reconnect => self.fixture.pool.reconnect(),
+            Operation::Resize(size) => self.resize(size),
+            Operation::Failed(_) => {}
         }
     }
 
@@ -116,54 +118,54 @@ impl Model {
         }
     }
 
-    /// Release, and check that who gets the connection did not overtake anybody by too much.
-    fn release(&mut self, at: usize, fate: Option<&Fate>) {
+    /// Releases a lease, and checks that the served client overtook no other one by more than `overtake_max`.
+    fn release(&mut self, at: usize, action: Option<&ReleaseAction>) {
         let Some(lease) = pick(&mut self.leases, at) else {
             return;
         };
         let core = lease.core();
-        let known = self.bench.pool.counts().moving == 0;
-        lease.release(fate.copied().unwrap_or(Fate::Reuse), self.bench.now());
+        let known = self.fixture.pool.counts().moving == 0;
+        lease.release(action.copied().unwrap_or(ReleaseAction::Reuse), self.fixture.now());
         let served = self.collect();
         if known && let Some(&(_, since)) = served.iter().find(|(at, _)| *at == core) {
             let overtaken = |w: &&Waiting| w.core != core && w.since + Limits::default().overtake_max < since;
-            assert_eq!(self.waiting.iter().filter(overtaken).count(), 0, "overtaken by too much");
+            assert_eq!(self.waiting.iter().filter(overtaken).count(), 0, "overtaken by more than overtake_max");
         }
     }
 
     fn connect(&self, core: usize) -> bool {
-        let some = self.bench.slots(core) > 0;
+        let some = self.fixture.pending(core) > 0;
         if some {
-            self.bench.connected(core);
+            self.fixture.connected(core);
         }
         some
     }
 
     fn clean(&self, core: usize) -> bool {
-        let lease = self.bench.asked[core].to_clean.borrow_mut().pop_front();
-        lease.map(|lease| lease.release(Fate::Reuse, self.bench.now())).is_some()
+        let lease = self.fixture.calls[core].to_clean.borrow_mut().pop_front();
+        lease.map(|lease| lease.release(ReleaseAction::Reuse, self.fixture.now())).is_some()
     }
 
-    fn courier(&self, core: usize, arrives: bool) -> bool {
-        let courier = self.bench.asked[core].couriers.borrow_mut().pop_front();
-        let Some(mut courier) = courier else {
+    fn transfer(&self, core: usize, arrives: bool) -> bool {
+        let transfer = self.fixture.calls[core].transfers.borrow_mut().pop_front();
+        let Some(mut transfer) = transfer else {
             return false;
         };
         if arrives {
-            self.bench.census.parkable.store(true, SeqCst);
+            self.fixture.counter.detachable.store(true, SeqCst);
             let mut cx = Context::from_waker(Waker::noop());
-            assert!(Future::poll(std::pin::Pin::new(&mut courier), &mut cx).is_ready());
-            self.bench.census.parkable.store(false, SeqCst);
+            assert!(Future::poll(std::pin::Pin::new(&mut transfer), &mut cx).is_ready());
+            self.fixture.counter.detachable.store(false, SeqCst);
         }
         true
     }
 
     fn resize(&mut self, size: usize) {
-        self.bench.pool.set_limits(Self::limits(size));
+        self.fixture.pool.set_limits(Self::limits(size));
         self.size = size;
     }
 
-    /// Collect the answers; returns core and arrival of those who got a connection.
+    /// Collects answers; returns core and arrival of each served client.
     fn collect(&mut self) -> Vec<(usize, Instant)> {
         let mut served = Vec::new();
         let mut still: Vec<Waiting> = Vec::new();
@@ -175,7 +177,10 @@ impl Model {
             assert!(still.iter().all(|older| older.core != waiting.core), "not first in, first out");
             match outcome {
                 Ok(lease) => {
-                    assert!(!lease.handle.dead.load(SeqCst) || waiting.client.rings() > 0, "dead");
+                    assert!(
+                        !lease.handle.dead.load(SeqCst) || waiting.client.wakes() > 0,
+                        "unusable connection granted"
+                    );
                     served.push((waiting.core, waiting.since));
                     self.leases.push(lease);
                 }
@@ -189,15 +194,15 @@ impl Model {
 
     fn check(&mut self) {
         self.collect();
-        let counts = self.bench.pool.counts();
-        let asked = |count: fn(&crate::fake::Asked) -> usize| -> usize {
-            self.bench.asked.iter().map(|asked| count(asked)).sum()
+        let counts = self.fixture.pool.counts();
+        let total = |count: fn(&crate::fake::ManagerCalls) -> usize| -> usize {
+            self.fixture.calls.iter().map(|calls| count(calls)).sum()
         };
         assert_eq!(counts.active, self.leases.len());
         assert_eq!(counts.waiting, self.waiting.len());
-        assert_eq!(counts.connecting, asked(|asked| asked.slots.borrow().len()));
-        assert_eq!(counts.cleaning, asked(|asked| asked.to_clean.borrow().len()));
-        assert_eq!(counts.open, self.bench.census.open() + counts.connecting);
+        assert_eq!(counts.connecting, total(|calls| calls.pending.borrow().len()));
+        assert_eq!(counts.cleaning, total(|calls| calls.to_clean.borrow().len()));
+        assert_eq!(counts.open, self.fixture.counter.open() + counts.connecting);
         let sum = counts.active + counts.idle + counts.cleaning + counts.connecting + counts.moving;
         assert_eq!(counts.open, sum, "{counts:?}");
         self.allowed = self.size.max(self.allowed.min(counts.open));
@@ -205,11 +210,11 @@ impl Model {
         assert_eq!(counts.oldest_wait, self.waiting.iter().map(|waiting| waiting.since).min());
     }
 
-    /// Do all that is asked until nothing is.
-    fn quiesce(&mut self) {
+    /// Answers all manager calls until there are none.
+    fn answer_all(&mut self) {
         loop {
-            self.bench.settle();
-            let work = |core| self.connect(core) || self.clean(core) || self.courier(core, true);
+            self.fixture.deliver_all();
+            let work = |core| self.connect(core) || self.clean(core) || self.transfer(core, true);
             if !(0..CORES).any(work) {
                 break;
             }
@@ -217,30 +222,30 @@ impl Model {
         self.check();
     }
 
-    /// Whatever has happened, in the end every client is served.
+    /// Checks that every client is served in the end.
     fn finish(&mut self) {
-        self.bench.pool.resume();
-        self.quiesce();
-        self.bench.advance_ms(20_000);
-        (0..CORES).for_each(|core| self.bench.sweep(core));
-        self.quiesce();
+        self.fixture.pool.resume();
+        self.answer_all();
+        self.fixture.advance_ms(20_000);
+        (0..CORES).for_each(|core| self.fixture.maintain(core));
+        self.answer_all();
         loop {
-            let counts = self.bench.pool.counts();
+            let counts = self.fixture.pool.counts();
             if counts.waiting == 0 {
                 break;
             }
-            assert_eq!(counts.idle, 0, "a client waits beside an idle connection");
-            assert!(counts.open >= self.size, "a client waits though one may be opened");
+            assert_eq!(counts.idle, 0, "client waits beside an idle connection");
+            assert!(counts.open >= self.size, "client waits while a permit is free");
             self.release(0, None);
-            self.quiesce();
+            self.answer_all();
         }
         while !self.leases.is_empty() {
             self.release(0, None);
         }
-        self.quiesce();
-        assert_eq!(self.bench.census.open(), self.bench.pool.counts().idle);
-        self.bench.locals.clear();
-        assert_eq!((self.bench.census.open(), self.bench.pool.counts().open), (0, 0));
+        self.answer_all();
+        assert_eq!(self.fixture.counter.open(), self.fixture.pool.counts().idle);
+        self.fixture.locals.clear();
+        assert_eq!((self.fixture.counter.open(), self.fixture.pool.counts().open), (0, 0));
     }
 }
 
@@ -252,7 +257,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_operations_keeps_the_promises(steps in prop::collection::vec(step(), 1..200)) {
+    fn any_sequence_of_operations_keeps_the_contract(steps in prop::collection::vec(operation(), 1..200)) {
         let mut model = Model::new();
         for step in &steps {
             model.apply(step);
@@ -262,23 +267,23 @@ proptest! {
     }
 }
 
-/// With mail delivered at once, each hand-over is within the bound.
+/// Each grant, with messages delivered immediately, is within the bound.
 #[test]
-fn no_hand_over_overtakes_an_older_client_by_more_than_overtake_max() {
+fn grants_overtake_by_at_most_overtake_max() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut model = Model::new();
-    let mut hand_overs = 0;
-    while hand_overs < 3_000 {
-        model.bench.advance(Duration::from_micros(random.u64(..500)));
+    let mut grants = 0;
+    while grants < 3_000 {
+        model.fixture.advance(Duration::from_micros(random.u64(..500)));
         if model.waiting.len() < 60 {
-            // One core gets most of the clients.
-            model.apply(&Step::Checkout(random.usize(..4) % CORES));
+            // Core 0 gets half of the clients.
+            model.apply(&Operation::Checkout(random.usize(..4) % CORES));
         }
         if random.bool() && !model.leases.is_empty() {
-            hand_overs += model.waiting.len().min(1);
+            grants += model.waiting.len().min(1);
             model.release(random.usize(..100), None);
         }
-        model.quiesce();
+        model.answer_all();
     }
     model.finish();
 }

@@ -1,4 +1,4 @@
-//! Cores as threads: nobody shares a connection, nobody is forgotten.
+//! Cores as threads: no two clients share a connection, and every client is served.
 
 use std::{
     cell::RefCell,
@@ -14,27 +14,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_pool::{Checkout, Courier, Fate, Host, Lease, Limits, Local, Pool, Slot};
+use tidegate_pool::{
+    Checkout, Lease, Limits, LocalPool, ManageConnection, PendingConnect, Pool, ReleaseAction, Transfer,
+};
 
-use crate::fake::{Census, Conn, limits};
+use crate::fake::{Conn, OpenCounter, limits};
 
-/// What the threads know of each other.
+/// Shared state of the threads.
 struct Threads {
     threads: Vec<OnceLock<Thread>>,
-    mail: Vec<AtomicBool>,
+    woken: Vec<AtomicBool>,
     clients: AtomicUsize,
 }
 
 impl Threads {
     fn wake(&self, core: usize) {
-        self.mail[core].store(true, SeqCst);
+        self.woken[core].store(true, SeqCst);
         if let Some(thread) = self.threads[core].get() {
             thread.unpark();
         }
     }
 }
 
-/// Tasks of one core that can go on.
+/// Tasks of one core that are ready to run.
 #[derive(Default)]
 struct Ready(Mutex<VecDeque<usize>>);
 
@@ -46,48 +48,48 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Work that a host does not do at once.
+/// Manager calls that the core handles later.
 #[derive(Default)]
-struct Later {
-    slots: RefCell<VecDeque<Slot<Conn>>>,
+struct DeferredCalls {
+    pending: RefCell<VecDeque<PendingConnect<Conn>>>,
     to_clean: RefCell<VecDeque<Lease<Conn>>>,
-    couriers: RefCell<VecDeque<Courier<Conn>>>,
+    transfers: RefCell<VecDeque<Transfer<Conn>>>,
 }
 
-impl Host<Conn> for Rc<Later> {
-    fn connect(&self, slot: Slot<Conn>) {
-        self.slots.borrow_mut().push_back(slot);
+impl ManageConnection<Conn> for Rc<DeferredCalls> {
+    fn connect(&self, pending: PendingConnect<Conn>) {
+        self.pending.borrow_mut().push_back(pending);
     }
 
     fn clean(&self, lease: Lease<Conn>) {
         self.to_clean.borrow_mut().push_back(lease);
     }
 
-    fn send(&self, courier: Courier<Conn>) {
-        self.couriers.borrow_mut().push_back(courier);
+    fn run_transfer(&self, transfer: Transfer<Conn>) {
+        self.transfers.borrow_mut().push_back(transfer);
     }
 }
 
-impl Later {
-    fn work(&self, census: &Arc<Census>) -> bool {
-        let slot = self.slots.borrow_mut().pop_front();
+impl DeferredCalls {
+    fn work(&self, counter: &Arc<OpenCounter>) -> bool {
+        let pending = self.pending.borrow_mut().pop_front();
         let lease = self.to_clean.borrow_mut().pop_front();
-        let some = slot.is_some() || lease.is_some();
-        if let Some(slot) = slot {
-            slot.fulfil(Conn::open(census), Instant::now());
+        let some = pending.is_some() || lease.is_some();
+        if let Some(pending) = pending {
+            pending.succeed(Conn::open(counter), Instant::now());
         }
         if let Some(lease) = lease {
-            lease.release(Fate::Reuse, Instant::now());
+            lease.release(ReleaseAction::Reuse, Instant::now());
         }
         some
     }
 }
 
-/// Let the others run.
-async fn pass() {
-    let mut passed = false;
+/// Yields to the other tasks.
+async fn yield_now() {
+    let mut yielded = false;
     std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut passed, true) {
+        if std::mem::replace(&mut yielded, true) {
             return Poll::Ready(());
         }
         cx.waker().wake_by_ref();
@@ -96,8 +98,8 @@ async fn pass() {
     .await;
 }
 
-/// A checkout that its client may give up after some polls.
-async fn patiently(mut checkout: Checkout<Conn>, mut polls: usize) -> Option<Lease<Conn>> {
+/// Polls a checkout; gives up after `polls` polls.
+async fn poll_at_most(mut checkout: Checkout<Conn>, mut polls: usize) -> Option<Lease<Conn>> {
     std::future::poll_fn(|cx| match Pin::new(&mut checkout).poll(cx) {
         Poll::Ready(outcome) => Poll::Ready(Some(outcome.expect("connects do not fail here"))),
         Poll::Pending if polls == 0 => Poll::Ready(None),
@@ -112,52 +114,52 @@ async fn patiently(mut checkout: Checkout<Conn>, mut polls: usize) -> Option<Lea
     .await
 }
 
-async fn client(local: Local<Conn>, mut random: fastrand::Rng, rounds: usize) {
+async fn client(local: LocalPool<Conn>, mut random: fastrand::Rng, rounds: usize) {
     for _ in 0..rounds {
         let polls = if random.u8(..8) == 0 { random.usize(..9) } else { usize::MAX };
-        let Some(lease) = patiently(local.checkout(Instant::now()), polls).await else {
+        let Some(lease) = poll_at_most(local.checkout(Instant::now()), polls).await else {
             continue;
         };
-        assert!(!lease.handle.leased.swap(true, SeqCst), "two clients have one connection");
+        assert!(!lease.handle.leased.swap(true, SeqCst), "two clients hold one connection");
         for _ in 0..random.usize(..4) {
-            pass().await;
+            yield_now().await;
         }
         assert!(lease.handle.leased.swap(false, SeqCst));
         match random.u8(..40) {
             0 => drop(lease),
-            1..=4 => lease.release(Fate::Clean, Instant::now()),
+            1..=4 => lease.release(ReleaseAction::Clean, Instant::now()),
             5 => {
                 lease.handle.dead.store(true, SeqCst);
-                lease.release(Fate::Close, Instant::now());
+                lease.release(ReleaseAction::Close, Instant::now());
             }
-            _ => lease.release(Fate::Reuse, Instant::now()),
+            _ => lease.release(ReleaseAction::Reuse, Instant::now()),
         }
         for _ in 0..random.usize(..4) {
-            pass().await;
+            yield_now().await;
         }
     }
 }
 
 type Tasks = Vec<Option<Pin<Box<dyn Future<Output = ()>>>>>;
 
-/// One core: runs its clients, reads its mail, and sleeps when there is nothing to do.
+/// A core: runs its clients, reads its messages, and sleeps without work.
 struct Core {
     core: usize,
     threads: Arc<Threads>,
-    local: Local<Conn>,
-    later: Rc<Later>,
+    local: LocalPool<Conn>,
+    deferred: Rc<DeferredCalls>,
     ready: Arc<Ready>,
     tasks: Tasks,
 }
 
 impl Core {
-    fn run(&mut self, census: &Arc<Census>) {
+    fn run(&mut self, counter: &Arc<OpenCounter>) {
         while self.threads.clients.load(SeqCst) > 0 {
-            let mail = self.threads.mail[self.core].swap(false, SeqCst);
-            if mail {
-                self.local.process_mail(Instant::now());
+            let woken = self.threads.woken[self.core].swap(false, SeqCst);
+            if woken {
+                self.local.process_messages(Instant::now());
             }
-            if !(self.run_task() | self.later.work(census) | mail) {
+            if !(self.run_task() | self.deferred.work(counter) | woken) {
                 self.sleep();
             }
         }
@@ -174,16 +176,16 @@ impl Core {
         if task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
             self.tasks[at] = None;
             if self.threads.clients.fetch_sub(1, SeqCst) == 1 {
-                (0..self.threads.mail.len()).for_each(|core| self.threads.wake(core));
+                (0..self.threads.woken.len()).for_each(|core| self.threads.wake(core));
             }
         }
         true
     }
 
-    /// All clients of this core wait. If all others sleep as well, a wake-up was lost.
+    /// All clients of this core wait. If all other cores sleep as well, a wake-up was lost.
     fn sleep(&self) {
         let began = Instant::now();
-        while !self.threads.mail[self.core].load(SeqCst) {
+        while !self.threads.woken[self.core].load(SeqCst) {
             thread::park_timeout(Duration::from_secs(30));
             let counts = self.local.pool().counts();
             assert!(began.elapsed() < Duration::from_secs(30), "a wake-up was lost: {counts:?}");
@@ -195,19 +197,19 @@ fn stress(seed: u64, cores: usize, clients: usize, limits: Limits) {
     println!("seed {seed}, {cores} cores, {clients} clients, size {}", limits.size);
     let threads = Arc::new(Threads {
         threads: (0..cores).map(|_| OnceLock::new()).collect(),
-        mail: (0..cores).map(|_| AtomicBool::new(false)).collect(),
+        woken: (0..cores).map(|_| AtomicBool::new(false)).collect(),
         clients: AtomicUsize::new(cores * clients),
     });
     let waker = Arc::clone(&threads);
     let pool = Pool::new(cores, limits, seed, Instant::now(), move |core| waker.wake(core));
-    let census = Census::new(limits.size);
+    let counter = OpenCounter::new(limits.size);
     thread::scope(|scope| {
         for core in 0..cores {
-            let (threads, pool, census) = (&threads, &pool, &census);
+            let (threads, pool, counter) = (&threads, &pool, &counter);
             scope.spawn(move || {
                 threads.threads[core].set(thread::current()).expect("set once");
-                let later = Rc::new(Later::default());
-                let local = pool.local(core, Instant::now(), Rc::clone(&later));
+                let deferred = Rc::new(DeferredCalls::default());
+                let local = LocalPool::new(pool, core, Instant::now(), Rc::clone(&deferred));
                 let tasks = (0..clients).map(|at| {
                     let random = fastrand::Rng::with_seed(seed ^ (core * 1000 + at) as u64);
                     let task: Pin<Box<dyn Future<Output = ()>>> = Box::pin(client(local.clone(), random, 4_000));
@@ -215,11 +217,11 @@ fn stress(seed: u64, cores: usize, clients: usize, limits: Limits) {
                 });
                 let tasks: Tasks = tasks.collect();
                 let ready = Arc::new(Ready(Mutex::new((0..clients).collect())));
-                Core { core, threads: Arc::clone(threads), local, later, ready, tasks }.run(census);
+                Core { core, threads: Arc::clone(threads), local, deferred, ready, tasks }.run(counter);
             });
         }
     });
-    assert_eq!((census.open(), pool.counts().open), (0, 0), "all went with their cores");
+    assert_eq!((counter.open(), pool.counts().open), (0, 0), "connections left after their cores");
 }
 
 fn seed() -> u64 {
@@ -228,7 +230,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn a_few_connections_for_many_clients_on_several_threads() {
+fn few_connections_for_many_clients() {
     stress(seed(), 3, 12, limits(4));
 }
 
@@ -238,6 +240,6 @@ fn one_connection_for_all_threads() {
 }
 
 #[test]
-fn connections_enough_for_nearly_all() {
+fn connections_for_nearly_all_clients() {
     stress(seed(), 2, 8, Limits { overtake_max: Duration::ZERO, ..limits(14) });
 }

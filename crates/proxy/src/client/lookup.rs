@@ -4,7 +4,7 @@
 //! in it before, a `search_path` above all, does not decide what the query means.
 
 use std::rc::Rc;
-use tidegate_pool::{Fate, Lease};
+use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, DataRow, ErrorFields, ErrorReply},
     frame::HEADER,
@@ -74,7 +74,7 @@ pub(super) async fn look_up(
         }
     };
     let asked = ask(worker, &mut lease, &lookup.query, user).await;
-    let fate = if asked.is_ok() { Fate::Reuse } else { Fate::Close };
+    let fate = if asked.is_ok() { ReleaseAction::Reuse } else { ReleaseAction::Close };
     lease.release(fate, worker.reactor.now());
     asked.map_err(|error| {
         tracing::warn!(user, database = at, %error, "the look-up of a user failed");

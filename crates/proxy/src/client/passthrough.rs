@@ -135,7 +135,7 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
             let route = request.route.unwrap_or(pool.plan().route.route);
             let found = find_server(worker, pool, route, None).await;
             let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
-            lease.release(tidegate_pool::Fate::Reuse, worker.reactor.now());
+            lease.release(tidegate_pool::ReleaseAction::Reuse, worker.reactor.now());
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
     };

@@ -15,7 +15,7 @@ use std::{
     task::Poll,
     time::{Duration, Instant},
 };
-use tidegate_balance::Outcome;
+use tidegate_balance::CallOutcome;
 use tidegate_pool::{CheckoutError, Lease};
 use tidegate_wire::{
     backend::ErrorReply,
@@ -233,22 +233,22 @@ impl Search<'_> {
     ) -> Result<(), CheckoutFailure> {
         let node = chosen.node().clone();
         let outcome = match &error {
-            CheckoutError::Connect(cause) if cause.is_of_server() => Outcome::Failure,
+            CheckoutError::Connect(cause) if cause.is_of_server() => CallOutcome::Failure,
             CheckoutError::Connect(cause)
                 if cause.is_lack_of_room() && (!is_last || self.has_others(replica_set, &node)) =>
             {
-                Outcome::Neutral
+                CallOutcome::Neutral
             }
             // Taken out by a reload.
             CheckoutError::Closed(_) => {
                 replica_set.forget(&node);
-                Outcome::Neutral
+                CallOutcome::Neutral
             }
-            CheckoutError::Full if !is_last => Outcome::Neutral,
+            CheckoutError::QueueFull if !is_last => CallOutcome::Neutral,
             _ => return Err(CheckoutFailure::Checkout(error)),
         };
         chosen.finish(self.worker.reactor.now(), outcome);
-        if outcome == Outcome::Failure {
+        if outcome == CallOutcome::Failure {
             self.error = Some(error);
         }
         self.tried.push(node);

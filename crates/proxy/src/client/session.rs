@@ -6,9 +6,9 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tidegate_balance::Outcome;
+use tidegate_balance::CallOutcome;
 use tidegate_link::{Chunk, Deadline};
-use tidegate_pool::{CheckoutError, Fate, Lease, Pool};
+use tidegate_pool::{CheckoutError, Lease, Pool, ReleaseAction};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     DecodeErrorKind,
@@ -213,7 +213,7 @@ impl Session {
     /// The server that was kept since the login goes to others, as the client has not used it.
     fn give_up_reserved(&mut self) {
         if let Some(server) = self.reserved.take() {
-            server.release(Fate::Reuse, self.worker.reactor.now());
+            server.release(ReleaseAction::Reuse, self.worker.reactor.now());
         }
     }
 
@@ -225,7 +225,7 @@ impl Session {
         if server.generation() == self.home.shared.pool.generation() {
             return Some(server);
         }
-        server.release(Fate::Close, now);
+        server.release(ReleaseAction::Close, now);
         None
     }
 
@@ -506,7 +506,7 @@ impl Session {
                     of_trouble(&exchange_error, lease.is_closing(), plan, &self.worker.gateway);
                 if !server_is_sound {
                     lease.fault = Some(pgbouncer_reason(session_end.reason()));
-                    lease.release(Fate::Close, now);
+                    lease.release(ReleaseAction::Close, now);
                     return Err(session_end);
                 }
                 Err(session_end)
@@ -530,23 +530,23 @@ impl Session {
     fn return_lease(&self, mut lease: Lease<Server>, residue: ServerResidue, cleaning: Cleaning) {
         let now = self.worker.reactor.now();
         let fate = match residue {
-            _ if lease.health != Health::Clean || lease.cancels.has_lost() => Fate::Close,
-            _ if lease.reset_need == ResetNeed::Connection => Fate::Close,
-            ServerResidue::Unsynced => Fate::Close,
+            _ if lease.health != Health::Clean || lease.cancels.has_lost() => ReleaseAction::Close,
+            _ if lease.reset_need == ResetNeed::Connection => ReleaseAction::Close,
+            ServerResidue::Unsynced => ReleaseAction::Close,
             ServerResidue::Nothing
                 if !cleaning.reset && lease.reset_need == ResetNeed::Nothing && lease.cancels.is_open() =>
             {
-                Fate::Reuse
+                ReleaseAction::Reuse
             }
             ServerResidue::Nothing | ServerResidue::Transaction | ServerResidue::Prepared { .. } => {
                 lease.cleaning = cleaning;
-                Fate::Clean
+                ReleaseAction::Clean
             }
             // The server works on for a client that is gone: that is ended, and its connection with it.
             ServerResidue::Busy => {
                 let (identity, under_way) = (lease.identity.clone(), lease.cancels.begin());
                 self.worker.cancel(identity, under_way, self.pool.shared.clone(), None);
-                Fate::Close
+                ReleaseAction::Close
             }
         };
         lease.release(fate, now);
@@ -595,14 +595,14 @@ enum Ended {
 }
 
 /// What an exchange tells of its server, and whether the server is to be asked what it is.
-fn judge(ended: &Ended, suspect: bool) -> (Outcome, bool) {
+fn judge(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
     match ended {
         Ended::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
-            (Outcome::Failure, true)
+            (CallOutcome::Failure, true)
         }
-        Ended::Exchange(End::Over(_) | End::Farewell) => (Outcome::Success, suspect),
+        Ended::Exchange(End::Over(_) | End::Farewell) => (CallOutcome::Success, suspect),
         Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_)) | Ended::Interrupted(_) => {
-            (Outcome::Neutral, suspect)
+            (CallOutcome::Neutral, suspect)
         }
     }
 }

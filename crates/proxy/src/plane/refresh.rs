@@ -5,7 +5,7 @@
 
 use std::{convert::Infallible, rc::Rc, time::Duration};
 
-use tidegate_pool::Fate;
+use tidegate_pool::ReleaseAction;
 
 use super::{Worker, WorkerPool, within};
 use crate::server::clean;
@@ -61,6 +61,6 @@ async fn refresh_one(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) -> bool {
     } else {
         pool.shared.outdate_server_params();
     }
-    lease.release(if is_sound { Fate::Reuse } else { Fate::Close }, reactor.now());
+    lease.release(if is_sound { ReleaseAction::Reuse } else { ReleaseAction::Close }, reactor.now());
     true
 }

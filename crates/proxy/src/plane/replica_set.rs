@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
-use tidegate_balance::{Endpoint, Lease, Outcome, Pick, Picker};
+use tidegate_balance::{CallOutcome, Endpoint, EndpointLease, Pick, Picker};
 use tidegate_config::{Policy, Route};
 use tidegate_topology::{Cluster, Group, Node};
 
@@ -22,7 +22,7 @@ pub struct ReplicaSet {
 /// The server chosen for a transaction, until the transaction ends.
 pub struct Placed {
     /// Counts as in flight at that server.
-    lease: Lease<Arc<Node>>,
+    lease: EndpointLease<Arc<Node>>,
     /// Pool of the server.
     pub pool: Rc<WorkerPool>,
 }
@@ -35,8 +35,8 @@ impl Placed {
     }
 
     /// The transaction ended, with this outcome.
-    pub fn finish(self, now: Instant, outcome: Outcome) {
-        if outcome == Outcome::Failure {
+    pub fn finish(self, now: Instant, outcome: CallOutcome) {
+        if outcome == CallOutcome::Failure {
             self.node().suspect();
         }
         self.lease.finish(Some(now), outcome);
@@ -49,7 +49,7 @@ fn has(nodes: &[Arc<Node>], node: &Arc<Node>) -> bool {
 
 impl ReplicaSet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
-        let picker = |group| cluster.group(group).picker(fastrand::u64(..));
+        let picker = |group| Picker::new(cluster.group(group), fastrand::u64(..));
         let measures = cluster.spec.rules.policy == Policy::PeakEwma;
         Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default(), measures })
     }

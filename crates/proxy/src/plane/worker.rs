@@ -17,7 +17,7 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidegate_link::{AcceptedSocket, Reactor, ReactorWaker};
-use tidegate_pool::{Courier, Lease, Local, Retirement, Slot};
+use tidegate_pool::{CloseReason, Lease, LocalPool, PendingConnect, Transfer};
 use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
@@ -123,7 +123,7 @@ pub struct WorkerPool {
     /// The pool.
     pub shared: Arc<SharedPool>,
     /// This thread's share of it.
-    pub local: Local<Server>,
+    pub local: LocalPool<Server>,
     /// What was counted on this thread; one for all servers that the same clients choose from.
     pub stats: Rc<PoolStats>,
     /// Woken when the pool has mail: operators may have changed something.
@@ -183,7 +183,7 @@ impl WorkerPool {
     }
 
     fn read_mail(&self, now: Instant) {
-        self.local.process_mail(now);
+        self.local.process_messages(now);
         self.changed.notify_waiters();
     }
 
@@ -368,14 +368,14 @@ impl Worker {
             return;
         }
         for pool in self.pools() {
-            pool.local.sweep(now);
+            pool.local.maintain(now);
             if let Some(replica_set) = pool.replica_set() {
                 replica_set.forget_gone();
             }
         }
         self.drop_gone_pools();
         let former = self.former.take();
-        former.iter().for_each(|pool| pool.local.sweep(now));
+        former.iter().for_each(|pool| pool.local.maintain(now));
         self.former.borrow_mut().extend(former.into_iter().filter(|pool| !pool.is_over()));
     }
 
@@ -455,8 +455,8 @@ impl Worker {
         let mut found = Vec::new();
         for pool in self.pools() {
             let plan = pool.plan();
-            pool.local.each_idle(|server, born, released| {
-                if plan.checks_server(born, released, now) {
+            pool.local.for_each_idle(|server, opened_at, released_at| {
+                if plan.checks_server(opened_at, released_at, now) {
                     found.push((server.identity.id, pool.shared.key.clone()));
                 }
             });
@@ -482,7 +482,8 @@ impl Worker {
         };
         let pool = Rc::new_cyclic(|this| WorkerPool {
             shared: shared.clone(),
-            local: shared.pool.local(
+            local: LocalPool::new(
+                &shared.pool,
                 self.index,
                 self.reactor.now(),
                 PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
@@ -684,10 +685,10 @@ impl PoolHost {
     }
 }
 
-impl tidegate_pool::Host<Server> for PoolHost {
-    fn connect(&self, slot: Slot<Server>) {
+impl tidegate_pool::ManageConnection<Server> for PoolHost {
+    fn connect(&self, pending: PendingConnect<Server>) {
         let Some((worker, pool)) = self.upgrade() else { return };
-        worker.spawn_attempt(connect(worker.clone(), pool, slot));
+        worker.spawn_attempt(connect(worker.clone(), pool, pending));
     }
 
     fn clean(&self, lease: Lease<Server>) {
@@ -697,9 +698,9 @@ impl tidegate_pool::Host<Server> for PoolHost {
         worker.spawn_chore(id, task);
     }
 
-    fn retire(&self, server: &Server, why: Retirement) {
+    fn on_close(&self, server: &Server, why: CloseReason) {
         if let Some((worker, pool)) = self.upgrade() {
-            if why == Retirement::Unusable || server.is_closing() {
+            if why == CloseReason::Unusable || server.is_closing() {
                 // The server may have been restarted with another configuration.
                 pool.shared.outdate_server_params();
             }
@@ -707,10 +708,10 @@ impl tidegate_pool::Host<Server> for PoolHost {
         }
     }
 
-    fn send(&self, courier: Courier<Server>) {
+    fn run_transfer(&self, transfer: Transfer<Server>) {
         if let Some((worker, pool)) = self.upgrade() {
             worker.spawn_chore(0, async move {
-                courier.await;
+                transfer.await;
                 // Not before: a pool that nobody has in hand may be forgotten, and made anew.
                 drop(pool);
             });
@@ -718,9 +719,9 @@ impl tidegate_pool::Host<Server> for PoolHost {
     }
 }
 
-async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
+async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConnect<Server>) {
     let Some(quota) = worker.reserve_connection(&pool, ConnectionUse::InPool).await else {
-        return slot.withdraw(worker.reactor.now());
+        return pending.cancel(worker.reactor.now());
     };
     // Not this thread's copy: after a reload that may be of before.
     let plan = pool.shared.plan();
@@ -735,8 +736,8 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
     };
     let in_time = Box::pin(within(&worker.reactor, limit, attempt));
     // A server that does not answer holds up neither a pause nor those who wait for what a reload has put in its place.
-    let Some(outcome) = pool.unless(|| slot.is_revoked(), in_time).await else {
-        return slot.withdraw(worker.reactor.now());
+    let Some(outcome) = pool.unless(|| pending.is_revoked(), in_time).await else {
+        return pending.cancel(worker.reactor.now());
     };
     let outcome = outcome.unwrap_or(Err(ConnectError::Timeout(limit)));
     worker.gateway.follow_names();
@@ -750,7 +751,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             let identity = server.identity.clone();
             worker.gateway.pools.note_server(&pool.shared.key, &identity);
             log_opened(&setup, &pool.shared, &identity);
-            slot.fulfil(server, now);
+            pending.succeed(server, now);
         }
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
@@ -758,11 +759,11 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, slot: Slot<Server>) {
             // Who waits for one of several servers goes on to the next.
             let alone = pool.shared.key.host.is_none();
             if plan.pool.wait_for_server && alone && error.may_pass() {
-                slot.retry(now);
+                pending.retry(now);
             } else if error.is_of_login() && setup.config.listen.dialect == Dialect::Postgres {
-                slot.refuse(error, now);
+                pending.refuse(error, now);
             } else {
-                slot.fail(error, now);
+                pending.fail(error, now);
             }
         }
     }
@@ -792,18 +793,18 @@ fn log_opened(setup: &Setup, pool: &SharedPool, identity: &Identity) {
 }
 
 /// Tells the log of a connection that the pool closes, likewise.
-fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: Retirement) {
+fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReason) {
     let (identity, PoolKey { database, user, .. }) = (&server.identity, &pool.key);
     let (id, host) = (identity.id, &identity.address.host);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, ?why, "server closed");
     if setup.config.listen.dialect == Dialect::Pgbouncer && setup.config.log.disconnections {
         let reason = match why {
-            Retirement::Lifetime => "server lifetime over",
-            Retirement::Idle => "server idle timeout",
-            Retirement::Replaced if pool.is_closed_by_pause() => "pause mode",
-            Retirement::Replaced => "database configuration changed",
-            Retirement::Surplus => "evicted",
-            Retirement::Released if !server.is_closing() => server.fault.unwrap_or("unclean server"),
+            CloseReason::Lifetime => "server lifetime over",
+            CloseReason::IdleTimeout => "server idle timeout",
+            CloseReason::Replaced if pool.is_closed_by_pause() => "pause mode",
+            CloseReason::Replaced => "database configuration changed",
+            CloseReason::Surplus => "evicted",
+            CloseReason::Released if !server.is_closing() => server.fault.unwrap_or("unclean server"),
             _ => "server conn crashed?",
         };
         let age = identity.connected_at.elapsed().map_or(0, |age| age.as_secs());

@@ -5,7 +5,7 @@ use tidegate_wire::backend::ErrorReply;
 
 use socket2::SockRef;
 use tidegate_link::{Link, PeerAddress};
-use tidegate_pool::{Fate, Lease};
+use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
     sqlstate,
@@ -213,7 +213,7 @@ impl Arriving {
         };
         let Some(mut server) = server else { return Ok(None) };
         if server.settle(&self.worker.reactor).is_err() || server.identity.pid > PROCESS_ID_MAX {
-            server.release(Fate::Reuse, self.worker.reactor.now());
+            server.release(ReleaseAction::Reuse, self.worker.reactor.now());
             return Ok(None);
         }
         client_info.announce(&server.identity);

@@ -6,7 +6,7 @@
 //! otherwise, as each client may have another.
 
 use std::rc::Rc;
-use tidegate_pool::{Fate, Lease};
+use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, ErrorReply, TxStatus},
     sqlstate,
@@ -231,16 +231,16 @@ async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, param
             if !is_own {
                 lease.needs_reset(ResetNeed::Session);
             }
-            lease.release(if is_own { Fate::Reuse } else { Fate::Clean }, now);
+            lease.release(if is_own { ReleaseAction::Reuse } else { ReleaseAction::Clean }, now);
             Asked::Answered(announced)
         }
         Err(CleanError::Settings(error)) => {
             lease.cleaning = roll_back(&lease);
-            lease.release(Fate::Clean, now);
+            lease.release(ReleaseAction::Clean, now);
             Asked::Refused(error)
         }
         Err(_) => {
-            lease.release(Fate::Close, now);
+            lease.release(ReleaseAction::Close, now);
             Asked::Lost
         }
     }

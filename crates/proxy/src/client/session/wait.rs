@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_link::Chunk;
-use tidegate_pool::{Fate, Lease};
+use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     backend::{self, ErrorReply, ErrorReport, Severity},
@@ -100,7 +100,7 @@ impl Session {
             return Ok(Some((lease, request)));
         }
         // What it was asked is not answered, or not as it should be.
-        lease.release(Fate::Close, worker.reactor.now());
+        lease.release(ReleaseAction::Close, worker.reactor.now());
         self.placed = None;
         match waited {
             Waited::Decided(_) | Waited::PoolReplaced => self.front.link.unread_before(request),

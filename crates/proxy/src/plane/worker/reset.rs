@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use tidegate_pool::{Fate, Lease};
+use tidegate_pool::{Lease, ReleaseAction};
 
 use super::{Worker, WorkerPool};
 use tidegate_config::PoolPlan;
@@ -34,13 +34,13 @@ pub(super) async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut le
     let fate = match cleaned {
         Some(Ok(())) => {
             pool.publish_news(&mut lease);
-            Fate::Reuse
+            ReleaseAction::Reuse
         }
         Some(Err(error)) => {
             tracing::info!(server = %lease.identity.address.host, pid = lease.identity.pid, %error, "server closed");
-            Fate::Close
+            ReleaseAction::Close
         }
-        None => Fate::Close,
+        None => ReleaseAction::Close,
     };
     lease.release(fate, worker.reactor.now());
 }

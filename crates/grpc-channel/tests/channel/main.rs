@@ -1,0 +1,12 @@
+//! The channel against real HTTP/2 servers on loopback.
+
+#![allow(clippy::unwrap_used, reason = "a failed setup is a failed test")]
+
+mod calls;
+mod deadlines;
+mod faults;
+mod leaks;
+mod names;
+mod retries;
+mod test_server;
+mod tls;

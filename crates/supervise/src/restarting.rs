@@ -1,0 +1,194 @@
+//! A child that is started again when it ends.
+//!
+//! A kept child sits in one slot under one key through all its lives. What it may cost is bounded twice: by its own
+//! budget, and by its scope's. Every life that is followed by another counts as an exit and a start; the last one is
+//! the child's own exit.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use pin_project_lite::pin_project;
+use tidegate_backoff::RetryState;
+
+use crate::child::{Ctx, message};
+use crate::restart::RestartPolicy;
+use crate::runtime::Timer;
+use crate::{Completion, Exit};
+
+/// A kind of children: how one of them is made from its key, and when it is made again. Clones share the factory.
+pub struct Class<M>(Arc<(RestartPolicy, M)>);
+
+impl<M> Class<M> {
+    /// Children that `make` makes out of their key.
+    pub fn new(policy: RestartPolicy, make: M) -> Self {
+        Self(Arc::new((policy, make)))
+    }
+}
+
+impl<M> Clone for Class<M> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<M> Debug for Class<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Class").field("policy", &self.0.0).finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// All lives of one kept child, one after another.
+    pub struct Kept<K, M, F, T>
+    where
+        T: Timer,
+        F: Future,
+    {
+        key: K,
+        class: Class<M>,
+        ctx: Ctx,
+        timer: T,
+        retries: RetryState,
+        began: Instant,
+        #[pin]
+        stage: Stage<F, T::Sleep, F::Output>,
+    }
+}
+
+pin_project! {
+    #[project = StageNow]
+    #[project_replace = StageWas]
+    enum Stage<F, S, O> {
+        Start,
+        Life { #[pin] future: F },
+        Pause { #[pin] sleep: S, ended: Ended<O> },
+    }
+}
+
+type Payload = Box<dyn Any + Send>;
+type Ended<O> = Result<O, Payload>;
+
+fn exit_of<O: Completion>(ended: &Ended<O>) -> Exit {
+    match ended {
+        Ok(output) if output.is_failure() => Exit::Failed,
+        Ok(_) => Exit::Returned,
+        Err(_) => Exit::Panicked,
+    }
+}
+
+impl<K, M, F: Future, T: Timer> Kept<K, M, F, T> {
+    pub(crate) fn new(key: K, class: Class<M>, ctx: Ctx, timer: T) -> Self {
+        let retries = class.0.0.retry.start();
+        let began = timer.now();
+        Self { key, class, ctx, timer, retries, began, stage: Stage::Start }
+    }
+}
+
+impl<K, M, F, T> Kept<K, M, F, T>
+where
+    K: Debug,
+    M: Fn(&K, Ctx) -> F,
+    F: Future<Output: Completion>,
+    T: Timer,
+{
+    fn begin(self: Pin<&mut Self>) -> Result<(), Payload> {
+        let mut this = self.project();
+        *this.began = this.timer.now();
+        let make = &this.class.0.1;
+        let future = catch_unwind(AssertUnwindSafe(|| make(this.key, this.ctx.clone())))?;
+        this.stage.set(Stage::Life { future });
+        Ok(())
+    }
+
+    /// A life has ended: the child pauses before the next, or ends for good.
+    fn after(self: Pin<&mut Self>, ended: Ended<F::Output>) -> ControlFlow<F::Output> {
+        let mut this = self.project();
+        let dropped = catch_unwind(AssertUnwindSafe(|| this.stage.set(Stage::Start)));
+        let ended = ended.and_then(|output| dropped.map(|()| output));
+        let exit = exit_of(&ended);
+        if this.ctx.is_stopping() || !this.class.0.0.restart.applies_to(exit) {
+            return finish(ended);
+        }
+        let (retry, now) = (&this.class.0.0.retry, this.timer.now());
+        let ran = now.saturating_duration_since(*this.began);
+        let Some(wait) = this
+            .retries
+            .next_delay(retry, now, ran, fastrand::f64())
+            .and_then(|wait| Some(wait.max(this.ctx.hub().restart_turn(now)?)))
+        else {
+            this.ctx.hub().observe(|observer, scope| observer.gave_up(scope, this.key, exit));
+            return finish(ended);
+        };
+        let panic = ended.as_ref().err().and_then(|payload| message(payload.as_ref()));
+        this.ctx.hub().observe(|observer, scope| observer.restarting(scope, this.key, exit, panic, wait));
+        this.stage.set(Stage::Pause { sleep: this.timer.sleep(wait), ended });
+        ControlFlow::Continue(())
+    }
+
+    /// The pause is over: the next life begins, or the child was told to stop meanwhile.
+    fn rise(self: Pin<&mut Self>, stopped: bool) -> ControlFlow<F::Output> {
+        let mut this = self.project();
+        let StageWas::Pause { ended, .. } = this.stage.as_mut().project_replace(Stage::Start) else {
+            unreachable!("only a pause ends in a rise");
+        };
+        if stopped {
+            return finish(ended);
+        }
+        this.ctx.again(exit_of(&ended));
+        ControlFlow::Continue(())
+    }
+}
+
+/// The child's last end is its own: a panic goes on to whoever supervises it.
+fn finish<O>(ended: Ended<O>) -> ControlFlow<O> {
+    ControlFlow::Break(ended.unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+impl<K, M, F, T> Future for Kept<K, M, F, T>
+where
+    K: Debug,
+    M: Fn(&K, Ctx) -> F,
+    F: Future<Output: Completion>,
+    T: Timer,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        loop {
+            let this = self.as_mut().project();
+            let ended = match this.stage.project() {
+                StageNow::Start => match self.as_mut().begin() {
+                    Ok(()) => continue,
+                    Err(panic) => Err(panic),
+                },
+                StageNow::Life { future } => {
+                    let polled = catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
+                    ready!(polled.map_or_else(|panic| Poll::Ready(Err(panic)), |poll| poll.map(Ok)))
+                }
+                StageNow::Pause { sleep, .. } => {
+                    let stopped = this.ctx.poll_cancelled(cx).is_ready();
+                    if !stopped {
+                        ready!(sleep.poll(cx));
+                    }
+                    match self.as_mut().rise(stopped) {
+                        ControlFlow::Continue(()) => continue,
+                        ControlFlow::Break(output) => return Poll::Ready(output),
+                    }
+                }
+            };
+            if let ControlFlow::Break(output) = self.as_mut().after(ended) {
+                return Poll::Ready(output);
+            }
+            // A life may end in its first poll: without this, a crash loop would never let others run.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+    }
+}
